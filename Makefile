@@ -1,0 +1,80 @@
+# Every target sets up what it needs. Wanted on the machine: python3 (3.11 or newer), make, and a
+# package index that pip reaches.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+OUT     ?= out/demo
+
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup test test-fast lint format demo bench gpu-aot picture lock clean
+
+help:
+	@echo "make setup      create $(VENV) with the locked packages and this one, editable"
+	@echo "make test       lint, type check and all tests"
+	@echo "make test-fast  the tests that are not marked slow"
+	@echo "make demo       the main job: a train step, its front, its plans run (into $(OUT))"
+	@echo "make bench      the tables of the benchmarks"
+	@echo "make lint       ruff and mypy alone;  make format  lets ruff rewrite the files"
+	@echo "make clean      remove everything that make has made"
+
+setup: $(READY)
+
+# A lock that does not fit this Python or platform gives way to pyproject's own version ranges.
+$(READY): pyproject.toml requirements-dev.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11; try: make PYTHON=python3.11 setup" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); $(PYTHON) -m virtualenv $(VENV); } || \
+	  { echo "error: $(PYTHON) can make no virtual environment (on Debian: apt install python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock || \
+	  { echo "the lock does not fit here; installing from pyproject.toml" >&2; \
+	    $(BIN)/python -m pip install --quiet --upgrade pip && \
+	    $(BIN)/python -m pip install --quiet --editable . --group dev; }
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: $(READY)
+	$(BIN)/tapestry-egg demo --out $(OUT)
+
+# The picture at the top of the README is the demo's own.
+picture: demo
+	cp $(OUT)/front.svg docs/front.svg
+
+BENCHES := $(sort $(wildcard bench/bench_*.py))
+bench: $(READY)
+	@test -n "$(BENCHES)" || { echo "error: bench/ holds no bench_*.py" >&2; exit 1; }
+	@set -e; for script in $(BENCHES); do echo "== $$script"; $(BIN)/python $$script; done
+
+# Compiling for H100 without a GPU: 180 MB, wanted by some benchmarks, skipped where it is absent.
+# The plugin must be of the version of the installed jaxlib.
+gpu-aot: $(READY)
+	@v=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("jaxlib"))') && \
+	  $(BIN)/python -m pip install --quiet --no-deps \
+	    jax-cuda12-pjrt==$$v jax-cuda12-plugin==$$v
+
+# Needs uv. One file serves every Python and platform, by markers.
+lock:
+	uv pip compile pyproject.toml --group dev --extra demo --universal --upgrade \
+	  --no-annotate --no-header --no-emit-index-url --no-emit-find-links -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What tapestry-egg is measured against, and the scripts that measure."""

@@ -1,0 +1,8 @@
+"""Extraction: from a snapshot to the Pareto front of plans, with a bound for every point."""
+
+from __future__ import annotations
+
+if __name__ != "tapestry_egg.extract":
+    raise ImportError("extract/ is the package tapestry_egg.extract; import it by that name")
+
+from .front import Front as Front

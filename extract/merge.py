@@ -1,0 +1,102 @@
+"""Merge: one front out of the searches of several mesh shapes, with bounds over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import ExtractError
+from ..plan import Plan
+from ..units import format_quantity
+from .assemble import Assembled
+from .front import Front, value
+from .plans import make_plan
+from .search import Archive
+
+
+@dataclass(frozen=True)
+class MeshResult:
+    """What the search of one mesh shape found."""
+
+    assembled: Assembled
+    archive: Archive
+
+
+def merge(
+    results: Sequence[MeshResult],
+    objectives: Sequence[str],
+    limits: Mapping[str, float],
+    target: str,
+    name: str,
+) -> Front:
+    """The plans that no plan of any mesh dominates in `objectives`, within the limits.
+
+    A plan's bound is the least over the mesh shapes of what each proved for the plan's own peak
+    and joules. Raises ExtractError with the least reachable value when no plan meets the limits.
+    """
+    plans: list[Plan] = []
+    for result in results:
+        for candidate in result.archive.candidates:
+            bound = least_seconds(results, candidate.peak, candidate.joules)
+            plans.append(make_plan(result.assembled, candidate, "", bound))
+    fitting = [p for p in plans if all(value(p, k) <= x for k, x in limits.items())]
+    if not fitting:
+        words = []
+        for k, limit in limits.items():
+            least = min(value(p, k) for p in plans)
+            words.append(
+                f"{k}: asked {format_quantity(limit, k)}, least reachable "
+                f"{format_quantity(least, k)}"
+            )
+        raise ExtractError(
+            "no plan meets the limits", where="limits",
+            hint="; ".join(words) + ". Raise the limit or use more devices.",
+        )
+    kept = _non_dominated(fitting, tuple(objectives))
+    kept.sort(key=lambda p: (p.costs.seconds, p.costs.peak_bytes, str(p.mesh)))
+    named = tuple(replace(p, name=f"p{i}") for i, p in enumerate(kept))
+    return Front(
+        plans=named,
+        objectives=tuple(objectives),
+        target=target,
+        graph_name=name,
+        epsilon=_epsilon(results, named),
+        saturated=all(r.assembled.snapshot.saturated.saturated for r in results),
+    )
+
+
+def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> float:
+    """A bound on seconds of any plan on any of the meshes within a peak and joules."""
+    return min(r.archive.bound(peak, joules) for r in results)
+
+
+def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[Plan]:
+    kept: list[Plan] = []
+    for p in sorted(plans, key=lambda p: tuple(value(p, k) for k in objectives)):
+        costs = [value(p, k) for k in objectives]
+        if not any(
+            all(value(q, k) <= c for k, c in zip(objectives, costs, strict=True)) for q in kept
+        ):
+            kept.append(p)
+    return kept
+
+
+def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
+    """The least ε such that every plan is (1+ε)-dominated in (seconds, peak) by a point here.
+
+    A plan of peak q between the peaks of two neighbours is slower than the bound at the larger
+    one; it is dominated by the larger within its ratio of peaks, or by the smaller within the
+    ratio of seconds to that bound.
+    """
+    by_peak: list[Plan] = []
+    for p in sorted(plans, key=lambda p: (p.costs.peak_bytes, p.costs.seconds)):
+        if not by_peak or p.costs.seconds < by_peak[-1].costs.seconds:
+            by_peak.append(p)
+    worst = 0.0
+    for k, p in enumerate(by_peak):
+        above = by_peak[k + 1].costs.peak_bytes if k + 1 < len(by_peak) else float("inf")
+        bound = least_seconds(results, above * (1 - 1e-12), float("inf"))
+        slower = p.costs.seconds / bound - 1.0 if bound > 0 else float("inf")
+        larger = above / p.costs.peak_bytes - 1.0
+        worst = max(worst, min(slower, larger))
+    return worst

@@ -1,0 +1,282 @@
+"""Search: plans along the trade-off of seconds, peak bytes and joules, and bounds on all of them.
+
+For a falling sequence of memory limits the prices of bytes are adjusted (subgradient steps on the
+Lagrangian) while message passing bounds the priced problem. Every labelling met on the way is kept
+if nothing dominates it; every bound met on the way is a cut that holds for all limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .dual import Cut, Dual, Prices
+from .problem import Floats, Ints, Problem
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A labelling and its true costs."""
+
+    rows: Ints
+    seconds: float
+    peak: float
+    joules: float
+
+    @property
+    def costs(self) -> tuple[float, float, float]:
+        return (self.seconds, self.peak, self.joules)
+
+
+@dataclass
+class Archive:
+    """The candidates that no other dominates, and every cut proved so far."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+
+    def add(self, new: Candidate) -> bool:
+        """Keep a candidate unless another is as good in everything; drop what it dominates."""
+        if not np.isfinite(new.seconds):
+            return False
+        if any(_covers(old.costs, new.costs) for old in self.candidates):
+            return False
+        self.candidates = [c for c in self.candidates if not _covers(new.costs, c.costs)]
+        self.candidates.append(new)
+        return True
+
+    def bound(self, peak: float, joules: float) -> float:
+        """The best proved bound on seconds of any plan within these limits."""
+        return max((c.at(peak, joules) for c in self.cuts), default=0.0)
+
+    def best(self, peak: float) -> Candidate | None:
+        """The fastest candidate within a memory limit."""
+        fitting = [c for c in self.candidates if c.peak <= peak]
+        return min(fitting, key=lambda c: c.costs) if fitting else None
+
+
+def _covers(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return all(x <= y * (1 + 1e-12) for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to search: memory limits to visit, price steps at each, seconds in all."""
+
+    limits: int = 10
+    steps: int = 24
+    seconds: float = 30.0
+    gap: float = 0.004
+
+
+Report = Callable[[Archive, float], None]
+
+
+class Search:
+    """Anytime search of one problem; call `run`, then read `archive`."""
+
+    def __init__(self, problem: Problem, effort: Effort, report: Report | None = None) -> None:
+        self.problem = problem
+        self.effort = effort
+        self.report = report
+        self.archive = Archive()
+        self.dual = Dual(problem)
+        self.deadline = time.perf_counter() + effort.seconds
+        self.moves = _Moves(problem)
+
+    def run(self, peak: float | None = None) -> Archive:
+        """The front from the fastest plan down to the smallest peak, then the least joules.
+
+        `peak` is a memory limit of special interest; it is visited too.
+        """
+        free = np.zeros(self.problem.times)
+        fastest = self._settle(Prices(0.0, free), 12)
+        prices = free
+        least = self._smallest(fastest)
+        top = fastest.peak
+        limits = list(np.geomspace(top, least.peak, self.effort.limits + 1)[1:])
+        if peak is not None and least.peak < peak < top:
+            limits = sorted([*limits, peak], reverse=True)
+        for limit in limits:
+            prices = self.approach(float(limit), prices)
+            if time.perf_counter() > self.deadline:
+                break
+        self._frugal(fastest)
+        self._refine()
+        return self.archive
+
+    def consider(self, rows: Ints) -> Candidate:
+        """Evaluate a labelling and offer it to the archive."""
+        seconds, joules, profile = self.problem.evaluate(rows)
+        candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
+        if self.archive.add(candidate) and self.report is not None:
+            self.report(self.archive, max(0.0, self.deadline - time.perf_counter()))
+        return candidate
+
+    def _settle(self, prices: Prices, sweeps: int) -> Candidate:
+        """Message passing at fixed prices until the bound stops rising; the last labelling."""
+        self.dual.price(prices)
+        last = -np.inf
+        for _ in range(sweeps):
+            cut = self.dual.sweep()
+            if cut.value <= last * (1 + 1e-4) and last > -np.inf:
+                break
+            last = cut.value
+        self.archive.cuts.append(cut)
+        return self.consider(self.dual.polish(self.dual.decode()))
+
+    def _smallest(self, fastest: Candidate) -> Candidate:
+        """A plan of very small peak: bytes priced far above time, where they are most."""
+        rate = 30.0 * fastest.seconds / max(fastest.peak, 1.0)
+        *_, profile = self.problem.evaluate(fastest.rows)
+        weight = np.zeros_like(profile)
+        best = fastest
+        for k in range(8):
+            peaks = profile >= profile.max() * (1 - 1e-9)
+            weight = weight * (k / (k + 1.0)) + peaks / peaks.sum() / (k + 1.0)
+            found = self._settle(Prices(0.0, rate * weight), 4)
+            *_, profile = self.problem.evaluate(found.rows)
+            if found.peak < best.peak:
+                best = found
+        improved = self.consider(self.moves.descend(best.rows, best.peak, peak_first=True))
+        return min(best, improved, key=lambda c: c.peak)
+
+    def approach(self, limit: float, prices: Floats) -> Floats:
+        """Adjust the prices for one memory limit, starting from given ones; returns them."""
+        lam = prices.copy()
+        scale = 1.0
+        best_bound = -np.inf
+        stall = 0
+        for _ in range(self.effort.steps):
+            self.dual.price(Prices(0.0, lam))
+            cut = self.dual.sweep()
+            self.archive.cuts.append(cut)
+            bound = cut.at(limit, 0.0)
+            rows = self.dual.polish(self.dual.decode(), 2)
+            self.consider(rows)
+            *_, profile = self.problem.evaluate(rows)
+            fitting = self.archive.best(limit)
+            upper = fitting.seconds if fitting else self._upper()
+            if fitting and upper <= self.archive.bound(limit, np.inf) * (1 + self.effort.gap):
+                break
+            if bound > best_bound * (1 + 1e-5):
+                best_bound, stall = bound, 0
+            else:
+                stall += 1
+                if stall >= 3:
+                    scale, stall = scale * 0.6, 0
+            over = profile - limit
+            active = (over > -0.02 * limit) | (lam > 0)
+            direction = np.where(active, over, 0.0)
+            norm = float(direction @ direction)
+            if norm == 0.0:
+                break
+            step = scale * max(upper - bound, 1e-3 * upper) / norm
+            lam = np.maximum(0.0, lam + step * direction)
+            if time.perf_counter() > self.deadline:
+                break
+        fitting = self.archive.best(limit)
+        if fitting is None:
+            nearest = min(self.archive.candidates, key=lambda c: max(c.peak - limit, 0.0))
+            self.consider(self.moves.descend(nearest.rows, limit))
+        return lam
+
+    def _upper(self) -> float:
+        """A ceiling for seconds when no plan within the limit is known yet."""
+        return 1.5 * max(c.seconds for c in self.archive.candidates)
+
+    def _frugal(self, fastest: Candidate) -> None:
+        """Plans of few joules, at no memory price."""
+        for factor in (0.5, 2.0, 8.0):
+            price = factor * fastest.seconds / max(fastest.joules, 1e-12)
+            self._settle(Prices(price, np.zeros(self.problem.times)), 6)
+
+    def _refine(self) -> None:
+        """Descend from every candidate on its true costs, within its own peak."""
+        for candidate in sorted(self.archive.candidates, key=lambda c: -c.peak):
+            if time.perf_counter() > self.deadline:
+                break
+            self.consider(self.moves.descend(candidate.rows, candidate.peak))
+
+
+class _Moves:
+    """Single-variable moves judged by true seconds and true peak."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        free = replace(problem)
+        self.dual = Dual(free)
+        self.pairs: list[list[tuple[int, bool]]] = [[] for _ in problem.variables]
+        for k, p in enumerate(problem.pairs):
+            self.pairs[p.a].append((k, True))
+            self.pairs[p.b].append((k, False))
+
+    def descend(
+        self, rows: Ints, limit: float, *, peak_first: bool = False, sweeps: int = 2
+    ) -> Ints:
+        """Improve seconds while the peak stays within the limit; above it, lower the peak."""
+        rows = rows.copy()
+        *_, profile = self.problem.evaluate(rows)
+        for _ in range(sweeps):
+            changed = False
+            for i in range(len(rows)):
+                if len(self.problem.variables[i]) == 1:
+                    continue
+                cost = self.dual.conditional(i, rows)
+                peak = float(profile.max())
+                tight = peak_first or peak > limit
+                if not tight and cost[rows[i]] <= cost.min() * (1 + 1e-12):
+                    continue
+                promising = np.flatnonzero(cost < self.dual.forbidden / 2)
+                if not tight:
+                    promising = promising[cost[promising] < cost[rows[i]] - 1e-15]
+                if not promising.size:
+                    continue
+                changes = self._profiles(i, rows, promising)
+                peaks = (profile[None, :] + changes).max(axis=1)
+                if tight:
+                    order = np.lexsort((cost[promising], np.round(peaks / peak, 9)))
+                    take = order[0]
+                    better = peaks[take] < peak * (1 - 1e-9) or (
+                        peaks[take] <= peak * (1 + 1e-9)
+                        and cost[promising[take]] < cost[rows[i]] - 1e-15
+                    )
+                else:
+                    fits = np.flatnonzero(peaks <= limit * (1 + 1e-12))
+                    if not fits.size:
+                        continue
+                    take = fits[cost[promising[fits]].argmin()]
+                    better = True
+                if better and promising[take] != rows[i]:
+                    profile = profile + changes[take]
+                    rows[i] = promising[take]
+                    changed = True
+            if not changed:
+                break
+        return rows
+
+    def _profiles(self, i: int, rows: Ints, options: Ints) -> Floats:
+        """Change of the memory profile for each option of variable i: [options, times]."""
+        steps = np.zeros((len(options), self.problem.times + 1))
+        now = rows[i]
+        for use in self.problem.variables[i].uses:
+            delta = use.amount[options] - use.amount[now]
+            steps[:, use.start] += delta
+            steps[:, use.end] -= delta
+        for k, is_a in self.pairs[i]:
+            p = self.problem.pairs[k]
+            for use in p.uses:
+                if is_a:
+                    other = p.label_b[rows[p.b]]
+                    delta = use.amount[p.label_a[options], other]
+                    delta = delta - use.amount[p.label_a[now], other]
+                else:
+                    other = p.label_a[rows[p.a]]
+                    delta = use.amount[other, p.label_b[options]]
+                    delta = delta - use.amount[other, p.label_b[now]]
+                steps[:, use.start] += delta
+                steps[:, use.end] -= delta
+        return np.cumsum(steps, axis=1)[:, :-1]

@@ -1,0 +1,12 @@
+"""Rewrite rules as data: files of named rules, each with its law, reason and numerics class."""
+
+from __future__ import annotations
+
+if __name__ != "tapestry_egg.rules":
+    raise ImportError("rules/ is the package tapestry_egg.rules; import it by that name")
+
+from .book import DEFAULT_BOOKS as DEFAULT_BOOKS
+from .book import Rule as Rule
+from .book import RuleBook as RuleBook
+from .book import load_book as load_book
+from .book import load_books as load_books

@@ -1,0 +1,226 @@
+"""Rule books: YAML files of rules that a person reads, each carrying the egglog text that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ..errors import RuleError
+
+Numerics = Literal["exact", "reorders", "changes_rounding"]
+RULESETS = ("fold", "sharding", "collectives", "algebra", "fusion", "reduction")
+
+#: The books that `optimize` uses when nothing else is asked for.
+DEFAULT_BOOKS = ("sharding", "collectives", "fusion")
+
+_HERE = Path(__file__).parent
+_REQUIRED = ("name", "law", "reason", "numerics", "egg")
+_OPTIONAL = ("ruleset", "example", "guard", "provenance")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One named rule: the law it states, why it holds, and its egglog text."""
+
+    name: str
+    law: str
+    reason: str
+    numerics: Numerics
+    egg: str
+    ruleset: str
+    book: str
+    where: str  # file:line
+    example: str = ""
+    guard: str = ""
+    provenance: str = ""
+
+
+@dataclass(frozen=True)
+class RuleBook:
+    """The rules of one file, in the order of the file."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    path: str
+
+    def without(self, *names: str) -> RuleBook:
+        """The same book with the named rules removed.
+
+        Raises RuleError when a name is not in the book.
+        """
+        missing = set(names) - {r.name for r in self.rules}
+        if missing:
+            raise RuleError(f"no rule {sorted(missing)[0]!r} in book {self.name!r}", where=self.path)
+        return RuleBook(self.name, tuple(r for r in self.rules if r.name not in names), self.path)
+
+
+def schema() -> str:
+    """The egglog text that declares every relation the rules speak of."""
+    return (_HERE / "schema.egg").read_text(encoding="utf-8")
+
+
+def book_names() -> tuple[str, ...]:
+    """Names of the books that ship with tapestry-egg."""
+    return tuple(sorted(p.stem for p in _HERE.glob("*.yaml")))
+
+
+def load_book(source: str | Path) -> RuleBook:
+    """Read a rule book: the name of one that ships with us, or the path of a user's file.
+
+    Raises RuleError with file, line and column when the file is missing or malformed, or when the
+    egglog text of a rule does not parse.
+    """
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _HERE / f"{source}.yaml"
+        if not path.exists():
+            raise RuleError(
+                f"unknown rule book {str(source)!r}",
+                hint=f"Known books: {', '.join(book_names())}; or give the path of a .yaml file.",
+            )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RuleError(f"cannot read the rule file: {e}", where=str(path)) from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        problem = getattr(e, "problem", None) or str(e)
+        raise RuleError(f"not valid YAML: {problem}", where=where) from None
+    return _book(path, root, data)
+
+
+def load_books(sources: Iterable[str | Path | RuleBook]) -> tuple[RuleBook, ...]:
+    """Read several books; rule names must be unique over all of them."""
+    books = tuple(s if isinstance(s, RuleBook) else load_book(s) for s in sources)
+    seen: dict[str, str] = {}
+    for book in books:
+        for rule in book.rules:
+            if rule.name in seen:
+                raise RuleError(
+                    f"rule {rule.name!r} is defined twice", where=rule.where,
+                    hint=f"The other one is at {seen[rule.name]}; rename one of them.",
+                )
+            seen[rule.name] = rule.where
+    return books
+
+
+def _book(path: Path, root: yaml.Node | None, data: Any) -> RuleBook:
+    if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
+        raise RuleError("a rule file is a mapping with `rules:`", where=f"{path}:1:1")
+    ruleset = data.get("ruleset", "algebra")
+    entries = _child(root, "rules")
+    if not isinstance(entries, yaml.SequenceNode) or not isinstance(data.get("rules"), list):
+        raise RuleError("`rules:` must be a list of rules", where=_at(path, root))
+    unknown = set(data) - {"ruleset", "rules"}
+    if unknown:
+        raise RuleError(f"unknown key {sorted(unknown)[0]!r}", where=_at(path, root))
+    rules = [
+        _rule(path, node, item, ruleset)
+        for node, item in zip(entries.value, data["rules"], strict=True)
+    ]
+    return RuleBook(path.stem, tuple(rules), str(path))
+
+
+def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
+    where = _at(path, node)
+    if not isinstance(item, dict):
+        raise RuleError("a rule is a mapping", where=where)
+    for key in _REQUIRED:
+        if not isinstance(item.get(key), str):
+            raise RuleError(
+                f"a rule needs the text field {key!r}", where=where,
+                hint=f"Every rule has {', '.join(_REQUIRED)}.",
+            )
+    unknown = set(item) - set(_REQUIRED) - set(_OPTIONAL)
+    if unknown:
+        key = sorted(unknown)[0]
+        raise RuleError(f"unknown key {key!r}", where=_at(path, _child(node, key) or node))
+    if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
+        raise RuleError(
+            f"numerics is {item['numerics']!r}", where=_at(path, _child(node, "numerics") or node),
+            hint="It is exact, reorders or changes_rounding.",
+        )
+    chosen = item.get("ruleset", ruleset)
+    if chosen not in RULESETS:
+        raise RuleError(
+            f"unknown ruleset {chosen!r}", where=_at(path, _child(node, "ruleset") or node),
+            hint=f"Rulesets are {', '.join(RULESETS)}.",
+        )
+    _check_egg(path, _child(node, "egg"), item["egg"])
+    return Rule(
+        name=item["name"], law=item["law"], reason=item["reason"], numerics=item["numerics"],
+        egg=item["egg"], ruleset=chosen, book=path.stem, where=where,
+        example=str(item.get("example", "")), guard=str(item.get("guard", "")),
+        provenance=str(item.get("provenance", "")),
+    )
+
+
+def _check_egg(path: Path, node: yaml.Node | None, text: str) -> None:
+    """Refuse unbalanced text and commands other than rules, with the place in the file."""
+    start = node.start_mark.line + 1 if node is not None else 1
+    for line, column, form in commands(text):
+        head = form[1:].split(None, 1)[0].rstrip(")") if len(form) > 1 else ""
+        if head not in ("rule", "rewrite", "birewrite", "relation"):
+            raise RuleError(
+                f"a rule may only declare rules, rewrites and relations, not {head!r}",
+                where=f"{path}:{start + line}:{column}",
+            )
+        if not form.endswith(")"):
+            raise RuleError(
+                "unbalanced parentheses in the egglog text",
+                where=f"{path}:{start + line}:{column}",
+            )
+
+
+def commands(text: str) -> list[tuple[int, int, str]]:
+    """Top-level forms of an egglog text as (line from 1, column from 1, form)."""
+    forms: list[tuple[int, int, str]] = []
+    depth, begin, line, column = 0, 0, 1, 0
+    at = (1, 1)
+    comment = quoted = False
+    for i, c in enumerate(text):
+        column += 1
+        if c == "\n":
+            line, column, comment = line + 1, 0, False
+        elif comment:
+            continue
+        elif c == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif c == ";":
+            comment = True
+        elif c == "(":
+            if depth == 0:
+                begin, at = i, (line, column)
+            depth += 1
+        elif c == ")":
+            depth -= 1
+            if depth == 0:
+                forms.append((*at, text[begin : i + 1]))
+            elif depth < 0:
+                forms.append((line, column, ")("))  # reported as unbalanced
+                depth = 0
+    if depth > 0:
+        forms.append((*at, text[begin:].rstrip().rstrip(")") + " "))
+    return forms
+
+
+def _child(node: yaml.Node, key: str) -> yaml.Node | None:
+    if isinstance(node, yaml.MappingNode):
+        for k, v in node.value:
+            if getattr(k, "value", None) == key:
+                return v  # type: ignore[no-any-return]
+    return None
+
+
+def _at(path: Path, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"

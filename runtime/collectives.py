@@ -1,0 +1,216 @@
+"""The elementary changes of layout: what each does to a layout, to a local array, and to the wire.
+
+A `Step` over several axes treats them as one, ordered major to minor: block j of the cut is that of
+the device whose coordinates along `axes`, in this order, ravel to j. JAX's collectives order the
+devices of a group by the axis names in the order given, so the order is passed on as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..blockgraph import TensorType
+from ..errors import PlanError
+from ..layout import Layout, MeshShape
+from ..plan import Step
+
+if TYPE_CHECKING:
+    import jax
+
+#: Monoids whose partial values are single tensors, and which combine elementwise.
+MONOIDS = ("sum", "prod", "max", "min", "and", "or")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one step puts on the wire: a collective over `axes`, and its payload in bytes.
+
+    The payload is the larger side on one device: what leaves an all-gather, what enters any other.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    payload_bytes: int
+
+
+def after(step: Step, layout: Layout, where: str = "") -> Layout:
+    """The layout that `step` leads to. Raises PlanError where it does not apply to `layout`."""
+    dims, axes = list(layout.dims), step.axes
+    partial = layout.partial
+
+    def refuse(why: str) -> PlanError:
+        return PlanError(f"{step.kind} over axes {axes} {why}, {layout}", where=where)
+
+    def cut(dim: int | None) -> int:
+        if dim is None or not 0 <= dim < len(dims):
+            raise refuse(f"has no dim {dim} to work on")
+        return dim
+
+    if step.kind in ("all_gather", "all_to_all"):
+        k = cut(step.dim)
+        if not axes or dims[k][-len(axes) :] != axes:
+            raise refuse(f"needs them as the minor-most cut of dim {k}")
+        dims[k] = dims[k][: -len(axes)]
+        if step.kind == "all_to_all":
+            to = cut(step.to_dim)
+            if to == k:
+                raise refuse("has the same dim on both sides")
+            dims[to] += axes
+    elif step.kind in ("all_reduce", "reduce_scatter"):
+        if not set(axes) <= set(partial) or step.monoid != layout.monoid:
+            raise refuse(f"under {step.monoid} needs partial values")
+        partial = tuple(a for a in partial if a not in axes)
+        if step.kind == "reduce_scatter":
+            dims[cut(step.dim)] += axes
+    elif step.kind in ("slice", "to_partial"):
+        if set(axes) & set(layout.axes):
+            raise refuse("needs a tensor that is replicated over them")
+        if step.kind == "slice":
+            dims[cut(step.dim)] += axes
+        else:
+            if layout.monoid not in (None, step.monoid):
+                raise refuse(f"would mix the monoids {layout.monoid} and {step.monoid}")
+            partial = tuple(sorted(partial + axes))
+    else:
+        raise refuse("is no step that exists")
+    monoid = (layout.monoid or step.monoid) if partial else None
+    return Layout(tuple(dims), partial, monoid)
+
+
+def traffic(step: Step, layout: Layout, type_: TensorType, mesh: MeshShape) -> Traffic | None:
+    """What `step`, applied to a tensor in `layout`, puts on the wire; None when nothing moves."""
+    axes = tuple(a for a in step.axes if mesh.sizes[a] > 1)
+    if not axes or step.kind in ("slice", "to_partial"):
+        return None
+    before = _local_bytes(type_, layout, mesh)
+    parts = mesh.parts(axes)
+    if step.kind in ("all_gather", "all_to_all"):
+        return Traffic(step.kind, axes, before * (parts if step.kind == "all_gather" else 1))
+    if _native(step, type_.dtype):
+        return Traffic(step.kind, axes, before)
+    if step.kind == "reduce_scatter":
+        return Traffic("all_to_all", axes, before)
+    return Traffic("all_gather", axes, before * parts)
+
+
+def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
+    """The local block after `step`, from the local block before; inside `shard_map` over `mesh`.
+
+    Raises PlanError for a monoid whose partial values are not single tensors, and for PRNG keys,
+    which are replicated always.
+    """
+    import jax
+    from jax import lax
+
+    axes = tuple(a for a in step.axes if mesh.sizes[a] > 1)
+    if not axes:
+        return x
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        raise PlanError(
+            f"{step.kind} of {x.dtype}[{', '.join(map(str, x.shape))}]: PRNG keys do not move",
+            hint="Keep keys replicated over the mesh.",
+        )
+    names = tuple(mesh.names[a] for a in axes)
+    parts = mesh.parts(axes)
+    kind, dim = step.kind, step.dim if step.dim is not None else -1
+    if kind == "all_gather":
+        return lax.all_gather(x, names, axis=dim, tiled=True)
+    if kind == "all_to_all":
+        to = step.to_dim if step.to_dim is not None else -1
+        _whole_blocks(x.shape[to], parts, step)
+        return lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
+    if kind == "slice":
+        size = _whole_blocks(x.shape[dim], parts, step)
+        return lax.dynamic_slice_in_dim(x, block_number(axes, mesh) * size, size, dim)
+    if kind == "to_partial":
+        first = block_number(axes, mesh) == 0
+        return jax.numpy.where(first, x, zero(step.monoid, x.dtype))
+    if kind == "all_reduce":
+        if step.monoid == "sum":
+            return lax.psum(x, names)
+        if _native(step, x.dtype.name):
+            least = step.monoid in ("min", "and")
+            return lax.pmin(x, names) if least else lax.pmax(x, names)
+        return _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
+    if kind == "reduce_scatter":
+        size = _whole_blocks(x.shape[dim], parts, step)
+        if step.monoid == "sum":
+            return lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+        blocks = x.reshape(*x.shape[:dim], parts, size, *x.shape[dim + 1 :])
+        blocks = lax.all_to_all(blocks, names, split_axis=dim, concat_axis=dim, tiled=True)
+        return _combine(blocks, step.monoid, dim)
+    raise PlanError(f"{kind!r} is no step that exists")
+
+
+def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:
+    """Which block this device holds of a dim cut by `axes`, major to minor: a traced s32[]."""
+    from jax import lax
+
+    number: jax.Array | int = 0
+    for a in axes:
+        if mesh.sizes[a] > 1:
+            number = number * mesh.sizes[a] + lax.axis_index(mesh.names[a])
+    return number
+
+
+def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
+    """The neutral element of a monoid, a scalar of the given dtype."""
+    import jax.numpy as jnp
+
+    if monoid not in MONOIDS:
+        raise _unknown(monoid)
+    if monoid in ("sum", "or") or (monoid == "max" and dtype == bool):
+        return jnp.zeros((), dtype)
+    if monoid == "prod" or dtype == bool:
+        return jnp.ones((), dtype)
+    if monoid == "and":
+        return ~jnp.zeros((), dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.array(-jnp.inf if monoid == "max" else jnp.inf, dtype)
+    limits = jnp.iinfo(dtype)
+    return jnp.array(limits.min if monoid == "max" else limits.max, dtype)
+
+
+def _native(step: Step, dtype: str) -> bool:
+    """Whether one collective does the whole step, as XLA has it."""
+    if step.kind == "reduce_scatter":
+        return step.monoid == "sum"
+    return step.monoid in ("sum", "max", "min") or (
+        step.monoid in ("and", "or") and dtype == "bool"
+    )
+
+
+def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:
+    """Combine along `dim` on this device."""
+    from jax import lax
+    from jax.numpy import bitwise_and, bitwise_or
+
+    combine = {
+        "sum": lax.add,
+        "prod": lax.mul,
+        "max": lax.max,
+        "min": lax.min,
+        "and": bitwise_and,
+        "or": bitwise_or,
+    }
+    if monoid not in combine:
+        raise _unknown(monoid)
+    return lax.reduce(x, zero(monoid, x.dtype), combine[monoid], (dim,))
+
+
+def _local_bytes(type_: TensorType, layout: Layout, mesh: MeshShape) -> int:
+    return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
+
+
+def _whole_blocks(n: int, parts: int, step: Step) -> int:
+    if n % parts:
+        raise PlanError(f"{step.kind} cannot cut {n} elements into {parts} equal blocks")
+    return n // parts
+
+
+def _unknown(monoid: str | None) -> PlanError:
+    return PlanError(
+        f"partial values under {monoid!r} cannot be combined over the mesh",
+        hint=f"The monoids that can are {', '.join(MONOIDS)}.",
+    )

@@ -1,0 +1,275 @@
+"""From a plan to the function that every device runs inside one `shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..blockgraph import Operation
+from ..errors import PlanError
+from ..layout import Layout, MeshShape
+from ..plan import BodyPlan, Plan, Strategy
+from .collectives import apply
+from .fetch import Fetch, fetches, place
+from .kernels import run_kernel
+
+if TYPE_CHECKING:
+    import jax
+
+    Arrays = Sequence[jax.Array]
+
+
+def lower(plan: Plan) -> Callable[..., tuple[jax.Array, ...]]:
+    """The local function of a plan: local blocks of the graph's inputs in, of its outputs out.
+
+    To be called inside `jax.shard_map` over a mesh with the plan's axes, with `check_vma=False`.
+    The layouts of inputs and outputs are `plan.in_shardings` and `plan.out_shardings`. Raises
+    PlanError where the plan does not fit its graph: at once for layouts and copies, when traced for
+    kernels.
+    """
+    return _LocalBody(plan.body, plan.mesh)
+
+
+@dataclass(frozen=True)
+class _LocalBody:
+    """The local function of one graph: the program's, or that of a region."""
+
+    body: BodyPlan
+    mesh: MeshShape
+
+    def __post_init__(self) -> None:
+        self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
+
+    @cached_property
+    def reads(self) -> tuple[tuple[Fetch, ...], ...]:
+        return fetches(self.body)
+
+    @cached_property
+    def regions(self) -> tuple[tuple[_LocalBody, ...], ...]:
+        """Per operation, the local functions of its regions."""
+        found = []
+        for k, (op, strategy) in enumerate(
+            zip(self.body.graph.operations, self.body.strategies, strict=True)
+        ):
+            if len(op.regions) != len(strategy.bodies):
+                raise PlanError(
+                    f"{len(strategy.bodies)} body plans for {len(op.regions)} regions",
+                    where=place(self.body, k),
+                )
+            found.append(tuple(_LocalBody(b, self.mesh) for b in strategy.bodies))
+        return tuple(found)
+
+    @cached_property
+    def remat_inputs(self) -> dict[int, tuple[int, ...]]:
+        """Per checkpoint region, the values that it reads from outside, constants excepted."""
+        graph = self.body.graph
+        makes: dict[int, set[int]] = {}
+        reads: dict[int, dict[int, None]] = {}
+        for op in graph.operations:
+            if op.remat is not None:
+                makes.setdefault(op.remat, set()).update(op.outputs)
+                reads.setdefault(op.remat, {}).update(dict.fromkeys(op.inputs))
+        return {
+            r: tuple(v for v in values if v not in makes[r] and v not in graph.constants)
+            for r, values in reads.items()
+        }
+
+    @cached_property
+    def last_read(self) -> dict[int, int]:
+        """Value -> the last reader of it in any layout; the body's outputs read last."""
+        return {f.value: k for k, reads in enumerate(self.reads) for f in reads}
+
+    def __call__(self, *arguments: jax.Array) -> tuple[jax.Array, ...]:
+        import jax
+
+        graph = self.body.graph
+        frame = _Frame(self, dict(zip(graph.inputs, arguments, strict=True)))
+        for v, constant in graph.constants.items():
+            frame.produced[v] = jax.numpy.asarray(constant, constant.dtype)
+        for k, op in enumerate(graph.operations):
+            with jax.named_scope(op.scope or op.kernel):
+                frame.enter(op.remat)
+                outputs = self._run(k, op, self.body.strategies[k], frame.operands(k))
+            frame.leave(k, outputs)
+        frame.enter(None)
+        return tuple(frame.operands(len(graph.operations)))
+
+    def _run(self, k: int, op: Operation, strategy: Strategy, operands: Arrays) -> Arrays:
+        where = place(self.body, k)
+        if op.regions:
+            if op.kernel not in _REGIONS:
+                raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
+            outputs = _REGIONS[op.kernel](op.params, self.regions[k], operands)
+        else:
+            values = self.body.graph.values
+            outputs = run_kernel(
+                op,
+                tuple(values[v] for v in op.inputs),
+                tuple(values[v] for v in op.outputs),
+                strategy,
+                operands,
+                self.mesh,
+                where,
+            )
+        for q, (v, layout, x) in enumerate(zip(op.outputs, strategy.gives, outputs, strict=True)):
+            wanted = layout.local_shape(self.body.graph.values[v].shape, self.mesh)
+            if x.shape != wanted:
+                raise PlanError(
+                    f"output {q} has local shape {x.shape}, its layout {layout} says {wanted}",
+                    where=where,
+                )
+        return outputs
+
+
+@dataclass
+class _Frame:
+    """The local arrays that exist while one body is being emitted."""
+
+    local: _LocalBody
+    produced: dict[int, jax.Array]
+    kept: dict[int, jax.Array] = field(default_factory=dict)
+    region: int | None = None  # the checkpoint region of the operation at hand
+    #: per checkpoint region, what it reads from outside, behind a barrier
+    barred: dict[int, tuple[dict[int, jax.Array], dict[int, jax.Array]]] = field(
+        default_factory=dict
+    )
+    made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
+
+    def enter(self, region: int | None) -> None:
+        """Begin an operation of a checkpoint region (or of none).
+
+        The region's inputs pass through one barrier, so that XLA neither merges the recomputation
+        with the first computation nor begins it before its cotangents are there.
+        """
+        self.region = region
+        if region is None or region in self.barred:
+            return
+        inputs = self.local.remat_inputs[region]
+        produced = {v: self.produced[v] for v in inputs if v in self.produced}
+        kept = {v: self.kept[v] for v in inputs if v in self.kept}
+        self.barred[region] = _barrier((produced, kept))
+
+    def leave(self, k: int, outputs: Arrays) -> None:
+        for v, x in zip(self.local.body.graph.operations[k].outputs, outputs, strict=True):
+            self.produced[v] = x
+            self.made_by[v] = k
+
+    def operands(self, k: int) -> list[jax.Array]:
+        """The operands of reader k, in the layouts that it needs."""
+        reads = self.local.reads[k]
+        own: dict[tuple[int, Layout], jax.Array] = {}
+        for f in reads:  # first, since tying a copy to another operand replaces that operand
+            if f.again:
+                own[f.value, f.need] = self._copy(f, self._late(f.value, k))
+        for f in reads:
+            if f.origin == "copy" and not f.again:
+                own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
+        return [
+            own[f.value, f.need]
+            if f.origin in ("own", "copy")
+            else self._store(f.origin, f.value)[f.value]
+            for f in reads
+        ]
+
+    def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
+        for step in f.steps:
+            x = apply(x, step, self.local.mesh)
+        if f.keep:
+            self.kept[f.value] = x
+        return x
+
+    def _store(self, origin: str, v: int) -> dict[int, jax.Array]:
+        """The table that holds value v, as produced or as kept, for the operation at hand."""
+        which = 0 if origin == "produced" else 1
+        if self.region is not None and v in self.barred[self.region][which]:
+            return self.barred[self.region][which]
+        return self.produced if which == 0 else self.kept
+
+    def _late(self, v: int, k: int) -> jax.Array:
+        """Value v, not available before reader k's other operands are.
+
+        A copy that moves the same bytes a second time is in the plan to save memory in between. XLA
+        would merge it with the first one; a barrier together with an operand that the reader waits
+        for anyway keeps the two apart and the second one late.
+        """
+        x = self._store("produced", v)[v]
+        tie = self._tie(v, k)
+        if tie is None:
+            return _barrier(x)
+        store, other = tie
+        x, store[other] = _barrier((x, store[other]))
+        return x
+
+    def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
+        """The array to tie a late copy of v to: the reader's operand computed last, if it computes
+        one, else whatever was computed last and is read again."""
+        others = [f for f in self.local.reads[k] if f.value != v and f.value in self.made_by]
+        if others:
+            f = max(others, key=lambda f: self.made_by[f.value])
+            return self._store("kept" if f.origin == "kept" else "produced", f.value), f.value
+        alive = [u for u in self.made_by if u != v and self.local.last_read.get(u, -1) >= k]
+        if alive:
+            u = max(alive, key=self.made_by.__getitem__)
+            return self._store("produced", u), u
+        return None
+
+
+def _barrier(tree: Any) -> Any:
+    """`lax.optimization_barrier` of a pytree of arrays; of nothing, nothing."""
+    import jax
+
+    return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
+
+
+# Region operations
+
+
+def _scan(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays) -> Arrays:
+    from jax import lax
+
+    consts = operands[: params["num_consts"]]
+    rest = operands[params["num_consts"] :]
+    carries = params["num_carry"]
+
+    def step(carry: Arrays, slices: Arrays) -> tuple[list[Any], list[Any]]:
+        outputs = regions[0](*consts, *carry, *slices)
+        return list(outputs[:carries]), list(outputs[carries:])
+
+    final, stacked = lax.scan(
+        step,
+        list(rest[:carries]),
+        list(rest[carries:]),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*final, *stacked]
+
+
+def _while(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays) -> Arrays:
+    from jax import lax
+
+    n, m = params["cond_nconsts"], params["body_nconsts"]
+    asked, run = operands[:n], operands[n : n + m]
+    final: list[Any] = lax.while_loop(
+        lambda carry: regions[0](*asked, *carry)[0],
+        lambda carry: list(regions[1](*run, *carry)),
+        list(operands[n + m :]),
+    )
+    return final
+
+
+def _cond(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays) -> Arrays:
+    from jax import lax
+
+    chosen: tuple[Any, ...] = lax.switch(operands[0], regions, *operands[1:])
+    return chosen
+
+
+_REGIONS: dict[str, Callable[[Any, tuple[_LocalBody, ...], Arrays], Arrays]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

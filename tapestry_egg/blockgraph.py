@@ -1,0 +1,188 @@
+"""The block graph: tensors and the block operations between them, in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype of a tensor; `weak` is JAX's weak typing of scalars. Prints as `f32[8, 64]`.
+
+    `dtype` is NumPy's or ml_dtypes' name (`float32`, `bfloat16`, `bool`) or, for extended types
+    that have no bytes of their own on the host, JAX's (`key<fry>`).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return itemsize(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    def __str__(self) -> str:
+        short = self.dtype
+        for long, brief in _BRIEF:
+            if short.startswith(long) and short[len(long) :].isdigit():
+                short = brief + short[len(long) :]
+                break
+        return f"{short}[{', '.join(map(str, self.shape))}]"
+
+
+_BRIEF = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "s"), ("complex", "c"))
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of `dtype`; a PRNG key counts as its two 32-bit words.
+
+    Raises GraphError for a dtype that neither NumPy nor ml_dtypes knows.
+    """
+    if dtype.startswith("key<"):
+        return 16 if dtype == "key<rbg>" else 8
+    if dtype == "float0":
+        return 0
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:
+        pass
+    import ml_dtypes
+
+    try:
+        return np.dtype(getattr(ml_dtypes, dtype)).itemsize
+    except (AttributeError, TypeError):
+        raise GraphError(f"unknown dtype {dtype!r}", hint="Use a dtype that JAX accepts.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's program an operation comes from."""
+
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    function: str = ""
+    text: str = ""  # the source line itself, when it can be read
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.file else "<unknown>"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One application of a kernel: value ids in, value ids out.
+
+    `kernel` names a metakernel template (JAX's primitive name for traced programs); `params` are
+    plain data (numbers, strings, lists, dicts; see `codec.py` for how JAX's parameter classes
+    become plain). Control flow (`scan`, `while`, `cond`) is a region operation: `regions` holds
+    the nested graphs in the order of JAX's parameters (scan: body; while: condition, body; cond:
+    the branches). Values do not cross into a region except through its inputs.
+    """
+
+    kernel: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    regions: tuple[BlockGraph, ...] = ()
+    source: Source = Source()
+    scope: str = ""  # JAX's name stack, e.g. "transpose(jvp(loss))/layer"
+    remat: int | None = None  # operations of one jax.checkpoint region share a number
+    effectful: bool = False
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """A program as tensors (`values`, by id) and operations in program order.
+
+    Invariants, checked by `verify_graph`: every value is produced exactly once (as a graph input,
+    a constant, or one operation's output) and before it is read.
+    """
+
+    name: str
+    values: tuple[TensorType, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]  # value ids; the same id may leave more than once
+    constants: Mapping[int, np.ndarray] = field(default_factory=dict)  # includes scalar literals
+    input_names: tuple[str, ...] = ()  # pytree paths: "[0]['w']"
+    output_names: tuple[str, ...] = ()
+    donated: tuple[bool, ...] = ()
+
+    def producers(self) -> dict[int, int]:
+        """Value id -> index of the operation that produces it (inputs and constants are absent)."""
+        return {v: i for i, op in enumerate(self.operations) for v in op.outputs}
+
+    def readers(self) -> dict[int, list[int]]:
+        """Value id -> indices of the operations that read it, in program order."""
+        out: dict[int, list[int]] = {v: [] for v in range(len(self.values))}
+        for i, op in enumerate(self.operations):
+            for v in dict.fromkeys(op.inputs):
+                out[v].append(i)
+        return out
+
+
+def verify_graph(graph: BlockGraph, where: str = "") -> None:
+    """Check the invariants of `BlockGraph`, nested regions included.
+
+    Raises GraphError that names the operation and value at fault.
+    """
+    where = where or graph.name
+    n = len(graph.values)
+    defined: set[int] = set()
+
+    def define(v: int, by: str) -> None:
+        if not 0 <= v < n:
+            raise GraphError(f"value {v} of {by} is outside 0..{n - 1}", where=where)
+        if v in defined:
+            raise GraphError(f"value {v} is produced twice, again by {by}", where=where)
+        defined.add(v)
+
+    for v in graph.inputs:
+        define(v, "the inputs")
+    for v, array in graph.constants.items():
+        define(v, "the constants")
+        if tuple(np.shape(array)) != graph.values[v].shape:
+            raise GraphError(
+                f"constant {v} has shape {np.shape(array)}, declared {graph.values[v]}", where=where
+            )
+    for i, op in enumerate(graph.operations):
+        name = f"operation {i} ({op.kernel}, {op.source})"
+        for v in op.inputs:
+            if v not in defined:
+                raise GraphError(f"{name} reads value {v} before it is produced", where=where)
+        for v in op.outputs:
+            define(v, name)
+        for r, region in enumerate(op.regions):
+            verify_graph(region, where=f"{where} / {name} / region {r}")
+    for v in graph.outputs:
+        if v not in defined:
+            raise GraphError(f"output value {v} is never produced", where=where)
+    for field_name, names, of in (
+        ("input_names", graph.input_names, graph.inputs),
+        ("output_names", graph.output_names, graph.outputs),
+        ("donated", graph.donated, graph.inputs),
+    ):
+        if names and len(names) != len(of):
+            raise GraphError(f"{field_name} has {len(names)} entries for {len(of)}", where=where)

@@ -1,0 +1,282 @@
+"""The command line: `tapestry-egg trace | optimize | show | front | explain | run | ...`.
+
+Standard output is data, standard error is talk. Reading commands take `--json`, and `-` for
+standard input. Exit codes: 0 all went well, 1 something failed (the rest was done and written),
+2 the command line was wrong. Errors are `error: where: what` with a hint below.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import cli_read
+from .console import (
+    File,
+    Json,
+    Limit,
+    Minimize,
+    PlanName,
+    Quiet,
+    choose_plan,
+    complain,
+    parse_limits,
+    print_json,
+    say,
+)
+from .errors import TapestryError
+from .units import QUANTITIES, format_quantity
+
+if TYPE_CHECKING:
+    from .batch import Outcome
+    from .progress import Progress
+
+app = typer.Typer(
+    name="tapestry-egg",
+    help="The Pareto front of ways to run a JAX program on a mesh of devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Exits with the codes stated above."""
+    try:
+        code = app(args=arguments, prog_name="tapestry-egg", standalone_mode=False)
+    except TapestryError as error:
+        complain(str(error))
+        sys.exit(1)
+    except typer.TyperException as error:
+        if message := error.format_message():
+            complain(f"{message}\n  tapestry-egg --help lists the commands")
+        sys.exit(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted")
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader of a pipe has gone (`| head`): nothing is wrong, and nobody is listening.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.command()
+def trace(
+    program: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py[:NAME]", help="A program of yours; the file is imported, that is, run."
+        ),
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="PATH", help="The graph file to write.")
+    ],
+    quiet: Quiet = False,
+) -> None:
+    """Trace a JAX function into a graph file.
+
+    The arguments to trace with come from the file: NAME_args() returns those of NAME, or example()
+    returns (function, arguments). Shapes are enough: jax.ShapeDtypeStruct leaves will do.
+    """
+    from .progress import reporter
+
+    with reporter(quiet=quiet) as on_progress:
+        _trace_to(program, Path(out), on_progress)
+
+
+def _trace_to(program: str, out: Path, on_progress: Progress) -> None:
+    from .entry import load_entry
+    from .files import save
+    from .progress import Phase
+
+    _host_only()
+    entry = load_entry(program)
+    on_progress(Phase("trace", subject=entry.name))
+    from .trace import trace as trace_function
+
+    traced = trace_function(entry.function, *entry.arguments, name=entry.name)
+    save(traced, out)
+    words = f"{len(traced.graph.operations)} operations -> {out}"
+    on_progress(Phase("trace", words, 1.0, entry.name))
+
+
+@app.command()
+def optimize(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="Graph files, folders of them, or programs FILE.py"),
+    ],
+    target: Annotated[
+        str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the fronts are written.")
+    ] = "out",
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OBJECTIVE", help="Default: seconds, peak_bytes, joules."),
+    ] = None,
+    limit: Limit = None,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A rule file of yours; may be repeated."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Graphs at a time.")] = 1,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also graphs whose front is there and current.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Compute the front of every graph: NAME.front.json and NAME.front.svg in the folder.
+
+    Run it again after an interruption, or with more graphs: what is there and current is skipped.
+    """
+    from .batch import Settings, run_batch
+    from .progress import reporter
+    from .target import load_target
+
+    _host_only()
+    for name in objective or ():
+        if name not in QUANTITIES:
+            raise typer.BadParameter(f"unknown objective {name!r}; known: {', '.join(QUANTITIES)}")
+    load_target(target)
+    settings = Settings(
+        target,
+        tuple(objective or ("seconds", "peak_bytes", "joules")),
+        tuple(sorted(parse_limits(limit or ()).items())),
+        tuple(rules or ()),
+    )
+    failed = 0
+    with reporter(quiet=quiet) as on_progress:
+        graphs = _graph_files(paths, Path(out), on_progress)
+        for outcome in run_batch(
+            graphs, settings, Path(out), jobs=jobs, again=again, on_progress=on_progress
+        ):
+            if outcome.error:
+                failed += 1
+                complain(outcome.error)
+            if as_json:
+                print_json(asdict(outcome))
+            elif not outcome.error:
+                print(_summary(outcome), flush=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _graph_files(paths: Sequence[str], out: Path, on_progress: Progress) -> list[Path]:
+    """The graph files that the arguments name; programs are traced into `out` first."""
+    from .entry import is_entry
+
+    files: list[Path] = []
+    for text in paths:
+        path = Path(text)
+        if is_entry(text):
+            name = text.rpartition("/")[2].replace(".py:", "-").removesuffix(".py")
+            _trace_to(text, out / f"{name}.json", on_progress)
+            files.append(out / f"{name}.json")
+        elif path.is_dir():
+            found = [p for p in sorted(path.glob("*.json")) if ".front." not in p.name]
+            if not found:
+                raise TapestryError("holds no .json graph", where=text, hint="Trace some first.")
+            files += found
+        else:
+            files.append(path)
+    return files
+
+
+def _summary(outcome: Outcome) -> str:
+    """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`."""
+    from .show import percent
+
+    return "  ".join(
+        [
+            outcome.name,
+            f"{outcome.plans} plan{'' if outcome.plans == 1 else 's'}",
+            _range(outcome.seconds_best, outcome.seconds_worst, "seconds"),
+            _range(outcome.peak_least, outcome.peak_most, "peak_bytes"),
+            f"gap {percent(outcome.gap)}",
+            "as before" if outcome.skipped else f"{outcome.took:.1f} s",
+        ]
+    )
+
+
+def _range(low: float, high: float, objective: str) -> str:
+    first, last = format_quantity(low, objective), format_quantity(high, objective)
+    return first if first == last else f"{first} to {last}"
+
+
+@app.command()
+def run(
+    file: File,
+    plan: PlanName = "",
+    minimize: Minimize = "seconds",
+    limit: Limit = None,
+    program: Annotated[
+        str,
+        typer.Option(metavar="FILE.py[:NAME]", help="Take the arguments from this program."),
+    ] = "",
+    repeat: Annotated[int, typer.Option(min=1, help="Timed runs; the median is printed.")] = 5,
+    seed: Annotated[
+        int, typer.Option(help="Of the random arguments, where there is no program.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a plan of a front on this machine's devices.
+
+    Prints how far its results are from those of the original program, the time of one step, and
+    planned against compiled: the bytes of every kind of collective, and peak memory. Without
+    enough accelerators, CPU devices are simulated: the numbers are right, the times mean little.
+    """
+    from .rehearse import rehearse
+
+    chosen = choose_plan(file, plan, minimize, limit or ())
+    report = rehearse(chosen, program=program or None, repeat=repeat, seed=seed)
+    print_json(report.data()) if as_json else print(report)
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FOLDER", help="Where its files are written.")
+    ] = "out/demo",
+    quiet: Quiet = False,
+) -> None:
+    """The main job on a GPT-2 train step: its front for h100:8, and plans run on 8 CPU devices."""
+    from .demo import demo as run_demo
+    from .progress import reporter
+
+    with reporter(quiet=quiet) as on_progress:
+        ok = run_demo(Path(out), on_progress=on_progress)
+    say(f"written: {out}")
+    if not ok:
+        raise typer.Exit(1)
+
+
+for command in (
+    cli_read.show,
+    cli_read.front,
+    cli_read.explain,
+    cli_read.rules,
+    cli_read.kernels,
+    cli_read.targets,
+    cli_read.verify,
+):
+    app.command()(command)
+
+
+def _host_only() -> None:
+    """Keep JAX off the accelerators: tracing and searching need none."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+if __name__ == "__main__":
+    main()

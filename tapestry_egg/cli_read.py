@@ -1,0 +1,262 @@
+"""The commands that only read: show, front, explain, rules, kernels, targets, verify."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import show as text
+from .console import (
+    File,
+    Json,
+    Limit,
+    Minimize,
+    PlanName,
+    choose_plan,
+    complain,
+    load_any,
+    plans_of,
+    print_json,
+    say,
+    stdin_as_file,
+)
+from .errors import RuleError, TapestryError, TargetError, TemplateError
+
+
+def show(file: File, as_json: Json = False) -> None:
+    """Print a saved graph, plan or front."""
+    loaded = load_any(file)
+    graph = getattr(loaded, "graph", loaded)
+    if hasattr(loaded, "plans") or hasattr(loaded, "costs"):
+        plans = plans_of(loaded, file)
+        print_json(text.front_rows(plans)) if as_json else print(text.front_text(plans))
+    else:
+        print_json(text.graph_data(graph)) if as_json else print(text.graph_text(graph))
+
+
+def front(
+    file: File,
+    svg: Annotated[str, typer.Option(metavar="PATH", help="Draw the front into this file.")] = "",
+    x: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Across.")] = "peak_bytes",
+    y: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Upwards.")] = "seconds",
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic axes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the table of a front; with --svg draw its picture."""
+    from .plot import front_info, plot_front
+
+    loaded = load_any(file)
+    plans = plans_of(loaded, file)
+    if svg:
+        if not hasattr(loaded, "plans"):
+            raise TapestryError(
+                "holds one plan, not a front", where=file, hint="Give a front file."
+            )
+        drawn = plot_front(front_info(loaded, x=x, y=y), svg, scale="log" if log else "auto")
+        say(f"drawn: {drawn}")
+    print_json(text.front_rows(plans)) if as_json else print(text.front_text(plans))
+
+
+def explain(
+    file: File,
+    plan: PlanName = "",
+    minimize: Minimize = "seconds",
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Say all about one plan: its costs, every tensor's layout, why every collective is there."""
+    chosen = choose_plan(file, plan, minimize, limit or ())
+    print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen))
+
+
+def rules(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = "",
+    book: Annotated[
+        list[str] | None,
+        typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the rewrite rules, or show one with its law and reason."""
+    from .rules import load_books
+    from .rules.book import book_names
+
+    found = [rule for one in load_books([*book_names(), *(book or ())]) for rule in one.rules]
+    if name:
+        matching = [rule for rule in found if rule.name == name]
+        if not matching:
+            raise RuleError(f"no rule {name!r}", hint="`tapestry-egg rules` lists them.")
+        fields = {k: v for k, v in asdict(matching[0]).items() if v}
+        print_json(fields) if as_json else _print_fields(fields)
+    elif as_json:
+        print_json([asdict(rule) for rule in found])
+    else:
+        rows = [["rule", "set", "numerics", "law"]]
+        rows += [[r.name, r.ruleset, r.numerics, " ".join(r.law.split())] for r in found]
+        print(text.columns(rows))
+
+
+def kernels(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One kernel, in full.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the kernels that have a template, or show the templates of one."""
+    from .metakernels.registry import templates
+
+    known = templates()
+    if name and name not in known:
+        raise TemplateError(
+            f"no template for kernel {name!r}",
+            hint="It runs all the same, uncut. `tapestry-egg kernels` lists those with a template.",
+        )
+    entries = [
+        {
+            "kernel": kernel,
+            "file": Path(template.origin.file).name,
+            "line": template.origin.line,
+            "fusion": template.fusion,
+            "reason": " ".join(template.reason.split()),
+            "text": _entry_text(Path(template.origin.file), template.origin.line),
+        }
+        for kernel in ([name] if name else sorted(known))
+        for template in known[kernel]
+    ]
+    if as_json:
+        print_json(entries)
+    elif name:
+        for entry in entries:
+            print(f"# {entry['file']}:{entry['line']}\n{entry['text']}")
+    else:
+        rows = [["kernel", "fusion", "template", "reason"]]
+        rows += [
+            [e["kernel"], e["fusion"], f"{e['file']}:{e['line']}", e["reason"]] for e in entries
+        ]
+        print(text.columns([[str(cell) for cell in row] for row in rows]))
+
+
+def _entry_text(path: Path, line: int) -> str:
+    """The entry of a template file that starts at `line`: up to the next one as far left."""
+    lines = path.read_text(encoding="utf-8").splitlines()[line - 1 :]
+    if not lines:
+        return ""
+    left = len(lines[0]) - len(lines[0].lstrip())
+    end = next(
+        (i for i, t in enumerate(lines[1:], 1) if t.strip() and len(t) - len(t.lstrip()) <= left),
+        len(lines),
+    )
+    return "\n".join(t[left:] for t in lines[:end]).rstrip()
+
+
+def targets(
+    name: Annotated[str, typer.Argument(metavar="[NAME:SHAPE]", help="One target.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the machines known by name, or show one: `tapestry-egg targets h100:4x8`."""
+    from .target import load_target
+
+    if name:
+        target = load_target(name)
+        fields = {**asdict(target), "devices": target.devices}
+        if as_json:
+            print_json(fields)
+        else:
+            _print_fields(
+                {
+                    "target": target.spec,
+                    "title": target.title,
+                    "devices": str(target.devices),
+                    "mesh shapes": ", ".join(str(mesh) for mesh in target.mesh_shapes()),
+                    "memory": text.format_quantity(target.hbm_bytes, "peak_bytes"),
+                    "memory rate": _rate(target.hbm_bytes_per_second),
+                    "links": ", ".join(
+                        f"{level.name} {_rate(level.full_bytes_per_second)}"
+                        for level in target.levels
+                    ),
+                    "power": f"{target.power.idle_watts:g} to {target.power.max_watts:g} W",
+                    "as of": target.retrieved,
+                    "sources": "\n".join(target.sources),
+                }
+            )
+        return
+    rows = _target_rows()
+    if as_json:
+        print_json(rows)
+    else:
+        cells = [[row["name"], row["title"]] for row in rows]
+        print(text.columns([["target", "machine"], *cells]))
+        say("Write NAME:SHAPE, such as h100:8 (GPUs), h100:4x8 (hosts x GPUs) or v5e:4x4 (torus).")
+
+
+def _target_rows() -> list[dict[str, str]]:
+    import yaml
+
+    folder = Path(__file__).with_name("targets")
+    rows = []
+    for path in sorted(folder.glob("*.yaml")):
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows.append({"name": path.stem, "title": str(data.get("title", ""))})
+    if not rows:
+        raise TargetError("no target files are installed", where=str(folder))
+    return rows
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:g} GB/s"
+
+
+def verify(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Saved files, rule files.")],
+    as_json: Json = False,
+) -> None:
+    """Check saved graphs, plans and fronts, and rule files. Exit code 1 if one is wrong."""
+    verdicts: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            verdict = {"file": file, "ok": True, "holds": _verify(file)}
+        except TapestryError as error:
+            verdict = {"file": file, "ok": False, "error": str(error)}
+        verdicts.append(verdict)
+        if as_json:
+            print_json(verdict)
+        elif verdict["ok"]:
+            print(f"{file}: {verdict['holds']}: ok")
+        else:
+            complain(str(verdict["error"]))
+    if not all(verdict["ok"] for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _verify(file: str) -> str:
+    """What a file holds, in words. Raises the TapestryError that is wrong with it."""
+    from .blockgraph import verify_graph
+    from .files import load
+
+    if Path(file).suffix in (".yaml", ".yml"):
+        from .rules import load_book
+
+        count = len(load_book(Path(file)).rules)
+        return f"{count} rule{'' if count == 1 else 's'}"
+    with stdin_as_file(file) as path:
+        loaded = load(path)
+    if hasattr(loaded, "plans") or hasattr(loaded, "costs"):
+        plans = plans_of(loaded, file)
+        for plan in plans:
+            verify_graph(plan.graph, where=f"{file}: plan {plan.name}")
+        return f"{len(plans)} plan{'' if len(plans) == 1 else 's'}"
+    graph = getattr(loaded, "graph", loaded)
+    verify_graph(graph, where=file)
+    return f"{len(graph.operations)} operations"
+
+
+def _print_fields(fields: dict[str, Any]) -> None:
+    """Names and values, values of several lines indented below their name."""
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        lines = str(value).rstrip().splitlines() or [""]
+        if len(lines) == 1:
+            print(f"{name.ljust(width)}  {lines[0]}")
+        else:
+            print("\n    ".join([name, *lines]))

@@ -1,0 +1,124 @@
+"""What the commands of the command line share: files in, text or JSON out, options as numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .errors import ExtractError, GraphError, TapestryError
+from .units import parse_quantity
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="A saved file, or - for standard input.")]
+PlanName = Annotated[
+    str, typer.Option("--plan", metavar="NAME", help="Which plan of the front; default: the best.")
+]
+Minimize = Annotated[
+    str, typer.Option(metavar="OBJECTIVE", help="The objective in which the best plan is best.")
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OBJECTIVE=AMOUNT", help="Such as peak_bytes=60GiB; may be repeated."),
+]
+
+
+def complain(message: str) -> None:
+    """An error on standard error: `error: where: what`, the hint below."""
+    print(f"error: {message}", file=sys.stderr)
+
+
+def say(message: str) -> None:
+    """Talk on standard error."""
+    print(message, file=sys.stderr)
+
+
+def print_json(data: Any) -> None:
+    """One line of JSON on standard output; what is not a finite number is null."""
+    print(json.dumps(_strict(data), ensure_ascii=False, allow_nan=False))
+
+
+def _strict(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, dict):
+        return {str(key): _strict(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_strict(value) for value in data]
+    return data
+
+
+def parse_limits(limits: Iterable[str]) -> dict[str, float]:
+    """`["peak_bytes=60GiB"]` as amounts in base units. Raises ExtractError for a malformed one."""
+    amounts: dict[str, float] = {}
+    for text in limits:
+        name, equals, amount = text.partition("=")
+        if not equals:
+            raise ExtractError(
+                f"{text!r} is not OBJECTIVE=AMOUNT", where="--limit", hint="peak_bytes=60GiB"
+            )
+        amounts[name.strip()] = parse_quantity(amount, name.strip(), where="--limit")
+    return amounts
+
+
+@contextmanager
+def stdin_as_file(name: str) -> Iterator[Path]:
+    """The path of a file argument; `-` is standard input, for the time of the block as a file."""
+    if name != "-":
+        yield Path(name)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stdin.json"
+        path.write_bytes(sys.stdin.buffer.read())
+        yield path
+
+
+def load_any(name: str) -> Any:
+    """Whatever a saved file holds: a program, a graph, a plan or a front."""
+    from .files import load
+
+    with stdin_as_file(name) as path:
+        return load(path)
+
+
+def plans_of(loaded: Any, name: str) -> Sequence[Plan]:
+    """The plans of a loaded front or plan. Raises GraphError for a file that holds neither."""
+    from .plan import Plan
+
+    if isinstance(loaded, Plan):
+        return (loaded,)
+    if hasattr(loaded, "plans"):
+        return tuple(loaded.plans)
+    raise GraphError(
+        "holds no plans", where=name, hint=f"Make some: tapestry-egg optimize {name} --target NAME"
+    )
+
+
+def choose_plan(name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:
+    """The plan of a front file that the options ask for: by name, else the best."""
+    loaded = load_any(name)
+    plans = plans_of(loaded, name)
+    if plan:
+        found = [p for p in plans if p.name == plan]
+        if not found:
+            raise TapestryError(
+                f"no plan {plan!r}",
+                where=name,
+                hint=f"It has {', '.join(p.name for p in plans) or 'none'}.",
+            )
+        return found[0]
+    if len(plans) == 1:
+        return plans[0]
+    best: Plan = loaded.best(minimize, limits=parse_limits(limits))
+    return best

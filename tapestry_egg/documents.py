@@ -1,0 +1,299 @@
+"""Graphs and programs as documents: the plain records that graph files hold, checked both ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .arrays import decode_bytes, encode_bytes, is_dtype
+from .blockgraph import BlockGraph, Operation, Source, TensorType, verify_graph
+from .codec import check_plain, handles_in
+from .errors import GraphError
+from .trace import Program
+from .trees import check_tree, leaf_count
+
+#: file, line, column, function, text of the line
+SourceRecord = tuple[str, int, int, str, str]
+
+
+class Blob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes of a constant: little-endian, C order, base64; its type is in the value table."""
+
+    data: str
+
+
+class OperationRecord(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One operation; `source` is a row of the file's source table."""
+
+    kernel: str
+    inputs: list[int]
+    outputs: list[int]
+    params: dict[str, Any] = {}
+    regions: list[GraphRecord] = []
+    source: int | None = None
+    scope: str = ""
+    remat: int | None = None
+    effectful: bool = False
+
+
+class GraphRecord(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One graph. `values` is the table of types, `float32[8,64]`, with a `~` where weak.
+
+    A constant is a number where its type is a scalar that the number gives exactly, else bytes.
+    """
+
+    name: str
+    values: list[str]
+    inputs: list[int]
+    outputs: list[int]
+    constants: dict[str, bool | int | float | Blob] = {}
+    operations: list[OperationRecord] = []
+    input_names: list[str] = []
+    output_names: list[str] = []
+    donated: list[bool] = []
+
+
+@dataclass
+class SourceTable:
+    """Source lines by number, so that a line is written once."""
+
+    rows: list[SourceRecord] = field(default_factory=list)
+    _numbers: dict[Source, int] = field(default_factory=dict)
+
+    def put(self, source: Source) -> int | None:
+        if source == Source():
+            return None
+        if source not in self._numbers:
+            self._numbers[source] = len(self.rows)
+            row = (source.file, source.line, source.column, source.function, source.text)
+            self.rows.append(row)
+        return self._numbers[source]
+
+
+# ---- to documents ------------------------------------------------------------------------------
+
+
+def graph_record(graph: BlockGraph, sources: SourceTable) -> GraphRecord:
+    """The record of a graph. Raises GraphError for an operation that holds a process's object."""
+    return GraphRecord(
+        name=graph.name,
+        values=[type_text(t) for t in graph.values],
+        inputs=list(graph.inputs),
+        outputs=list(graph.outputs),
+        constants={
+            str(v): _constant_form(array, graph.values[v]) for v, array in graph.constants.items()
+        },
+        operations=[
+            _operation_record(op, f"{graph.name}, operation {i} ({op.kernel}, {op.source})", sources)
+            for i, op in enumerate(graph.operations)
+        ],
+        input_names=list(graph.input_names),
+        output_names=list(graph.output_names),
+        donated=list(graph.donated),
+    )
+
+
+def graph_document(graph: BlockGraph) -> dict[str, Any]:
+    """The graph as plain data, without its sources; for graphs inside parameters."""
+    return msgspec.to_builtins(graph_record(graph, SourceTable()))  # type: ignore[no-any-return]
+
+
+def _operation_record(op: Operation, where: str, sources: SourceTable) -> OperationRecord:
+    held = [name for name, value in op.params.items() if handles_in(value)]
+    if held:
+        raise GraphError(
+            f"holds an object of this process ({', '.join(held)})",
+            where=where,
+            hint="Such a graph can be optimized and run here, but not stored. To store it, take "
+            "the callback, mesh or hand-written kernel out of the function.",
+        )
+    return OperationRecord(
+        kernel=op.kernel,
+        inputs=list(op.inputs),
+        outputs=list(op.outputs),
+        params=dict(op.params),
+        regions=[graph_record(region, sources) for region in op.regions],
+        source=sources.put(op.source),
+        scope=op.scope,
+        remat=op.remat,
+        effectful=op.effectful,
+    )
+
+
+def type_text(type_: TensorType) -> str:
+    """`float32[8,64]`, with a `~` where the type is weak."""
+    return f"{type_.dtype}[{','.join(map(str, type_.shape))}]{'~' if type_.weak else ''}"
+
+
+def _constant_form(array: np.ndarray, type_: TensorType) -> bool | int | float | Blob:
+    array = np.asarray(array)
+    if type_.rank == 0 and array.dtype.kind in "biuf":
+        number = array.item()
+        if np.asarray(number, array.dtype).tobytes() == array.tobytes() and np.isfinite(number):
+            return number  # type: ignore[no-any-return]
+    return Blob(encode_bytes(array))
+
+
+# ---- from documents ----------------------------------------------------------------------------
+
+
+def graph_from_record(
+    record: GraphRecord, sources: Sequence[SourceRecord] = (), where: str = "$"
+) -> BlockGraph:
+    """The graph of a record, with every invariant checked.
+
+    Raises GraphError whose `where` is `where` extended by the JSON path of the fault.
+    """
+    rows = [Source(*row) for row in sources]
+    graph = _graph(record, rows, where)
+    verify_graph(graph, where=where)
+    return graph
+
+
+def graph_from_document(document: object, where: str = "$") -> BlockGraph:
+    """The graph of a plain document, see `graph_document`."""
+    return graph_from_record(convert(document, GraphRecord, where), (), where)
+
+
+def convert(document: object, record: Any, where: str = "$") -> Any:
+    """A document as the record class it must be. Raises GraphError with the JSON path."""
+    try:
+        return msgspec.convert(document, record)
+    except msgspec.ValidationError as e:
+        what, _, path = str(e).partition(" - at ")
+        raise GraphError(what, where=where + path.strip("`").removeprefix("$")) from None
+    except RecursionError:
+        raise GraphError("nested too deeply", where=where) from None
+
+
+def _graph(record: GraphRecord, rows: Sequence[Source], where: str) -> BlockGraph:
+    values = tuple(
+        type_of_text(text, f"{where}.values[{i}]") for i, text in enumerate(record.values)
+    )
+    constants = {}
+    for key, form in record.constants.items():
+        at = f"{where}.constants.{key}"
+        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= len(values):
+            raise GraphError(f"{key!r} is not a value of this graph", where=at)
+        constants[int(key)] = _constant(form, values[int(key)], at)
+    operations = tuple(
+        _operation(op, rows, f"{where}.operations[{i}]") for i, op in enumerate(record.operations)
+    )
+    return BlockGraph(
+        name=record.name,
+        values=values,
+        operations=operations,
+        inputs=tuple(record.inputs),
+        outputs=tuple(record.outputs),
+        constants=constants,
+        input_names=tuple(record.input_names),
+        output_names=tuple(record.output_names),
+        donated=tuple(record.donated),
+    )
+
+
+def _operation(record: OperationRecord, rows: Sequence[Source], where: str) -> Operation:
+    if record.source is not None and not 0 <= record.source < len(rows):
+        raise GraphError(f"there is no source {record.source}", where=f"{where}.source")
+    check_plain(record.params, f"{where}.params")
+    regions = tuple(
+        _graph(region, rows, f"{where}.regions[{r}]") for r, region in enumerate(record.regions)
+    )
+    op = Operation(
+        kernel=record.kernel,
+        inputs=tuple(record.inputs),
+        outputs=tuple(record.outputs),
+        params=record.params,
+        regions=regions,
+        source=Source() if record.source is None else rows[record.source],
+        scope=record.scope,
+        remat=record.remat,
+        effectful=record.effectful,
+    )
+    if fault := _region_fault(op):
+        raise GraphError(f"{op.kernel}: {fault}", where=f"{where}.regions")
+    return op
+
+
+def _region_fault(op: Operation) -> str:
+    """What is wrong with the numbers of inputs and outputs of the nested graphs, if anything."""
+    ins = [len(r.inputs) for r in op.regions]
+    outs = [len(r.outputs) for r in op.regions]
+    count, results = len(op.inputs), len(op.outputs)
+    if op.kernel == "scan":
+        expected = ([count], [results])
+    elif op.kernel == "while":
+        consts = op.params.get("cond_nconsts"), op.params.get("body_nconsts")
+        if not all(isinstance(n, int) and 0 <= n <= count for n in consts):
+            return "cond_nconsts and body_nconsts are missing or wrong"
+        cond, body = consts
+        expected = ([count - body, count - cond], [1, results])  # type: ignore[operator]
+    elif op.kernel == "cond":
+        if not op.regions:
+            return "no branches"
+        expected = ([count - 1] * len(ins), [results] * len(ins))
+    else:
+        return "only scan, while and cond have regions" if op.regions else ""
+    if (ins, outs) != expected:
+        return f"the regions take {ins} values and give {outs}, expected {expected[0]}, {expected[1]}"
+    return ""
+
+
+@cache
+def _parsed_type(text: str) -> TensorType | None:
+    found = re.fullmatch(r"([A-Za-z0-9_<>]+)\[((?:[0-9]{1,15}(?:,[0-9]{1,15})*)?)\](~?)", text)
+    if found is None or not is_dtype(found[1]):
+        return None
+    shape = tuple(int(d) for d in found[2].split(",") if d)
+    return TensorType(shape, found[1], bool(found[3]))
+
+
+def type_of_text(text: str, where: str) -> TensorType:
+    """The type that `type_text` wrote."""
+    type_ = _parsed_type(text)
+    if type_ is None:
+        raise GraphError(f"{text!r} is not a type such as float32[8,64]", where=where)
+    return type_
+
+
+def _constant(form: bool | int | float | Blob, type_: TensorType, where: str) -> np.ndarray:
+    try:
+        if isinstance(form, Blob):
+            return decode_bytes(form.data, type_.dtype, type_.shape)
+        kinds = {"bool": (bool,), "float": (int, float)}
+        kind = "float" if type_.dtype in ("float16", "float32", "float64") else type_.dtype
+        if type_.rank != 0 or type(form) not in kinds.get(kind, (int,)):
+            raise GraphError(f"{form!r} is not a constant of type {type_text(type_)}")
+        return np.asarray(form, np.dtype(type_.dtype))
+    except GraphError as e:
+        raise GraphError(e.what, where=where, hint=e.hint) from None
+    except (TypeError, ValueError, OverflowError, MemoryError) as e:
+        raise GraphError(f"not a constant of type {type_text(type_)}: {e}", where=where) from None
+
+
+def program_of(graph: BlockGraph, in_tree: Any, out_tree: Any, where: str = "$") -> Program:
+    """The program of a loaded graph, with its trees checked against the graph."""
+    for name, tree, count in (
+        ("in_tree", in_tree, len(graph.inputs)),
+        ("out_tree", out_tree, len(graph.outputs)),
+    ):
+        at = f"{where}.{name}"
+        check_tree(tree, at)
+        if leaf_count(tree) != count:
+            raise GraphError(f"{leaf_count(tree)} leaves for {count} values", where=at)
+    halves = in_tree.get("tuple") if isinstance(in_tree, dict) else None
+    kinds = [next(iter(h), "") if isinstance(h, dict) else "" for h in halves or ()]
+    if kinds != ["tuple", "dict"]:
+        raise GraphError("expected the arguments, a tuple and a dict", where=f"{where}.in_tree")
+    return Program(graph, in_tree, out_tree)
+

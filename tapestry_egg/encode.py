@@ -1,0 +1,111 @@
+"""Encode: a flat program and a mesh as relations of integers for the e-graph.
+
+The facts hold projections, roles, sizes, axes and the layout algebra, and the program as nodes over
+values. No fact says how an operation may be sharded; that is for the rules to derive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .flatten import FlatProgram
+from .layout import MeshShape
+from .layout_algebra import LayoutAlgebra
+from .metakernels.signature import OperationSignature
+
+Row = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The facts of one program on one mesh, and the tables that their numbers index."""
+
+    program: FlatProgram
+    algebra: LayoutAlgebra
+    signatures: tuple[OperationSignature, ...]
+    signature_of: tuple[int, ...]  # instance -> signature
+    facts: Mapping[str, list[Row]]
+
+
+def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
+    """Number the signatures of a flat program and write its facts for one mesh shape."""
+    numbers: dict[OperationSignature, int] = {}
+    by_identity: dict[int, int] = {}
+    signature_of = []
+    for instance in program.instances:
+        key = id(instance.signature)
+        if key not in by_identity:
+            by_identity[key] = numbers.setdefault(instance.signature, len(numbers))
+        signature_of.append(by_identity[key])
+    signatures = tuple(numbers)
+    ranks = sorted({t.rank for s in signatures for t in (*s.input_types, *s.output_types)} | {0})
+    monoids = {"sum"}
+    for s in signatures:
+        monoids |= {d.monoid for d in s.index if d.role == "reduce" and d.monoid}
+        monoids |= {m for p in s.passages for m in (p.monoid_in, p.monoid_out)}
+    algebra = LayoutAlgebra(mesh, tuple(ranks), tuple(sorted(monoids)))
+    facts: dict[str, list[Row]] = {name: list(rows) for name, rows in algebra.facts().items()}
+    for number, signature in enumerate(signatures):
+        for name, rows in signature_facts(number, signature, algebra.monoid_number).items():
+            facts.setdefault(name, []).extend(rows)
+    for name, rows in _program_facts(program, signature_of).items():
+        facts.setdefault(name, []).extend(rows)
+    return Encoding(program, algebra, signatures, tuple(signature_of), facts)
+
+
+def signature_facts(
+    number: int, signature: OperationSignature, monoid_number: Mapping[str, int]
+) -> dict[str, list[Row]]:
+    """The facts of one signature: its index space, roles, projections and passages."""
+    s = number
+    facts: dict[str, list[Row]] = {
+        "signature": [(s,)],
+        "last-dim": [(s, len(signature.index))],
+        "kernel": [(s, signature.kernel)],
+    }
+
+    def add(name: str, *row: int | str) -> None:
+        facts.setdefault(name, []).append(row)
+
+    for d, dim in enumerate(signature.index):
+        add("extent", s, d, dim.size)
+        if dim.role == "map":
+            add("map-dim", s, d)
+        elif dim.role == "reduce" and dim.monoid is not None:
+            add("reduce-dim", s, d, monoid_number[dim.monoid])
+    operands = len(signature.inputs)
+    ports = (*signature.inputs, *signature.outputs)
+    types = (*signature.input_types, *signature.output_types)
+    for p, (projection, tensor) in enumerate(zip(ports, types, strict=True)):
+        add("port", s, p, tensor.rank)
+        add("operand" if p < operands else "output", s, p)
+        if p < operands:
+            add("initial" if p in signature.initial else "reads-value", s, p)
+        for k in range(tensor.rank):
+            add("tensor", s, p, k, tensor.shape[k])
+            add("corner", s, p, k, projection.offset[k], projection.shape[k])
+            for d in range(len(signature.index)):
+                add("coefficient", s, p, k, d, projection.matrix[k][d])
+    for g, group in enumerate(signature.passages):
+        add("passage", s, g, monoid_number[group.monoid_out])
+        for p in range(operands):
+            if p in group.inputs:
+                add("passing", s, g, p, monoid_number[group.monoid_in])
+            else:
+                add("standing", s, g, p)
+    return facts
+
+
+def _program_facts(program: FlatProgram, signature_of: list[int]) -> dict[str, list[Row]]:
+    """The operations as nodes over values; what ports produce are leaves."""
+    facts: dict[str, list[Row]] = {"leaf": []}
+    for instance, s in zip(program.instances, signature_of, strict=True):
+        for v in instance.outputs:
+            simple = not instance.port and len(instance.outputs) == 1 and len(instance.inputs) <= 4
+            if simple:
+                name = f"node{len(instance.inputs)}"
+                facts.setdefault(name, []).append((v, s, *instance.inputs))
+            else:
+                facts["leaf"].append((v,))
+    return facts

@@ -1,0 +1,368 @@
+"""From jaxprs to block graphs: calls inlined, control flow nested, dead operations dropped."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import site
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .arrays import dtype_name, register_key_impl
+from .blockgraph import BlockGraph, Operation, Source, TensorType
+from .codec import encode_params, primitive, register_primitive
+from .errors import TraceError
+
+#: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
+#: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
+INLINED = {
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "core_closed_call": ("call_jaxpr",),
+    "call": ("call_jaxpr",),
+    "custom_jvp_call": ("call_jaxpr", "fun_jaxpr"),
+    "custom_vjp_call": ("call_jaxpr", "fun_jaxpr"),
+    "custom_vjp_call_jaxpr": ("fun_jaxpr", "call_jaxpr"),
+    "custom_vmap_call": ("call",),
+    "composite": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "remat": ("jaxpr",),
+}
+_REMAT = frozenset(("remat2", "checkpoint", "remat"))
+
+#: Control flow: the parameters that hold the nested jaxprs, in the order of `Operation.regions`.
+REGIONS = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+}
+
+#: Identities on global values that only ask for a placement. Placement is what a plan decides.
+_PLACEMENT = frozenset(("sharding_constraint", "reshard", "mesh_cast", "layout_constraint"))
+
+#: Parameters by which Explicit mode asks for a placement of a result.
+_PLACEMENT_PARAMS = frozenset(("sharding", "out_sharding"))
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What an inlined call hands down to the operations inside it."""
+
+    scope: str = ""
+    remat: int | None = None
+    source: Source | None = None  # set where the callee's own lines are not the user's
+
+
+@dataclass
+class _Flattener:
+    """Builds one graph; ids are handed out on the way and made dense at the end."""
+
+    remats: Iterator[int]
+    sources: bool = True
+    values: list[TensorType] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    scalars: dict[tuple[TensorType, bytes], int] = field(default_factory=dict)
+    arrays: dict[tuple[int, bool], int] = field(default_factory=dict)
+    alive: list[object] = field(default_factory=list)  # keeps the ids that `arrays` uses
+
+    def new(self, type_: TensorType) -> int:
+        self.values.append(type_)
+        return len(self.values) - 1
+
+    def graph(
+        self, jaxpr: Any, consts: Sequence[Any], name: str, context: _Context
+    ) -> BlockGraph:
+        jaxpr, consts = _without_dead_code(jaxpr, consts)
+        inputs = [self.new(tensor_type(v.aval)) for v in jaxpr.invars]
+        outputs = self.inline(jaxpr, consts, inputs, context)
+        return self.finish(name, inputs, outputs)
+
+    def inline(
+        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int], context: _Context
+    ) -> list[int]:
+        """Append the operations of `jaxpr` applied to `inputs`; returns its outputs' ids."""
+        env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for v, const in zip(jaxpr.constvars, consts, strict=True):
+            env[v] = self.constant(const, v.aval)
+
+        def read(atom: Any) -> int:
+            return self.constant(atom.val, atom.aval) if hasattr(atom, "val") else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self.equation(eqn, [read(v) for v in eqn.invars], context)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, inputs: list[int], context: _Context) -> Sequence[int]:
+        kernel = eqn.primitive.name
+        here = self.located(eqn, context)
+        if kernel in INLINED:
+            callee = next((eqn.params[p] for p in INLINED[kernel] if p in eqn.params), None)
+            if callee is not None:
+                return self.call(eqn, callee, inputs, here)
+        if kernel == "custom_linear_solve":
+            lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+            # The solution is all that is left to compute: solve(its constants, right-hand sides).
+            start = lengths.matvec + lengths.vecmat
+            total = sum(lengths)
+            used = inputs[start : start + lengths.solve] + inputs[total:]
+            return self.inline(*_opened(jaxprs.solve), used, here)
+        if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
+            return inputs
+        if kernel == "device_put" and not _changes_memory(eqn.params):
+            return inputs
+        outputs = tuple(self.new(self.typed(v.aval, kernel, here)) for v in eqn.outvars)
+        self.operations.append(
+            Operation(
+                kernel=kernel,
+                inputs=tuple(inputs),
+                outputs=outputs,
+                params=self.params(eqn, kernel),
+                regions=tuple(self.regions(eqn, replace(context, scope=here.scope))),
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+                effectful=bool(eqn.effects),
+            )
+        )
+        return outputs
+
+    def call(
+        self, eqn: Any, callee: Any, inputs: Sequence[int], here: _Context
+    ) -> Sequence[int]:
+        kernel = eqn.primitive.name
+        name = eqn.params.get("name")
+        wrapper = f"{kernel}({name})" if kernel in ("jit", "pjit", "composite") and name else ""
+        inner = replace(here, scope=_joined(here.scope, wrapper))
+        jaxpr, consts = _opened(callee)
+        if kernel in _REMAT:
+            inner = replace(inner, scope=_joined(here.scope, "checkpoint"))
+            # JAX puts a barrier before the recomputation only, and only where asked to.
+            fence = eqn.params.get("prevent_cse", True)
+            fence = any(fence) if isinstance(fence, tuple) else fence
+            if fence and eqn.params.get("differentiated", True):
+                inner = replace(inner, remat=next(self.remats))
+        if _is_library(jaxpr):
+            # Traces of the library's own functions are cached: their lines are the first caller's.
+            return self.inline(jaxpr, consts, inputs, inner)
+        return self.inline(jaxpr, consts, inputs, replace(inner, source=None))
+
+    def located(self, eqn: Any, context: _Context) -> _Context:
+        if not self.sources:
+            return context
+        scope = _joined(context.scope, str(eqn.source_info.name_stack))
+        return replace(context, scope=scope, source=context.source or source_of(eqn.source_info))
+
+    def params(self, eqn: Any, kernel: str) -> Mapping[str, Any]:
+        register_primitive(eqn.primitive)
+        kept = {k: v for k, v in eqn.params.items() if k not in REGIONS.get(kernel, ())}
+        for name in _PLACEMENT_PARAMS & kept.keys():
+            kept[name] = None
+        return encode_params(kept, kernel=kernel)
+
+    def regions(self, eqn: Any, context: _Context) -> Iterator[BlockGraph]:
+        kernel = eqn.primitive.name
+        for parameter in REGIONS.get(kernel, ()):
+            nested = eqn.params[parameter]
+            branches = nested if isinstance(nested, tuple) else (nested,)
+            for i, branch in enumerate(branches):
+                name = f"{kernel}.{parameter}"
+                name = f"{name}[{i}]" if isinstance(nested, tuple) else name
+                # A loop's barrier stands before the loop: nothing inside carries its number.
+                inner = _Flattener(self.remats, self.sources)
+                yield inner.graph(*_opened(branch), name, replace(context, remat=None))
+
+    def typed(self, aval: Any, kernel: str, here: _Context) -> TensorType:
+        try:
+            return tensor_type(aval)
+        except TraceError as e:
+            where = f"{here.source} ({kernel})" if here.source else kernel
+            raise TraceError(e.what, where=where, hint=e.hint) from None
+
+    # ---- constants -----------------------------------------------------------------------------
+
+    def constant(self, value: Any, aval: Any) -> int:
+        type_ = tensor_type(aval)
+        if type_.dtype.startswith("key<"):
+            return self.keys(value, type_)
+        known = self.arrays.get((id(value), type_.weak))
+        if known is not None:
+            return known
+        try:
+            array = np.asarray(value, dtype=aval.dtype)
+        except Exception as e:
+            raise TraceError(
+                f"the function closes over a value that is not known while tracing ({type_})",
+                hint="Pass it as an argument instead.",
+            ) from e
+        if type_.rank == 0:
+            slot = (type_, array.tobytes())
+            if slot not in self.scalars:
+                self.scalars[slot] = self.new(type_)
+                self.constants[self.scalars[slot]] = array.reshape(())
+            return self.scalars[slot]
+        number = self.arrays[id(value), type_.weak] = self.new(type_)
+        self.constants[number] = array
+        self.alive.append(value)
+        return number
+
+    def keys(self, value: Any, type_: TensorType) -> int:
+        """A constant of random keys: its words, and the operation that makes keys of them."""
+        import jax
+
+        known = self.arrays.get((id(value), False))
+        if known is not None:
+            return known
+        impl = value.dtype._impl
+        register_key_impl(impl)
+        words = np.asarray(jax.random.key_data(value))
+        raw = self.new(TensorType(words.shape, words.dtype.name))
+        self.constants[raw] = words
+        number = self.arrays[id(value), False] = self.new(type_)
+        self.alive.append(value)
+        wrap = primitive("random_wrap")
+        self.operations.append(
+            Operation(wrap.name, (raw,), (number,), encode_params({"impl": impl}, kernel=wrap.name))
+        )
+        return number
+
+    # ---- the finished graph --------------------------------------------------------------------
+
+    def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
+        """Keep what reaches an output or has an effect, and number its values densely."""
+        needed = set(outputs)
+        kept: list[Operation] = []
+        for op in reversed(self.operations):
+            if op.effectful or not needed.isdisjoint(op.outputs):
+                needed.update(op.inputs)
+                kept.append(op)
+        kept.reverse()
+        constants = [v for v in self.constants if v in needed]
+        order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
+        number = {v: i for i, v in enumerate(order)}
+        return BlockGraph(
+            name=name,
+            values=tuple(self.values[v] for v in number),
+            operations=tuple(
+                replace(
+                    op,
+                    inputs=tuple(number[v] for v in op.inputs),
+                    outputs=tuple(number[v] for v in op.outputs),
+                )
+                for op in kept
+            ),
+            inputs=tuple(number[v] for v in inputs),
+            outputs=tuple(number[v] for v in outputs),
+            constants={number[v]: self.constants[v] for v in constants},
+        )
+
+
+def block_graph(
+    jaxpr: Any, consts: Sequence[Any] = (), name: str = "", *, sources: bool = True
+) -> BlockGraph:
+    """The block graph of a jaxpr applied to `consts`.
+
+    With `sources=False` operations carry neither source nor scope. Raises TraceError for values
+    that are not tensors (mutable references, tokens, dims of unknown size).
+    """
+    return _Flattener(itertools.count(), sources).graph(jaxpr, consts, name, _Context())
+
+
+def tensor_type(aval: Any) -> TensorType:
+    """Shape, dtype and weak type of a JAX abstract value; its sharding is left out."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype") or hasattr(aval, "inner_aval"):
+        raise TraceError(
+            f"{aval} is not a tensor",
+            hint="Mutable references and tokens must not leave the function that makes them.",
+        )
+    if not all(isinstance(d, int | np.integer) for d in aval.shape):
+        raise TraceError(f"{aval} has a dim of unknown size", hint="Trace with known shapes.")
+    shape = tuple(int(d) for d in aval.shape)
+    return TensorType(shape, dtype_name(aval.dtype), bool(getattr(aval, "weak_type", False)))
+
+
+def _opened(callee: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants, for closed and open jaxprs of every version."""
+    inner = getattr(callee, "jaxpr", callee)
+    return inner, tuple(getattr(callee, "consts", ()))
+
+
+def _without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """JAX's own removal of dead code, which also prunes inside loops and branches."""
+    from jax.interpreters import partial_eval as pe
+
+    if any(not hasattr(v.aval, "shape") or hasattr(v.aval, "inner_aval") for v in jaxpr.invars):
+        return jaxpr, consts
+    kept = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
+    live, used, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), kept)
+    return live, [c for c, u in zip(consts, used, strict=True) if u]
+
+
+def _changes_memory(params: Mapping[str, Any]) -> bool:
+    """Whether a device_put moves values to another kind of memory (host offloading)."""
+    return any(
+        type(d).__name__ in ("MemorySpace", "TransferToMemoryKind")
+        or getattr(d, "memory_kind", None) not in (None, "device", "unpinned_host")
+        for d in params.get("devices", ())
+    )
+
+
+# ---- where operations come from ----------------------------------------------------------------
+
+
+def source_of(source_info: Any) -> Source:
+    """The innermost line outside JAX's own files."""
+    from jax._src import source_info_util
+
+    try:
+        frame = source_info_util.user_frame(source_info.traceback)
+    except (AttributeError, TypeError):
+        frame = source_info_util.user_frame(source_info)  # before JAX 0.7
+    if frame is None:
+        return Source()
+    return _source(frame.file_name, frame.start_line, frame.start_column, frame.function_name)
+
+
+@cache
+def _source(file: str, line: int, column: int, function: str) -> Source:
+    text = linecache.getline(file, line).strip()
+    return Source(_short(file), line, column, function, text)
+
+
+@cache
+def _short(file: str) -> str:
+    """The file as a reader would name it: from the working folder, or from the package on."""
+    for folder in (*_library_folders(), os.getcwd()):
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :].replace(os.sep, "/")
+    return file
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({paths["purelib"], paths["platlib"], *site.getsitepackages()})
+
+
+def _is_library(jaxpr: Any) -> bool:
+    """Whether the jaxpr was traced from one of JAX's own functions."""
+    from jax._src import source_info_util
+
+    info = getattr(jaxpr, "debug_info", None)
+    _, _, place = (getattr(info, "func_src_info", None) or "").partition(" at ")
+    file = place.rpartition(":")[0]
+    return bool(file) and not source_info_util.is_user_filename(file)
+
+
+def _joined(*scopes: str) -> str:
+    return "/".join(s for s in scopes if s)

@@ -1,0 +1,153 @@
+"""Signatures of operations by kernel name: the templates that ship with the package, and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..blockgraph import TensorType
+from ..errors import TemplateError
+from ..zspace import Projection, ZRange
+from .instantiate import Instance, hashable, instantiate
+from .signature import OperationSignature
+from .template import Template, read_templates
+
+_TEMPLATES: dict[str, tuple[Template, ...]] = {}
+_INSTANCES: dict[Any, Instance | None] = {}
+_SIGNATURES: dict[Any, OperationSignature] = {}
+
+
+def templates() -> Mapping[str, tuple[Template, ...]]:
+    """Kernel name -> its entries, in the order in which they are tried."""
+    if not _TEMPLATES:
+        for path in sorted(Path(__file__).with_name("templates").glob("*.yaml")):
+            _add(read_templates(path))
+    return _TEMPLATES
+
+
+def add_templates(path: str | Path) -> tuple[Template, ...]:
+    """Read a template file of your own; its entries are tried before those already known.
+
+    Returns the entries. Raises TemplateError with `file:line:column` for the first fault in it.
+    """
+    templates()
+    added = read_templates(Path(path))
+    for template in added:
+        template.check()
+    _add(added)
+    _INSTANCES.clear()
+    _SIGNATURES.clear()
+    return added
+
+
+def _add(entries: Sequence[Template]) -> None:
+    own: dict[str, list[Template]] = {}
+    for template in entries:
+        for kernel in template.kernels:
+            own.setdefault(kernel, []).append(template)
+    for kernel, new in own.items():
+        _TEMPLATES[kernel] = (*new, *_TEMPLATES.get(kernel, ()))
+
+
+def signature(
+    kernel: str,
+    params: Mapping[str, Any],
+    input_types: Sequence[TensorType],
+    output_types: Sequence[TensorType] | None = None,
+    regions: int = 0,
+) -> OperationSignature:
+    """The operation projection signature of one operation.
+
+    `params` is plain data as in `codec.py`. A kernel without a template, one whose guards all
+    fail, or a region operation gets the opaque signature, for which `output_types` is needed.
+    Raises TemplateError when a template contradicts `output_types`.
+    """
+    inputs = tuple(input_types)
+    outputs = None if output_types is None else tuple(output_types)
+    key = (kernel, hashable(params), inputs, outputs, regions)
+    found = _SIGNATURES.get(key)
+    if found is None:
+        made = None if regions else _instance(kernel, params, inputs, outputs)
+        if made is not None:
+            found = made.signature
+        elif outputs is None:
+            raise TemplateError(
+                f"no template fits {kernel} of {', '.join(map(str, inputs)) or 'nothing'}",
+                hint="Give the output types: it is then an opaque operation.",
+            )
+        else:
+            found = opaque(kernel, inputs, outputs)
+        _SIGNATURES[key] = found
+    return found
+
+
+def localize(
+    kernel: str,
+    params: Mapping[str, Any],
+    sig: OperationSignature,
+    local_input_shapes: Sequence[tuple[int, ...]],
+    local_output_shapes: Sequence[tuple[int, ...]],
+) -> dict[str, Any]:
+    """Parameters with which the kernel runs on operands that are image boxes of an index box.
+
+    The shapes are those of the images of that index box. Raises TemplateError where the kernel
+    cannot run on such boxes.
+    """
+    if sig.opaque:
+        return dict(params)
+    made = _instance(kernel, params, sig.input_types, sig.output_types)
+    if made is None:
+        raise TemplateError(f"no template fits {kernel}, whose signature says that one did")
+    return {**params, **made.localize(local_input_shapes, local_output_shapes)}
+
+
+def entry(
+    kernel: str,
+    params: Mapping[str, Any],
+    input_types: Sequence[TensorType],
+    output_types: Sequence[TensorType] | None = None,
+) -> Template | None:
+    """The entry that gives an operation its signature; None for an opaque operation."""
+    outputs = None if output_types is None else tuple(output_types)
+    made = _instance(kernel, params, tuple(input_types), outputs)
+    return None if made is None else made.template
+
+
+def opaque(
+    kernel: str, input_types: Sequence[TensorType], output_types: Sequence[TensorType]
+) -> OperationSignature:
+    """The signature of an operation of which nothing is known: one index point, nothing to cut."""
+
+    def full(tensor: TensorType) -> Projection:
+        return Projection.fixed(ZRange.from_shape(tensor.shape), 0)
+
+    elements = float(sum(t.size for t in (*input_types, *output_types)))
+    return OperationSignature(
+        kernel=kernel,
+        index=(),
+        inputs=tuple(map(full, input_types)),
+        outputs=tuple(map(full, output_types)),
+        input_types=tuple(input_types),
+        output_types=tuple(output_types),
+        flops=((elements, ()),) if elements else (),
+        reads=(None,) * len(input_types),
+        opaque=True,
+    )
+
+
+def _instance(
+    kernel: str,
+    params: Mapping[str, Any],
+    inputs: tuple[TensorType, ...],
+    outputs: tuple[TensorType, ...] | None,
+) -> Instance | None:
+    key = (kernel, hashable(params), inputs, outputs)
+    if key not in _INSTANCES:
+        made = None
+        for template in templates().get(kernel, ()):
+            made = instantiate(template, kernel, params, inputs, outputs)
+            if made is not None:
+                break
+        _INSTANCES[key] = made
+    return _INSTANCES[key]

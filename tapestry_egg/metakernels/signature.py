@@ -1,0 +1,82 @@
+"""The operation projection signature: an index space, and how it projects into every tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..blockgraph import TensorType
+from ..zspace import Projection
+
+Role = Literal["map", "reduce", "scan", "whole"]
+Fusion = Literal["view", "loop", "reduce", "kernel"]
+
+#: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
+#: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
+Polynomial = tuple[tuple[float, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDim:
+    """One dim of the index space.
+
+    `map` dims reach every output; `reduce` dims reach no output, their partial results combine
+    under `monoid`; `scan` dims are cumulative under `monoid`; `whole` dims must not be cut.
+    """
+
+    name: str
+    size: int
+    role: Role
+    monoid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A law f(x•y) = f(x)•f(y): if the operands `inputs` are all partial under `monoid_in`, and
+    all others replicated, the outputs are partial under `monoid_out`."""
+
+    inputs: tuple[int, ...]
+    monoid_in: str
+    monoid_out: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSignature:
+    """What sharding, costs and execution need to know of one operation; derived from a template.
+
+    `inputs[p]` and `outputs[q]` project index boxes to boxes of operand p and output q.
+    `initial` lists operands that are the starting value of the reduction (scatter-add's operand):
+    when a reduce dim is cut they must be partial, not replicated. `flops` is a polynomial over the
+    (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
+    footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
+    movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
+    `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
+    """
+
+    kernel: str
+    index: tuple[IndexDim, ...]
+    inputs: tuple[Projection, ...]
+    outputs: tuple[Projection, ...]
+    input_types: tuple[TensorType, ...]
+    output_types: tuple[TensorType, ...]
+    passages: tuple[Passage, ...] = ()
+    initial: tuple[int, ...] = ()
+    flops: Polynomial = ()
+    reads: tuple[Polynomial | None, ...] = ()
+    fusion: Fusion = "kernel"
+    opaque: bool = False
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return tuple(d.size for d in self.index)
+
+
+def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:
+    """Value of a polynomial at the given index extents."""
+    total = 0.0
+    for coefficient, dims in polynomial:
+        term = coefficient
+        for d in dims:
+            term *= extents[d]
+        total += term
+    return total

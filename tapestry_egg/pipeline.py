@@ -1,0 +1,142 @@
+"""The pipeline: trace, encode, saturate, extract; lowering and running take the plans from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .encode import encode
+from .errors import ExtractError
+from .extract.front import Front as Front
+from .extract.merge import MeshResult, merge
+from .extract.search import Archive, Effort, Search
+from .flatten import FlatProgram, feedback_pairs, flatten
+from .layout import MeshShape
+from .progress import Phase, Progress
+from .rules.book import DEFAULT_BOOKS, RuleBook, load_books
+from .saturate import Budget, Saturated, saturate
+from .schedule import Schedule, repeat_cheap, schedule
+from .target import Target, load_target
+from .units import parse_quantity
+
+if TYPE_CHECKING:
+    from .blockgraph import BlockGraph
+    from .trace import Program
+
+OBJECTIVES = ("seconds", "peak_bytes", "joules")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard to work: `seconds` of search over all mesh shapes, rule budget, mesh axes at most."""
+
+    seconds: float = 45.0
+    limits: int = 10
+    steps: int = 24
+    max_axes: int = 2
+    budget: Budget = Budget()
+
+
+def optimize(
+    graph: Program | BlockGraph,
+    target: str | Path | Target,
+    objectives: Sequence[str] = OBJECTIVES,
+    *,
+    limits: Mapping[str, float | str] | None = None,
+    rules: Sequence[str | Path | RuleBook] = (),
+    books: Sequence[str | Path | RuleBook] = DEFAULT_BOOKS,
+    state: Mapping[str, str] | None = None,
+    mesh_shapes: Sequence[MeshShape] | None = None,
+    settings: Settings | None = None,
+    on_progress: Progress | None = None,
+) -> Front:
+    """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
+
+    Plans trade `objectives` off against each other; `limits` (`{"peak_bytes": "40GiB"}`) exclude
+    plans above them. `rules` adds rule books to those of `books`. `state` pairs outputs with the
+    inputs that they become in the next call, by path; donated inputs pair by themselves.
+    Raises TargetError, RuleError, GraphError, and ExtractError when no plan meets the limits.
+    """
+    settings = settings or Settings()
+    tell = on_progress or _silent
+    machine = target if isinstance(target, Target) else load_target(target)
+    bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
+    _check_objectives(objectives)
+    program, block_graph = _split(graph)
+    sets = load_books((*books, *rules))
+    flat = flatten(repeat_cheap(block_graph), feedback_pairs(block_graph, state))
+    plan = schedule(flat)
+    shapes = tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes))
+    results = [
+        _on_mesh(flat, plan, shape, machine, sets, bounds, settings, len(shapes), tell, i)
+        for i, shape in enumerate(shapes)
+    ]
+    front = merge(results, objectives, bounds, machine.spec, block_graph.name)
+    return replace(front, plans=tuple(replace(p, program=program) for p in front.plans))
+
+
+def _on_mesh(
+    flat: FlatProgram,
+    plan: Schedule,
+    shape: MeshShape,
+    machine: Target,
+    books: Sequence[RuleBook],
+    bounds: Mapping[str, float],
+    settings: Settings,
+    shapes: int,
+    tell: Progress,
+    position: int,
+) -> MeshResult:
+    """Encode, saturate and extract for one mesh shape."""
+    from .extract.assemble import assemble
+    from .extract.snapshot import snapshot
+
+    name = str(shape)
+    tell(Phase("encode", f"{len(flat.instances)} operations", None, name))
+    encoding = encode(flat, shape)
+    tell(Phase("encode", f"{len(encoding.signatures)} signatures", 1.0, name))
+    tell(Phase("saturate", "", None, name))
+    found: Saturated = saturate(encoding, books, settings.budget)
+    strategies = sum(len(s) for s in found.strategies)
+    tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
+    tell(Phase("extract", "joining strategies", None, name))
+    assembled = assemble(snapshot(plan, found, shape, machine))
+    seconds = settings.seconds / shapes
+    begin = time.perf_counter()
+
+    def report(archive: Archive, left: float) -> None:
+        spent = time.perf_counter() - begin
+        best = min(archive.candidates, key=lambda c: c.seconds)
+        text = f"{len(archive.candidates)} plans, fastest {best.seconds * 1e3:.3g} ms"
+        tell(Phase("extract", text, min(0.99, spent / seconds), name))
+
+    effort = Effort(settings.limits, settings.steps, seconds)
+    peak = bounds.get("peak_bytes")
+    archive = Search(assembled.problem, effort, report).run(peak)
+    tell(Phase("extract", f"{len(archive.candidates)} plans", 1.0, name))
+    return MeshResult(assembled, archive)
+
+
+def _split(graph: Program | BlockGraph) -> tuple[Program | None, BlockGraph]:
+    from .blockgraph import BlockGraph
+
+    if isinstance(graph, BlockGraph):
+        return None, graph
+    return graph, graph.graph
+
+
+def _check_objectives(objectives: Sequence[str]) -> None:
+    known = (*OBJECTIVES, "wire_bytes", "flops", "devices")
+    for name in objectives:
+        if name not in known:
+            raise ExtractError(
+                f"unknown objective {name!r}", where="objectives",
+                hint=f"Objectives are {', '.join(known)}.",
+            )
+
+
+def _silent(_: Phase) -> None:
+    return None

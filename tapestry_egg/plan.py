@@ -1,0 +1,147 @@
+"""The plan: one complete, executable way to run a block graph on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .blockgraph import BlockGraph
+from .layout import Layout, MeshShape
+
+if TYPE_CHECKING:
+    from .trace import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One elementary change of layout over one or more mesh axes.
+
+    kind            meaning for the tensor's local block
+    `all_gather`    dim `dim` loses its minor-most cut `axes`
+    `all_reduce`    partial over `axes` becomes replicated
+    `reduce_scatter` partial over `axes` becomes a minor-most cut of `dim`
+    `all_to_all`    minor-most cut `axes` moves from `dim` to minor-most of `to_dim`
+    `slice`         replicated over `axes` becomes a minor-most cut of `dim` (no communication)
+    `to_partial`    replicated over `axes` becomes partial: the value on shard 0, the monoid's zero
+                    elsewhere (no communication)
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    dim: int | None = None
+    to_dim: int | None = None
+    monoid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A change of layout of one value: `steps` lead from `source` to `target`."""
+
+    value: int
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy that is made once, at the first reader, and serves readers up to operation `until`."""
+
+    layout: Layout
+    until: int  # operation index in the same body
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How one operation runs: which mesh axes cut which index dim, and the layouts that follow.
+
+    `cuts[d]` lists the mesh axes over index dim d, major to minor. `needs[p]` is the layout in
+    which operand p is read, `gives[q]` the layout in which output q is produced. A region operation
+    has one `BodyPlan` per nested graph instead of cuts.
+    """
+
+    cuts: tuple[tuple[int, ...], ...]
+    needs: tuple[Layout, ...]
+    gives: tuple[Layout, ...]
+    bodies: tuple[BodyPlan, ...] = ()
+
+
+@dataclass(frozen=True)
+class BodyPlan:
+    """Layouts and strategies of one graph (the program, or the body of a region).
+
+    `inputs[i]` and `constants[v]` are the layouts in which values enter, `outputs[j]` those in
+    which they leave; `strategies[k]` belongs to `graph.operations[k]`. A reader that needs a value
+    in another layout than the produced one takes it from `kept[value]` when that has the layout
+    and the reader is not after `until`, otherwise it makes a copy of its own. `paths` says, for
+    every (value type, source layout, target layout) that occurs, by which steps a copy is made.
+    """
+
+    graph: BlockGraph
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    strategies: tuple[Strategy, ...]
+    kept: Mapping[int, Kept] = field(default_factory=dict)
+    copies: Mapping[tuple[int, Layout, Layout], tuple[Step, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """One line of `plan.collectives`: what moves, over which axes, how often."""
+
+    kind: str
+    axes: tuple[str, ...]
+    group: int  # devices that take part together
+    payload_bytes: int  # per device: bytes entering the collective (all-gather: bytes leaving it)
+    wire_bytes: float  # per device, bandwidth-optimal algorithm
+    count: int  # loops multiplied out
+    value: str = ""
+    reader: str = ""
+    source: str = ""  # file:line of the user's program
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Predicted costs of one step on one device of the mesh."""
+
+    seconds: float
+    peak_bytes: int
+    joules: float
+    wire_bytes: float = 0.0
+    flops: float = 0.0
+    makespan: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
+    least `seconds` any plan of the same snapshot can have within this plan's other costs."""
+
+    name: str
+    mesh: MeshShape
+    target: str
+    body: BodyPlan
+    costs: Costs
+    bound: float = 0.0
+    collectives: tuple[PlannedCollective, ...] = ()
+    rules: tuple[str, ...] = ()
+    # What the plan's function takes and returns in the user's pytrees, where it was traced.
+    program: Program | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def graph(self) -> BlockGraph:
+        return self.body.graph
+
+    @property
+    def in_shardings(self) -> tuple[Layout, ...]:
+        return self.body.inputs
+
+    @property
+    def out_shardings(self) -> tuple[Layout, ...]:
+        return self.body.outputs
+
+    @property
+    def gap(self) -> float:
+        """How far `seconds` may be above the best possible: seconds / bound - 1."""
+        return self.costs.seconds / self.bound - 1.0 if self.bound > 0 else float("inf")

@@ -1,0 +1,164 @@
+"""Progress: what the pipeline says while it works, and how a terminal or a log shows it.
+
+The pipeline calls a `Progress` with one `Phase` after another. It knows nothing of terminals:
+`reporter()` returns a `Progress` that draws bars on a terminal and writes plain lines elsewhere.
+Both talk on stderr only, standard output is for data.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+Verb = Literal["trace", "encode", "saturate", "extract", "lower", "run"]
+
+#: The six stages in the order in which every program passes through them.
+VERBS: tuple[Verb, ...] = ("trace", "encode", "saturate", "extract", "lower", "run")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One thing that the pipeline has to say: a stage, how far it is, and how it goes in words.
+
+    `fraction` is from 0 to 1, or None where the end is not in sight; 1 closes the stage. `text` is
+    short and holds the best so far (`front 7  gap 0.8 %`). `subject` is the graph or plan at work.
+
+    >>> str(Phase("saturate", "iteration 6  12 000 rows", 0.5, "gpt2"))
+    'saturate gpt2: 50 %  iteration 6  12 000 rows'
+    """
+
+    phase: Verb
+    text: str = ""
+    fraction: float | None = None
+    subject: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.fraction is not None and self.fraction >= 1.0
+
+    def __str__(self) -> str:
+        head = f"{self.phase} {self.subject}".rstrip()
+        share = (
+            "" if self.fraction is None or self.done else f"{self.fraction:.0%}".replace("%", " %")
+        )
+        tail = "  ".join(part for part in (share, self.text) if part)
+        return f"{head}: {tail}" if tail else head
+
+
+#: What the pipeline calls; anything that takes a Phase will do, `list.append` included.
+Progress = Callable[[Phase], None]
+
+
+class Reporter:
+    """A Progress with a life time: what it draws appears on entry and stops on exit.
+
+    This one says nothing.
+    """
+
+    def __call__(self, phase: Phase) -> None:
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class Lines(Reporter):
+    """Plain lines for logs and pipes: when a stage begins and ends, and now and then between.
+
+    `every` is the least number of seconds between two lines of one stage.
+    """
+
+    def __init__(self, stream: TextIO | None = None, every: float = 5.0) -> None:
+        self._stream = stream
+        self._every = every
+        self._last: dict[tuple[str, str], float] = {}
+        self._begun: dict[tuple[str, str], float] = {}
+
+    def __call__(self, phase: Phase) -> None:
+        now = time.monotonic()
+        key = (phase.subject, phase.phase)
+        begun = self._begun.setdefault(key, now)
+        if not phase.done and now - self._last.get(key, float("-inf")) < self._every:
+            return
+        self._last[key] = now
+        line = str(phase)
+        if phase.done:
+            line += f"  ({now - begun:.1f} s)"
+            self._begun.pop(key)
+            self._last.pop(key)
+        print(line, file=self._stream or sys.stderr, flush=True)
+
+
+class Bars(Reporter):
+    """One line per stage on a terminal, with a bar, the seconds so far and the words of the stage.
+
+    Finished stages stay as a record of where the time went.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bars = RichProgress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description:<9}"),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[words]}", markup=False),
+            console=Console(file=stream or sys.stderr),
+        )
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+
+    def __call__(self, phase: Phase) -> None:
+        key = (phase.subject, phase.phase)
+        words = "  ".join(part for part in (phase.subject, phase.text) if part)
+        if key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(phase.phase, total=None, words=words)
+        known = phase.fraction is not None
+        self._bars.update(
+            self._tasks[key],
+            total=1.0 if known else None,
+            completed=phase.fraction,
+            words=words,
+        )
+        if phase.done:
+            self._tasks.pop(key)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+
+def reporter(stream: TextIO | None = None, *, quiet: bool = False) -> Reporter:
+    """A reporter that suits `stream` (default: stderr): bars on a terminal, lines elsewhere.
+
+    With `quiet` it says nothing.
+    """
+    if quiet:
+        return Reporter()
+    to = stream or sys.stderr
+    return Bars(to) if to.isatty() else Lines(to)

@@ -1,0 +1,204 @@
+"""Running one plan for its numbers: against the original program, the clock, and XLA's own account."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .blockgraph import TensorType
+from .errors import TraceError
+from .plan import Plan
+from .units import format_quantity
+
+if TYPE_CHECKING:
+    from .runtime.compare import Comparison
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What running a plan showed.
+
+    `difference` is the largest one to the original program's outputs, as a share of the largest
+    magnitude of the same output, and `worst` names that output. `seconds` is the median of the
+    timed runs, the original's (on one device) is `original_seconds`.
+    """
+
+    plan: Plan
+    platform: str
+    difference: float
+    worst: str
+    seconds: float
+    original_seconds: float
+    comparison: Comparison
+
+    def data(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "plan": self.plan.name,
+            "mesh": str(self.plan.mesh),
+            "platform": self.platform,
+            "difference": self.difference,
+            "worst": self.worst,
+            "seconds": self.seconds,
+            "original_seconds": self.original_seconds,
+            "planned_peak_bytes": self.comparison.planned_peak_bytes,
+            "compiled_peak_bytes": self.comparison.compiled_peak_bytes,
+            "collectives_equal": self.comparison.equal,
+            "collectives": [
+                {
+                    "kind": row.kind,
+                    "group": row.group,
+                    "planned_bytes": row.planned_bytes,
+                    "compiled_bytes": row.compiled_bytes,
+                }
+                for row in self.comparison.rows
+            ],
+        }
+
+    def __str__(self) -> str:
+        took = format_quantity(self.seconds, "seconds")
+        original = format_quantity(self.original_seconds, "seconds")
+        return "\n".join(
+            [
+                f"plan {self.plan.name}, mesh {self.plan.mesh}, {self.platform} devices",
+                f"largest difference from the original: {self.difference:.2g} of {self.worst}",
+                f"time per step here: {took}; the original on one device: {original}",
+                str(self.comparison),
+            ]
+        )
+
+
+def rehearse(
+    plan: Plan, program: str | None = None, *, repeat: int = 5, seed: int = 0
+) -> Rehearsal:
+    """Run `plan` and the original program on the same arguments, and compare.
+
+    The arguments are those of `program` (`FILE.py:NAME`, see `entry.py`), else random ones drawn
+    with `seed`: numbers in [0, 1), integers 0 and 1, so that roots and indices are in their domain.
+    Raises TargetError where the machine lacks devices, TraceError where the program's arguments are
+    not the plan's.
+    """
+    simulate_devices(plan.mesh.devices)
+    import jax
+
+    from .runtime.compare import compare
+    from .runtime.compile import compile
+    from .runtime.emit import emit
+
+    types = [plan.graph.values[v] for v in plan.graph.inputs]
+    leaves = _program_leaves(program, types) if program else random_arguments(types, seed)
+    # Flat: what a plan file holds of the user's pytrees does not matter here.
+    planned = compile(replace(plan, program=None))
+    original = jax.jit(emit(plan.graph))
+    expected = [_host(x) for x in original(*leaves)]
+    found = [_host(x) for x in planned(*leaves)]
+    names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
+    differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
+    worst = max(range(len(found)), key=lambda i: differences[i], default=-1)
+    return Rehearsal(
+        plan=plan,
+        platform=jax.devices()[0].platform,
+        difference=differences[worst] if found else 0.0,
+        worst=names[worst] if found else "nothing",
+        seconds=_clock(lambda: planned(*leaves), repeat),
+        original_seconds=_clock(lambda: original(*leaves), repeat),
+        comparison=compare(plan, planned.compile()),
+    )
+
+
+def simulate_devices(count: int) -> None:
+    """Let JAX's CPU backend show `count` devices, where it has not started yet.
+
+    Accelerators are not touched: where they are present, JAX prefers them.
+    """
+    flag = "--xla_force_host_platform_device_count"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={count}".strip()
+
+
+def random_arguments(types: Sequence[TensorType], seed: int) -> list[Any]:
+    """One array per type: numbers in [0, 1), integers 0 and 1, fresh keys."""
+    import jax
+
+    from .arrays import decode_dtype
+
+    random = np.random.default_rng(seed)
+    arrays: list[Any] = []
+    for i, type_ in enumerate(types):
+        dtype = decode_dtype(type_.dtype)
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            key = jax.random.key(seed + i, impl=type_.dtype[4:-1])
+            arrays.append(jax.random.split(key, type_.shape) if type_.shape else key)
+        elif np.issubdtype(dtype, np.integer) or dtype == np.bool_:
+            arrays.append(random.integers(0, 2, type_.shape).astype(dtype))
+        else:
+            arrays.append(random.random(type_.shape).astype(dtype))
+    return arrays
+
+
+def _program_leaves(program: str, types: Sequence[TensorType]) -> list[Any]:
+    import jax
+
+    from .arrays import dtype_name
+    from .entry import load_entry
+
+    entry = load_entry(program)
+    leaves = jax.tree.leaves(entry.arguments)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise TraceError(
+            "the arguments are only shapes", where=program, hint="Give arrays, or leave --program."
+        )
+    given = [str(TensorType(np.shape(x), dtype_name(jax.typeof(x).dtype))) for x in leaves]
+    wanted = [str(t) for t in types]
+    if given != wanted:
+        at = next((i for i, (g, w) in enumerate(zip(given, wanted, strict=False)) if g != w), None)
+        raise TraceError(
+            f"argument {at} is {given[at]}, the plan takes {wanted[at]}"
+            if at is not None
+            else f"{len(given)} arrays given, the plan takes {len(wanted)}",
+            where=program,
+            hint="Give the program that the plan was made for.",
+        )
+    return leaves
+
+
+def _host(x: Any) -> np.ndarray[Any, Any]:
+    import jax
+
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """Largest difference as a share of the largest magnitude; NaN agrees with NaN only."""
+    if found.size == 0:
+        return 0.0
+    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
+    a, b = found.astype(wide), expected.astype(wide)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    apart = np.abs(a - b)[~same]
+    scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0)) or 1.0
+    return float(apart.max() / scale) if np.isfinite(apart).all() else float("inf")
+
+
+def _clock(call: Any, repeat: int) -> float:
+    """Median seconds of a call, results waited for; the first, which compiles, is not counted."""
+    import jax
+
+    jax.block_until_ready(call())
+    seconds = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)

@@ -1,0 +1,198 @@
+"""The schedule: which operations run as one kernel, in which order, and what is materialised.
+
+A model of what XLA's fusion does: views never move data, elementwise chains run inside their only
+reader, reductions take their elementwise producers in, contractions and other kernels read and
+write memory. A *unit* is such a group of instances; only what crosses units exists in memory, and
+only what exists in memory can be copied to another layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .blockgraph import BlockGraph, Operation
+from .flatten import FlatProgram
+from .metakernels import registry
+from .metakernels.signature import OperationSignature
+
+# A producer this many times smaller than what it expands to is cheaper to repeat than to store.
+_EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Instances that run as one kernel; the last one's outputs are materialised.
+
+    `reads` lists what comes from outside as (instance, operand port, value).
+    """
+
+    members: tuple[int, ...]  # instances, in program order; the root is last
+    reads: tuple[tuple[int, int, int], ...]
+    outputs: tuple[int, ...]
+    body: int
+
+    @property
+    def root(self) -> int:
+        return self.members[-1]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Units in the order they run. `readers[v]` are the units that read value v, in that order."""
+
+    program: FlatProgram
+    units: tuple[Unit, ...]
+    producer: tuple[int, ...]  # value -> unit that makes it, -1 inside a unit or never
+    readers: tuple[tuple[int, ...], ...]
+
+
+def repeat_cheap(graph: BlockGraph) -> BlockGraph:
+    """Give every reader its own copy of views and of expansions of something small.
+
+    Compilers repeat such operations inside each reading kernel instead of storing them; making
+    the copies explicit lets each reader choose its own layout for them. Values are unchanged.
+    """
+    signatures = [_signature(graph, op) for op in graph.operations]
+    cheap = _cheap(graph, signatures)
+    last_reader_is_output = set(graph.outputs)
+    values = list(graph.values)
+    pending: dict[int, list[Operation]] = defaultdict(list)  # operation -> copies placed before it
+    operations = [
+        replace(op, regions=tuple(repeat_cheap(r) for r in op.regions)) for op in graph.operations
+    ]
+    producers = graph.producers()
+    order: list[Operation] = []
+    first_reader: dict[int, int] = {}
+    for i, op in enumerate(operations):
+        for v in op.inputs:
+            first_reader.setdefault(v, i)
+
+    def own_copy(v: int, reader: int, made: dict[int, int]) -> int:
+        """The value that `reader` should read instead of v: a copy of v's cheap producer chain."""
+        p = producers.get(v)
+        if p is None or not cheap[p]:
+            return v
+        if v in made:
+            return made[v]
+        op = operations[p]
+        inputs = tuple(own_copy(u, reader, made) for u in op.inputs)
+        if first_reader.get(v) == reader and inputs == op.inputs and v not in last_reader_is_output:
+            made[v] = v
+            return v
+        values.append(values[v])
+        made[v] = len(values) - 1
+        pending[reader].append(replace(op, inputs=inputs, outputs=(made[v],)))
+        return made[v]
+
+    rewritten: list[Operation] = []
+    for i, op in enumerate(operations):
+        if cheap[i]:
+            rewritten.append(op)
+            continue
+        made: dict[int, int] = {}
+        rewritten.append(replace(op, inputs=tuple(own_copy(v, i, made) for v in op.inputs)))
+    for i, op in enumerate(rewritten):
+        order.extend(pending.get(i, ()))
+        order.append(op)
+    return _without_dead(replace(graph, values=tuple(values), operations=tuple(order)))
+
+
+def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
+    if op.regions:
+        return None
+    return registry.signature(
+        op.kernel,
+        op.params,
+        tuple(graph.values[v] for v in op.inputs),
+        tuple(graph.values[v] for v in op.outputs),
+    )
+
+
+def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> list[bool]:
+    producers = graph.producers()
+    source: dict[int, int] = {}  # value -> bytes it takes to make it again
+    cheap = []
+    for op, s in zip(graph.operations, signatures, strict=True):
+        need = sum(source.get(v, graph.values[v].nbytes) for v in set(op.inputs))
+        out = sum(graph.values[v].nbytes for v in op.outputs)
+        simple = s is not None and not op.effectful and len(op.outputs) == 1
+        is_cheap = bool(
+            simple
+            and s is not None
+            and (s.fusion == "view" or (s.fusion == "loop" and need * _EXPANSION <= out))
+        )
+        cheap.append(is_cheap)
+        if is_cheap:
+            source[op.outputs[0]] = need
+    del producers
+    return cheap
+
+
+def _without_dead(graph: BlockGraph) -> BlockGraph:
+    live = set(graph.outputs)
+    kept: list[Operation] = []
+    for op in reversed(graph.operations):
+        if op.effectful or any(v in live for v in op.outputs):
+            kept.append(op)
+            live.update(op.inputs)
+    return replace(graph, operations=tuple(reversed(kept)))
+
+
+def schedule(program: FlatProgram) -> Schedule:
+    """Group the instances of a flat program into units and order them."""
+    instances = program.instances
+    readers: list[list[int]] = [[] for _ in program.types]
+    for i, instance in enumerate(instances):
+        for v in dict.fromkeys(instance.inputs):
+            readers[v].append(i)
+    unit_of = [-1] * len(instances)
+    inline = [False] * len(instances)  # may a producer's loop run inside this instance?
+    roots: list[int] = []
+    for i in range(len(instances) - 1, -1, -1):
+        instance = instances[i]
+        fusion = instance.signature.fusion
+        using = [r for v in instance.outputs for r in readers[v]]
+        inner = not instance.port and len(instance.outputs) == 1 and bool(using)
+        inner = inner and not any(instances[r].port for r in using)
+        inner = inner and len({unit_of[r] for r in using}) == 1
+        inner = inner and (fusion == "view" or (fusion == "loop" and all(inline[r] for r in using)))
+        if inner:
+            unit_of[i] = unit_of[using[0]]
+            inline[i] = fusion == "loop" or all(inline[r] for r in using)
+        else:
+            unit_of[i] = len(roots)
+            roots.append(i)
+            inline[i] = not instance.port and fusion in ("loop", "reduce", "view")
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, u in enumerate(unit_of):
+        members[u].append(i)
+    units = [_unit(program, members[u]) for u in range(len(roots))]
+    units.sort(key=lambda u: u.root)
+    return _arranged(program, units)
+
+
+def _unit(program: FlatProgram, members: list[int]) -> Unit:
+    inside = {v for i in members[:-1] for v in program.instances[i].outputs}
+    reads = tuple(
+        (i, p, v)
+        for i in members
+        for p, v in enumerate(program.instances[i].inputs)
+        if v not in inside
+    )
+    root = program.instances[members[-1]]
+    return Unit(tuple(members), reads, root.outputs, root.body)
+
+
+def _arranged(program: FlatProgram, units: Sequence[Unit]) -> Schedule:
+    producer = [-1] * len(program.types)
+    readers: list[list[int]] = [[] for _ in program.types]
+    for u, unit in enumerate(units):
+        for v in unit.outputs:
+            producer[v] = u
+        for v in dict.fromkeys(v for _, _, v in unit.reads):
+            readers[v].append(u)
+    return Schedule(
+        program, tuple(units), tuple(producer), tuple(tuple(r) for r in readers)
+    )

@@ -1,0 +1,254 @@
+"""Half-open boxes of integer points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product as cartesian
+from math import prod
+from operator import index as as_int
+from typing import Any
+
+from ..errors import TapestryError
+
+Point = tuple[int, ...]
+
+
+class ZSpaceError(TapestryError):
+    """A range or projection is malformed, or is used with one of another rank."""
+
+
+_TEXT = re.compile(r"\s*zr\[(.*)\]\s*", re.DOTALL)
+_SIDE = re.compile(r"\s*([+-]?\d+)\s*:\s*([+-]?\d+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ZRange:
+    """The points p with start <= p < end in every dim; prints as `zr[0:3, -1:4]`.
+
+    Starts may be negative. A range is empty when some dim is; an empty range still has a place.
+    The range of rank 0, `zr[]`, holds exactly one point. Raises ZSpaceError where the ranks of
+    `start` and `end` differ or *any* dim ends before it starts.
+    """
+
+    start: Point
+    end: Point
+
+    def __post_init__(self) -> None:
+        start, end = _point(self.start, "start"), _point(self.end, "end")
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "end", end)
+        if len(start) != len(end):
+            raise ZSpaceError(f"start {start} and end {end} differ in rank")
+        for d, (s, e) in enumerate(zip(start, end, strict=True)):
+            if s > e:
+                raise ZSpaceError(
+                    f"dim {d} of the range from {start} to {end} ends before it starts",
+                    hint="Ranges are half-open; an empty dim has end == start.",
+                )
+
+    @staticmethod
+    def from_shape(shape: Sequence[int]) -> ZRange:
+        """The box of the given shape at the origin: (2, 3) -> `zr[0:2, 0:3]`."""
+        return ZRange((0,) * len(shape), tuple(shape))
+
+    @staticmethod
+    def from_start_shape(start: Sequence[int], shape: Sequence[int]) -> ZRange:
+        """The box of the given shape at `start`. Raises ZSpaceError where the ranks differ."""
+        if len(start) != len(shape):
+            raise ZSpaceError(f"start {tuple(start)} and shape {tuple(shape)} differ in rank")
+        return ZRange(tuple(start), tuple(s + n for s, n in zip(start, shape, strict=True)))
+
+    @staticmethod
+    def parse(text: str) -> ZRange:
+        """Read the text form, `zr[0:3, -1:4]`. Raises ZSpaceError on anything else."""
+        whole = _TEXT.fullmatch(text)
+        sides: list[tuple[int, int]] = []
+        if whole is not None:
+            body = whole.group(1)
+            for part in body.split(",") if body.strip() else ():
+                side = _SIDE.fullmatch(part)
+                if side is None:
+                    whole = None
+                    break
+                sides.append((int(side.group(1)), int(side.group(2))))
+        if whole is None:
+            raise ZSpaceError(
+                f"{text!r} is not a range", hint="Write one start:end per dim: zr[0:3, -1:4]."
+            )
+        return ZRange(tuple(s for s, _ in sides), tuple(e for _, e in sides))
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ZRange:
+        """Read `{"start": [...], "end": [...]}`. Raises ZSpaceError on other keys or types."""
+        if not isinstance(value, Mapping) or set(value) != {"start", "end"}:
+            raise ZSpaceError(f"{value!r} is not a range", hint="It needs start and end, no more.")
+        return ZRange(tuple(value["start"]), tuple(value["end"]))
+
+    def to_json(self) -> dict[str, list[int]]:
+        """Plain form `{"start": [...], "end": [...]}`; shape and size follow and are left out."""
+        return {"start": list(self.start), "end": list(self.end)}
+
+    @staticmethod
+    def bounding(ranges: Iterable[ZRange]) -> ZRange:
+        """The least box around all the given ones; the place of an empty range counts too.
+
+        Raises ZSpaceError when there are none, or their ranks differ.
+        """
+        boxes = tuple(ranges)
+        if not boxes:
+            raise ZSpaceError("no ranges to bound")
+        for other in boxes:
+            boxes[0]._same_rank(other)
+        return ZRange(
+            tuple(map(min, zip(*(b.start for b in boxes), strict=True))),
+            tuple(map(max, zip(*(b.end for b in boxes), strict=True))),
+        )
+
+    @property
+    def rank(self) -> int:
+        return len(self.start)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(e - s for s, e in zip(self.start, self.end, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of points; 1 for rank 0."""
+        return prod(self.shape)
+
+    @property
+    def is_empty(self) -> bool:
+        return any(s == e for s, e in zip(self.start, self.end, strict=True))
+
+    @property
+    def inclusive_end(self) -> Point:
+        """The greatest point of the range. Raises ZSpaceError when the range is empty."""
+        if self.is_empty:
+            raise ZSpaceError(f"{self} is empty and has no greatest point")
+        return tuple(e - 1 for e in self.end)
+
+    def contains(self, other: ZRange | Sequence[int]) -> bool:
+        """Whether a point or a whole range lies inside.
+
+        An empty range lies inside when its place does, its end included: `zr[0:4]` contains
+        `zr[4:4]`. An empty range contains no point. Raises ZSpaceError where the ranks differ.
+        """
+        if isinstance(other, ZRange):
+            self._same_rank(other)
+            return all(
+                s <= a and b <= e
+                for s, e, a, b in zip(self.start, self.end, other.start, other.end, strict=True)
+            )
+        if len(other) != self.rank:
+            raise ZSpaceError(f"point {tuple(other)} and range {self} differ in rank")
+        return all(s <= p < e for s, e, p in zip(self.start, self.end, other, strict=True))
+
+    def __contains__(self, other: ZRange | Sequence[int]) -> bool:
+        return self.contains(other)
+
+    def __iter__(self) -> Iterator[Point]:
+        """Every point, row-major (the last dim fastest)."""
+        return cartesian(*(range(s, e) for s, e in zip(self.start, self.end, strict=True)))
+
+    def intersection(self, other: ZRange) -> ZRange | None:
+        """The common box, or None when the two are apart; boxes that touch share an empty box."""
+        self._same_rank(other)
+        start = tuple(map(max, self.start, other.start))
+        end = tuple(map(min, self.end, other.end))
+        if any(s > e for s, e in zip(start, end, strict=True)):
+            return None
+        return ZRange(start, end)
+
+    def translate(self, delta: Sequence[int]) -> ZRange:
+        """The same box moved by `delta`. Raises ZSpaceError where the ranks differ."""
+        if len(delta) != self.rank:
+            raise ZSpaceError(f"cannot move {self} by {tuple(delta)}: the ranks differ")
+        return ZRange(
+            tuple(s + n for s, n in zip(self.start, delta, strict=True)),
+            tuple(e + n for e, n in zip(self.end, delta, strict=True)),
+        )
+
+    def permute(self, order: Sequence[int]) -> ZRange:
+        """The box with dim `order[k]` in place k (as `numpy.transpose`); negative dims count back.
+
+        Raises ZSpaceError unless `order` is a permutation of the dims.
+        """
+        dims = tuple(self._dim(d) for d in order)
+        if sorted(dims) != list(range(self.rank)):
+            raise ZSpaceError(f"{tuple(order)} is not a permutation of the {self.rank} dims")
+        return ZRange(tuple(self.start[d] for d in dims), tuple(self.end[d] for d in dims))
+
+    def product(self, other: ZRange) -> ZRange:
+        """The Cartesian product: the dims of this range followed by those of the other."""
+        return ZRange(self.start + other.start, self.end + other.end)
+
+    def with_dim(self, dim: int, start: int, end: int) -> ZRange:
+        """The same box with dim `dim` running from `start` to `end`."""
+        d = self._dim(dim)
+        return ZRange(
+            (*self.start[:d], start, *self.start[d + 1 :]),
+            (*self.end[:d], end, *self.end[d + 1 :]),
+        )
+
+    def split(self, dim: int, chunk: int) -> tuple[ZRange, ...]:
+        """Cut dim `dim` every `chunk` points; the last part may be shorter, none is empty.
+
+        A dim of extent 0 yields the range itself. Raises ZSpaceError when `chunk` < 1.
+        """
+        d = self._dim(dim)
+        if chunk < 1:
+            raise ZSpaceError(f"cannot cut {self} into chunks of {chunk}")
+        s, e = self.start[d], self.end[d]
+        return tuple(self.with_dim(d, a, min(a + chunk, e)) for a in range(s, e, chunk)) or (self,)
+
+    def split_sizes(self, dim: int, sizes: Sequence[int]) -> tuple[ZRange, ...]:
+        """Cut dim `dim` into parts of the given sizes. Raises ZSpaceError unless they add up."""
+        d = self._dim(dim)
+        if any(n < 0 for n in sizes) or sum(sizes) != self.shape[d]:
+            raise ZSpaceError(
+                f"sizes {tuple(sizes)} do not add up to extent {self.shape[d]} of dim {d}"
+            )
+        out, a = [], self.start[d]
+        for n in sizes:
+            out.append(self.with_dim(d, a, a + n))
+            a += n
+        return tuple(out)
+
+    def blocks(self, dim: int, count: int) -> tuple[ZRange, ...]:
+        """The `count` layout blocks of dim `dim`: block j is [j·⌈N/count⌉, (j+1)·⌈N/count⌉) ∩ dim.
+
+        There are always exactly `count`; where ⌈N/count⌉ does not divide N the last ones are
+        short, and some may be empty (extent 5 in 4 blocks: 2, 2, 1, 0).
+        """
+        d = self._dim(dim)
+        if count < 1:
+            raise ZSpaceError(f"cannot cut {self} into {count} blocks")
+        s, e = self.start[d], self.end[d]
+        step = -(-(e - s) // count)
+        return tuple(
+            self.with_dim(d, min(s + j * step, e), min(s + (j + 1) * step, e)) for j in range(count)
+        )
+
+    def __str__(self) -> str:
+        body = ", ".join(f"{s}:{e}" for s, e in zip(self.start, self.end, strict=True))
+        return f"zr[{body}]"
+
+    def _dim(self, dim: int) -> int:
+        if not -self.rank <= dim < self.rank:
+            raise ZSpaceError(f"{self} has no dim {dim}")
+        return dim % self.rank
+
+    def _same_rank(self, other: ZRange) -> None:
+        if self.rank != other.rank:
+            raise ZSpaceError(f"{self} and {other} differ in rank")
+
+
+def _point(value: Iterable[int], what: str) -> Point:
+    """A tuple of Python ints; NumPy integers are welcome, floats and bools in disguise are not."""
+    try:
+        return tuple(as_int(v) for v in value)
+    except TypeError:
+        raise ZSpaceError(f"{what} {value!r} is not a tuple of integers") from None

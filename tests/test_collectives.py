@@ -1,0 +1,199 @@
+"""Every step on eight devices against NumPy, which nests cuts instead of numbering blocks."""
+
+from __future__ import annotations
+
+import itertools
+from functools import reduce
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.errors import PlanError
+from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.plan import Step
+from tapestry_egg.runtime.collectives import after, apply, traffic
+from tapestry_egg.runtime.hlo import hlo_stats
+
+FLAT = MeshShape(("a", "b"), (2, 4))
+CUBE = MeshShape(("a", "b", "c"), (2, 2, 2))
+SHAPE = (16, 8, 16)
+COMBINE = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+
+
+def values(layout: Layout, mesh: MeshShape, dtype: str) -> np.ndarray:
+    """One array per coordinate of the partial axes (other axes have extent 1)."""
+    lead = [n if a in layout.partial else 1 for a, n in enumerate(mesh.sizes)]
+    rng = np.random.default_rng(0)
+    if dtype == "bool":
+        return rng.random((*lead, *SHAPE)) < 0.5
+    if layout.monoid == "prod":
+        return rng.integers(1, 3, (*lead, *SHAPE)).astype(dtype)
+    return rng.integers(-40, 40, (*lead, *SHAPE)).astype(dtype)
+
+
+def block(array: np.ndarray, layout: Layout, mesh: MeshShape, at: tuple[int, ...]) -> np.ndarray:
+    """What the device at mesh coordinates `at` holds."""
+    n = len(mesh.sizes)
+    array = array[tuple(at[a] if array.shape[a] > 1 else 0 for a in range(n))]
+    for dim, axes in enumerate(layout.dims):
+        for a in axes:
+            array = np.split(array, mesh.sizes[a], dim)[at[a]]
+    return array
+
+
+def devices(mesh: MeshShape) -> list[tuple[int, ...]]:
+    return list(itertools.product(*map(range, mesh.sizes)))
+
+
+def run(step: Step, blocks: list[np.ndarray], mesh: MeshShape) -> np.ndarray:
+    grid = Mesh(np.array(jax.devices()[: mesh.devices]).reshape(mesh.sizes), mesh.names)
+    over_all = PartitionSpec(mesh.names)
+    mapped = jax.shard_map(
+        lambda x: apply(x[0], step, mesh)[None],
+        mesh=grid,
+        in_specs=over_all,
+        out_specs=over_all,
+        check_vma=False,
+    )
+    return np.asarray(jax.jit(mapped)(np.stack(blocks)))
+
+
+def check(step: Step, source: Layout, mesh: MeshShape, dtype: str = "float32") -> None:
+    array = values(source, mesh, dtype)
+    got = run(step, [block(array, source, mesh, at) for at in devices(mesh)], mesh)
+    target = after(step, source)
+    if step.kind in ("all_reduce", "reduce_scatter"):
+        for a in step.axes:
+            pieces = np.split(array, array.shape[a], a)
+            array = reduce(COMBINE[step.monoid or ""], pieces)
+    if step.kind == "to_partial":  # any parts will do that combine to the value
+        wanted = [block(array, source, mesh, at) for at in devices(mesh)]
+        table = got.reshape(*mesh.sizes, *got.shape[1:])
+        for a in step.axes:
+            combined = COMBINE[step.monoid or ""].reduce(table, axis=a, keepdims=True)
+            table = np.broadcast_to(combined, table.shape)
+        np.testing.assert_array_equal(table.reshape(got.shape), np.stack(wanted))
+        return
+    expected = np.stack([block(array, target, mesh, at) for at in devices(mesh)])
+    np.testing.assert_array_equal(got, expected)
+
+
+def cut(*dims: tuple[int, ...], partial: tuple[int, ...] = (), monoid: str | None = None) -> Layout:
+    return Layout(dims, partial, monoid)
+
+
+ORDERS = [(0,), (1,), (0, 1), (1, 0)]
+NESTED = [(2, (0, 1)), (2, (1, 0)), (0, (2, 1)), (0, (1, 2)), (1, (0, 2)), (1, (2, 0))]
+
+
+@pytest.mark.parametrize("axes", ORDERS)
+def test_gather_and_slice_and_exchange(axes: tuple[int, ...]) -> None:
+    check(Step("all_gather", axes, 0), cut(axes, (), ()), FLAT)
+    check(Step("slice", axes, 2), cut((), (), ()), FLAT)
+    check(Step("all_to_all", axes, 0, 2), cut(axes, (), ()), FLAT)
+    check(Step("all_to_all", axes, 2, 1), cut((), (), axes), FLAT)
+
+
+@pytest.mark.parametrize(("outer", "axes"), NESTED)
+def test_the_minor_cut_moves_and_the_major_cut_stays(outer: int, axes: tuple[int, ...]) -> None:
+    check(Step("all_gather", axes, 0), cut((outer, *axes), (), ()), CUBE)
+    check(Step("slice", axes, 0), cut((outer,), (), ()), CUBE)
+    check(Step("all_to_all", axes, 0, 1), cut((outer, *axes), (), ()), CUBE)
+    check(Step("all_to_all", axes, 0, 2), cut(axes, (), (outer,)), CUBE)
+    sums = cut((outer,), (), (), partial=tuple(sorted(axes)), monoid="sum")
+    check(Step("reduce_scatter", axes, 0, monoid="sum"), sums, CUBE)
+
+
+@pytest.mark.parametrize("axes", ORDERS)
+@pytest.mark.parametrize(
+    ("monoid", "dtype"),
+    [("sum", "float32"), ("sum", "int32"), ("max", "float32"), ("min", "int32"), ("prod", "int32"),
+     ("and", "bool"), ("or", "bool"), ("and", "uint8"), ("max", "bool")],
+)  # fmt: skip
+def test_reductions(axes: tuple[int, ...], monoid: str, dtype: str) -> None:
+    source = cut((), (), (), partial=tuple(sorted(axes)), monoid=monoid)
+    check(Step("all_reduce", axes, monoid=monoid), source, FLAT, dtype)
+    check(Step("reduce_scatter", axes, 2, monoid=monoid), source, FLAT, dtype)
+    check(Step("to_partial", axes, monoid=monoid), cut((), (), ()), FLAT, dtype)
+
+
+def test_some_axes_of_several_partial_ones() -> None:
+    source = cut((), (2,), (), partial=(0, 1), monoid="sum")
+    check(Step("all_reduce", (1,), monoid="sum"), source, CUBE)
+    check(Step("reduce_scatter", (0,), 1, monoid="sum"), source, CUBE)
+
+
+@pytest.mark.parametrize(
+    ("step", "source"),
+    [
+        (Step("all_gather", (1,), 0), cut((1, 0), ())),  # not the minor-most
+        (Step("all_gather", (0,), 1), cut((0,), ())),
+        (Step("all_to_all", (0,), 0, 0), cut((0,), ())),
+        (Step("all_reduce", (0,), monoid="max"), cut((), (), partial=(0,), monoid="sum")),
+        (Step("reduce_scatter", (0,), 5, monoid="sum"), cut((), (), partial=(0,), monoid="sum")),
+        (Step("slice", (0,), 1), cut((0,), ())),
+        (Step("to_partial", (0,), monoid="sum"), cut((0,), ())),
+        (Step("to_partial", (0,), monoid="sum"), cut((), (), partial=(1,), monoid="max")),
+        (Step("teleport", (0,), 0), cut((0,), ())),
+    ],
+)
+def test_steps_that_do_not_apply_are_refused(step: Step, source: Layout) -> None:
+    with pytest.raises(PlanError):
+        after(step, source)
+
+
+def test_random_keys_do_not_move() -> None:
+    with pytest.raises(PlanError, match="keys"):
+        apply(jax.random.split(jax.random.key(0), 8), Step("slice", (0,), 0), FLAT)
+
+
+@pytest.mark.parametrize(
+    ("step", "source", "dtype"),
+    [
+        (Step("all_gather", (1, 0), 0), cut((1, 0), (), ()), "float32"),
+        (Step("all_to_all", (1,), 0, 1), cut((1,), (), ()), "int32"),
+        (Step("all_reduce", (0, 1), monoid="sum"), cut((), (), (), partial=(0, 1), monoid="sum"),
+         "float32"),
+        (Step("all_reduce", (1,), monoid="prod"), cut((0,), (), (), partial=(1,), monoid="prod"),
+         "float32"),
+        (Step("all_reduce", (1,), monoid="or"), cut((), (), (), partial=(1,), monoid="or"), "bool"),
+        (Step("reduce_scatter", (0, 1), 0, monoid="sum"),
+         cut((), (), (), partial=(0, 1), monoid="sum"), "float32"),
+        (Step("reduce_scatter", (1,), 0, monoid="max"),
+         cut((), (), (), partial=(1,), monoid="max"), "float32"),
+        (Step("slice", (1,), 0), cut((), (), ()), "float32"),
+    ],
+)  # fmt: skip
+def test_traffic_is_what_xla_compiles(step: Step, source: Layout, dtype: str) -> None:
+    grid = Mesh(np.array(jax.devices()).reshape(FLAT.sizes), FLAT.names)
+    local = source.local_shape(SHAPE, FLAT)
+    mapped = jax.shard_map(
+        lambda x: apply(x[0], step, FLAT)[None],
+        mesh=grid,
+        in_specs=PartitionSpec(FLAT.names),
+        out_specs=PartitionSpec(FLAT.names),
+        check_vma=False,
+    )
+    compiled = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8, *local), dtype)).compile()
+    moved = traffic(step, source, TensorType(SHAPE, dtype), FLAT)
+    expected = {(moved.kind, FLAT.parts(moved.axes)): moved.payload_bytes} if moved else {}
+    assert hlo_stats(compiled).by_kind() == expected
+
+
+def test_axes_of_one_device_move_nothing() -> None:
+    mesh = MeshShape(("a", "b"), (1, 8))
+    type_ = TensorType(SHAPE, "float32")
+    assert traffic(Step("all_gather", (0,), 0), cut((0,), (), ()), type_, mesh) is None
+    moved = traffic(Step("all_gather", (0, 1), 0), cut((0, 1), (), ()), type_, mesh)
+    assert moved is not None and (moved.axes, moved.payload_bytes) == ((1,), type_.nbytes)
+    check(Step("all_gather", (0, 1), 0), cut((0, 1), (), ()), mesh)
