@@ -413,7 +413,7 @@ def _without_layers(tree: Tree) -> tuple[Tree, list[Tree]]:
 
 
 def _release(vjp: Any, values: Tree) -> Any:
-    """Drop `values` from what a vjp function saved; called with equal ones, the result is it again."""
+    """Drop `values` from what a vjp function saved; called with equal ones, the result is whole."""
     leaves, treedef = jax.tree.flatten(vjp)
     position = {id(value): i for i, value in enumerate(jax.tree.leaves(values))}
     slots = [position.get(id(leaf)) for leaf in leaves]

@@ -98,5 +98,7 @@ def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
         bound = least_seconds(results, above * (1 - 1e-12), float("inf"))
         slower = p.costs.seconds / bound - 1.0 if bound > 0 else float("inf")
         larger = above / p.costs.peak_bytes - 1.0
+        if k + 1 < len(by_peak) and bound > 0:
+            larger = max(larger, by_peak[k + 1].costs.seconds / bound - 1.0)
         worst = max(worst, min(slower, larger))
     return worst

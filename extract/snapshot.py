@@ -264,7 +264,11 @@ class _Joiner:
             moved += _bytes(self.schedule.program.types[v], layout, self.mesh)
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
         seconds = float(kernel_seconds(flops, moved, dtype, self.target, contraction))
-        energy = float(joules(flops, moved, 0.0, seconds, self.mesh.devices, self.target))
+        energy = float(
+            joules(
+                flops, moved, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
+            )
+        )
         return (seconds, energy, flops)
 
 

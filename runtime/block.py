@@ -64,7 +64,7 @@ class IndexBlock:
         return block_number(self.cuts[d], self.mesh) * self.extents[d]
 
     def start(self, projection: Projection, k: int) -> Offset:
-        """Where the block's image begins in tensor dim k, in the coordinates of the whole tensor."""
+        """Where the block's image begins in tensor dim k, counted from the tensor's start."""
         at: Offset = projection.offset[k]
         for d, a in enumerate(projection.matrix[k]):
             if a < 0:

@@ -160,9 +160,10 @@ def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
 
     if monoid not in MONOIDS:
         raise _unknown(monoid)
-    if monoid in ("sum", "or") or (monoid == "max" and dtype == bool):
+    flags = jnp.issubdtype(dtype, jnp.bool_)
+    if monoid in ("sum", "or") or (monoid == "max" and flags):
         return jnp.zeros((), dtype)
-    if monoid == "prod" or dtype == bool:
+    if monoid == "prod" or flags:
         return jnp.ones((), dtype)
     if monoid == "and":
         return ~jnp.zeros((), dtype)

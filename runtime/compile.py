@@ -149,7 +149,7 @@ def partition_spec(layout: Layout, mesh: MeshShape) -> PartitionSpec:
     """JAX's spelling of a layout without partial values."""
     from jax.sharding import PartitionSpec
 
-    entries: list[None | str | tuple[str, ...]] = []
+    entries: list[str | tuple[str, ...] | None] = []
     for axes in layout.dims:
         names = tuple(mesh.names[a] for a in axes)
         entries.append(names if len(names) > 1 else names[0] if names else None)
@@ -203,4 +203,3 @@ def _checked(x: Any, type_: TensorType, name: str) -> Any:
             hint="Trace and optimize again for other shapes.",
         )
     return x
-

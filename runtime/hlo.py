@@ -149,7 +149,7 @@ def hlo_stats(compiled: Executable) -> HloStats:
 
 
 def collectives_in(text: str) -> tuple[CompiledCollective, ...]:
-    """The collectives of an HLO text, loops multiplied out, a conditional's dearest branch taken."""
+    """The collectives of an HLO text: loops multiplied out, of a conditional the dearest branch."""
     return _work(parse(text)).collectives
 
 

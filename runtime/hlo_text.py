@@ -96,16 +96,18 @@ class Instruction:
     @cached_property
     def attributes(self) -> dict[str, str]:
         """Attribute name -> its text, unparsed."""
-        found = {}
+        found: dict[str, str] = {}
         for item in split(self._parts[1]):
             key, sign, text = item.partition("=")
-            if sign:
+            if key.strip() == "device_ids" and found:  # goes on: mesh['a'=8], device_ids=(..) {'a'}
+                found[next(reversed(found))] += f", {item}"
+            elif sign:
                 found[key.strip()] = text.strip()
         return found
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that the instruction runs; a loop's condition and body are not among them."""
+        """Computations that the instruction runs; those of a while loop are not among them."""
         found: list[str] = []
         for key in ("calls", "to_apply", "called_computations", "branch_computations"):
             if key in self.attributes:
@@ -231,9 +233,10 @@ def _logical_lines(text: str) -> Iterator[str]:
         line = raw.strip()
         if not line:
             continue
-        if pending and not (line.startswith("}") or _INSTRUCTION.match(line)):
-            pending += " " + line
-            continue
+        if pending and not _INSTRUCTION.match(line):
+            if not line.startswith("}") or _is_open(pending):
+                pending += " " + line
+                continue
         if pending:
             yield pending
             pending = ""
@@ -243,6 +246,13 @@ def _logical_lines(text: str) -> Iterator[str]:
             yield line
     if pending:
         yield pending
+
+
+def _is_open(text: str) -> bool:
+    if text.count("(") == text.count(")"):
+        return False
+    tokens = _TOKEN.findall(text)  # brackets in quotes do not count
+    return tokens.count("(") > tokens.count(")")
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..blockgraph import Operation, TensorType
@@ -17,6 +16,7 @@ from ..layout import MeshShape
 from ..metakernels.signature import OperationSignature
 from ..plan import Strategy
 from .block import IndexBlock
+from .collectives import block_number, zero
 
 if TYPE_CHECKING:
     import jax
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel on one device's block: `params` are the local ones, as JAX wants them."""
+    """One kernel on one device's block.
+
+    `params` are the local ones, as JAX wants them; `whole` are the operation's own, in plain form.
+    """
 
     kernel: str
     params: Mapping[str, Any]
+    whole: Mapping[str, Any]
     operands: tuple[jax.Array, ...]
     block: IndexBlock
 
@@ -82,7 +86,7 @@ def run_kernel(
     block = IndexBlock(signature, strategy.cuts, mesh)
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
-        call = Call(op.kernel, params, tuple(operands), block)
+        call = Call(op.kernel, params, op.params, tuple(operands), block)
         if op.effectful and not op.outputs and mesh.devices > 1:
             return _on_first_device(call)
         return call.bind(*operands)
@@ -97,7 +101,7 @@ def run_kernel(
         [x.shape for x in images],
         [p.footprint(block.extents) for p in signature.outputs],
     )
-    call = Call(op.kernel, decode_params(local, kernel=op.kernel), images, block)
+    call = Call(op.kernel, decode_params(local, kernel=op.kernel), op.params, images, block)
     lowering = LOWERINGS.get(op.kernel)
     return list(lowering(call)) if lowering else call.bind(*images)
 
@@ -106,7 +110,145 @@ def _on_first_device(call: Call) -> list[jax.Array]:
     """Something that is run for its effect only, such as a print, is run once."""
     from jax import lax
 
+    def run() -> None:
+        call.bind(*call.operands)
+
     mesh = call.block.mesh
-    first = all_of(lax.axis_index(name) == 0 for name in mesh.names)
-    lax.cond(first, lambda: call.bind(*call.operands) and None, lambda: None)
+    lax.cond(block_number(tuple(range(len(mesh.sizes))), mesh) == 0, run, lambda: None)
     return []
+
+
+# Kernels whose result depends on where the block lies
+
+
+def _iota(call: Call) -> list[jax.Array]:
+    import jax.numpy as jnp
+
+    (counted,) = call.bind()
+    return [counted + jnp.asarray(call.output_offset(call.params["dimension"]), counted.dtype)]
+
+
+def _gather(call: Call) -> list[jax.Array]:
+    """Rows that another device holds count zero, so that the partial results add up.
+
+    An index outside the whole tensor is clamped where the mode says so; where the mode fills, the
+    device with the first rows gives the fill value.
+    """
+    import jax.numpy as jnp
+    from jax.lax import GatherScatterMode
+
+    operand, indices = call.operands
+    numbers = call.params["dimension_numbers"]
+    length = call.signature.input_types[0].shape
+    rows = {
+        t: k
+        for t, k in enumerate(numbers.start_index_map)
+        if call.is_part(0, k) and call.whole["slice_sizes"][k] != length[k]
+    }
+    if not rows:
+        return call.bind(operand, indices)
+    fills = call.params["mode"] == GatherScatterMode.FILL_OR_DROP
+    places = _places(indices)
+    here, outside, first = _localize(call, places, rows, clamp=not fills)
+    for t, k in rows.items():
+        places[t] = jnp.clip(places[t], 0, operand.shape[k] - 1)
+    (found,) = call.bind(
+        operand, jnp.stack(places, -1), indices_are_sorted=False, unique_indices=False
+    )
+    batch = [d for d in range(found.ndim) if d not in numbers.offset_dims]
+    others = tuple(d for d in range(found.ndim) if d not in batch)
+    monoid = next(d.monoid for d in call.signature.index if d.role == "reduce")
+    elsewhere = zero(monoid, found.dtype)
+    if fills:
+        fill = jnp.asarray(call.params["fill_value"], found.dtype)
+        elsewhere = jnp.where(jnp.expand_dims(outside & first, others), fill, elsewhere)
+    return [jnp.where(jnp.expand_dims(here, others), found, elsewhere)]
+
+
+def _scatter(call: Call) -> list[jax.Array]:
+    """Updates aimed at rows of another device are dropped; that device applies them."""
+    import jax.numpy as jnp
+    from jax.lax import GatherScatterMode
+
+    operand, indices, updates = call.operands
+    numbers = call.params["dimension_numbers"]
+    targets = numbers.scatter_dims_to_operand_dims
+    length = call.signature.input_types[0].shape
+    taken = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    own = [k for k in range(operand.ndim) if k not in taken]
+    window = dict(zip(own, (updates.shape[d] for d in numbers.update_window_dims), strict=True))
+    rows = {
+        t: k
+        for t, k in enumerate(targets)
+        if call.is_part(0, k) and window.get(k, 1) != operand.shape[k] or (
+            call.is_part(0, k) and k not in window
+        )
+    }
+    if not rows:
+        return call.bind(operand, indices, updates)
+    places = _places(indices)
+    clamp = call.params["mode"] == GatherScatterMode.CLIP
+    if clamp:  # the other dims here, since the mode must now drop what is outside
+        for t, k in enumerate(targets):
+            if t not in rows:
+                places[t] = jnp.clip(places[t], 0, length[k] - window.get(k, 1))
+    here, _, _ = _localize(call, places, rows, clamp=clamp)
+    for t, k in rows.items():
+        places[t] = jnp.where(here, places[t], operand.shape[k])
+    return call.bind(
+        operand,
+        jnp.stack(places, -1),
+        updates,
+        indices_are_sorted=False,
+        unique_indices=False,
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _places(indices: jax.Array) -> list[jax.Array]:
+    """The columns of index vectors s32[..., depth], wide enough to subtract offsets from."""
+    import jax.numpy as jnp
+
+    if indices.dtype.itemsize < 4:
+        indices = indices.astype(jnp.int32)
+    elif jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        indices = jnp.minimum(indices, 2**31 - 1).astype(jnp.int32)
+    return [indices[..., t] for t in range(indices.shape[-1])]
+
+
+def _localize(
+    call: Call, places: list[jax.Array], rows: Mapping[int, int], *, clamp: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Make the columns `rows` (column -> dim of operand 0) count from this device's first row.
+
+    Returns flags: which index vectors point into this device's rows, which point outside the whole
+    tensor, and whether this device has the first rows.
+    """
+    import jax.numpy as jnp
+
+    operand, length = call.operands[0], call.signature.input_types[0].shape
+    here, outside, first = jnp.bool_(True), jnp.bool_(False), jnp.bool_(True)
+    for t, k in rows.items():
+        if clamp:
+            places[t] = jnp.clip(places[t], 0, length[k] - 1)
+        outside = outside | (places[t] < 0) | (places[t] >= length[k])
+        offset = jnp.asarray(call.operand_offset(0, k), places[t].dtype)
+        places[t] = places[t] - offset
+        here = here & (places[t] >= 0) & (places[t] < operand.shape[k])
+        first = first & (offset == 0)
+    return here, outside, first
+
+
+#: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
+LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
+    "iota": _iota,
+    "gather": _gather,
+    **dict.fromkeys(
+        (
+            "scatter",
+            *(f"scatter-{kind}" for kind in ("add", "sub", "mul", "min", "max")),
+            *(f"scatter_{kind}" for kind in ("add", "sub", "mul", "min", "max")),
+        ),
+        _scatter,
+    ),
+}

@@ -11,6 +11,9 @@ from .units import QUANTITIES, format_number
 #: A logarithmic axis is chosen where the largest value is more than this times the smallest.
 LOG_FROM = 8.0
 
+#: What is not above this counts as zero.
+_TINY = 1e-30
+
 #: Steps within a decade, coarse to fine; the first that gives enough ticks is taken.
 _DECADES: tuple[tuple[float, ...], ...] = (
     (1,),
@@ -67,11 +70,11 @@ def fit_axis(
     """An axis for `values` of `objective`, with some air at both ends.
 
     A linear axis starts at zero unless the values all lie in its upper half. An axis with a value
-    of zero or less is linear whatever `scale` asks.
+    of zero is linear whatever `scale` asks.
     """
     finite = [v for v in values if math.isfinite(v)] or [0.0]
     low, high = min(finite), max(finite)
-    log = low > 0 and (scale == "log" or (scale == "auto" and high > LOG_FROM * low))
+    log = low > _TINY and (scale == "log" or (scale == "auto" and high > LOG_FROM * low))
     if log:
         air = (high / low) ** 0.08 if high > low else 1.25
         low, high = low / air, high * air
@@ -89,7 +92,7 @@ def _linear_marks(low: float, high: float) -> list[float]:
     step = next(s * power for s in (1.0, 2.0, 2.5, 5.0, 10.0) if s * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     count = math.floor(high / step + 1e-9) - first + 1
-    return [round((first + i) * step, 12) for i in range(count)]
+    return [float(f"{(first + i) * step:.12g}") for i in range(count)]
 
 
 def _log_marks(low: float, high: float) -> list[float]:

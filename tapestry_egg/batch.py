@@ -20,11 +20,14 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .atomic import write_atomic
-from .errors import TapestryError
+from .errors import GraphError, TapestryError
 from .progress import Phase, Progress
+
+if TYPE_CHECKING:
+    from .trace import Program
 
 MANIFEST = "batch.json"
 
@@ -33,14 +36,15 @@ MANIFEST = "batch.json"
 class Settings:
     """What `optimize` is asked for, the same for every graph of a batch.
 
-    `limits` pairs objectives with amounts in base units; `rules` are paths of the user's own rule
-    files or names of books.
+    `limits` pairs objectives with amounts in base units, `rules` are paths of the user's own rule
+    files, `seconds` is the time to search for each graph (None: the pipeline's own default).
     """
 
     target: str
     objectives: tuple[str, ...]
     limits: tuple[tuple[str, float], ...] = ()
     rules: tuple[str, ...] = ()
+    seconds: float | None = None
 
     def key(self, graph: bytes) -> str:
         """A hash that changes whenever the front of this graph could: same key, same result."""
@@ -122,6 +126,7 @@ def optimize_file(path: Path, settings: Settings, out: Path, on_progress: Progre
     read, any other, which is a defect, with its traceback.
     """
     from .files import load, save
+    from .pipeline import Settings as Effort
     from .pipeline import optimize
     from .plot import front_info, plot_front
 
@@ -129,12 +134,13 @@ def optimize_file(path: Path, settings: Settings, out: Path, on_progress: Progre
     name = path.stem
     try:
         front = optimize(
-            load(path),
+            _graph(load(path), path),
             target=settings.target,
             objectives=settings.objectives,
             limits=dict(settings.limits),
-            rules=settings.rules or None,
-            on_progress=lambda phase: on_progress(replace(phase, subject=phase.subject or name)),
+            rules=settings.rules,
+            settings=None if settings.seconds is None else Effort(seconds=settings.seconds),
+            on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),
         )
         # The picture first: the front file is what marks a graph as done.
         plot_front(front_info(front), out / f"{name}.front.svg")
@@ -154,6 +160,18 @@ def optimize_file(path: Path, settings: Settings, out: Path, on_progress: Progre
         peak_most=max(c.peak_bytes for c in costs),
         gap=max(plan.gap for plan in front.plans),
         took=time.perf_counter() - started,
+    )
+
+
+def _graph(loaded: Any, path: Path) -> Program:
+    from .trace import Program
+
+    if isinstance(loaded, Program):
+        return loaded
+    raise GraphError(
+        f"holds a {type(loaded).__name__.lower()}, not a graph",
+        where=str(path),
+        hint="`tapestry-egg trace` makes graphs of programs.",
     )
 
 

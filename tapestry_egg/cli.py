@@ -129,6 +129,9 @@ def optimize(
         list[str] | None,
         typer.Option(metavar="FILE", help="A rule file of yours; may be repeated."),
     ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Time to search, for each graph.")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Graphs at a time.")] = 1,
     again: Annotated[
         bool, typer.Option("--again", help="Also graphs whose front is there and current.")
@@ -154,6 +157,7 @@ def optimize(
         tuple(objective or ("seconds", "peak_bytes", "joules")),
         tuple(sorted(parse_limits(limit or ()).items())),
         tuple(rules or ()),
+        seconds,
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress:

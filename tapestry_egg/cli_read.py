@@ -18,22 +18,26 @@ from .console import (
     choose_plan,
     complain,
     load_any,
-    plans_of,
+    load_front,
     print_json,
     say,
-    stdin_as_file,
 )
 from .errors import RuleError, TapestryError, TargetError, TemplateError
+from .units import format_quantity
 
 
 def show(file: File, as_json: Json = False) -> None:
     """Print a saved graph, plan or front."""
+    from .extract.front import Front
+    from .plan import Plan
+
     loaded = load_any(file)
-    graph = getattr(loaded, "graph", loaded)
-    if hasattr(loaded, "plans") or hasattr(loaded, "costs"):
-        plans = plans_of(loaded, file)
-        print_json(text.front_rows(plans)) if as_json else print(text.front_text(plans))
+    if isinstance(loaded, Front):
+        print_json(loaded.table()) if as_json else print(loaded)
+    elif isinstance(loaded, Plan):
+        print_json(text.plan_data(loaded)) if as_json else print(text.plan_text(loaded))
     else:
+        graph = loaded.graph
         print_json(text.graph_data(graph)) if as_json else print(text.graph_text(graph))
 
 
@@ -48,16 +52,11 @@ def front(
     """Print the table of a front; with --svg draw its picture."""
     from .plot import front_info, plot_front
 
-    loaded = load_any(file)
-    plans = plans_of(loaded, file)
+    loaded = load_front(file)
     if svg:
-        if not hasattr(loaded, "plans"):
-            raise TapestryError(
-                "holds one plan, not a front", where=file, hint="Give a front file."
-            )
         drawn = plot_front(front_info(loaded, x=x, y=y), svg, scale="log" if log else "auto")
         say(f"drawn: {drawn}")
-    print_json(text.front_rows(plans)) if as_json else print(text.front_text(plans))
+    print_json(loaded.table()) if as_json else print(loaded)
 
 
 def explain(
@@ -112,7 +111,7 @@ def kernels(
             f"no template for kernel {name!r}",
             hint="It runs all the same, uncut. `tapestry-egg kernels` lists those with a template.",
         )
-    entries = [
+    entries: list[dict[str, Any]] = [
         {
             "kernel": kernel,
             "file": Path(template.origin.file).name,
@@ -169,7 +168,7 @@ def targets(
                     "title": target.title,
                     "devices": str(target.devices),
                     "mesh shapes": ", ".join(str(mesh) for mesh in target.mesh_shapes()),
-                    "memory": text.format_quantity(target.hbm_bytes, "peak_bytes"),
+                    "memory": format_quantity(target.hbm_bytes, "peak_bytes"),
                     "memory rate": _rate(target.hbm_bytes_per_second),
                     "links": ", ".join(
                         f"{level.name} {_rate(level.full_bytes_per_second)}"
@@ -232,23 +231,20 @@ def verify(
 def _verify(file: str) -> str:
     """What a file holds, in words. Raises the TapestryError that is wrong with it."""
     from .blockgraph import verify_graph
-    from .files import load
+    from .extract.front import Front
 
     if Path(file).suffix in (".yaml", ".yml"):
         from .rules import load_book
 
         count = len(load_book(Path(file)).rules)
         return f"{count} rule{'' if count == 1 else 's'}"
-    with stdin_as_file(file) as path:
-        loaded = load(path)
-    if hasattr(loaded, "plans") or hasattr(loaded, "costs"):
-        plans = plans_of(loaded, file)
-        for plan in plans:
+    loaded = load_any(file)
+    if isinstance(loaded, Front):
+        for plan in loaded.plans:
             verify_graph(plan.graph, where=f"{file}: plan {plan.name}")
-        return f"{len(plans)} plan{'' if len(plans) == 1 else 's'}"
-    graph = getattr(loaded, "graph", loaded)
-    verify_graph(graph, where=file)
-    return f"{len(graph.operations)} operations"
+        return f"{len(loaded.plans)} plan{'' if len(loaded.plans) == 1 else 's'}"
+    verify_graph(loaded.graph, where=file)
+    return f"{len(loaded.graph.operations)} operations"
 
 
 def _print_fields(fields: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from .errors import ExtractError, GraphError, TapestryError
 from .units import parse_quantity
 
 if TYPE_CHECKING:
+    from .extract.front import Front
     from .plan import Plan
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -92,33 +93,35 @@ def load_any(name: str) -> Any:
         return load(path)
 
 
-def plans_of(loaded: Any, name: str) -> Sequence[Plan]:
-    """The plans of a loaded front or plan. Raises GraphError for a file that holds neither."""
-    from .plan import Plan
+def load_front(name: str) -> Front:
+    """The front in a file. Raises GraphError where the file holds something else."""
+    return _as_front(load_any(name), name)
 
-    if isinstance(loaded, Plan):
-        return (loaded,)
-    if hasattr(loaded, "plans"):
-        return tuple(loaded.plans)
+
+def _as_front(loaded: Any, name: str) -> Front:
+    from .extract.front import Front
+
+    if isinstance(loaded, Front):
+        return loaded
     raise GraphError(
-        "holds no plans", where=name, hint=f"Make some: tapestry-egg optimize {name} --target NAME"
+        f"holds a {type(loaded).__name__.lower()}, not a front",
+        where=name,
+        hint="`tapestry-egg optimize` makes fronts of graphs.",
     )
 
 
 def choose_plan(name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:
-    """The plan of a front file that the options ask for: by name, else the best."""
+    """The plan that the options ask for: by name, else the best; of a plan file, its only one."""
+    from .plan import Plan
+
     loaded = load_any(name)
-    plans = plans_of(loaded, name)
-    if plan:
-        found = [p for p in plans if p.name == plan]
-        if not found:
-            raise TapestryError(
-                f"no plan {plan!r}",
-                where=name,
-                hint=f"It has {', '.join(p.name for p in plans) or 'none'}.",
-            )
-        return found[0]
-    if len(plans) == 1:
-        return plans[0]
-    best: Plan = loaded.best(minimize, limits=parse_limits(limits))
-    return best
+    if isinstance(loaded, Plan):
+        return loaded
+    front = _as_front(loaded, name)
+    if not plan:
+        return front.best(minimize, limits=parse_limits(limits))
+    found = [p for p in front.plans if p.name == plan]
+    if not found:
+        names = ", ".join(p.name for p in front.plans) or "none"
+        raise TapestryError(f"no plan {plan!r}", where=name, hint=f"It has {names}.")
+    return found[0]

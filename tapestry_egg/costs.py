@@ -128,7 +128,7 @@ def joules(
     dtype: str = "bfloat16",
     contraction: bool = True,
 ) -> Amount:
-    """Energy over all devices: devices · (P_idle·seconds + e_flop·flops + e_hbm·bytes + e_wire·wire).
+    """Energy over all devices: devices · (P_idle·seconds + e_f·flops + e_h·bytes + e_w·wire).
 
     Datasheets give two powers at most, so the dynamic part P_max - P_idle is divided by the shares
     of the target's file, and each share over the rate at which that unit runs flat out: a device

@@ -1,4 +1,4 @@
-"""Running one plan for its numbers: against the original program, the clock, and XLA's own account."""
+"""Running a plan for its numbers: against the original program, the clock, and XLA's account."""
 
 from __future__ import annotations
 

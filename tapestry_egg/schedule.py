@@ -170,7 +170,107 @@ def schedule(program: FlatProgram) -> Schedule:
         members[u].append(i)
     units = [_unit(program, members[u]) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
-    return _arranged(program, units)
+    return _arranged(program, _eager(program, units))
+
+
+def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
+    """Program order, except that a unit that frees more than it makes runs as soon as it can.
+
+    Memory-aware compilers order so too: an optimizer step that consumes a gradient and writes into
+    donated buffers runs when the gradient is there, not after all the others. A region's units
+    stay together.
+    """
+    groups, group_of = _groups(program, units)
+    maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
+    late = ("state", "output")
+    reads: list[set[int]] = []
+    for group in groups:
+        ports = [program.instances[units[u].root].port in late for u in group]
+        reads.append(
+            {v for u, port in zip(group, ports, strict=True) if not port for _, _, v in units[u].reads}
+        )
+    waiting = [len({maker[v] for v in vs if v in maker} - {g}) for g, vs in enumerate(reads)]
+    followers: dict[int, set[int]] = defaultdict(set)
+    users: dict[int, set[int]] = defaultdict(set)
+    for g, vs in enumerate(reads):
+        for v in vs:
+            users[v].add(g)
+            if v in maker and maker[v] != g:
+                followers[maker[v]].add(g)
+    renewed = {
+        program.instances[u.root].inputs[0]
+        for u in units
+        if program.instances[u.root].port == "state"
+    }
+    resident = {
+        v
+        for u in units
+        if program.instances[u.root].port in ("state", "input", "constant")
+        for v in u.outputs
+    }
+    leaving = {v for u in units if program.instances[u.root].port == "output" for _, _, v in u.reads}
+    left = {v: len(gs) for v, gs in users.items()}
+    done = [False] * len(groups)
+    order: list[Unit] = []
+
+    def change(g: int) -> int:
+        """Bytes alive after group g, less those alive before."""
+        made = {v for u in groups[g] for v in units[u].outputs}
+        grown = sum(program.types[v].nbytes for v in made if v not in renewed and left.get(v))
+        freed = sum(
+            program.types[v].nbytes
+            for v in reads[g]
+            if left[v] == 1 and v not in resident and v not in leaving
+        )
+        return grown - freed
+
+    def run(g: int) -> None:
+        stack = [g]
+        while stack:
+            now = stack.pop()
+            if done[now]:
+                continue
+            done[now] = True
+            order.extend(units[u] for u in groups[now])
+            for v in reads[now]:
+                left[v] -= 1
+            ready = []
+            for f in sorted(followers[now], reverse=True):
+                waiting[f] -= 1
+                if waiting[f] == 0 and not done[f]:
+                    ready.append(f)
+            freeing = [f for f in ready if change(f) < 0]
+            # What became ready earlier may free memory now that another reader is gone.
+            for v in reads[now]:
+                if left[v] == 1:
+                    (last,) = [u for u in users[v] if not done[u]] or [now]
+                    if not done[last] and waiting[last] == 0 and change(last) < 0:
+                        freeing.append(last)
+            stack.extend(dict.fromkeys(freeing))
+
+    for g in range(len(groups)):
+        run(g)
+    return order
+
+
+def _groups(program: FlatProgram, units: Sequence[Unit]) -> tuple[list[list[int]], list[int]]:
+    """Units that must stay together, in order: those of one outermost region, others alone."""
+    outermost = sorted(
+        span for (body, _), span in program.spans.items() if program.bodies[body].parent < 0
+    )
+    groups: list[list[int]] = []
+    group_of: list[int] = []
+    region: dict[tuple[int, int], int] = {}
+    for u, unit in enumerate(units):
+        span = next(((a, b) for a, b in outermost if a <= unit.root < b), None)
+        if span is None or span not in region:
+            groups.append([])
+            if span is not None:
+                region[span] = len(groups) - 1
+        g = region[span] if span is not None else len(groups) - 1
+        groups[g].append(u)
+        group_of.append(g)
+    return groups, group_of
 
 
 def _unit(program: FlatProgram, members: list[int]) -> Unit:

@@ -1,9 +1,10 @@
-"""Graphs, plans and fronts as text for people and as plain data for programs."""
+"""Graphs and plans as text for people and as plain data for programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .blockgraph import BlockGraph, Operation
@@ -100,39 +101,6 @@ def _operations(graph: BlockGraph) -> Iterator[Operation]:
             yield from _operations(region)
 
 
-# --- fronts ---------------------------------------------------------------------------------------
-
-
-def front_rows(plans: Iterable[Plan]) -> list[dict[str, Any]]:
-    """One record per plan: its name, mesh and costs in base units, and its gap (None: unknown)."""
-    return [
-        {
-            "name": plan.name,
-            "mesh": str(plan.mesh),
-            "devices": plan.mesh.devices,
-            "seconds": plan.costs.seconds,
-            "peak_bytes": plan.costs.peak_bytes,
-            "joules": plan.costs.joules,
-            "wire_bytes": plan.costs.wire_bytes,
-            "flops": plan.costs.flops,
-            "makespan": plan.costs.makespan,
-            "gap": plan.gap if math.isfinite(plan.gap) else None,
-        }
-        for plan in plans
-    ]
-
-
-def front_text(plans: Sequence[Plan], title: str = "") -> str:
-    """The table of a front: one line per plan, in the order given."""
-    shown = ("seconds", "peak_bytes", "joules", "wire_bytes", "flops")
-    rows = [["plan", "mesh", "time", "peak", "energy", "sent", "operations", "gap"]]
-    for plan in plans:
-        costs = [format_quantity(getattr(plan.costs, name), name) for name in shown]
-        rows.append([plan.name, str(plan.mesh), *costs, percent(plan.gap)])
-    table = columns(rows, right=range(2, 8))
-    return f"{title}\n{table}" if title else table
-
-
 # --- plans ----------------------------------------------------------------------------------------
 
 
@@ -222,17 +190,20 @@ def _collective_rows(plan: Plan) -> list[list[str]]:
 
 def plan_data(plan: Plan) -> dict[str, Any]:
     """One plan as plain data: costs, boundary layouts, collectives and rules."""
-    (row,) = front_rows([plan])
     names: Mapping[str, Sequence[str]] = {
         "inputs": plan.graph.input_names or [f"%{v}" for v in plan.graph.inputs],
         "outputs": plan.graph.output_names or [f"%{v}" for v in plan.graph.outputs],
     }
     layouts = {"inputs": plan.in_shardings, "outputs": plan.out_shardings}
     return {
-        **row,
+        "name": plan.name,
         "graph": plan.graph.name,
         "target": plan.target,
+        "mesh": str(plan.mesh),
+        "devices": plan.mesh.devices,
+        **asdict(plan.costs),
         "bound": plan.bound,
+        "gap": plan.gap,
         **{
             side: [
                 {"name": name, "layout": layout.show(plan.mesh)}
@@ -240,19 +211,6 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             ]
             for side in names
         },
-        "collectives": [
-            {
-                "kind": one.kind,
-                "axes": list(one.axes),
-                "group": one.group,
-                "count": one.count,
-                "payload_bytes": one.payload_bytes,
-                "wire_bytes": one.wire_bytes,
-                "value": one.value,
-                "reader": one.reader,
-                "source": one.source,
-            }
-            for one in plan.collectives
-        ],
+        "collectives": [asdict(one) for one in plan.collectives],
         "rules": list(plan.rules),
     }

@@ -114,7 +114,7 @@ def test_the_minor_cut_moves_and_the_major_cut_stays(outer: int, axes: tuple[int
     check(Step("reduce_scatter", axes, 0, monoid="sum"), sums, CUBE)
 
 
-@pytest.mark.parametrize("axes", ORDERS)
+@pytest.mark.parametrize("axes", [(1,), (1, 0)])
 @pytest.mark.parametrize(
     ("monoid", "dtype"),
     [("sum", "float32"), ("sum", "int32"), ("max", "float32"), ("min", "int32"), ("prod", "int32"),

@@ -13,7 +13,7 @@ from ..blockgraph import TensorType
 from ..zspace import Projection, ZRange
 from .closures import Inner
 from .language import Expression
-from .signature import IndexDim, OperationSignature, Passage, Polynomial
+from .signature import IndexDim, OperationSignature, Passage, Polynomial, Role
 from .template import Template
 from .values import Cost, RoleOf, Row, kind
 
@@ -68,7 +68,7 @@ def instantiate(
 
     `params` is plain data. Raises TemplateError when the template contradicts `outputs` or itself.
     """
-    names = _bind(template, params, inputs)
+    names = _bind(template, kernel, params, inputs)
     if names is None or (template.when is not None and not template.when(names)):
         return None
     types = _output_types(template, names)
@@ -162,7 +162,7 @@ def hashable(value: Any) -> Any:
 
 
 def _bind(
-    template: Template, params: Mapping[str, Any], inputs: Sequence[TensorType]
+    template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
 ) -> Names | None:
     fixed = sum(not o.many for o in template.inputs)
     if len(inputs) < fixed or (len(inputs) > fixed and fixed == len(template.inputs)):
@@ -175,7 +175,8 @@ def _bind(
         if name in template.let:
             raise template.error(f"`let` gives {name!r} another meaning than the parameter has")
         names[f"${name}"] = readable(value)
-    names["$params"] = {k[1:]: v for k, v in names.items() if k != "$params"}
+    names["$params"] = {k[1:]: v for k, v in names.items()}
+    names["$kernel"] = kernel
     bound: dict[str, Any] = {}
     for operand in template.inputs:
         for p in _places(template, operand.name, len(inputs)):
@@ -263,6 +264,7 @@ def _index_space(
         sizes: dict[str, Any] = {"i": outputs[0].shape}
     else:
         sizes = {g: size(names) for g, size in template.index.items()}
+    plain_roles: dict[Any, Role] = {"map": "map", "whole": "whole"}
     index: list[IndexDim] = []
     groups: dict[str, int | tuple[int, ...]] = {}
     for group, given in sizes.items():
@@ -280,8 +282,8 @@ def _index_space(
             name = group if len(extents) == 1 else f"{group}{k}"
             if isinstance(r, RoleOf):
                 index.append(IndexDim(name, n, r.role, r.monoid))
-            elif r in ("map", "whole"):
-                index.append(IndexDim(name, n, r))
+            elif r in plain_roles:
+                index.append(IndexDim(name, n, plain_roles[r]))
             else:
                 raise template.roles[group].error(f"{r!r} is not a role")
         many = isinstance(given, tuple)

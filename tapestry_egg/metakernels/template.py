@@ -241,7 +241,7 @@ def _template(file: _File, node: Any) -> Template:
 
 
 def _operands(file: _File, node: Any) -> tuple[Operand, ...]:
-    out = []
+    out: list[Operand] = []
     for name, value in file.mapping(node, "`inputs`").items():
         many = name.endswith("...")
         empty = getattr(value, "tag", "") == "tag:yaml.org,2002:null"

@@ -162,6 +162,16 @@ def kind(dtype: str) -> str:
     return "float" if dtype.startswith(("float", "bfloat")) and dtype != "float0" else "key"
 
 
+def _complex(dtype: str) -> str:
+    if kind(dtype) == "complex":
+        return dtype
+    return "complex128" if dtype == "float64" else "complex64"
+
+
+def _real(dtype: str) -> str:
+    return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+
+
 def aligned(shape: Sequence[int], sizes: Sequence[int], rows: Sequence[Row]) -> tuple[Row, ...]:
     """Rows of an operand under broadcasting: dims of the full size follow the index, dims of size 1
     stay at 0, and an operand of rank 0 has no rows at all."""
@@ -250,6 +260,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bits": lambda dtype: 8 * itemsize(dtype),
     "broadcast": lambda *shapes: _broadcast(shapes),
     "broadcastable": lambda *shapes: _broadcastable(shapes),
+    "complex": _complex,
     "digits": digits,
     "dot": _dot,
     "enumerate": lambda values: tuple(enumerate(values)),
@@ -257,6 +268,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "fail": _fail,
     "get": lambda mapping, key, default=None: mapping.get(key, default),
     "index": _index,
+    "integers": lambda values: all(type(v) is int for v in values),
     "kind": kind,
     "len": len,
     "log2": lambda n: max(1, (n - 1).bit_length()),
@@ -265,6 +277,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "prefix": _prefix,
     "prod": prod,
     "range": lambda *ends: tuple(range(*ends)),
+    "real": _real,
     "reduce": lambda monoid: RoleOf("reduce", monoid),
     "reversed": lambda values: tuple(reversed(values)),
     "scan": lambda monoid: RoleOf("scan", monoid),
