@@ -1,9 +1,10 @@
 """Assemble: from a snapshot to an extraction problem.
 
-Variables are the units, and every value that more than one unit reads. A unit's row says how it
-runs. A value's row says in which layout it is produced, and which copy of it (if any) is *kept*:
-made at the first reader and shared by the readers up to some last one. Readers that need yet
-another layout make a copy of their own, which lives while they run.
+A variable is a unit together with what becomes of the value it makes: a row says how the unit runs
+and which copy of its output (if any) is *kept*: made at the first reader and shared by the readers
+up to some last one. A kept copy gathers or combines what the value has spread out. Readers that
+need another layout make a copy of their own, which lives while they run. (A unit with several
+outputs that others share has a further variable for each output after the first.)
 
 Memory: a value lives from the unit that makes it to its last reader; undonated inputs live
 throughout, and so do donated inputs whose successor takes over their buffer; outputs live to the
@@ -19,7 +20,7 @@ import numpy as np
 from ..blockgraph import TensorType
 from ..layout import Layout
 from .copies import CopyTable
-from .problem import Floats, Ints, Pair, Problem, Use, Variable, label
+from .problem import Floats, Ints, Pair, Problem, Use, Variable, label, merge_parallel
 from .snapshot import Snapshot
 
 # Kept copies may end at the last reader or before one of the longest waits, at most this many.
@@ -31,22 +32,27 @@ Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
 
 
 @dataclass(frozen=True)
-class ValueRows:
-    """Rows of a value variable: produced layout and kept copy, and the value's readers."""
+class Sharing:
+    """What a variable's rows say of one value that several units read.
+
+    Row r of `variable` produces it in `rows[r][0]` and keeps the copy `rows[r][1]`.
+    """
 
     value: int
+    variable: int
     rows: tuple[tuple[Layout, Kept], ...]
     readers: tuple[int, ...]  # units, in order of time
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """The problem, and what its variables mean: units first, then shared values."""
+    """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
+    the unit that row r of the variable runs."""
 
     problem: Problem
     snapshot: Snapshot
-    values: tuple[ValueRows, ...]
-    variable_of_value: dict[int, int]
+    unit_row: tuple[Ints, ...]
+    sharing: tuple[Sharing, ...]
 
 
 @dataclass(frozen=True)
@@ -163,49 +169,129 @@ class _Assembler:
         self.lives = lifetimes(snap)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
-        self.values: list[ValueRows] = []
-        self.variable_of_value: dict[int, int] = {}
+        self.sharing: list[Sharing] = []
+        self.unit_row: list[Ints] = []
+        # value -> (variable that decides its copies, produced and kept layout per row)
+        self.holder: dict[int, Sharing] = {}
 
     def build(self) -> Assembled:
-        for u in range(len(self.plan.units)):
-            self.variables.append(self._unit(u))
-        for v, readers in enumerate(self.plan.readers):
-            u = self.plan.producer[v]
-            if u < 0:
-                continue
-            others = [r for r in readers if r != u]
+        extra: list[int] = []
+        for u, unit in enumerate(self.plan.units):
+            shared = [v for v in unit.outputs if len(self._others(v)) > 1]
+            self._unit(u, shared[0] if shared else None)
+            extra.extend(shared[1:])
+        for v in extra:
+            self._separate(v)
+        for v in range(len(self.program.types)):
+            others = self._others(v)
             if len(others) == 1:
-                self._direct(v, u, others[0])
+                self._direct(v, self.plan.producer[v], others[0])
             elif len(others) > 1:
-                self._shared(v, u, others)
+                self._shared(self.holder[v])
         problem = Problem(
             tuple(self.variables),
-            tuple(self.pairs),
+            merge_parallel(self.pairs),
             len(self.plan.units),
             np.zeros(len(self.plan.units)),
         )
-        return Assembled(problem, self.snap, tuple(self.values), self.variable_of_value)
+        return Assembled(problem, self.snap, tuple(self.unit_row), tuple(self.sharing))
+
+    def _others(self, v: int) -> list[int]:
+        """Units other than its producer that read a materialised value, in order of time."""
+        u = self.plan.producer[v]
+        if u < 0:
+            return []
+        others = [r for r in self.plan.readers[v] if r != u]
+        return sorted(others, key=lambda r: (self.lives.reads_at[r, v], r))
 
     # Units
 
-    def _unit(self, u: int) -> Variable:
+    def _unit(self, u: int, shared: int | None) -> None:
         unit, rows = self.plan.units[u], self.snap.rows[u]
         root = self.program.instances[unit.root]
         weight = self.program.bodies[root.body].weight if not root.port else root.weight
         seconds, energy = rows.seconds * weight, rows.joules * weight
+        for v in unit.outputs:
+            # A port that reads what it makes itself (a value carried unchanged) copies within.
+            if u in self.plan.readers[v]:
+                seconds = seconds + self._own_copy(u, v)
+        base = np.arange(len(rows))
+        kept: list[Kept] = [None] * len(rows)
+        if shared is not None:
+            base, kept = self._with_copies(shared, self._gives(shared))
+        self.unit_row.append(base)
         uses = []
         for q, v in enumerate(unit.outputs):
             if not self.lives.free[v]:
                 table = self._table(v)
                 amount = np.array(
                     [table.local_bytes[table.number[g[q]]] for g in rows.gives], dtype=float
-                )
+                )[base]
                 uses.append(Use(self.lives.made[v], self.lives.last[v] + 1, amount))
-        for v in unit.outputs:
-            # A port that reads what it makes itself (a value carried unchanged) copies within.
-            if u in self.plan.readers[v]:
-                seconds = seconds + self._own_copy(u, v)
-        return Variable(f"unit {u} {root.signature.kernel}", seconds, energy, tuple(uses))
+        seconds, energy = seconds[base], energy[base]
+        if shared is not None:
+            haves = [self._gives(shared)[r] for r in base]
+            more = self._hold(shared, u, haves, kept)
+            seconds, energy = seconds + more.seconds, energy + more.joules
+            uses += more.uses
+        name = f"unit {u} {root.signature.kernel}"
+        self.variables.append(Variable(name, seconds, energy, tuple(uses)))
+
+    def _separate(self, v: int) -> None:
+        """A variable of its own for a shared value, tied to its producer by the produced layout."""
+        haves = list(dict.fromkeys(self._gives(v)))
+        base, kept = self._with_copies(v, haves)
+        produced = [haves[r] for r in base]
+        variable = len(self.variables)
+        self.variables.append(self._hold(v, variable, produced, kept))
+        u = self.plan.producer[v]
+        label_v = np.array(base)
+        number = {h: i for i, h in enumerate(haves)}
+        label_u = np.array([number[g] for g in self._gives(v)])[self.unit_row[u]]
+        agree = np.where(np.eye(len(haves), dtype=bool), 0.0, np.inf)
+        used = np.unique(label_u)
+        label_u = np.searchsorted(used, label_u)
+        self.pairs.append(
+            Pair(u, variable, label_u, label_v, agree[used], np.zeros_like(agree[used]))
+        )
+
+    def _with_copies(self, v: int, haves: list[Layout]) -> tuple[Ints, list[Kept]]:
+        """Rows once without a kept copy, then with each that two readers could share."""
+        readers = self._others(v)
+        options = self._copies_worth_keeping(v, readers, haves)
+        base, kept = [], []
+        for r, have in enumerate(haves):
+            for option in (None, *options[have]):
+                base.append(r)
+                kept.append(option)
+        return np.array(base, dtype=np.int64), kept
+
+    def _hold(self, v: int, variable: int, haves: list[Layout], kept: list[Kept]) -> Variable:
+        """Costs of the kept copies, and the record of what the rows mean."""
+        readers = self._others(v)
+        rows = tuple(zip(haves, kept, strict=True))
+        table = self._table(v)
+        have = np.array([table.number[h] for h, _ in rows])
+        copy = np.array([table.number[k[0]] if k else -1 for _, k in rows])
+        until = np.array([k[1] if k else -1 for _, k in rows])
+        weight = self.program.bodies[_body_of(self.snap, v)].weight
+        holds = copy >= 0
+        some = np.where(holds, copy, have)
+        first = self.lives.reads_at[readers[0], v]
+        uses = []
+        for ending in sorted(set(until[holds].tolist())):
+            chosen = holds & (until == ending)
+            stop = self._live_copy(readers[ending], v)[1]
+            uses.append(Use(first, stop, np.where(chosen, table.local_bytes[some], 0.0)))
+        record = Sharing(v, variable, rows, tuple(readers))
+        self.sharing.append(record)
+        self.holder[v] = record
+        return Variable(
+            f"value {v}",
+            np.where(holds, table.seconds[have, some], 0.0) * weight,
+            np.where(holds, table.joules[have, some], 0.0) * weight,
+            tuple(uses),
+        )
 
     def _own_copy(self, u: int, v: int) -> Floats:
         table, weight = self._table(v), self._copy_weight(u, v)
@@ -249,115 +335,95 @@ class _Assembler:
     # Values with one reader
 
     def _direct(self, v: int, producer: int, reader: int) -> None:
-        table, weight = self._table(v), self._copy_weight(reader, v)
-        label_a, haves = label(list(self._gives(v)))
-        label_b, needs = label(list(self._needs(reader, v)))
-        a = np.array([table.number[h] for h in haves])  # type: ignore[index]
-        shape = (len(haves), len(needs))
-        seconds, energy, live = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for j, wanted in enumerate(needs):
-            for n in wanted:  # type: ignore[attr-defined]
-                b = table.number[n]
-                seconds[:, j] += table.seconds[a, b] * weight
-                energy[:, j] += table.joules[a, b] * weight
-                live[:, j] += np.where(a == b, 0.0, table.local_bytes[b] + 0.0)
-        start, end = self._live_copy(reader, v)
-        self.pairs.append(
-            Pair(producer, reader, label_a, label_b, seconds, energy, (Use(start, end, live),))
-        )
+        table = self._table(v)
+        gives, wanted = self._gives(v), self._needs(reader, v)
+        label_a, haves = label([gives[r] for r in self.unit_row[producer]])
+        label_b, needs = label([wanted[r] for r in self.unit_row[reader]])
+        h = np.array([table.number[x] for x in haves])
+        self._read(v, producer, reader, label_a, h, np.full(len(h), -1), label_b, needs)
 
     # Values with several readers
 
-    def _shared(self, v: int, producer: int, readers: list[int]) -> None:
+    def _shared(self, shared: Sharing) -> None:
+        v = shared.value
         table = self._table(v)
-        readers = sorted(readers, key=lambda r: (self.lives.reads_at[r, v], r))
-        label_p, haves = label(list(self._gives(v)))
-        wanted = [label(list(self._needs(r, v))) for r in readers]
-        rows = self._value_rows(v, readers, haves, [w for _, w in wanted])
-        have = np.array([table.number[h] for h, _ in rows])
-        kept = np.array([table.number[k[0]] if k else -1 for _, k in rows])
-        until = np.array([k[1] if k else -1 for _, k in rows])
-        weight = self.program.bodies[_body_of(self.snap, v)].weight
-        holds = kept >= 0
-        some = np.where(holds, kept, have)
-        seconds = np.where(holds, table.seconds[have, some], 0.0) * weight
-        energy = np.where(holds, table.joules[have, some], 0.0) * weight
-        first = self.lives.reads_at[readers[0], v]
-        uses = []
-        for ending in sorted(set(until[holds].tolist())):
-            chosen = holds & (until == ending)
-            stop = self._live_copy(readers[ending], v)[1]
-            uses.append(Use(first, stop, np.where(chosen, table.local_bytes[some], 0.0)))
-        variable = len(self.variables)
-        self.variables.append(Variable(f"value {v}", seconds, energy, tuple(uses)))
-        self.variable_of_value[v] = variable
-        self.values.append(ValueRows(v, tuple(rows), tuple(readers)))
-        label_v, produced = label([h for h, _ in rows])
-        agree = np.array([[0.0 if h == g else np.inf for g in produced] for h in haves])
-        self.pairs.append(
-            Pair(producer, variable, label_p, label_v, agree, np.zeros_like(agree))
-        )
-        for position, (reader, (label_r, needs)) in enumerate(zip(readers, wanted, strict=True)):
-            self._reading(v, variable, reader, position, have, kept, until, label_r, needs)
+        have = [table.number[h] for h, _ in shared.rows]
+        for position, reader in enumerate(shared.readers):
+            served = [
+                table.number[k[0]] if k is not None and k[1] >= position else -1
+                for _, k in shared.rows
+            ]
+            label_v, sources = label(list(zip(have, served, strict=True)))
+            wanted = self._needs(reader, v)
+            label_r, needs = label([wanted[r] for r in self.unit_row[reader]])
+            h = np.array([x for x, _ in sources])
+            g = np.array([x for _, x in sources])
+            self._read(v, shared.variable, reader, label_v, h, g, label_r, needs)
 
-    def _reading(
+    def _read(
         self,
         v: int,
-        variable: int,
+        holder: int,
         reader: int,
-        position: int,
+        label_v: Ints,
         have: Ints,
         kept: Ints,
-        until: Ints,
         label_r: Ints,
-        needs: list[object],
+        needs: list[tuple[Layout, ...]],
     ) -> None:
+        """The pair between whoever holds v and one reader: copies that the reader makes itself."""
         table, weight = self._table(v), self._copy_weight(reader, v)
-        served = np.where((kept >= 0) & (until >= position), kept, -1)
-        label_v, sources = label(list(zip(have.tolist(), served.tolist(), strict=True)))
-        h = np.array([s[0] for s in sources])  # type: ignore[index]
-        g = np.array([s[1] for s in sources])  # type: ignore[index]
-        shape = (len(sources), len(needs))
+        shape = (len(have), len(needs))
         seconds, energy, live = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for j, layouts in enumerate(needs):
-            for n in layouts:  # type: ignore[attr-defined]
+            for n in layouts:
                 b = table.number[n]
-                there = (h == b) | (g == b)
-                seconds[:, j] += np.where(there, 0.0, table.seconds[h, b]) * weight
-                energy[:, j] += np.where(there, 0.0, table.joules[h, b]) * weight
+                there = (have == b) | (kept == b)
+                seconds[:, j] += np.where(there, 0.0, table.seconds[have, b]) * weight
+                energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
                 live[:, j] += np.where(there, 0.0, float(table.local_bytes[b]))
         start, end = self._live_copy(reader, v)
         self.pairs.append(
-            Pair(variable, reader, label_v, label_r, seconds, energy, (Use(start, end, live),))
+            Pair(holder, reader, label_v, label_r, seconds, energy, (Use(start, end, live),))
         )
 
-    def _value_rows(
-        self, v: int, readers: list[int], haves: list[object], needs: list[list[object]]
-    ) -> list[tuple[Layout, Kept]]:
-        """Produced layouts alone, then with every copy that two readers could share."""
+    def _copies_worth_keeping(
+        self, v: int, readers: list[int], haves: list[Layout]
+    ) -> dict[Layout, list[Kept]]:
         table = self._table(v)
-        endings = self._endings(v, readers)
-        wanting = [{n for combo in combos for n in combo} for combos in needs]  # type: ignore[attr-defined]
-        rows: list[tuple[Layout, Kept]] = [(h, None) for h in haves]  # type: ignore[misc]
+        wanting = [{n for combo in self._needs(r, v) for n in combo} for r in readers]
+        endings = {
+            kept: self._endings(v, readers, [k for k, w in enumerate(wanting) if kept in w])
+            for kept in table.layouts
+        }
+        options: dict[Layout, list[Kept]] = {}
         for have in haves:
-            a = table.number[have]  # type: ignore[index]
+            a = table.number[have]
+            options[have] = []
             for kept in table.layouts:
                 b = table.number[kept]
-                if a == b or kept.partial or not np.isfinite(table.seconds[a, b]):
-                    continue
-                if table.wire[a, b] == 0.0:
-                    continue
-                sharing = [k for k, w in enumerate(wanting) if kept in w]
-                for ending in endings:
-                    if sum(k <= ending for k in sharing) >= 2 and ending in sharing:
-                        rows.append((have, (kept, ending)))  # type: ignore[arg-type]
-        return rows
+                costly = a != b and np.isfinite(table.seconds[a, b]) and table.wire[a, b] > 0
+                if costly and _collects(have, kept):
+                    options[have] += [(kept, e) for e in endings[kept]]
+        return options
 
-    def _endings(self, v: int, readers: list[int]) -> list[int]:
-        """Positions of readers after which a kept copy may be dropped."""
-        final = len(readers) - 1
-        if self.program.types[v].nbytes < _SMALL or final <= 1:
-            return [final]
-        times = [self.lives.reads_at[r, v] for r in readers]
-        waits = sorted(range(1, final), key=lambda k: times[k] - times[k + 1])
-        return sorted({final, *waits[: _ENDINGS - 1]})
+    def _endings(self, v: int, readers: list[int], sharing: list[int]) -> list[int]:
+        """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
+        if len(sharing) < 2:
+            return []
+        if self.program.types[v].nbytes < _SMALL or len(sharing) == 2:
+            return [sharing[-1]]
+        times = [self.lives.reads_at[readers[k], v] for k in sharing]
+        waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
+        return sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])})
+
+
+def _collects(have: Layout, kept: Layout) -> bool:
+    """Whether the kept copy only gathers or combines what the produced value has spread out."""
+    if kept.partial:
+        return False
+    combined = set(have.partial)
+    return all(
+        fewer == axes[: len(fewer)] or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
+        for axes, fewer in zip(have.dims, kept.dims, strict=True)
+    )

@@ -45,7 +45,7 @@ class _Builder:
         self.kept: dict[int, dict[int, Kept]] = defaultdict(dict)
         self.flops = self.wire = 0.0
         for u, unit in enumerate(self.plan.units):
-            self._unit(u, int(rows[u]), unit.members)
+            self._unit(u, int(assembled.unit_row[u][rows[u]]), unit.members)
         self._keep(assembled, rows)
         self._route()
 
@@ -65,9 +65,8 @@ class _Builder:
                 self.given[v] = layout
 
     def _keep(self, assembled: Assembled, rows: Ints) -> None:
-        for value in assembled.values:
-            variable = assembled.variable_of_value[value.value]
-            _, kept = value.rows[int(rows[variable])]
+        for value in assembled.sharing:
+            _, kept = value.rows[int(rows[value.variable])]
             if kept is None:
                 continue
             layout, ending = kept

@@ -7,13 +7,16 @@ small as what the pair can tell apart. A finite `seconds` table entry is a legal
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,50 @@ class Problem:
         return float(seconds), float(joules), profile
 
 
-def label(keys: list[object]) -> tuple[Ints, list[object]]:
+def label(keys: Sequence[K]) -> tuple[Ints, list[K]]:
     """Number equal keys: (number per key, the distinct keys in order)."""
-    numbers: dict[object, int] = {}
+    numbers: dict[K, int] = {}
     out = np.array([numbers.setdefault(k, len(numbers)) for k in keys], dtype=np.int64)
     return out, list(numbers)
+
+
+def merge_parallel(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """One pair per two variables: parallel pairs become a table over combinations of labels."""
+    groups: dict[tuple[int, int], list[Pair]] = {}
+    for p in pairs:
+        groups.setdefault((min(p.a, p.b), max(p.a, p.b)), []).append(p)
+    merged = []
+    for (a, b), group in groups.items():
+        if len(group) == 1:
+            merged.append(group[0])
+            continue
+        turned = [p if p.a == a else _transposed(p) for p in group]
+        label_a, keys_a = label(list(zip(*(p.label_a.tolist() for p in turned), strict=True)))
+        label_b, keys_b = label(list(zip(*(p.label_b.tolist() for p in turned), strict=True)))
+        at = [
+            np.ix_([k[i] for k in keys_a], [k[i] for k in keys_b]) for i in range(len(turned))
+        ]
+        uses = [
+            Use(use.start, use.end, use.amount[ix])
+            for p, ix in zip(turned, at, strict=True)
+            for use in p.uses
+        ]
+        merged.append(
+            Pair(
+                a,
+                b,
+                label_a,
+                label_b,
+                np.sum([p.seconds[ix] for p, ix in zip(turned, at, strict=True)], axis=0),
+                np.sum([p.joules[ix] for p, ix in zip(turned, at, strict=True)], axis=0),
+                tuple(uses),
+            )
+        )
+    return tuple(merged)
+
+
+def _transposed(p: Pair) -> Pair:
+    return Pair(
+        p.b, p.a, p.label_b, p.label_a, p.seconds.T, p.joules.T,
+        tuple(Use(u.start, u.end, u.amount.T) for u in p.uses),
+    )

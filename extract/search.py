@@ -67,9 +67,11 @@ class Effort:
     """How long to search: memory limits to visit, price steps at each, seconds in all."""
 
     limits: int = 10
-    steps: int = 24
+    steps: int = 8
+    moves: int = 40
     seconds: float = 30.0
     gap: float = 0.004
+    seed: int = 0
 
 
 Report = Callable[[Archive, float], None]
@@ -86,6 +88,7 @@ class Search:
         self.dual = Dual(problem)
         self.deadline = time.perf_counter() + effort.seconds
         self.moves = _Moves(problem)
+        self.rng = np.random.default_rng(effort.seed)
 
     def run(self, peak: float | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
@@ -93,7 +96,7 @@ class Search:
         `peak` is a memory limit of special interest; it is visited too.
         """
         free = np.zeros(self.problem.times)
-        fastest = self._settle(Prices(0.0, free), 12)
+        fastest = self._settle(Prices(0.0, free), 40)
         prices = free
         least = self._smallest(fastest)
         top = fastest.peak
@@ -116,28 +119,48 @@ class Search:
             self.report(self.archive, max(0.0, self.deadline - time.perf_counter()))
         return candidate
 
-    def _settle(self, prices: Prices, sweeps: int) -> Candidate:
-        """Message passing at fixed prices until the bound stops rising; the last labelling."""
+    def _settle(self, prices: Prices, sweeps: int, start: Ints | None = None) -> Candidate:
+        """Bound and solve the problem at fixed prices; the best labelling found for them."""
         self.dual.price(prices)
         last = -np.inf
         for _ in range(sweeps):
             cut = self.dual.sweep()
-            if cut.value <= last * (1 + 1e-4) and last > -np.inf:
-                break
+            risen = cut.value - last
             last = cut.value
+            if risen <= self.effort.gap * 0.05 * abs(last):
+                break
         self.archive.cuts.append(cut)
-        return self.consider(self.dual.polish(self.dual.decode()))
+        starts = [self.dual.polish(self.dual.decode(), 2)]
+        if start is not None:
+            starts.append(start)
+        rows = min(starts, key=self._priced)
+        best, stale = self._priced(rows), 0
+        for _ in range(self.effort.moves):
+            if best <= cut.value * (1 + 0.2 * self.effort.gap) or stale >= 6:
+                break
+            rows = self.dual.forest(rows, self.rng)
+            now = self._priced(rows)
+            stale = 0 if now < best * (1 - 1e-6) else stale + 1
+            best = now
+            self.consider(rows)
+        return self.consider(rows)
+
+    def _priced(self, rows: Ints) -> float:
+        """Cost of a labelling at the current prices."""
+        seconds, joules, profile = self.problem.evaluate(rows)
+        prices = self.dual.prices
+        return seconds + prices.joule * joules + float(prices.bytes @ profile)
 
     def _smallest(self, fastest: Candidate) -> Candidate:
         """A plan of very small peak: bytes priced far above time, where they are most."""
         rate = 30.0 * fastest.seconds / max(fastest.peak, 1.0)
         *_, profile = self.problem.evaluate(fastest.rows)
         weight = np.zeros_like(profile)
-        best = fastest
-        for k in range(8):
+        best = found = fastest
+        for k in range(6):
             peaks = profile >= profile.max() * (1 - 1e-9)
             weight = weight * (k / (k + 1.0)) + peaks / peaks.sum() / (k + 1.0)
-            found = self._settle(Prices(0.0, rate * weight), 4)
+            found = self._settle(Prices(0.0, rate * weight), 5, found.rows)
             *_, profile = self.problem.evaluate(found.rows)
             if found.peak < best.peak:
                 best = found
@@ -150,14 +173,13 @@ class Search:
         scale = 1.0
         best_bound = -np.inf
         stall = 0
+        warm = min(self.archive.candidates, key=lambda c: abs(c.peak - limit)).rows
         for _ in range(self.effort.steps):
-            self.dual.price(Prices(0.0, lam))
-            cut = self.dual.sweep()
-            self.archive.cuts.append(cut)
-            bound = cut.at(limit, 0.0)
-            rows = self.dual.polish(self.dual.decode(), 2)
-            self.consider(rows)
-            *_, profile = self.problem.evaluate(rows)
+            found = self._settle(Prices(0.0, lam), 8, warm)
+            warm = found.rows
+            bound = self.archive.cuts[-1].at(limit, np.inf)
+            *_, profile = self.problem.evaluate(found.rows)
+            self._into(found.rows, limit)
             fitting = self.archive.best(limit)
             upper = fitting.seconds if fitting else self._upper()
             if fitting and upper <= self.archive.bound(limit, np.inf) * (1 + self.effort.gap):
@@ -166,7 +188,7 @@ class Search:
                 best_bound, stall = bound, 0
             else:
                 stall += 1
-                if stall >= 3:
+                if stall >= 2:
                     scale, stall = scale * 0.6, 0
             over = profile - limit
             active = (over > -0.02 * limit) | (lam > 0)
@@ -178,11 +200,11 @@ class Search:
             lam = np.maximum(0.0, lam + step * direction)
             if time.perf_counter() > self.deadline:
                 break
-        fitting = self.archive.best(limit)
-        if fitting is None:
-            nearest = min(self.archive.candidates, key=lambda c: max(c.peak - limit, 0.0))
-            self.consider(self.moves.descend(nearest.rows, limit))
         return lam
+
+    def _into(self, rows: Ints, limit: float) -> None:
+        """Offer what single moves make of a labelling within the limit."""
+        self.consider(self.moves.descend(rows, limit))
 
     def _upper(self) -> float:
         """A ceiling for seconds when no plan within the limit is known yet."""

@@ -128,7 +128,7 @@ class _Joiner:
             wires = tuple(local.setdefault(v, len(local)) for v in instance.inputs)
             outs = tuple(local.setdefault(v, len(local)) for v in instance.outputs)
             parts.append((self.signature_of[i], wires, outs, instance.port))
-        return tuple(parts)
+        return (*parts, tuple(local[v] for v in unit.outputs))
 
     def _giving(self, signature: int) -> dict[tuple[Layout, ...], list[int]]:
         if signature not in self.by_output:
@@ -202,14 +202,17 @@ class _Joiner:
     def _finish(self, unit: Unit, rows: list[dict[int, int]]) -> UnitRows:
         best: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], tuple[float, ...]] = {}
         chosen_for: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], dict[int, int]] = {}
-        root_operands = len(self.instances[unit.root].inputs)
+        maker = {v: (i, q) for i in unit.members for q, v in enumerate(self.instances[i].outputs)}
         for chosen in rows:
             layouts = {
                 i: self.saturated.strategies[self.signature_of[i]][n].layouts
                 for i, n in chosen.items()
             }
             needs = tuple(layouts[i][p] for i, p, _ in unit.reads)
-            gives = layouts[unit.root][root_operands:]
+            gives = tuple(
+                layouts[i][len(self.instances[i].inputs) + q]
+                for i, q in (maker[v] for v in unit.outputs)
+            )
             costs = self._cost(unit, chosen, needs, gives)
             if (needs, gives) not in best or costs < best[needs, gives]:
                 best[needs, gives] = costs
@@ -260,7 +263,7 @@ class _Joiner:
                     for d, c in zip(signature.index, cuts, strict=True)
                 )
                 moved += evaluate(reads, local) * tensor.itemsize
-        for v, layout in zip(root.outputs, gives, strict=True):
+        for v, layout in zip(unit.outputs, gives, strict=True):
             moved += _bytes(self.schedule.program.types[v], layout, self.mesh)
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
         seconds = float(kernel_seconds(flops, moved, dtype, self.target, contraction))

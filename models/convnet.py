@@ -17,13 +17,12 @@ State = dict[str, Any]
 MOMENTUM = 0.9
 
 
-def init(key: jax.Array, channels: int = 8, classes: int = 10) -> State:
+def init(rng: np.random.Generator, channels: int = 8, classes: int = 10) -> State:
     """Return `{"params": ..., "running": ...}`: weights, and running means and variances."""
-    keys = iter(jax.random.split(key, 5))
 
-    def conv(size: int, inputs: int, outputs: int) -> jax.Array:
-        scale = (2 / (size * size * inputs)) ** 0.5
-        return scale * jax.random.normal(next(keys), (size, size, inputs, outputs))
+    def normal(*shape: int) -> jax.Array:
+        fan_in = np.prod(shape[:-1])
+        return jnp.asarray(rng.normal(size=shape) * (2 / fan_in) ** 0.5, jnp.float32)
 
     def norm(width: int) -> dict[str, jax.Array]:
         return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
@@ -33,14 +32,11 @@ def init(key: jax.Array, channels: int = 8, classes: int = 10) -> State:
 
     widths = {"stem": channels, "first": channels, "second": 2 * channels}
     params = {
-        "stem": {"kernel": conv(3, 3, channels)},
-        "first": {"kernel": conv(3, channels, channels)},
-        "second": {"kernel": conv(3, channels, 2 * channels)},
-        "shortcut": {"kernel": conv(1, channels, 2 * channels)},
-        "head": {
-            "kernel": jax.random.normal(next(keys), (2 * channels, classes)) / channels**0.5,
-            "bias": jnp.zeros(classes),
-        },
+        "stem": {"kernel": normal(3, 3, 3, channels)},
+        "first": {"kernel": normal(3, 3, channels, channels)},
+        "second": {"kernel": normal(3, 3, channels, 2 * channels)},
+        "shortcut": {"kernel": normal(1, 1, channels, 2 * channels)},
+        "head": {"kernel": normal(2 * channels, classes), "bias": jnp.zeros(classes)},
     }
     for name, width in widths.items():
         params[name] |= norm(width)
@@ -113,5 +109,5 @@ def example(
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, batch).astype(np.int32)
     images = rng.normal(size=(batch, size, size, 3)) + labels[:, None, None, None] / 10
-    state = init(jax.random.key(0), channels)
+    state = init(rng, channels)
     return step, (state, jnp.asarray(images, jnp.float32), jnp.asarray(labels))

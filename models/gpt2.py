@@ -13,6 +13,7 @@ arrays reaches `step`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,10 +67,16 @@ def config(preset: str = "demo", **changes: Any) -> Config:
 def init(config: Config, key: jax.Array) -> Params:
     """Return fresh parameters, every leaf of `config.dtype`."""
     d, h, k = config.width, config.heads, config.head_width
-    keys = iter(jax.random.split(key, 3 + 6 * config.layers))
+    # One draw for all kernels, dealt out in order: many small draws take long to compile.
+    heads = 1 if config.tied else 2
+    total = d * (heads * config.vocabulary + config.sequence + config.layers * 12 * d)
+    noise = jax.random.normal(key, total, config.dtype)
+    dealt = 0
 
     def normal(*shape: int, scale: float = 0.02) -> jax.Array:
-        return scale * jax.random.normal(next(keys), shape, config.dtype)
+        nonlocal dealt
+        start, dealt = dealt, dealt + math.prod(shape)
+        return scale * noise[start:dealt].reshape(shape)
 
     def dense(shape: tuple[int, ...], outputs: tuple[int, ...], scale: float = 0.02) -> Params:
         return {"kernel": normal(*shape, scale=scale), "bias": jnp.zeros(outputs, config.dtype)}
@@ -98,6 +105,7 @@ def init(config: Config, key: jax.Array) -> Params:
     }
     if not config.tied:
         params["head"] = normal(d, config.vocabulary)
+    assert dealt == total
     return params
 
 
@@ -185,8 +193,8 @@ def tokens(config: Config, seed: int = 0) -> Batch:
 
 def arguments(config: Config, seed: int = 0) -> tuple[Params, optax.OptState, Batch]:
     """Return concrete arguments for `step`."""
-    params = init(config, jax.random.key(seed))
-    return params, OPTIMIZER.init(params), tokens(config, seed)
+    params = jax.jit(init, static_argnums=0)(config, jax.random.key(seed))
+    return params, jax.jit(OPTIMIZER.init)(params), tokens(config, seed)
 
 
 def abstract(config: Config) -> tuple[Any, Any, Any]:

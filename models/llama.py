@@ -18,7 +18,7 @@ Params = dict[str, Any]
 
 
 def init(
-    key: jax.Array,
+    rng: np.random.Generator,
     layers: int = 2,
     width: int = 32,
     heads: int = 8,
@@ -27,11 +27,10 @@ def init(
     vocabulary: int = 64,
 ) -> Params:
     """Return fresh parameters; `groups` key and value heads are shared by all query heads."""
-    keys = iter(jax.random.split(key, 9))
     k = width // heads
 
     def normal(*shape: int, fan_in: int) -> jax.Array:
-        return jax.random.normal(next(keys), shape) / fan_in**0.5
+        return jnp.asarray(rng.normal(size=shape) / fan_in**0.5, jnp.float32)
 
     return {
         "embedding": normal(vocabulary, width, fan_in=width),
@@ -114,5 +113,5 @@ def example(
     rng = np.random.default_rng(0)
     start = rng.integers(0, vocabulary, (batch, 1))
     text = ((start + np.arange(sequence + 1)) % vocabulary).astype(np.int32)
-    params = init(jax.random.key(0), vocabulary=vocabulary, **sizes)
+    params = init(rng, vocabulary=vocabulary, **sizes)
     return train_step(remat), (params, jnp.asarray(text[:, :-1]), jnp.asarray(text[:, 1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 Params = list[dict[str, jax.Array]]
 
 
-def init(key: jax.Array, widths: Sequence[int]) -> Params:
+def init(rng: np.random.Generator, widths: Sequence[int]) -> Params:
     """Return one kernel and bias per layer, from `widths[i]` to `widths[i + 1]`."""
-    keys = jax.random.split(key, len(widths) - 1)
     return [
-        {"kernel": jax.random.normal(k, (n, m)) / n**0.5, "bias": jnp.zeros(m)}
-        for k, n, m in zip(keys, widths[:-1], widths[1:], strict=True)
+        {
+            "kernel": jnp.asarray(rng.normal(size=(n, m)) / n**0.5, jnp.float32),
+            "bias": jnp.zeros(m),
+        }
+        for n, m in itertools.pairwise(widths)
     ]
 
 
@@ -48,4 +51,4 @@ def example(
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch, widths[0])).astype(np.float32)
     y = np.sin(x[:, : widths[-1]])
-    return step, (init(jax.random.key(0), widths), jnp.asarray(x), jnp.asarray(y))
+    return step, (init(rng, widths), jnp.asarray(x), jnp.asarray(y))

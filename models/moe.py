@@ -18,14 +18,17 @@ Params = dict[str, jax.Array]
 TOP = 2
 
 
-def init(key: jax.Array, width: int = 16, hidden: int = 32, experts: int = 8) -> Params:
+def init(rng: np.random.Generator, width: int = 16, hidden: int = 32, experts: int = 8) -> Params:
     """Return the router, the experts' two kernels, `[experts, ...]`, and the output kernel."""
-    router, up, down, out = jax.random.split(key, 4)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) / shape[-2] ** 0.5, jnp.float32)
+
     return {
-        "router": jax.random.normal(router, (width, experts)) / width**0.5,
-        "up": jax.random.normal(up, (experts, width, hidden)) / width**0.5,
-        "down": jax.random.normal(down, (experts, hidden, width)) / hidden**0.5,
-        "out": jax.random.normal(out, (width, width)) / width**0.5,
+        "router": normal(width, experts),
+        "up": normal(experts, width, hidden),
+        "down": normal(experts, hidden, width),
+        "out": normal(width, width),
     }
 
 
@@ -78,4 +81,4 @@ def example(
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch, tokens, width)).astype(np.float32)
     y = np.abs(x)
-    return step, (init(jax.random.key(0), width, hidden, experts), jnp.asarray(x), jnp.asarray(y))
+    return step, (init(rng, width, hidden, experts), jnp.asarray(x), jnp.asarray(y))

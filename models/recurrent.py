@@ -13,14 +13,17 @@ from jax import lax
 Params = dict[str, jax.Array]
 
 
-def init(key: jax.Array, gates: int, inputs: int = 8, hidden: int = 16) -> Params:
+def init(rng: np.random.Generator, gates: int, inputs: int = 8, hidden: int = 16) -> Params:
     """Return kernels for `gates` gates (4 make an LSTM, 3 a GRU) and a linear readout."""
-    a, b, c = jax.random.split(key, 3)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) / shape[0] ** 0.5, jnp.float32)
+
     return {
-        "input": jax.random.normal(a, (inputs, gates * hidden)) / inputs**0.5,
-        "recurrent": jax.random.normal(b, (hidden, gates * hidden)) / hidden**0.5,
+        "input": normal(inputs, gates * hidden),
+        "recurrent": normal(hidden, gates * hidden),
         "bias": jnp.zeros(gates * hidden),
-        "readout": jax.random.normal(c, (hidden, inputs)) / hidden**0.5,
+        "readout": normal(hidden, inputs),
     }
 
 
@@ -82,7 +85,8 @@ def example(
     cell: str = "lstm", batch: int = 8, time: int = 12, inputs: int = 8, hidden: int = 16
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the train step of `cell` and arguments: parameters, `f32[batch, time, inputs]`."""
-    phase = np.random.default_rng(0).uniform(0, 2 * np.pi, (batch, 1, inputs))
+    rng = np.random.default_rng(0)
+    phase = rng.uniform(0, 2 * np.pi, (batch, 1, inputs))
     xs = np.sin(phase + 0.4 * np.arange(time)[:, None])
-    params = init(jax.random.key(0), CELLS[cell][1], inputs, hidden)
+    params = init(rng, CELLS[cell][1], inputs, hidden)
     return train_step(cell), (params, jnp.asarray(xs, jnp.float32))

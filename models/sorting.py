@@ -18,14 +18,17 @@ State = dict[str, Any]
 QUANTILES = 8
 
 
-def init(key: jax.Array, length: int = 32, channels: int = 4, classes: int = 4) -> State:
+def init(rng: np.random.Generator, length: int = 32, channels: int = 4, classes: int = 4) -> State:
     """Return `{"params": ..., "guesses": i32[classes]}`: weights, and a count of predictions."""
-    gain, table, head = jax.random.split(key, 3)
     width = QUANTILES + length // 2 + 1 + length
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(0.1 * rng.normal(size=shape), jnp.float32)
+
     params = {
-        "gain": 1 + 0.1 * jax.random.normal(gain, (channels, length)),
-        "channel": 0.1 * jax.random.normal(table, (channels, width)),
-        "head": jax.random.normal(head, (width, classes)) / width,
+        "gain": 1 + normal(channels, length),
+        "channel": normal(channels, width),
+        "head": normal(width, classes),
     }
     return {"params": params, "guesses": jnp.zeros(classes, jnp.int32)}
 
@@ -77,6 +80,6 @@ def example(
     time = np.arange(length) / length
     signals = np.sin(2 * np.pi * (2 + 3 * labels[:, None]) * time)
     signals = signals + 0.3 * rng.normal(size=(batch, length))
-    state = init(jax.random.key(0), length, channels, classes)
+    state = init(rng, length, channels, classes)
     arrays = (jnp.asarray(signals, jnp.float32), jnp.asarray(channel), jnp.asarray(labels))
     return step, (state, *arrays)

@@ -15,22 +15,24 @@ HEADS = 4
 
 
 def init(
-    key: jax.Array, size: int = 16, width: int = 32, layers: int = 2, classes: int = 8
+    rng: np.random.Generator, size: int = 16, width: int = 32, layers: int = 2, classes: int = 8
 ) -> Params:
     """Return fresh parameters for square images of `size` pixels and three channels."""
-    keys = iter(jax.random.split(key, 4 + 4 * layers))
     patches = (size // PATCH) ** 2
 
+    def normal(*shape: int, scale: float = 0.02) -> jax.Array:
+        return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+
     def kernel(inputs: int, outputs: int) -> jax.Array:
-        return jax.random.normal(next(keys), (inputs, outputs)) / inputs**0.5
+        return normal(inputs, outputs, scale=inputs**-0.5)
 
     def norm() -> Params:
         return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
     return {
         "patch": {"kernel": kernel(3 * PATCH * PATCH, width), "bias": jnp.zeros(width)},
-        "token": 0.02 * jax.random.normal(next(keys), (1, 1, width)),
-        "position": 0.02 * jax.random.normal(next(keys), (patches + 1, width)),
+        "token": normal(1, 1, width),
+        "position": normal(patches + 1, width),
         "blocks": [
             {
                 "norm1": norm(),
@@ -114,5 +116,5 @@ def example(
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 8, batch).astype(np.int32)
     images = rng.normal(size=(batch, size, size, 3)) + labels[:, None, None, None] / 8
-    params = init(jax.random.key(0), size, width, layers)
+    params = init(rng, size, width, layers)
     return step, (params, jnp.asarray(images, jnp.float32), jnp.asarray(labels))

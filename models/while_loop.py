@@ -21,13 +21,16 @@ MOST = 100
 """An iteration that has not settled after so many steps is taken as it is."""
 
 
-def init(key: jax.Array, inputs: int = 8, width: int = 16, outputs: int = 4) -> Params:
+def init(rng: np.random.Generator, inputs: int = 8, width: int = 16, outputs: int = 4) -> Params:
     """Return the parameters; the recurrent kernel is small enough for the map to contract."""
-    a, b, c = jax.random.split(key, 3)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) / shape[0] ** 0.5, jnp.float32)
+
     return {
-        "input": jax.random.normal(a, (inputs, width)) / inputs**0.5,
-        "state": 0.4 * jax.random.normal(b, (width, width)) / width**0.5,
-        "output": jax.random.normal(c, (width, outputs)) / width**0.5,
+        "input": normal(inputs, width),
+        "state": 0.4 * normal(width, width),
+        "output": normal(width, outputs),
     }
 
 
@@ -96,5 +99,5 @@ def example(
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch, inputs)).astype(np.float32)
     y = np.sin(x[:, :outputs])
-    params = init(jax.random.key(0), inputs, width, outputs)
+    params = init(rng, inputs, width, outputs)
     return step, (params, jnp.asarray(x), jnp.asarray(y))

@@ -173,17 +173,13 @@ def _scatter(call: Call) -> list[jax.Array]:
     operand, indices, updates = call.operands
     numbers = call.params["dimension_numbers"]
     targets = numbers.scatter_dims_to_operand_dims
-    length = call.signature.input_types[0].shape
+    length, _, sent = (t.shape for t in call.signature.input_types)
     taken = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     own = [k for k in range(operand.ndim) if k not in taken]
-    window = dict(zip(own, (updates.shape[d] for d in numbers.update_window_dims), strict=True))
-    rows = {
-        t: k
-        for t, k in enumerate(targets)
-        if call.is_part(0, k) and window.get(k, 1) != operand.shape[k] or (
-            call.is_part(0, k) and k not in window
-        )
-    }
+    window = [1] * operand.ndim
+    for k, d in zip(own, numbers.update_window_dims, strict=True):
+        window[k] = sent[d]
+    rows = {t: k for t, k in enumerate(targets) if call.is_part(0, k) and window[k] != length[k]}
     if not rows:
         return call.bind(operand, indices, updates)
     places = _places(indices)
@@ -191,7 +187,7 @@ def _scatter(call: Call) -> list[jax.Array]:
     if clamp:  # the other dims here, since the mode must now drop what is outside
         for t, k in enumerate(targets):
             if t not in rows:
-                places[t] = jnp.clip(places[t], 0, length[k] - window.get(k, 1))
+                places[t] = jnp.clip(places[t], 0, length[k] - window[k])
     here, _, _ = _localize(call, places, rows, clamp=clamp)
     for t, k in rows.items():
         places[t] = jnp.where(here, places[t], operand.shape[k])

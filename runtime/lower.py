@@ -32,7 +32,7 @@ def lower(plan: Plan) -> Callable[..., tuple[jax.Array, ...]]:
     return _LocalBody(plan.body, plan.mesh)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _LocalBody:
     """The local function of one graph: the program's, or that of a region."""
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from .errors import GraphError
 
-
 _NUMPY = frozenset(
     ("bool", "complex64", "complex128")
     + tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
@@ -69,7 +68,8 @@ def encode_array(array: np.ndarray) -> dict[str, Any]:
 def encode_bytes(array: np.ndarray) -> str:
     """The array's bytes, C order, little-endian, base64."""
     plain = np.ascontiguousarray(array)
-    if plain.dtype.itemsize > 1 and sys.byteorder == "big":
+    order = {"<": "little", ">": "big", "=": sys.byteorder}.get(plain.dtype.byteorder, "little")
+    if order == "big":
         plain = plain.byteswap()
     return base64.b64encode(plain.tobytes()).decode("ascii")
 

@@ -169,7 +169,7 @@ def _graph(loaded: Any, path: Path) -> Program:
     if isinstance(loaded, Program):
         return loaded
     raise GraphError(
-        f"holds a {type(loaded).__name__.lower()}, not a graph",
+        "holds plans, not a graph",
         where=str(path),
         hint="`tapestry-egg trace` makes graphs of programs.",
     )

@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from .batch import Outcome
     from .progress import Progress
 
+NAME = "tapestry-egg"
+
 app = typer.Typer(
-    name="tapestry-egg",
+    name=NAME,
     help="The Pareto front of ways to run a JAX program on a mesh of devices.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -49,14 +50,18 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exits with the codes stated above."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=arguments, prog_name="tapestry-egg", standalone_mode=False)
+        code = app(args=given or ["--help"], prog_name=NAME, standalone_mode=False)
     except TapestryError as error:
         complain(str(error))
         sys.exit(1)
     except typer.TyperException as error:
-        if message := error.format_message():
-            complain(f"{message}\n  tapestry-egg --help lists the commands")
+        command = given[0] if given and not given[0].startswith("-") else ""
+        known = command in {
+            one.callback.__name__ for one in app.registered_commands if one.callback
+        }
+        complain(f"{error.format_message()}\n  {NAME} {f'{command} ' if known else ''}--help")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         complain("interrupted")
@@ -139,8 +144,9 @@ def optimize(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compute the front of every graph: NAME.front.json and NAME.front.svg in the folder.
+    """Compute the front of every graph.
 
+    Writes NAME.front.json and its picture NAME.front.svg for each, and prints a line per graph.
     Run it again after an interruption, or with more graphs: what is there and current is skipped.
     """
     from .batch import Settings, run_batch
@@ -188,13 +194,20 @@ def _graph_files(paths: Sequence[str], out: Path, on_progress: Progress) -> list
             _trace_to(text, out / f"{name}.json", on_progress)
             files.append(out / f"{name}.json")
         elif path.is_dir():
-            found = [p for p in sorted(path.glob("*.json")) if ".front." not in p.name]
+            found = [p for p in sorted(path.glob("*.json")) if _is_graph_name(p.name)]
             if not found:
                 raise TapestryError("holds no .json graph", where=text, hint="Trace some first.")
             files += found
         else:
             files.append(path)
-    return files
+    return list({path.resolve(): path for path in files}.values())
+
+
+def _is_graph_name(name: str) -> bool:
+    """Whether a file of a folder may be a graph, and not what `optimize` writes there."""
+    from .batch import MANIFEST
+
+    return name != MANIFEST and not name.endswith(".front.json")
 
 
 def _summary(outcome: Outcome) -> str:
@@ -234,7 +247,7 @@ def run(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a plan of a front on this machine's devices.
+    """Run a plan on this machine's devices.
 
     Prints how far its results are from those of the original program, the time of one step, and
     planned against compiled: the bytes of every kind of collective, and peak memory. Without
@@ -254,7 +267,11 @@ def demo(
     ] = "out/demo",
     quiet: Quiet = False,
 ) -> None:
-    """The main job on a GPT-2 train step: its front for h100:8, and plans run on 8 CPU devices."""
+    """Do the main job on a GPT-2 train step.
+
+    Computes its front for h100:8, runs plans of it on 8 simulated CPU devices, and shows that their
+    numbers are the original's and their traffic the planned one.
+    """
     from .demo import demo as run_demo
     from .progress import reporter
 

@@ -49,7 +49,7 @@ def front(
     log: Annotated[bool, typer.Option("--log", help="Logarithmic axes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the table of a front; with --svg draw its picture."""
+    """Print the table of a front, or draw it."""
     from .plot import front_info, plot_front
 
     loaded = load_front(file)
@@ -66,7 +66,7 @@ def explain(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Say all about one plan: its costs, every tensor's layout, why every collective is there."""
+    """Explain a plan: layouts, collectives, costs."""
     chosen = choose_plan(file, plan, minimize, limit or ())
     print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen))
 
@@ -79,7 +79,7 @@ def rules(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the rewrite rules, or show one with its law and reason."""
+    """List the rewrite rules, or show one."""
     from .rules import load_books
     from .rules.book import book_names
 
@@ -102,9 +102,10 @@ def kernels(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="One kernel, in full.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List the kernels that have a template, or show the templates of one."""
+    """List the kernels with a template, or show one."""
     from .metakernels.registry import templates
 
+    folder = Path(__file__).parent / "metakernels" / "templates"
     known = templates()
     if name and name not in known:
         raise TemplateError(
@@ -118,7 +119,7 @@ def kernels(
             "line": template.origin.line,
             "fusion": template.fusion,
             "reason": " ".join(template.reason.split()),
-            "text": _entry_text(Path(template.origin.file), template.origin.line),
+            "text": _entry_text(folder / template.origin.file, template.origin.line),
         }
         for kernel in ([name] if name else sorted(known))
         for template in known[kernel]
@@ -153,7 +154,7 @@ def targets(
     name: Annotated[str, typer.Argument(metavar="[NAME:SHAPE]", help="One target.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List the machines known by name, or show one: `tapestry-egg targets h100:4x8`."""
+    """List the machines known, or show one."""
     from .target import load_target
 
     if name:
@@ -210,7 +211,7 @@ def verify(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Saved files, rule files.")],
     as_json: Json = False,
 ) -> None:
-    """Check saved graphs, plans and fronts, and rule files. Exit code 1 if one is wrong."""
+    """Check saved files and rule files."""
     verdicts: list[dict[str, Any]] = []
     for file in files:
         try:

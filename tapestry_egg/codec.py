@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -42,7 +43,7 @@ from .arrays import (
     key_impl,
     register_key_impl,
 )
-from .errors import GraphError
+from .errors import GraphError, TraceError
 
 #: Enums and record classes that may occur in parameters -> the modules where JAX keeps them.
 ENUMS: dict[str, tuple[str, ...]] = {
@@ -172,7 +173,10 @@ class _Encoder:
         if (impl := _key_impl_name(value)) is not None:
             return {"$key_impl": impl}
         if _is_jaxpr(value) and self.kernel in SCALAR_COMPUTATIONS:
-            return self._jaxpr(value)
+            try:
+                return self._jaxpr(value)
+            except (GraphError, TraceError):
+                pass  # it calls back into this process
         if type(value).__name__ == "PyTreeDef":
             from .trees import encode_treedef, is_standard
 
@@ -424,7 +428,6 @@ _PRIMITIVES: dict[str, Any] = {}
 #: Where JAX defines primitives, searched in this order for a name that no trace has met.
 _PRIMITIVE_MODULES = (
     "jax.extend.core.primitives",
-    "jax.lax",
     "jax._src.lax.lax",
     "jax._src.lax.slicing",
     "jax._src.lax.control_flow",
@@ -436,19 +439,26 @@ _PRIMITIVE_MODULES = (
     "jax._src.lax.parallel",
     "jax._src.lax.ann",
     "jax._src.random.prng",
+    "jax._src.random.core",
     "jax._src.prng",
     "jax._src.random",
     "jax._src.debugging",
     "jax._src.ad_checkpoint",
     "jax._src.ad_util",
     "jax._src.interpreters.ad",
-    "jax._src.core",
 )
 
 
 def register_primitive(primitive: Any) -> None:
-    """Make a primitive findable by its name; the first one of a name stays."""
-    _PRIMITIVES.setdefault(primitive.name, primitive)
+    """Make a primitive findable by its name.
+
+    Raises GraphError when another primitive of that name is in use in this process.
+    """
+    if _PRIMITIVES.setdefault(primitive.name, primitive) is not primitive:
+        raise GraphError(
+            f"two primitives are called {primitive.name!r}",
+            hint="Kernels are known by name: give your own primitive another one.",
+        )
 
 
 @cache
@@ -456,7 +466,10 @@ def _jax_primitives() -> dict[str, Any]:
     from jax.extend import core
 
     found: dict[str, Any] = {}
-    for name in _PRIMITIVE_MODULES:
+    loaded = sorted(
+        name for name in sys.modules if name.startswith(("jax._src.", "jax.experimental."))
+    )
+    for name in (*_PRIMITIVE_MODULES, *loaded):
         try:
             module = importlib.import_module(name)
         except ImportError:

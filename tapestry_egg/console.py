@@ -100,11 +100,12 @@ def load_front(name: str) -> Front:
 
 def _as_front(loaded: Any, name: str) -> Front:
     from .extract.front import Front
+    from .plan import Plan
 
     if isinstance(loaded, Front):
         return loaded
     raise GraphError(
-        f"holds a {type(loaded).__name__.lower()}, not a front",
+        f"holds a {'plan' if isinstance(loaded, Plan) else 'graph'}, not a front",
         where=name,
         hint="`tapestry-egg optimize` makes fronts of graphs.",
     )

@@ -94,7 +94,9 @@ def graph_record(graph: BlockGraph, sources: SourceTable) -> GraphRecord:
             str(v): _constant_form(array, graph.values[v]) for v, array in graph.constants.items()
         },
         operations=[
-            _operation_record(op, f"{graph.name}, operation {i} ({op.kernel}, {op.source})", sources)
+            _operation_record(
+                op, f"{graph.name}, operation {i} ({op.kernel}, {op.source})", sources
+            )
             for i, op in enumerate(graph.operations)
         ],
         input_names=list(graph.input_names),
@@ -245,7 +247,9 @@ def _region_fault(op: Operation) -> str:
     else:
         return "only scan, while and cond have regions" if op.regions else ""
     if (ins, outs) != expected:
-        return f"the regions take {ins} values and give {outs}, expected {expected[0]}, {expected[1]}"
+        return (
+            f"the regions take {ins} values and give {outs}, expected {expected[0]}, {expected[1]}"
+        )
     return ""
 
 
@@ -296,4 +300,3 @@ def program_of(graph: BlockGraph, in_tree: Any, out_tree: Any, where: str = "$")
     if kinds != ["tuple", "dict"]:
         raise GraphError("expected the arguments, a tuple and a dict", where=f"{where}.in_tree")
     return Program(graph, in_tree, out_tree)
-

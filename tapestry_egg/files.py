@@ -1,4 +1,4 @@
-"""Saving and loading: programs and plans as versioned JSON, readable, checked, never executed.
+"""Saving and loading: programs, plans and fronts as versioned JSON, checked, never executed.
 
     {"tapestry_egg": "graph", "version": 1, "name": .., "values": [..], "operations": [..], ..}
 
@@ -30,6 +30,8 @@ from .documents import (
     program_of,
 )
 from .errors import GraphError, PlanError
+from .extract.front import Front
+from .front_documents import front_document, front_from_document
 from .plan import Plan
 from .plan_documents import PlanRecord, plan_from_record, plan_record
 from .trace import Program
@@ -58,14 +60,16 @@ class PlanFile(PlanRecord, frozen=True, kw_only=True, forbid_unknown_fields=True
     sources: list[SourceRecord] = []
 
 
-def save(obj: Program | BlockGraph | Plan, path: str | Path) -> None:
-    """Write a program, a graph or a plan to `path`, whole or not at all.
+def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
+    """Write a program, a graph, a plan or a front to `path`, whole or not at all.
 
     Raises GraphError for a graph that holds objects of this process (callbacks, meshes), naming
     the operation and its source line, and TapestryError where the file cannot be written.
     """
     if isinstance(obj, Plan):
         document = _plan_document(obj)
+    elif isinstance(obj, Front):
+        document = {"tapestry_egg": "front", "version": VERSION, **front_document(obj)}
     elif isinstance(obj, Program | BlockGraph):
         document = _graph_document(obj if isinstance(obj, Program) else Program.of(obj))
     else:
@@ -80,8 +84,8 @@ def save(obj: Program | BlockGraph | Plan, path: str | Path) -> None:
     write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
-def load(path: str | Path) -> Program | Plan:
-    """The program or plan in a file that `save` wrote.
+def load(path: str | Path) -> Program | Plan | Front:
+    """The program, plan or front in a file that `save` wrote.
 
     Raises GraphError naming the file and the place in it, a JSON path such as
     `$.operations[3].inputs` or a line and column, when the file cannot be read, is malformed, or
@@ -90,9 +94,9 @@ def load(path: str | Path) -> Program | Plan:
     document = _read(path)
     where = f"{path}: $"
     kind, version = document.get("tapestry_egg"), document.get("version")
-    if kind not in ("graph", "plan"):
+    if kind not in ("graph", "plan", "front"):
         raise GraphError(
-            "not a graph or plan of tapestry-egg",
+            "not a graph, plan or front of tapestry-egg",
             where=f"{where}.tapestry_egg",
             hint="Files are made by `tapestry-egg trace` and te.save.",
         )
@@ -103,7 +107,12 @@ def load(path: str | Path) -> Program | Plan:
             hint="Save it again with this version, or upgrade.",
         )
     try:
-        return _program(document, where) if kind == "graph" else _plan(document, where)
+        if kind == "graph":
+            return _program(document, where)
+        if kind == "plan":
+            return _plan(document, where)
+        known = {k: v for k, v in document.items() if k not in ("tapestry_egg", "version")}
+        return front_from_document(known, where)
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None
 
@@ -118,7 +127,9 @@ def load_plan(path: str | Path) -> Plan:
     found = load(path)
     if not isinstance(found, Plan):
         raise PlanError(
-            "holds a graph, not a plan", where=str(path), hint="Optimize it to get plans."
+            f"holds a {'front' if isinstance(found, Front) else 'graph'}, not a plan",
+            where=str(path),
+            hint="Optimize a graph for its front; a front's plans are front.plans.",
         )
     return found
 
@@ -239,6 +250,3 @@ def _pretty(value: Any, depth: int) -> str:
 
 def _compact(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-

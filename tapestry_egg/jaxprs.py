@@ -79,9 +79,7 @@ class _Flattener:
         self.values.append(type_)
         return len(self.values) - 1
 
-    def graph(
-        self, jaxpr: Any, consts: Sequence[Any], name: str, context: _Context
-    ) -> BlockGraph:
+    def graph(self, jaxpr: Any, consts: Sequence[Any], name: str, context: _Context) -> BlockGraph:
         jaxpr, consts = _without_dead_code(jaxpr, consts)
         inputs = [self.new(tensor_type(v.aval)) for v in jaxpr.invars]
         outputs = self.inline(jaxpr, consts, inputs, context)
@@ -137,9 +135,7 @@ class _Flattener:
         )
         return outputs
 
-    def call(
-        self, eqn: Any, callee: Any, inputs: Sequence[int], here: _Context
-    ) -> Sequence[int]:
+    def call(self, eqn: Any, callee: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
         kernel = eqn.primitive.name
         name = eqn.params.get("name")
         wrapper = f"{kernel}({name})" if kernel in ("jit", "pjit", "composite") and name else ""
@@ -283,7 +279,7 @@ def tensor_type(aval: Any) -> TensorType:
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype") or hasattr(aval, "inner_aval"):
         raise TraceError(
             f"{aval} is not a tensor",
-            hint="Mutable references and tokens must not leave the function that makes them.",
+            hint="Mutable references and tokens are not supported; return new values instead.",
         )
     if not all(isinstance(d, int | np.integer) for d in aval.shape):
         raise TraceError(f"{aval} has a dim of unknown size", hint="Trace with known shapes.")

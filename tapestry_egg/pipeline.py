@@ -35,7 +35,7 @@ class Settings:
 
     seconds: float = 45.0
     limits: int = 10
-    steps: int = 24
+    steps: int = 6
     max_axes: int = 2
     budget: Budget = Budget()
 
@@ -113,7 +113,7 @@ def _on_mesh(
         text = f"{len(archive.candidates)} plans, fastest {best.seconds * 1e3:.3g} ms"
         tell(Phase("extract", text, min(0.99, spent / seconds), name))
 
-    effort = Effort(settings.limits, settings.steps, seconds)
+    effort = Effort(settings.limits, settings.steps, seconds=seconds)
     peak = bounds.get("peak_bytes")
     archive = Search(assembled.problem, effort, report).run(peak)
     tell(Phase("extract", f"{len(archive.candidates)} plans", 1.0, name))

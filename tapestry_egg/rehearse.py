@@ -20,19 +20,23 @@ if TYPE_CHECKING:
     from .runtime.compare import Comparison
 
 
+#: Differences up to this share of an output's largest magnitude count as rounding.
+CLOSE = 1e-4
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """What running a plan showed.
 
-    `difference` is the largest one to the original program's outputs, as a share of the largest
-    magnitude of the same output, and `worst` names that output. `seconds` is the median of the
-    timed runs, the original's (on one device) is `original_seconds`.
+    `differences` pairs every output with its largest difference to the original program's, as a
+    share of the output's largest magnitude: small where
+    the output is not itself made of rounding (a gradient that is zero in exact arithmetic). `seconds` is the median of the timed runs, the original's (on one device) is
+    `original_seconds`.
     """
 
     plan: Plan
     platform: str
-    difference: float
-    worst: str
+    differences: tuple[tuple[str, float], ...]
     seconds: float
     original_seconds: float
     comparison: Comparison
@@ -43,8 +47,7 @@ class Rehearsal:
             "plan": self.plan.name,
             "mesh": str(self.plan.mesh),
             "platform": self.platform,
-            "difference": self.difference,
-            "worst": self.worst,
+            "differences": dict(self.differences),
             "seconds": self.seconds,
             "original_seconds": self.original_seconds,
             "planned_peak_bytes": self.comparison.planned_peak_bytes,
@@ -64,10 +67,13 @@ class Rehearsal:
     def __str__(self) -> str:
         took = format_quantity(self.seconds, "seconds")
         original = format_quantity(self.original_seconds, "seconds")
+        close = sum(share <= CLOSE for _, share in self.differences)
+        worst, share = max(self.differences, key=lambda pair: pair[1], default=("nothing", 0.0))
         return "\n".join(
             [
                 f"plan {self.plan.name}, mesh {self.plan.mesh}, {self.platform} devices",
-                f"largest difference from the original: {self.difference:.2g} of {self.worst}",
+                f"outputs within {CLOSE:g} of the original's: {close} of {len(self.differences)}; "
+                f"farthest: {worst} by {share:.2g} of its largest value",
                 f"time per step here: {took}; the original on one device: {original}",
                 str(self.comparison),
             ]
@@ -93,21 +99,25 @@ def rehearse(
 
     types = [plan.graph.values[v] for v in plan.graph.inputs]
     leaves = _program_leaves(program, types) if program else random_arguments(types, seed)
+    leaves = [x if _is_key(x) else np.asarray(x) for x in leaves]
+
+    def fresh() -> list[Any]:
+        """The arguments again: those that are donated do not outlive a call."""
+        return [jax.random.clone(x) if _is_key(x) else x for x in leaves]
+
     # Flat: what a plan file holds of the user's pytrees does not matter here.
     planned = compile(replace(plan, program=None))
     original = jax.jit(emit(plan.graph))
-    expected = [_host(x) for x in original(*leaves)]
-    found = [_host(x) for x in planned(*leaves)]
+    expected = [_host(x) for x in original(*fresh())]
+    found = [_host(x) for x in planned(*fresh())]
     names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
     differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
-    worst = max(range(len(found)), key=lambda i: differences[i], default=-1)
     return Rehearsal(
         plan=plan,
         platform=jax.devices()[0].platform,
-        difference=differences[worst] if found else 0.0,
-        worst=names[worst] if found else "nothing",
-        seconds=_clock(lambda: planned(*leaves), repeat),
-        original_seconds=_clock(lambda: original(*leaves), repeat),
+        differences=tuple(zip(names, differences, strict=True)),
+        seconds=_clock(lambda: planned(*fresh()), repeat),
+        original_seconds=_clock(lambda: original(*fresh()), repeat),
         comparison=compare(plan, planned.compile()),
     )
 
@@ -172,9 +182,13 @@ def _program_leaves(program: str, types: Sequence[TensorType]) -> list[Any]:
 def _host(x: Any) -> np.ndarray[Any, Any]:
     import jax
 
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
+    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+
+
+def _is_key(x: Any) -> bool:
+    import jax
+
+    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:

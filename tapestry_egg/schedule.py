@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .blockgraph import BlockGraph, Operation
-from .flatten import FlatProgram
+from .flatten import FlatProgram, Instance
 from .metakernels import registry
 from .metakernels.signature import OperationSignature
 
@@ -23,9 +23,10 @@ _EXPANSION = 4
 
 @dataclass(frozen=True)
 class Unit:
-    """Instances that run as one kernel; the last one's outputs are materialised.
+    """Instances that run as one kernel.
 
-    `reads` lists what comes from outside as (instance, operand port, value).
+    The root's outputs are materialised, and those of members that leave the program on the way
+    (an optimizer's new moments, made in the same loop as the new parameters). `reads` lists what comes from outside as (instance, operand port, value).
     """
 
     members: tuple[int, ...]  # instances, in program order; the root is last
@@ -153,10 +154,14 @@ def schedule(program: FlatProgram) -> Schedule:
     for i in range(len(instances) - 1, -1, -1):
         instance = instances[i]
         fusion = instance.signature.fusion
-        using = [r for v in instance.outputs for r in readers[v]]
+        everyone = [r for v in instance.outputs for r in readers[v]]
+        using = [r for r in everyone if instances[r].port not in ("state", "output")]
         inner = not instance.port and len(instance.outputs) == 1 and bool(using)
         inner = inner and not any(instances[r].port for r in using)
         inner = inner and len({unit_of[r] for r in using}) == 1
+        if inner and len(using) < len(everyone):
+            root = instances[roots[unit_of[using[0]]]]
+            inner = fusion == "loop" and _same_loop(program, instance, root)
         inner = inner and (fusion == "view" or (fusion == "loop" and all(inline[r] for r in using)))
         if inner:
             unit_of[i] = unit_of[using[0]]
@@ -168,7 +173,8 @@ def schedule(program: FlatProgram) -> Schedule:
     members: dict[int, list[int]] = defaultdict(list)
     for i, u in enumerate(unit_of):
         members[u].append(i)
-    units = [_unit(program, members[u]) for u in range(len(roots))]
+    leaving = {v for i in instances if i.port in ("state", "output") for v in i.inputs}
+    units = [_unit(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
     return _arranged(program, _eager(program, units))
 
@@ -273,7 +279,13 @@ def _groups(program: FlatProgram, units: Sequence[Unit]) -> tuple[list[list[int]
     return groups, group_of
 
 
-def _unit(program: FlatProgram, members: list[int]) -> Unit:
+def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:
+    """Whether two instances can write their outputs from one loop."""
+    shapes = {program.types[v].shape for v in (*one.outputs, *other.outputs)}
+    return len(shapes) == 1 and other.signature.fusion == "loop"
+
+
+def _unit(program: FlatProgram, members: list[int], leaving: set[int]) -> Unit:
     inside = {v for i in members[:-1] for v in program.instances[i].outputs}
     reads = tuple(
         (i, p, v)
@@ -282,7 +294,8 @@ def _unit(program: FlatProgram, members: list[int]) -> Unit:
         if v not in inside
     )
     root = program.instances[members[-1]]
-    return Unit(tuple(members), reads, root.outputs, root.body)
+    outputs = (*root.outputs, *(v for v in sorted(inside) if v in leaving))
+    return Unit(tuple(members), reads, outputs, root.body)
 
 
 def _arranged(program: FlatProgram, units: Sequence[Unit]) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .blockgraph import BlockGraph, TensorType
@@ -11,7 +11,7 @@ from .errors import TraceError
 from .trees import LEAF, build, difference, encode_treedef, known_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)  # hashed by identity, so that jax.jit takes it
 class Program:
     """A block graph together with the pytrees that the user's function takes and returns.
 
@@ -24,8 +24,9 @@ class Program:
     in_tree: Any
     out_tree: Any
     static: tuple[tuple[int | str, Hashable], ...] = ()
-    # The result's exact structure, known only in the process that traced it.
-    out_treedef: Any = field(default=None, compare=False, repr=False)
+    # The exact structures, with static data of the user's classes; known only where traced.
+    in_treedef: Any = None
+    out_treedef: Any = None
 
     @staticmethod
     def of(graph: BlockGraph) -> Program:
@@ -34,6 +35,11 @@ class Program:
         return Program(
             graph, {"tuple": [args, {"dict": []}]}, {"tuple": [LEAF] * len(graph.outputs)}
         )
+
+    def __repr__(self) -> str:
+        inputs, outputs = len(self.graph.inputs), len(self.graph.outputs)
+        count = len(self.graph.operations)
+        return f"Program({self.name}: {inputs} inputs, {count} operations, {outputs} outputs)"
 
     @property
     def name(self) -> str:
@@ -57,7 +63,10 @@ class Program:
 
         args, kwargs = self._dynamic(args, kwargs)
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        if where := difference(self.in_tree, encode_treedef(treedef)):
+        where = difference(self.in_tree, encode_treedef(treedef))
+        if not where and self.in_treedef is not None and treedef != self.in_treedef:
+            where = "the static data of a class in them differ"
+        if where:
             raise TraceError(
                 f"the arguments do not fit {self.name or 'the program'}: {where}",
                 hint="Call it with the structure it was traced with, or trace it again.",
@@ -92,6 +101,7 @@ class Program:
         """Arguments without the static ones; these must be the traced ones."""
         positions = {k: v for k, v in self.static if isinstance(k, int)}
         named = {k: v for k, v in self.static if isinstance(k, str)}
+        given: list[tuple[int | str, Any, Any]]
         given = [(i, args[i], v) for i, v in positions.items() if i < len(args)]
         given += [(k, kwargs[k], v) for k, v in named.items() if k in kwargs]
         for at, value, traced in given:
@@ -167,6 +177,11 @@ def _program(
     infos, _ = jax.tree_util.tree_flatten_with_path(
         traced.args_info, is_leaf=lambda x: hasattr(x, "donated")
     )
+    if len(infos) != len(traced.jaxpr.in_avals):
+        raise TraceError(
+            "the function closes over a value of another trace that is not finished",
+            hint="Pass it as an argument instead.",
+        )
     results = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
     outputs, _ = jax.tree_util.tree_flatten_with_path(results)
     graph = replace(
@@ -176,7 +191,7 @@ def _program(
         donated=tuple(bool(info.donated) for _, info in infos),
     )
     in_tree, out_tree = encode_treedef(traced.in_tree), encode_treedef(traced.out_tree)
-    return Program(graph, in_tree, out_tree, static, traced.out_tree)
+    return Program(graph, in_tree, out_tree, static, traced.in_tree, traced.out_tree)
 
 
 def _input_name(path: tuple[Any, ...], positions: Sequence[int]) -> str:
@@ -208,7 +223,7 @@ def _check_arguments(
             raise TraceError(
                 f"{type(leaf).__name__} {_brief(leaf)} is not an array: {str(e).splitlines()[0]}",
                 where=f"argument {_input_name(path, positions)}",
-                hint="Pass arrays, jax.ShapeDtypeStructs or numbers; name others in static_argnums.",
+                hint="Pass arrays, jax.ShapeDtypeStructs or numbers; put others in static_argnums.",
             ) from cause
 
 

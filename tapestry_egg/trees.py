@@ -159,7 +159,11 @@ def check_tree(plain: Any, where: str) -> None:
         raise GraphError("the children of a container must be a list", where=f"{where}.{kind}")
     if kind in _MAPPINGS:
         for i, pair in enumerate(items):
-            if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int, bool):
+            if (
+                not isinstance(pair, list)
+                or len(pair) != 2
+                or type(pair[0]) not in (str, int, bool)
+            ):
                 raise GraphError("expected [key, structure]", where=f"{where}.{kind}[{i}]")
         if len({repr(k) for k, _ in items}) != len(items):
             raise GraphError("a key occurs twice", where=f"{where}.{kind}")

@@ -165,10 +165,12 @@ def assert_constant(array: np.ndarray) -> None:
 
 TREES = st.recursive(
     st.none() | st.just(0),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    | st.dictionaries(st.integers(0, 9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.dictionaries(st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -408,8 +410,14 @@ def random_plan(rng: random.Random) -> Plan:
 def same_plan(a: Plan, b: Plan) -> bool:
     def same_body(x: BodyPlan, y: BodyPlan) -> bool:
         bare = [
-            (p.inputs, p.outputs, p.kept, p.copies, [dataclasses.replace(s, bodies=()) for s in
-             p.strategies]) for p in (x, y)
+            (
+                p.inputs,
+                p.outputs,
+                p.kept,
+                p.copies,
+                [dataclasses.replace(s, bodies=()) for s in p.strategies],
+            )
+            for p in (x, y)
         ]
         nested = [[b for s in p.strategies for b in s.bodies] for p in (x, y)]
         return (

@@ -53,7 +53,7 @@ def gpt_params() -> dict[str, Any]:
     layer = {"qkv": normal(8, 24) * 0.3, "out": normal(8, 8) * 0.3, "up": normal(8, 16) * 0.3}
     return {
         "embed": normal(11, 8, seed=1),
-        "layers": [{**layer, "down": normal(16, 8, seed=2) * 0.3} for _ in range(2)],
+        "layers": [{**layer, "down": normal(16, 8, seed=2) * 0.3}],
     }
 
 
@@ -95,8 +95,10 @@ def while_and_cond(x: Array) -> Any:
         return i + 1, lax.cond(y.sum() > 0, jnp.sin, lambda v: v * 2.0 - i, y)
 
     steps, y = lax.while_loop(lambda s: (s[0] < 5) & (jnp.abs(s[1]).sum() < 50), body, (0, x))
-    return steps, lax.switch(steps % 3, [jnp.cos, jnp.exp, lambda v: v], y), lax.fori_loop(
-        0, 3, lambda i, v: v + i, 0.5
+    return (
+        steps,
+        lax.switch(steps % 3, [jnp.cos, jnp.exp, lambda v: v], y),
+        lax.fori_loop(0, 3, lambda i, v: v + i, 0.5),
     )
 
 
@@ -140,8 +142,11 @@ def remat_scan(ws: Array, x: Array) -> Any:
 def dropout(key: Array, x: Array) -> Any:
     first, second = jax.random.split(key)
     keep = jax.random.bernoulli(first, 0.5, x.shape)
-    return jnp.where(keep, x / 0.5, 0), second, jax.random.key_data(second), jax.random.permutation(
-        second, 5
+    return (
+        jnp.where(keep, x / 0.5, 0),
+        second,
+        jax.random.key_data(second),
+        jax.random.permutation(second, 5),
     )
 
 
@@ -353,7 +358,9 @@ def traced(name: str) -> tuple[Case, Program]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_emitted_program_is_the_traced_one(name: str, tmp_path: Any) -> None:
+def test_emitted_program_is_the_traced_one(
+    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c, program = traced(name)
     verify_graph(program.graph)
     expected = jax.jit(c.fn)(*c.args, **c.kwargs)
@@ -364,7 +371,9 @@ def test_emitted_program_is_the_traced_one(name: str, tmp_path: Any) -> None:
     assert isinstance(loaded, Program)
     # The same text of the lowered program gives the same bits, without compiling once more.
     flat = loaded.flatten(*c.args, **c.kwargs)
-    again, once = (jax.jit(emit(p)).lower(*flat).as_text() for p in (loaded, program))
+    once = jax.jit(emit(program)).lower(*flat).as_text()
+    monkeypatch.setattr(codec, "_PRIMITIVES", {})  # as in a process that has traced nothing
+    again = jax.jit(emit(loaded)).lower(*flat).as_text()
     assert again == once
     outputs = jax.tree.leaves(expected)
     rebuilt = loaded.unflatten(outputs, like=(c.args, c.kwargs))
@@ -412,7 +421,7 @@ def test_names_donation_and_sources() -> None:
     _, program = traced("gpt")
     graph = program.graph
     assert graph.name == "gpt_step"
-    assert "[0]['layers'][1]['qkv']" in graph.input_names
+    assert "[0]['layers'][0]['qkv']" in graph.input_names
     assert graph.output_names[-1] == "[2]"
     names = dict(zip(graph.input_names, graph.donated, strict=True))
     assert names["[0]['embed']"] and not names["[2]"]
@@ -478,30 +487,33 @@ def test_handles_run_here_but_cannot_be_saved(tmp_path: Any) -> None:
     program = trace(fn, *c.args)
     assert {"pure_callback", "shard_map"} <= {op.kernel for op in program.graph.operations}
     assert_same(jax.jit(fn)(*c.args), run(program, c))
-    with pytest.raises(GraphError, match="pure_callback.*test_trace.py:") as e:
+    with pytest.raises(GraphError, match=r"pure_callback.*test_trace\.py:") as e:
         save(program, tmp_path / "graph.json")
     assert "callback" in e.value.hint and not list(tmp_path.iterdir())
 
 
 def test_explicit_mesh_is_stripped() -> None:
-    axes = (jax.sharding.AxisType.Explicit,)
-    mesh = jax.make_mesh((1,), ("d",), axis_types=axes)
+    count = 2 if len(jax.devices()) > 1 else 1
+    mesh = jax.make_mesh((count,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
     spec = jax.sharding.PartitionSpec
 
-    def fn(x: Array, w: Array) -> Array:
+    def loss(x: Array, w: Array) -> Array:
         y = jnp.einsum("bk,kn->bn", x, w, out_sharding=spec("d", None))
-        y = jax.sharding.reshard(y, spec(None, "d")).reshape(-1)
-        return jnp.broadcast_to(y, (2, *y.shape)).astype(jnp.bfloat16) + 1
+        y = jax.sharding.reshard(jnp.tanh(y), spec(None, "d")) + jax.nn.relu(y).mean()
+        y = jnp.broadcast_to(y, (2, *y.shape)).astype(jnp.bfloat16)
+        rows, _ = lax.scan(lambda c, v: (c + v, v), jnp.zeros_like(y[:, 0]), y.swapaxes(0, 1))
+        return (rows + jnp.arange(4)).sum().astype(jnp.float32)
 
+    fn = jax.value_and_grad(loss)
     with jax.set_mesh(mesh):
-        sharding = jax.sharding.NamedSharding(mesh, spec("d"))
-        x = jax.device_put(normal(4, 4), sharding)
-        expected = jax.jit(fn)(x, x)
-        program = trace(fn, x, x)
-    assert "reshard" not in {op.kernel for op in program.graph.operations}
-    assert not any(codec.handles_in(op.params) for op in program.graph.operations)
-    c = case(fn, normal(4, 4), normal(4, 4))
-    assert np.array_equal(np.asarray(expected), np.asarray(run(program, c)))
+        x = jax.device_put(normal(4, 4), jax.sharding.NamedSharding(mesh, spec("d")))
+        w = jax.device_put(normal(4, 4), jax.sharding.NamedSharding(mesh, spec()))
+        expected = jax.jit(fn)(x, w)
+        program = trace(fn, x, w)
+    assert not {"reshard", "mesh_cast"} & {op.kernel for op in operations(program.graph)}
+    assert not any(codec.handles_in(op.params) for op in operations(program.graph))
+    given = run(program, case(fn, normal(4, 4), normal(4, 4)))
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-2), expected, given))
 
 
 def test_placement_is_dropped_but_offloading_kept() -> None:
@@ -529,15 +541,11 @@ def test_abstract_and_static_arguments() -> None:
     assert np.allclose(program(a, 4, b, mode="b", flip=True), expected)
     with pytest.raises(TraceError, match="static argument 1 is 5"):
         program(a, 5, b, mode="b", flip=True)
-    jitted = jax.jit(fn, **options)
-    assert trace(jitted, x, 4, x, mode="b", flip=True) == replace_name(program, "fn")
-
-
-def replace_name(program: Program, name: str) -> Program:
-    import dataclasses
-
-    graph = dataclasses.replace(program.graph, name=name)
-    return dataclasses.replace(program, graph=graph)
+    again = trace(jax.jit(fn, **options), x, 4, x, mode="b", flip=True)
+    assert again.graph.name == "fn"
+    assert (again.in_tree, again.static) == (program.in_tree, program.static)
+    assert again.graph.operations == program.graph.operations
+    assert again.graph.donated == program.graph.donated
 
 
 def test_errors_name_the_argument() -> None:
@@ -563,7 +571,7 @@ def test_calls_of_another_structure_are_refused() -> None:
     bad["w"].append(normal(1))
     with pytest.raises(TraceError, match=r"at \[0\]\[0\]\['w'\]"):
         program(bad, normal(5, 8), normal(5, 4))
-    with pytest.raises(GraphError, match=r"\[1\] is float32\[6, 8\], the graph takes float32\[5, 8"):
+    with pytest.raises(GraphError, match=r"\[1\] is float32\[6, 8\], the graph takes float32"):
         program(mlp_params(), normal(6, 8), normal(5, 4))
 
 
@@ -643,8 +651,6 @@ def test_emit_checks_declared_types() -> None:
     import dataclasses
 
     graph = trace(lambda x: jnp.sin(x).sum(), normal(3)).graph
-    values = tuple(
-        dataclasses.replace(t, shape=(2,)) if t.shape == () else t for t in graph.values
-    )
+    values = tuple(dataclasses.replace(t, shape=(2,)) if t.shape == () else t for t in graph.values)
     with pytest.raises(GraphError, match=r"operation 1 \(reduce_sum.*JAX gives"):
         emit(dataclasses.replace(graph, values=values))(normal(3))

@@ -1,0 +1,89 @@
+"""Fronts as documents: their plans, and each graph that the plans share, once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from .documents import GraphRecord, SourceRecord, SourceTable, convert
+from .errors import GraphError
+from .extract.front import Front
+from .plan_documents import PlanRecord, plan_from_record, plan_record
+
+
+class FrontPlanRecord(PlanRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan of a front; its graph by its place in the front's table of graphs."""
+
+    graph: int  # type: ignore[assignment]
+
+
+class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A front. `epsilon` is null where nothing is proven of the front as a whole."""
+
+    graph_name: str
+    target: str
+    objectives: list[str]
+    epsilon: float | None
+    saturated: bool
+    graphs: list[GraphRecord]
+    plans: list[FrontPlanRecord]
+    in_tree: Any = None
+    out_tree: Any = None
+    sources: list[SourceRecord] = []
+
+
+def front_document(front: Front) -> dict[str, Any]:
+    """The front as plain data.
+
+    Raises PlanError where a plan does not fit its graph, GraphError where a graph holds objects of
+    this process.
+    """
+    sources = SourceTable()
+    graphs: list[dict[str, Any]] = []
+    plans = []
+    for plan in front.plans:
+        record = msgspec.to_builtins(plan_record(plan, sources))
+        if record["graph"] not in graphs:
+            graphs.append(record["graph"])
+        plans.append({**record, "graph": graphs.index(record["graph"])})
+    # All plans of a front run the same program.
+    program = front.plans[0].program if front.plans else None
+    return {
+        "graph_name": front.graph_name,
+        "target": front.target,
+        "objectives": list(front.objectives),
+        "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
+        "saturated": front.saturated,
+        "plans": plans,
+        "graphs": graphs,
+        "in_tree": program.in_tree if program else None,
+        "out_tree": program.out_tree if program else None,
+        "sources": [list(row) for row in sources.rows],
+    }
+
+
+def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
+    """The front of a document.
+
+    Raises GraphError for a fault in the document, PlanError for a plan that does not fit its graph
+    or mesh; both with the JSON path.
+    """
+    file: FrontRecord = convert(document, FrontRecord, where)
+    plans = []
+    for i, record in enumerate(file.plans):
+        at = f"{where}.plans[{i}]"
+        if not 0 <= record.graph < len(file.graphs):
+            raise GraphError(f"there is no graph {record.graph}", where=f"{at}.graph")
+        fields = {name: getattr(record, name) for name in record.__struct_fields__}
+        whole = PlanRecord(**{**fields, "graph": file.graphs[record.graph]})
+        plans.append(plan_from_record(whole, file.sources, file.in_tree, file.out_tree, at))
+    return Front(
+        plans=tuple(plans),
+        objectives=tuple(file.objectives),
+        target=file.target,
+        graph_name=file.graph_name,
+        epsilon=math.inf if file.epsilon is None else file.epsilon,
+        saturated=file.saturated,
+    )

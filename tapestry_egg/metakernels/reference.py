@@ -1,0 +1,64 @@
+"""Reference kernels: NumPy only, on boxes of the operands, at their global places.
+
+Every kernel that has a template has a reference, which shares no code with the JAX lowering. It is
+what plans are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import TemplateError
+from ..zspace import ZRange
+from .instantiate import readable
+from .reference_algebra import ALGEBRA
+from .reference_call import Array, Call, Reference
+from .reference_elementwise import ELEMENTWISE
+from .reference_indexing import INDEXING
+from .reference_movement import MOVEMENT
+from .registry import localize
+from .signature import OperationSignature
+
+#: Kernel name -> its implementation.
+REFERENCES: Mapping[str, Reference] = {**ELEMENTWISE, **MOVEMENT, **ALGEBRA, **INDEXING}
+
+
+def reference(
+    kernel: str,
+    params: Mapping[str, Any],
+    sig: OperationSignature,
+    operands: Sequence[Array],
+    box: ZRange | None = None,
+) -> tuple[Array, ...]:
+    """Run `kernel` on the index box `box` (the whole index space when None).
+
+    `operands[p]` is exactly the box `sig.inputs[p].image(box)` of operand p. Returns, per output,
+    the box `sig.outputs[q].image(box)`: a partial value when `box` is a block of a reduce dim.
+    Raises TemplateError for a kernel without a reference, and for operands of other shapes.
+    """
+    if kernel not in REFERENCES:
+        raise TemplateError(f"there is no reference for {kernel}")
+    whole = ZRange.from_shape(sig.extents) if box is None else box
+    inputs = tuple(p.image(whole) for p in sig.inputs)
+    outputs = tuple(p.image(whole) for p in sig.outputs)
+    for p, (x, at) in enumerate(zip(operands, inputs, strict=True)):
+        if np.shape(x) != at.shape:
+            raise TemplateError(f"operand {p} of {kernel} has shape {np.shape(x)}, not {at.shape}")
+    shapes = [b.shape for b in inputs], [b.shape for b in outputs]
+    call = Call(
+        kernel=kernel,
+        params={k: readable(v) for k, v in params.items()},
+        local={k: readable(v) for k, v in localize(kernel, params, sig, *shapes).items()},
+        signature=sig,
+        operands=tuple(map(np.asarray, operands)),
+        box=whole,
+        inputs=inputs,
+        outputs=outputs,
+    )
+    with np.errstate(all="ignore"):
+        made = REFERENCES[kernel](call)
+        values = made if isinstance(made, list | tuple) else (made,)
+        return tuple(np.asarray(v).astype(call.dtype(q), copy=False) for q, v in enumerate(values))

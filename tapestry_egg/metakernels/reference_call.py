@@ -1,0 +1,75 @@
+"""One application of a reference kernel: local boxes, where they lie, and readable parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..blockgraph import TensorType
+from ..zspace import ZRange
+from .signature import OperationSignature
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a reference implementation is given.
+
+    `operands[p]` is the box `inputs[p]` of operand p, and output q is the box `outputs[q]`; both
+    are images of the index box `box`, in global coordinates. `params` are the operation's own,
+    `local` the same with what differs on local boxes; both are readable (tuples, names).
+    """
+
+    kernel: str
+    params: Mapping[str, Any]
+    local: Mapping[str, Any]
+    signature: OperationSignature
+    operands: tuple[Array, ...]
+    box: ZRange
+    inputs: tuple[ZRange, ...]
+    outputs: tuple[ZRange, ...]
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """Global types of the operands."""
+        return self.signature.input_types
+
+    def dtype(self, q: int = 0) -> np.dtype[Any]:
+        """NumPy's dtype of output q."""
+        return numpy_dtype(self.signature.output_types[q].dtype)
+
+    def shape(self, q: int = 0) -> tuple[int, ...]:
+        """Local shape of output q."""
+        return self.outputs[q].shape
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first block along every reduce dim."""
+        dims = zip(self.signature.index, self.box.start, strict=True)
+        return all(start == 0 for d, start in dims if d.role == "reduce")
+
+
+Reference = Callable[[Call], Any]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of that name, ml_dtypes' included."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        own: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return own
+
+
+def wide(x: Array) -> Array:
+    """The same values in the widest dtype of their kind, in which references compute."""
+    if x.dtype.kind in "biu":
+        return x
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)

@@ -1,0 +1,100 @@
+"""NumPy implementations of the kernels that move elements, and of region boundaries."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .reference_call import Array, Call, Reference
+
+
+def _broadcast_in_dim(call: Call) -> Array:
+    shape = [1] * len(call.shape())
+    for n, d in zip(call.operands[0].shape, call.params["broadcast_dimensions"], strict=True):
+        shape[d] = n
+    return np.broadcast_to(call.operands[0].reshape(shape), call.shape())
+
+
+def _rev(call: Call) -> Array:
+    return np.flip(call.operands[0], call.params["dimensions"])
+
+
+def _split(call: Call) -> list[Array]:
+    ends = np.cumsum(call.params["sizes"])[:-1]
+    return np.split(call.operands[0], ends, call.params["axis"])
+
+
+def _tile(call: Call) -> Array:
+    x = call.operands[0]
+    reps = [m // n if n else 0 for n, m in zip(x.shape, call.shape(), strict=True)]
+    return np.tile(x, reps)
+
+
+def _slice(call: Call) -> Array:
+    # The operand box starts at the first element that is read.
+    steps = call.params.get("strides") or (1,) * call.operands[0].ndim
+    return call.operands[0][tuple(slice(None, None, s) for s in steps)]
+
+
+def _pad(call: Call) -> Array:
+    x, value = call.operands
+    shape = list(x.shape)
+    inner = []
+    for d, (low, high, hole) in enumerate(call.params["padding_config"]):
+        n = shape[d]
+        shape[d] = n + max(n - 1, 0) * hole
+        inner.append((low, high, hole))
+    spread = np.full(shape, value, x.dtype)
+    spread[tuple(slice(None, None, hole + 1) for _, _, hole in inner)] = x
+    for d, (low, high, _) in enumerate(inner):
+        n = spread.shape[d]
+        spread = np.take(spread, range(max(0, -low), n - max(0, -high)), d)
+        widths = [(0, 0)] * spread.ndim
+        widths[d] = (max(0, low), max(0, high))
+        spread = np.pad(spread, widths, constant_values=value)
+    return spread
+
+
+def _iota(call: Call) -> Array:
+    d = call.params["dimension"]
+    box = call.outputs[0]
+    shape = [1] * box.rank
+    shape[d] = -1
+    return np.broadcast_to(np.arange(box.start[d], box.end[d]).reshape(shape), box.shape)
+
+
+def _unstack(call: Call) -> list[Array]:
+    x = np.moveaxis(call.operands[0], call.params["axis"], 0)
+    return [x[k] for k in range(len(x))]
+
+
+def _port_stream(call: Call) -> Array:
+    return np.asarray(call.operands[0][0])  # the first step's slice stands for every step's
+
+
+def _port_stack(call: Call) -> Array:
+    return np.broadcast_to(call.operands[0], call.shape())
+
+
+def _port_carry(call: Call) -> tuple[Array, Array]:
+    return call.operands[0], call.operands[1]
+
+
+MOVEMENT: dict[str, Reference] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": lambda call: np.concatenate(call.operands, call.params["dimension"]),
+    "iota": _iota,
+    "pad": _pad,
+    "port_carry": _port_carry,
+    "port_invariant": lambda call: call.operands[0],
+    "port_stack": _port_stack,
+    "port_stream": _port_stream,
+    "reshape": lambda call: call.operands[0].reshape(call.shape()),
+    "rev": _rev,
+    "slice": _slice,
+    "split": _split,
+    "squeeze": lambda call: np.squeeze(call.operands[0], call.params["dimensions"]),
+    "stack": lambda call: np.stack(call.operands, call.params["axis"]),
+    "tile": _tile,
+    "transpose": lambda call: np.transpose(call.operands[0], call.params["permutation"]),
+    "unstack": _unstack,
+}

@@ -1,0 +1,200 @@
+"""Batches: what is skipped, what fails alone, what resumes. The search itself is stood in for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tapestry_egg import files, pipeline
+from tapestry_egg.batch import MANIFEST, Outcome, Settings, run_batch
+from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.errors import ExtractError, TapestryError
+from tapestry_egg.extract.front import Front
+from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
+from tapestry_egg.progress import Phase
+
+SETTINGS = Settings("cpu:2", ("seconds", "peak_bytes"))
+
+
+def graph(name: str) -> BlockGraph:
+    type_ = TensorType((4,), "float32")
+    return BlockGraph(name, (type_, type_), (Operation("neg", (0,), (1,)),), (0,), (1,))
+
+
+def front(program: Any) -> Front:
+    """Two plans that leave everything whole."""
+    whole = Layout.replicated(1)
+    body = BodyPlan(program.graph, (whole,), (whole,), (Strategy(((),), (whole,), (whole,)),))
+    mesh = MeshShape(("x",), (2,))
+    costs = [Costs(1.0, 200, 3.0), Costs(2.0, 100, 3.0)]
+    plans = tuple(
+        Plan(f"p{i}", mesh, "cpu:2", body, c, bound=c.seconds, program=program)
+        for i, c in enumerate(costs)
+    )
+    return Front(plans, ("seconds", "peak_bytes"), "cpu:2", program.graph.name)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the graphs that were optimized; those called `bad...` fail."""
+    made: list[str] = []
+
+    def optimize(program: Any, **settings: Any) -> Front:
+        name = program.graph.name
+        made.append(name)
+        settings["on_progress"](Phase("extract", "half", 0.5, "2x"))
+        if name == "bad":
+            raise ExtractError("no plan meets the limits", where="limits", hint="Raise it.")
+        if name == "bad-bug":
+            raise ZeroDivisionError("a defect")
+        return front(program)
+
+    monkeypatch.setattr(pipeline, "optimize", optimize)
+    return made
+
+
+@pytest.fixture
+def graphs(tmp_path: Path) -> Callable[..., list[Path]]:
+    def write(*names: str) -> list[Path]:
+        paths = [tmp_path / f"{name}.json" for name in names]
+        for name, path in zip(names, paths, strict=True):
+            files.save(graph(name), path)
+        return paths
+
+    return write
+
+
+def go(paths: list[Path], out: Path, settings: Settings = SETTINGS, **more: Any) -> list[Outcome]:
+    return list(run_batch(paths, settings, out, on_progress=more.pop("heard", [].append), **more))
+
+
+def test_each_graph_gets_its_files_and_its_line(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    heard: list[Phase] = []
+    outcomes = go(graphs("a", "b"), tmp_path / "out", heard=heard.append)
+    assert [o.name for o in outcomes] == calls == ["a", "b"]
+    assert [(o.plans, o.seconds_best, o.peak_least, o.gap) for o in outcomes] == [
+        (2, 1, 100, 0)
+    ] * 2
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        *(f"{n}.front.{kind}" for n in "ab" for kind in ("json", "svg")),
+        MANIFEST,
+    }
+    assert [p.subject for p in heard] == ["a 2x", "b 2x"]
+
+
+def test_a_second_run_does_nothing_until_something_changes(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    paths, out = graphs("a", "b"), tmp_path / "out"
+    first = go(paths, out)
+    second = go(paths, out)
+    assert calls == ["a", "b"]
+    assert all(o.skipped for o in second)
+    assert [o.plans for o in second] == [o.plans for o in first]
+    # Another graph, other settings, a result that is gone, and `again`: each is work.
+    files.save(graph("a").__class__("a", *_more()), paths[0])
+    go(paths, out)
+    assert calls[2:] == ["a"]
+    go(paths, out, Settings("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
+    assert calls[3:] == ["a", "b"]
+    (out / "b.front.json").unlink()
+    go(paths, out, Settings("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
+    assert calls[5:] == ["b"]
+    go(paths, out, again=True)
+    assert calls[6:] == ["a", "b"]
+
+
+def _more() -> tuple[Any, ...]:
+    """The fields of a graph other than `graph`'s."""
+    type_ = TensorType((4,), "float32")
+    one = np.ones(4, np.float32)
+    add = Operation("add", (0, 2), (1,))
+    return (type_,) * 3, (add,), (0,), (1,), {2: one}
+
+
+def test_a_changed_rule_file_is_a_change(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    rules = tmp_path / "mine.yaml"
+    settings = Settings("cpu:2", ("seconds",), rules=(str(rules),))
+    rules.write_text("rules: []\n")
+    paths = graphs("a")
+    go(paths, tmp_path / "out", settings)
+    go(paths, tmp_path / "out", settings)
+    assert calls == ["a"]
+    rules.write_text("rules: []  # now otherwise\n")
+    go(paths, tmp_path / "out", settings)
+    assert calls == ["a", "a"]
+
+
+def test_failures_are_told_and_stop_nothing(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    paths = [*graphs("bad", "bad-bug"), tmp_path / "missing.json", *graphs("good")]
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    outcomes = {o.name: o for o in go([*paths, broken], tmp_path / "out")}
+    assert outcomes["bad"].error == "limits: no plan meets the limits\n  Raise it."
+    assert "internal error" in outcomes["bad-bug"].error
+    assert "ZeroDivisionError: a defect" in outcomes["bad-bug"].error
+    assert "missing.json: cannot be read" in outcomes["missing"].error
+    assert "broken.json:1:" in outcomes["broken"].error
+    assert not outcomes["good"].error
+    assert list(json.loads((tmp_path / "out" / MANIFEST).read_text())) == ["good"]
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "good.front.json",
+        "good.front.svg",
+        MANIFEST,
+    }
+
+
+def test_an_interruption_keeps_what_is_done(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    paths, out = graphs("a", "b"), tmp_path / "out"
+    batch = run_batch(paths, SETTINGS, out, on_progress=[].append)
+    assert next(batch).name == "a"
+    batch.close()
+    assert [o.skipped for o in go(paths, out)] == [True, False]
+    assert calls == ["a", "b"]
+
+
+def test_a_broken_manifest_counts_as_none(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    go(graphs("a"), out)
+    for text in ("{", "[]", '{"a": 3}', '{"a": {"key": null}}'):
+        (out / MANIFEST).write_text(text)
+        assert [o.skipped for o in go(graphs("a"), out)] == [False]
+
+
+def test_two_graphs_of_one_name_are_refused_before_any_work(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    (first,) = graphs("a")
+    second = tmp_path / "deeper" / "a.json"
+    files.save(graph("a"), second)
+    with pytest.raises(TapestryError, match="written over"):
+        go([first, second], tmp_path / "out")
+    assert calls == [] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_side_by_side_gives_the_same_fronts(
+    graphs: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    heard: list[Phase] = []
+    settings = Settings("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
+    outcomes = go(graphs("a", "b"), tmp_path / "out", settings, jobs=2, heard=heard.append)
+    assert sorted(o.name for o in outcomes) == ["a", "b"]
+    assert all(o.plans > 0 and not o.error for o in outcomes)
+    assert {p.subject.split()[0] for p in heard} == {"a", "b"}

@@ -1,0 +1,198 @@
+"""The command line from a user's program to plans that run, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tapestry_egg.cli import main
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+
+def loss(w, x):
+    return jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"])
+
+def step(w, x):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x))
+
+def example():
+    w = {"a": jnp.full((8, 16), 0.1), "b": jnp.full((16, 4), 0.2)}
+    return step, (w, jnp.ones((8, 8)))
+"""
+
+
+class Run:
+    """Runs commands in this process and keeps what they printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: object) -> int:
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(a) for a in arguments])
+        self.out, self.err = self._capsys.readouterr()
+        assert "Traceback" not in self.err
+        return int(exit_.value.code or 0)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a program, its graph and its front, all made by the command line."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "mlp.py").write_text(PROGRAM)
+    for arguments in (
+        ["trace", f"{folder}/mlp.py", "-o", f"{folder}/mlp.json", "-q"],
+        ["optimize", f"{folder}/mlp.json", "-t", "cpu:2", "-o", f"{folder}/out"]
+        + ["--seconds", "1", "-q"],
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == 0
+    yield folder
+
+
+def test_trace_writes_a_graph_that_show_prints(work: Path, run: Run) -> None:
+    assert run("show", work / "mlp.json") == 0
+    assert "dot_general" in run.out and "mlp.py:5" in run.out
+    assert run("show", "--json", work / "mlp.json") == 0
+    data = json.loads(run.out)
+    assert data["name"] == "mlp"
+    assert data["inputs"] == ["f32[8, 16]", "f32[16, 4]", "f32[8, 8]"]
+    assert data["kernels"]["dot_general"] >= 4
+
+
+def test_standard_input_is_a_dash(work: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO((work / "mlp.json").read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    assert run("show", "-", "--json") == 0
+    assert json.loads(run.out)["name"] == "mlp"
+
+
+def test_optimize_writes_front_picture_and_manifest(work: Path, run: Run) -> None:
+    names = {p.name for p in (work / "out").iterdir()}
+    assert names == {"mlp.front.json", "mlp.front.svg", "batch.json"}
+    assert ET.parse(work / "out" / "mlp.front.svg").getroot().tag.endswith("svg")
+    assert run("front", work / "out" / "mlp.front.json", "--json") == 0
+    rows = json.loads(run.out)
+    assert rows and {"seconds", "peak_bytes", "joules", "mesh"} <= rows[0].keys()
+
+
+def test_what_is_current_is_skipped_and_what_changed_is_not(work: Path, run: Run) -> None:
+    again = ["optimize", work / "mlp.json", "-t", "cpu:2", "-o", work / "out", "--seconds", "1"]
+    assert run(*again, "-q", "--json") == 0
+    assert json.loads(run.out)["skipped"] is True
+    assert run(*again, "-q", "--limit", "peak_bytes=1GiB", "--json") == 0
+    assert json.loads(run.out)["skipped"] is False
+
+
+def test_front_draws_over_other_axes(work: Path, run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "f.svg"
+    front = work / "out" / "mlp.front.json"
+    assert run("front", front, "--svg", picture, "--x", "joules") == 0
+    assert "energy per step" in picture.read_text(encoding="utf-8")
+    assert run("front", front, "--svg", picture, "--x", "beauty") == 1
+    assert run.err.startswith("error: ")
+
+
+def test_explain_tells_layouts_and_collectives(work: Path, run: Run) -> None:
+    front = work / "out" / "mlp.front.json"
+    assert run("explain", front) == 0
+    for word in ("time per step", "inputs", "[0]['a']", "operations", "collectives"):
+        assert word in run.out
+    assert run("explain", front, "--json") == 0
+    assert {"bound", "collectives", "inputs", "outputs"} <= json.loads(run.out).keys()
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_run_compares_with_the_original(work: Path, run: Run, program: bool) -> None:
+    given = ["--program", work / "mlp.py"] if program else []
+    front = work / "out" / "mlp.front.json"
+    assert run("run", front, "--json", "--repeat", 1, *given) == 0
+    data = json.loads(run.out)
+    assert max(data["differences"].values()) < 1e-5
+    assert data["seconds"] > 0
+
+
+def test_verify_tells_good_from_bad_and_goes_on(work: Path, run: Run, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text((work / "mlp.json").read_text().replace('"dot_general"', '"dot', 1))
+    assert run("verify", bad, work / "mlp.json", work / "out" / "mlp.front.json") == 1
+    assert "bad.json:" in run.err
+    assert run.out.count(": ok") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 0, ""),
+        (["--help"], 0, ""),
+        (["frobnicate"], 2, "No such command 'frobnicate'"),
+        (["show"], 2, "Missing argument"),
+        (["show", "--nope"], 2, "--nope"),
+        (["show", "nowhere.json"], 1, "error: nowhere.json"),
+        (["trace", "nowhere.py", "-o", "x.json"], 1, "error: nowhere.py: no such file"),
+        (["optimize", "x.json", "-t", "abacus:8"], 1, "unknown target 'abacus'"),
+        (["optimize", "x.json", "-t", "cpu:2", "--limit", "peak_bytes"], 1, "OBJECTIVE=AMOUNT"),
+        (["optimize", "x.json", "-t", "cpu:2", "--objective", "beauty"], 2, "beauty"),
+        (["kernels", "frobnicate"], 1, "no template for kernel 'frobnicate'"),
+        (["rules", "frobnicate"], 1, "no rule 'frobnicate'"),
+        (["targets", "abacus:8"], 1, "unknown target 'abacus'"),
+    ],
+)
+def test_exit_codes_and_errors(run: Run, arguments: list[str], code: int, said: str) -> None:
+    assert run(*arguments) == code
+    assert said in run.err
+    if code:
+        assert run.err.startswith("error: ")
+        assert run.out == ""
+
+
+@pytest.mark.parametrize("command", ["rules", "kernels", "targets"])
+def test_lists_print_text_and_json(run: Run, command: str) -> None:
+    assert run(command) == 0
+    assert len(run.out.splitlines()) > 3
+    assert run(command, "--json") == 0
+    assert len(json.loads(run.out)) > 3
+
+
+def test_one_kernel_is_shown_as_it_is_written(run: Run) -> None:
+    assert run("kernels", "dot_general") == 0
+    assert "kernels: [dot_general" in run.out and "roles:" in run.out
+    assert run("targets", "h100:4x8") == 0
+    assert "32" in run.out
+
+
+def test_a_plan_asked_for_in_vain(work: Path, run: Run) -> None:
+    front = work / "out" / "mlp.front.json"
+    assert run("explain", front, "--plan", "best-of-all") == 1
+    assert "no plan 'best-of-all'" in run.err and "It has " in run.err
+    assert run("explain", front, "--limit", "peak_bytes=1 B") == 1
+    assert "least reachable" in run.err
+    assert run("explain", work / "mlp.json") == 1
+    assert "holds a graph, not a front" in run.err
+
+
+def test_a_closed_pipe_is_no_error(work: Path) -> None:
+    command = f"{sys.executable} -m tapestry_egg show {work / 'mlp.json'} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("mlp:")
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr

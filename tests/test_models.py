@@ -1,0 +1,255 @@
+"""The example programs trace, run and learn; each is checked against a slow version in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models import convnet, gpt2, llama, moe, recurrent, sorting, vit, while_loop
+
+Example = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+
+EXAMPLES: dict[str, Example] = {
+    name: lambda name=name: models.example(name)  # type: ignore[misc]
+    for name in models.PROGRAMS
+    if name != "gpt2"
+}
+EXAMPLES["recurrent-gru"] = lambda: recurrent.example("gru")
+
+
+def quick(fn: Callable[..., Any], **options: Any) -> Any:
+    """Compile with little optimisation: these programs run a few times only."""
+    flags = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(fn, compiler_options=flags, **options)
+
+
+def shapes(tree: Any) -> Any:
+    """The tree with every array replaced by its shape and dtype."""
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_learns(name: str) -> None:
+    step, (state, *batch) = EXAMPLES[name]()
+    assert all(x.shape[0] % 8 == 0 for x in batch)
+    assert jax.make_jaxpr(step)(state, *batch).eqns
+    jitted, before, losses = quick(step), shapes(state), []
+    for _ in range(6):
+        state, loss = jitted(state, *batch)
+        losses.append(float(loss))
+    assert shapes(state) == before
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < losses[0]
+
+
+def test_gpt2_learns_and_donates() -> None:
+    _, (params, opt_state, batch) = gpt2.example()
+    step = quick(gpt2.step, donate_argnums=(0, 1))
+    assert shapes(gpt2.abstract(gpt2.config("tiny"))) == shapes((params, opt_state, batch))
+    kept, losses = params["wte"], []
+    for _ in range(4):
+        params, opt_state, loss = step(params, opt_state, batch)
+        losses.append(float(loss))
+    assert kept.is_deleted()
+    # An untrained model knows nothing: its loss is that of guessing.
+    assert losses[0] == pytest.approx(math.log(64), rel=0.01)
+    assert losses[-1] < losses[0]
+
+
+def test_gpt2_small_has_the_published_size() -> None:
+    params, _, _ = gpt2.abstract(gpt2.config("gpt2_small", vocabulary=50257))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 124_439_808
+
+
+def numpy_gpt2_loss(params: Any, tokens: Any, targets: Any) -> float:
+    """GPT-2's loss token by token and head by head, in float64."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    def norm(q: Any, x: Any) -> Any:
+        return (x - x.mean()) / math.sqrt(x.var() + 1e-5) * q["scale"] + q["bias"]
+
+    def softmax(x: Any) -> Any:
+        e = np.exp(x - x.max())
+        return e / e.sum()
+
+    def gelu(x: Any) -> Any:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    def dense(q: Any, x: Any) -> Any:
+        return np.tensordot(x, q["kernel"], x.ndim) + q["bias"]
+
+    total = []
+    for row, labels in zip(tokens, targets, strict=True):
+        xs = [p["wte"][token] + p["wpe"][i] for i, token in enumerate(row)]
+        for layer in p["layers"]:
+            hs = [norm(layer["ln1"], x) for x in xs]
+            q, k, v = ([dense(layer[n], h) for h in hs] for n in ("query", "key", "value"))
+            for i in range(len(xs)):
+                mixed = np.zeros_like(q[i])
+                for head in range(mixed.shape[0]):
+                    scores = [q[i][head] @ k[j][head] for j in range(i + 1)]
+                    weights = softmax(np.array(scores) / math.sqrt(mixed.shape[1]))
+                    mixed[head] = sum(w * v[j][head] for j, w in enumerate(weights))
+                xs[i] = xs[i] + dense(layer["out"], mixed)
+            xs = [
+                x + dense(layer["down"], gelu(dense(layer["up"], norm(layer["ln2"], x))))
+                for x in xs
+            ]
+        for x, label in zip(xs, labels, strict=True):
+            logits = p.get("head", p["wte"].T).T @ norm(p["lnf"], x)
+            total.append(-math.log(softmax(logits)[label]))
+    return float(np.mean(total))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gpt2_agrees_with_numpy(tied: bool) -> None:
+    config = gpt2.config("tiny", tied=tied, batch=2, sequence=6, layers=2)
+    rng = np.random.default_rng(1)
+    # Larger than at initialisation, with biases, so that no term is negligible.
+    params = jax.tree.map(
+        lambda x: (0.3 * rng.normal(size=x.shape)).astype(x.dtype), gpt2.abstract(config)[0]
+    )
+    assert ("head" in params) is not tied
+    batch = gpt2.tokens(config)
+    expected = numpy_gpt2_loss(params, np.asarray(batch["tokens"]), np.asarray(batch["targets"]))
+    assert float(quick(gpt2.loss)(params, batch)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_convnet_pools_and_keeps_running_statistics() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 4, 6, 3)).astype(np.float32)
+    pooled = x.reshape(2, 2, 2, 3, 2, 3).max(axis=(2, 4))
+    np.testing.assert_array_equal(convnet.max_pool(jnp.asarray(x)), pooled)
+    p = {"scale": jnp.full(3, 2.0), "bias": jnp.full(3, 0.5)}
+    running = {"mean": jnp.ones(3), "var": jnp.full(3, 4.0)}
+    y, running = convnet.batch_norm(p, running, jnp.asarray(x))
+    flat = x.reshape(-1, 3).astype(np.float64)
+    np.testing.assert_allclose(np.asarray(y).reshape(-1, 3).mean(0), 0.5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(y).reshape(-1, 3).std(0), 2.0, rtol=1e-4)
+    np.testing.assert_allclose(running["mean"], 0.9 + 0.1 * flat.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(running["var"], 3.6 + 0.1 * flat.var(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_moe_routes_first_come_first_served(seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(size=(2, 12, 4)).astype(np.float32)
+    capacity = 4
+    combine, _ = moe.route(jnp.asarray(logits), capacity)
+    expected = np.zeros((2, 12, 4, capacity))
+    for group in range(2):
+        probabilities = np.exp(logits[group].astype(np.float64))
+        best = np.argsort(-probabilities, axis=-1)[:, : moe.TOP]
+        taken = [0] * 4
+        for choice in range(moe.TOP):
+            for token in range(12):
+                expert = best[token, choice]
+                if taken[expert] < capacity:
+                    weight = probabilities[token, expert] / probabilities[token, best[token]].sum()
+                    expected[group, token, expert, taken[expert]] = weight
+                taken[expert] += 1
+    assert any(slots.sum() < 0.999 for group in expected for slots in group)  # some overflow
+    np.testing.assert_allclose(combine, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_recurrent_agrees_with_a_loop(cell: str) -> None:
+    network, gates = recurrent.CELLS[cell]
+    rng = np.random.default_rng(0)
+    params = recurrent.init(rng, gates, inputs=3, hidden=5)
+    params["bias"] = jnp.asarray(rng.normal(size=gates * 5), jnp.float32)
+    xs = rng.normal(size=(7, 2, 3))
+    w = {name: np.asarray(value, np.float64) for name, value in params.items()}
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    c = h = np.zeros((2, 5))
+    expected = []
+    for x in xs:
+        a, b = x @ w["input"] + w["bias"], h @ w["recurrent"]
+        part = [(a[:, 5 * i : 5 * i + 5], b[:, 5 * i : 5 * i + 5]) for i in range(gates)]
+        if cell == "lstm":
+            i, f, g, o = (u + v for u, v in part)
+            c = sigmoid(f + 1) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
+        else:
+            reset, update = (sigmoid(u + v) for u, v in part[:2])
+            new = np.tanh(part[2][0] + reset * part[2][1])
+            h = update * h + (1 - update) * new
+        expected.append(h)
+    actual = network(params, jnp.asarray(xs, jnp.float32))
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_while_loop_gradient_is_that_of_the_unrolled_iteration() -> None:
+    _, (params, x, y) = while_loop.example()
+
+    def unrolled(params: Any) -> jax.Array:
+        z = jnp.zeros((x.shape[0], params["state"].shape[0]))
+        for _ in range(40):
+            z = while_loop.layer(params, x, z)
+        return jnp.mean(jnp.square(z @ params["output"] - y))
+
+    expected_loss, expected = quick(jax.value_and_grad(unrolled))(params)
+    loss, grads = quick(jax.value_and_grad(while_loop.loss))(params, x, y)
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-3)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(grad, expected[name], atol=2e-3, err_msg=name)
+
+
+def test_sorting_counts_its_guesses_and_has_the_stated_features() -> None:
+    step, (state, signals, channels, labels) = sorting.example()
+    new, _ = quick(step)(state, signals, channels, labels)
+    assert int(new["guesses"].sum()) == labels.shape[0]
+    x = np.asarray(signals * state["params"]["gain"][channels], np.float64)
+    expected = (
+        np.concatenate(
+            [
+                np.sort(x)[:, np.linspace(0, 31, sorting.QUANTILES).astype(int)],
+                np.log1p(np.abs(np.fft.rfft(x)) ** 2 / 32),
+                np.cumsum(x**2, axis=-1) / np.sum(x**2, axis=-1, keepdims=True),
+            ],
+            axis=-1,
+        )
+        + np.asarray(state["params"]["channel"])[np.asarray(channels)]
+    )
+    actual = sorting.features(state["params"], signals, channels)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_vit_cuts_patches_in_reading_order() -> None:
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    cut = np.asarray(vit.patches(jnp.asarray(images)))
+    n = vit.PATCH
+    for i in range(4):
+        row, column = divmod(i, 2)
+        expected = images[:, row * n : row * n + n, column * n : column * n + n]
+        np.testing.assert_array_equal(cut[:, i], expected.reshape(2, -1))
+
+
+def test_llama_attends_to_the_past_only_and_to_distances() -> None:
+    layer = jax.tree.map(lambda x: x[0], llama.init(np.random.default_rng(0))["layers"])
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 6, 32)), jnp.float32)
+    changed = x.at[:, 4:].set(0)
+    before, after = llama.attention(layer, x), llama.attention(layer, changed)
+    np.testing.assert_allclose(before[:, :4], after[:, :4], atol=1e-6)
+    assert float(jnp.max(jnp.abs(before[:, 4:] - after[:, 4:]))) > 1e-2
+    # A rotary score depends on the distance of two positions alone.
+    same = jnp.broadcast_to(x[:, :1, None, :4], (1, 6, 1, 4))
+    scores = jnp.einsum("bqhk,bthk->qt", llama.rotary(same), llama.rotary(same))
+    for distance in range(6):
+        diagonal = np.diagonal(np.asarray(scores), distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-5)
+
+
+def test_llama_rematerialised_takes_the_same_step() -> None:
+    plain, args = llama.example(layers=1)
+    remat, _ = llama.example(remat=True, layers=1)
+    a, b = quick(plain)(*args), quick(remat)(*args)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
