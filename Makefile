@@ -58,10 +58,11 @@ demo: $(READY)
 picture: demo
 	cp $(OUT)/front.svg docs/front.svg
 
-BENCHES := $(sort $(wildcard bench/bench_*.py))
+# Each benchmark prints a table and runs alone: python -m benchmarks.NAME
+BENCHES := $(sort $(notdir $(basename $(wildcard benchmarks/bench_*.py))))
 bench: $(READY)
-	@test -n "$(BENCHES)" || { echo "error: bench/ holds no bench_*.py" >&2; exit 1; }
-	@set -e; for script in $(BENCHES); do echo "== $$script"; $(BIN)/python $$script; done
+	@test -n "$(BENCHES)" || { echo "error: benchmarks/ holds no bench_*.py" >&2; exit 1; }
+	@set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 # Compiling for H100 without a GPU: 180 MB, wanted by some benchmarks, skipped where it is absent.
 # The plugin must be of the version of the installed jaxlib.

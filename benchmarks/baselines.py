@@ -84,11 +84,6 @@ def fsdp(config: gpt2.Config, devices: Sequence[jax.Device], *, regather: bool =
             dims,
         )
 
-    def gather_again(shards: Tree, dims: Tree) -> Tree:
-        return jax.tree.map(
-            lambda x, dim: x if dim < 0 else _all_gather_again(x, "data", dim), shards, dims
-        )
-
     def reduce(full: Tree, dims: Tree) -> Tree:
         return jax.tree.map(
             lambda g, dim: (
@@ -119,7 +114,7 @@ def fsdp(config: gpt2.Config, devices: Sequence[jax.Device], *, regather: bool =
             if regather:
                 # Tied to the incoming gradient, so that no gather starts before it is needed.
                 layer, x = lax.optimization_barrier((layer, x))
-                vjp = vjp(gather_again(layer, dim))
+                vjp = vjp(gather(layer, dim))
             full, x = vjp(x)
             layer_grads.append(reduce(full, dim))
         root_grads = jax.tree.map(jnp.add, root_grads, embed_vjp(x)[0])
@@ -233,21 +228,11 @@ def _regathering(f: Callable[[Tree, Array], Array]) -> Callable[[Tree, Array], A
     def backward(saved: Any, g: Array) -> tuple[Tree, Array]:
         vjp, x = saved
         x, g = lax.optimization_barrier((x, g))
-        weights, full = vjp(_all_gather_again(x, "model", 1))(g)
+        weights, full = vjp(lax.all_gather(x, "model", axis=1, tiled=True))(g)
         return weights, lax.psum_scatter(full, "model", scatter_dimension=1, tiled=True)
 
     apply.defvjp(forward, backward)
     return apply
-
-
-def _all_gather_again(x: Array, axis: str, dim: int) -> Array:
-    """`lax.all_gather` along `dim`, spelt through a new dim.
-
-    XLA's CPU compiler drops optimization barriers and would merge a second gather of the same form
-    with the first, which keeps the first one's result alive.
-    """
-    shape = (*x.shape[:dim], -1, *x.shape[dim + 1 :])
-    return lax.all_gather(x, axis, axis=dim).reshape(shape)
 
 
 def _megatron(
@@ -375,11 +360,15 @@ def _bind(config: gpt2.Config, mesh: Mesh, specs: Tree, grads: Grads) -> Baselin
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
     in_shardings = (shardings(specs), shardings(state_specs), shardings(rows))
+    # XLA for CPU drops optimization barriers before its last merging of equal operations, which
+    # would turn a second gather back into the first.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     jitted = jax.jit(
         mapped,
         in_shardings=in_shardings,
         out_shardings=shardings(outputs),
         donate_argnums=(0, 1),
+        compiler_options={"xla_disable_hlo_passes": "cse_barrier_expander"} if on_cpu else None,
     )
 
     def place(args: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:

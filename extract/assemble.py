@@ -6,9 +6,7 @@ up to some last one. A kept copy gathers or combines what the value has spread o
 need another layout make a copy of their own, which lives while they run. (A unit with several
 outputs that others share has a further variable for each output after the first.)
 
-Memory: a value lives from the unit that makes it to its last reader; undonated inputs live
-throughout, and so do donated inputs whose successor takes over their buffer; outputs live to the
-end. Times are unit positions.
+Times are unit positions; `lifetimes.py` says which bytes live when.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import numpy as np
 from ..blockgraph import TensorType
 from ..layout import Layout
 from .copies import CopyTable
+from .lifetimes import body_of, lifetimes
 from .problem import Floats, Ints, Pair, Problem, Use, Variable, label, merge_parallel
 from .snapshot import Snapshot
 
@@ -55,110 +54,9 @@ class Assembled:
     sharing: tuple[Sharing, ...]
 
 
-@dataclass(frozen=True)
-class Lifetimes:
-    """When each value is made and last read, on the time line of units."""
-
-    made: tuple[int, ...]
-    last: tuple[int, ...]
-    reads_at: dict[tuple[int, int], int]  # (unit, value) -> time of the read
-    free: tuple[bool, ...]  # takes no memory of its own (alias, view, constant)
-
-
 def assemble(snap: Snapshot) -> Assembled:
     """Build the problem of one snapshot."""
     return _Assembler(snap).build()
-
-
-def lifetimes(snap: Snapshot) -> Lifetimes:
-    """Lifetimes of all values over the fixed order of the schedule."""
-    plan = snap.schedule
-    program = plan.program
-    end = len(plan.units)
-    made = [0] * len(program.types)
-    last = [-1] * len(program.types)
-    free = [False] * len(program.types)
-    reads_at: dict[tuple[int, int], int] = {}
-    starts = {e: s for s, e in _region_times(snap)}
-    for u, unit in enumerate(plan.units):
-        root = program.instances[unit.root]
-        for v in unit.outputs:
-            made[v] = u
-            if root.port == "stack":
-                made[v] = starts.get(_region_end(snap, unit.root), u)
-            if root.port in ("constant", "invariant"):
-                free[v] = True
-    for u, unit in enumerate(plan.units):
-        root = program.instances[unit.root]
-        late = root.port in ("state", "output")
-        for i, p, v in unit.reads:
-            if late:
-                reads_at[u, v] = made[v]
-            elif root.port in ("carry", "stack", "branch") and program.instances[i].body != (
-                _body_of(snap, v)
-            ):
-                reads_at[u, v] = made[v]
-            else:
-                reads_at[u, v] = u
-            last[v] = max(last[v], reads_at[u, v])
-            del p
-    for v, t in enumerate(made):
-        last[v] = max(last[v], t)
-    for unit in reversed(plan.units):
-        # A value that is only another view of something keeps that something alive instead.
-        members = [program.instances[i] for i in unit.members]
-        if not members[-1].port and all(m.signature.fusion == "view" for m in members):
-            for v in unit.outputs:
-                free[v] = True
-                for _, _, source in unit.reads:
-                    last[source] = max(last[source], last[v])
-        if members[-1].port == "invariant":
-            for v in unit.outputs:
-                for _, _, source in unit.reads:
-                    last[source] = max(last[source], last[v])
-    for unit in plan.units:
-        root = program.instances[unit.root]
-        if root.port == "state":
-            (new,), (old,) = root.inputs, root.outputs
-            made[old], last[old] = 0, end - 1
-            if new != old:
-                free[new] = True
-        elif root.port == "input":
-            (v,) = root.outputs
-            made[v] = 0
-            graph = program.bodies[0].graph
-            position = graph.inputs.index(program.bodies[0].values.index(v))
-            if not (graph.donated and graph.donated[position]):
-                last[v] = end - 1
-        elif root.port == "output":
-            (v,) = root.inputs
-            last[v] = end - 1
-    return Lifetimes(tuple(made), tuple(last), reads_at, tuple(free))
-
-
-def _body_of(snap: Snapshot, value: int) -> int:
-    producer = snap.schedule.producer[value]
-    return snap.schedule.units[producer].body if producer >= 0 else 0
-
-
-def _region_times(snap: Snapshot) -> list[tuple[int, int]]:
-    """(first unit, last unit) of every region, by the instances that belong to it."""
-    out = []
-    for first, stop in snap.schedule.program.spans.values():
-        units = [u for u, unit in enumerate(snap.schedule.units) if first <= unit.root < stop]
-        if units:
-            out.append((min(units), max(units)))
-    return out
-
-
-def _region_end(snap: Snapshot, instance: int) -> int:
-    best = -1
-    for (_, _), (first, stop) in snap.schedule.program.spans.items():
-        if first <= instance < stop:
-            units = [u for u, unit in enumerate(snap.schedule.units) if first <= unit.root < stop]
-            end = max(units)
-            best = end if best < 0 else min(best, end)
-    return best
 
 
 class _Assembler:
@@ -166,7 +64,7 @@ class _Assembler:
         self.snap = snap
         self.plan = snap.schedule
         self.program = self.plan.program
-        self.lives = lifetimes(snap)
+        self.lives = lifetimes(snap.schedule)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
@@ -274,7 +172,7 @@ class _Assembler:
         have = np.array([table.number[h] for h, _ in rows])
         copy = np.array([table.number[k[0]] if k else -1 for _, k in rows])
         until = np.array([k[1] if k else -1 for _, k in rows])
-        weight = self.program.bodies[_body_of(self.snap, v)].weight
+        weight = self.program.bodies[body_of(self.plan, v)].weight
         holds = copy >= 0
         some = np.where(holds, copy, have)
         first = self.lives.reads_at[readers[0], v]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,55 @@ class IndexBlock:
                 at = self.start(projection, k) - block_number(layout.dims[k], self.mesh) * have
             x = lax.dynamic_slice_in_dim(x, at, size, k)
         return x
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an operand's box holds elements that the block does not read, though the whole
+        index space reads all of the operand's box: the kernel would take them for its own."""
+        return any(
+            _has_gaps(row, size, self.extents)
+            and not _has_gaps(row, size, self.signature.extents)
+            for projection in self.signature.inputs
+            for row, size in zip(projection.matrix, projection.shape, strict=True)
+        )
+
+    def uncut_where_gathered(self, layouts: Sequence[Layout]) -> IndexBlock:
+        """The block without the cuts of map dims whose operands are all replicated over them.
+
+        A kernel that cannot run on the boxes of this block, since they are not of a shape that it
+        takes, can run on the larger block, whose operands this device has too; see `crop`.
+        """
+        used = {a for layout in layouts for dim in layout.dims for a in dim}
+        return replace(
+            self,
+            cuts=tuple(
+                () if d.role == "map" and not used & set(axes) else axes
+                for d, axes in zip(self.signature.index, self.cuts, strict=True)
+            ),
+        )
+
+    def crop(self, larger: IndexBlock, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """This block's part of what a kernel gave for a larger block that contains it."""
+        from jax import lax
+
+        cropped = []
+        for projection, x in zip(self.signature.outputs, outputs, strict=True):
+            for k, size in enumerate(projection.footprint(self.extents)):
+                if size != x.shape[k]:
+                    at = self.start(projection, k) - larger.start(projection, k)
+                    x = lax.dynamic_slice_in_dim(x, at, size, k)
+            cropped.append(x)
+        return cropped
+
+
+def _has_gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:
+    """Whether boxes of a size, placed at row · i for all points i, leave holes between them."""
+    covered = size
+    for stride, n in sorted((abs(a), n) for a, n in zip(row, extents, strict=True) if a and n > 1):
+        if stride > covered:
+            return True
+        covered += stride * (n - 1)
+    return False
 
 
 def block_numbers(axes: tuple[int, ...], mesh: MeshShape) -> NDArray[np.int64]:

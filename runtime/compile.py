@@ -137,12 +137,24 @@ class CompiledPlan:
             out_shardings=self.out_shardings,
             donate_argnums=tuple(i for i, d in enumerate(donated) if d),
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
+            compiler_options=_compiler_options(self.mesh),
         )
 
     def _sharding(self, layout: Layout) -> NamedSharding:
         from jax.sharding import NamedSharding
 
         return NamedSharding(self.mesh, partition_spec(layout, self.plan.mesh))
+
+
+def _compiler_options(mesh: Mesh) -> dict[str, str] | None:
+    """What the compiler must leave alone for the plan to be carried out.
+
+    XLA for CPU drops optimization barriers before its last merging of equal operations, which
+    would turn a second gather (made to save memory) back into the first.
+    """
+    if mesh.devices.flat[0].platform == "cpu":
+        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    return None
 
 
 def partition_spec(layout: Layout, mesh: MeshShape) -> PartitionSpec:

@@ -79,7 +79,7 @@ def closed_jaxpr(graph: BlockGraph) -> Any:
 
 def constant(array: np.ndarray, type_: TensorType) -> Any:
     """The value to bind for a constant, weakly typed where the graph says so."""
-    if True:
+    if not type_.weak:
         return array
     if type_.rank == 0:
         value = array.item()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..blockgraph import Operation, TensorType
-from ..layout import MeshShape
+from ..errors import PlanError, TemplateError
+from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature
 from ..plan import Strategy
 from .block import IndexBlock
@@ -79,31 +80,59 @@ def run_kernel(
     `strategy.needs`. Raises PlanError where an operand's block does not hold what the index block
     reads.
     """
-    from ..codec import decode_params
     from ..metakernels import registry
 
     signature = registry.signature(op.kernel, op.params, inputs, outputs)
     block = IndexBlock(signature, strategy.cuts, mesh)
+    return _run(op, block, operands, strategy.needs, where)
+
+
+def _run(
+    op: Operation, block: IndexBlock, operands: Arrays, layouts: Sequence[Layout], where: str
+) -> list[jax.Array]:
+    from ..codec import decode_params
+
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
         call = Call(op.kernel, params, op.params, tuple(operands), block)
-        if op.effectful and not op.outputs and mesh.devices > 1:
+        if op.effectful and not op.outputs and block.mesh.devices > 1:
             return _on_first_device(call)
         return call.bind(*operands)
     images = tuple(
         block.image(x, p, layout, where)
-        for p, (x, layout) in enumerate(zip(operands, strategy.needs, strict=True))
+        for p, (x, layout) in enumerate(zip(operands, layouts, strict=True))
     )
-    local = registry.localize(
-        op.kernel,
-        op.params,
-        signature,
-        [x.shape for x in images],
-        [p.footprint(block.extents) for p in signature.outputs],
-    )
+    local = None if block.is_sparse else _local_params(op, block, images)
+    if local is None:
+        larger = block.uncut_where_gathered(layouts)
+        if larger == block:
+            raise PlanError(
+                f"the kernel cannot run on the blocks that {block.cuts} cut its index space into",
+                where=where,
+                hint="The metakernel's template should declare the dim `whole`.",
+            )
+        return block.crop(larger, _run(op, larger, operands, layouts, where))
     call = Call(op.kernel, decode_params(local, kernel=op.kernel), op.params, images, block)
     lowering = LOWERINGS.get(op.kernel)
     return list(lowering(call)) if lowering else call.bind(*images)
+
+
+def _local_params(
+    op: Operation, block: IndexBlock, images: tuple[jax.Array, ...]
+) -> Mapping[str, Any] | None:
+    """The parameters for a block; None where the kernel cannot run on boxes of these shapes."""
+    from ..metakernels import registry
+
+    try:
+        return registry.localize(
+            op.kernel,
+            op.params,
+            block.signature,
+            [x.shape for x in images],
+            [p.footprint(block.extents) for p in block.signature.outputs],
+        )
+    except TemplateError:
+        return None
 
 
 def _on_first_device(call: Call) -> list[jax.Array]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -112,11 +114,25 @@ def register_key_impl(impl: Any) -> None:
 
 
 def key_impl(name: object) -> Any:
-    """The implementation of random keys of that name (`threefry2x32`) or tag (`fry`)."""
-    from jax.extend import random
+    """The implementation of random keys of that name (`threefry2x32`) or tag (`fry`).
 
-    for known in ("threefry_prng_impl", "rbg_prng_impl", "unsafe_rbg_prng_impl"):
-        register_key_impl(getattr(random, known))
+    Raises GraphError when there is none.
+    """
+    if not isinstance(name, str) or name not in _KEY_IMPLS:
+        for impl in _jax_key_impls():
+            register_key_impl(impl)
     if not isinstance(name, str) or name not in _KEY_IMPLS:
         raise GraphError(f"unknown implementation of random keys {name!r}")
     return _KEY_IMPLS[name]
+
+
+def _jax_key_impls() -> Iterator[Any]:
+    from jax.extend import random
+
+    for known in ("threefry_prng_impl", "rbg_prng_impl", "unsafe_rbg_prng_impl"):
+        yield getattr(random, known)
+    for module in ("jax._src.random.prng", "jax._src.prng"):  # the registry has no public name
+        try:
+            yield from getattr(importlib.import_module(module), "prngs", {}).values()
+        except ImportError:
+            continue

@@ -134,6 +134,9 @@ def plan_record(plan: Plan, sources: SourceTable) -> PlanRecord:
         body = writer.body(plan.body, plan.graph)
     except ValueError as e:
         raise PlanError(f"the plan does not fit its graph: {e}", where=plan.name) from e
+    for i, collective in enumerate(plan.collectives):
+        if not math.isfinite(collective.wire_bytes):
+            raise PlanError(f"collective {i} moves {collective.wire_bytes} bytes", where=plan.name)
     return PlanRecord(
         name=plan.name,
         target=plan.target,

@@ -29,9 +29,10 @@ class Rehearsal:
     """What running a plan showed.
 
     `differences` pairs every output with its largest difference to the original program's, as a
-    share of the output's largest magnitude: small where
-    the output is not itself made of rounding (a gradient that is zero in exact arithmetic). `seconds` is the median of the timed runs, the original's (on one device) is
-    `original_seconds`.
+    share of the output's largest magnitude. It is small unless the output is itself made of
+    rounding, such as an optimizer's step along a gradient that is zero in exact arithmetic.
+    `seconds` is the median of the timed runs, `original_seconds` that of the original on one
+    device.
     """
 
     plan: Plan

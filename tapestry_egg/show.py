@@ -110,10 +110,14 @@ def plan_text(plan: Plan) -> str:
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut.
     """
     costs = plan.costs
+    bound = format_quantity(plan.bound, "seconds")
     numbers = [
         ("time per step", format_quantity(costs.seconds, "seconds")),
-        ("proven bound", f"{format_quantity(plan.bound, 'seconds')}, gap {percent(plan.gap)}"),
-        ("time with overlap", format_quantity(costs.makespan, "seconds")),
+        ("proven bound", f"{bound}, gap {percent(plan.gap)}" if plan.bound else "-"),
+        (
+            "time with overlap",
+            format_quantity(costs.makespan, "seconds") if costs.makespan else "-",
+        ),
         ("peak per device", format_quantity(costs.peak_bytes, "peak_bytes")),
         ("energy per step", format_quantity(costs.joules, "joules")),
         ("sent per device", format_quantity(costs.wire_bytes, "wire_bytes")),

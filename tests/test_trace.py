@@ -16,6 +16,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from tapestry_egg import codec
+from tapestry_egg.arrays import decode_dtype
 from tapestry_egg.blockgraph import BlockGraph, Operation, verify_graph
 from tapestry_egg.errors import GraphError, TraceError
 from tapestry_egg.files import load, save
@@ -645,6 +646,13 @@ def test_parameters_refuse_what_is_not_listed() -> None:
     thing = object()
     assert codec.encode_params({"a": thing}) == codec.encode_params({"a": thing})
     assert codec.decode_params(codec.encode_params({"a": thing}))["a"] is thing
+
+
+@pytest.mark.parametrize("name", ["threefry2x32", "rbg", "unsafe_rbg", "philox4x32"])
+def test_keys_of_every_kind_come_back(name: str) -> None:
+    dtype = jax.random.key(0, impl=name).dtype
+    assert decode_dtype(str(dtype)) == dtype
+    assert codec.decode_params(codec.encode_params({"impl": dtype._impl}))["impl"] is dtype._impl
 
 
 def test_emit_checks_declared_types() -> None:

@@ -67,9 +67,9 @@ def _name(tree: Node) -> Compiled:
             return scope[name]
         except KeyError:
             near = difflib.get_close_matches(name, list(scope), 1)
-            what = "index group" if name[0] == "@" else "name"
+            what = "an index group" if name[0] == "@" else "a name"
             hint = f"Did you mean {near[0]}?" if near else ""
-            raise Fault(at, f"{name} is not a {what} here", hint) from None
+            raise Fault(at, f"{name} is not {what} here", hint) from None
 
     return look_up
 

@@ -84,7 +84,7 @@ class Pattern:
 
     def match(self, shape: Sequence[int], names: dict[str, Any]) -> bool:
         """Bind this pattern's names into `names`. False when the shape does not fit, or when a
-        name is already bound to something else; `$_` and `$_...` bind nothing."""
+        name would have two values; `$_` and `$_...` bind nothing."""
         axes = self.axes()
         rest = next((k for k, (what, _) in enumerate(axes) if what == "rest"), None)
         spare = len(shape) - (len(axes) - (rest is not None))
@@ -225,7 +225,6 @@ def _expression(text: str) -> Compiled:
 @cache
 def _pattern(text: str) -> tuple[tuple[str, Any], ...]:
     out: list[tuple[str, Any]] = []
-    seen: dict[str, int] = {}
     for axis in _parse(text, "pattern").children:
         if axis is None:
             continue
@@ -235,10 +234,6 @@ def _pattern(text: str) -> tuple[tuple[str, Any], ...]:
             continue
         if what == "rest" and any(w == "rest" for w, _ in out):
             raise Fault(position(token), "a pattern can have only one `...`")
-        if token != "$_" and str(token) in seen:
-            hint = "Bind it once; compare in `when:`."
-            raise Fault(position(token), f"{token} occurs twice", hint)
-        seen[str(token)] = 1
         out.append((what, str(token)))
     return tuple(out)
 
