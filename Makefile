@@ -22,6 +22,9 @@ help:
 
 setup: $(READY)
 
+# Setuptools warns of every editable install that folders of the package's name shadow it.
+$(READY): export PYTHONWARNINGS = ignore
+
 # A lock that does not fit this Python or platform gives way to pyproject's own version ranges.
 $(READY): pyproject.toml requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -92,6 +92,7 @@ class Dual:
             first, second = (a, b) if rank[a] < rank[b] else (b, a)
             self.later[first].append((e, first == a))
             self.earlier[second].append((e, second == a))
+        self.around = [f + g for f, g in zip(self.later, self.earlier, strict=True)]
         self.share = [1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)]
         finite = sum(
             float(np.max(t[np.isfinite(t)], initial=0.0)) for t in (p.seconds for p in problem.pairs)
@@ -124,10 +125,11 @@ class Dual:
     def belief(self, i: int) -> Floats:
         """Unary costs plus all incoming messages."""
         out = self.unary[i].copy()
-        for e, is_a in self.later[i]:
-            out += e.a.spread(e.to_a) if is_a else e.b.spread(e.to_b)
-        for e, is_a in self.earlier[i]:
-            out += e.a.spread(e.to_a) if is_a else e.b.spread(e.to_b)
+        for e, is_a in self.around[i]:
+            if is_a:
+                out += e.to_a if e.a.identity else e.to_a[e.a.labels]
+            else:
+                out += e.to_b if e.b.identity else e.to_b[e.b.labels]
         return out
 
     def sweep(self) -> Cut:
@@ -139,25 +141,30 @@ class Dual:
 
     def _pass(self, order: Ints, onward: list[list[tuple[_Edge, bool]]]) -> float:
         bound = 0.0
+        least_of = np.minimum.reduce
         for i in order:
             belief = self.belief(i)
-            least = float(belief.min())
+            least = least_of(belief)
             bound += least
+            if not onward[i]:
+                continue
             belief -= least
             belief *= self.share[i]
             for e, is_a in onward[i]:
                 if is_a:
                     outgoing = e.a.least(belief) - e.to_a
-                    message = (outgoing[:, None] + e.table).min(axis=0)
-                    low = float(message.min())
-                    e.to_b = message - low
+                    message = least_of(outgoing[:, None] + e.table)
+                    low = least_of(message)
+                    message -= low
+                    e.to_b = message
                 else:
                     outgoing = e.b.least(belief) - e.to_b
-                    message = (outgoing[None, :] + e.table).min(axis=1)
-                    low = float(message.min())
-                    e.to_a = message - low
+                    message = least_of(outgoing + e.table, 1)
+                    low = least_of(message)
+                    message -= low
+                    e.to_a = message
                 bound += low
-        return bound
+        return float(bound)
 
     def decode(self) -> Ints:
         """A labelling: in order, the best row given earlier choices and the messages of later ones."""

@@ -14,6 +14,10 @@ from .plans import make_plan
 from .search import Archive
 
 
+# A plan must be better than a faster one by this share in something, or it is not shown.
+_DISTINCT = 0.002
+
+
 @dataclass(frozen=True)
 class MeshResult:
     """What the search of one mesh shape found."""
@@ -73,7 +77,8 @@ def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> 
 def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[Plan]:
     kept: list[Plan] = []
     for p in sorted(plans, key=lambda p: tuple(value(p, k) for k in objectives)):
-        costs = [value(p, k) for k in objectives]
+        costs = [value(p, k) * (1 + _DISTINCT) for k in objectives]
+        costs[0] = value(p, objectives[0])
         if not any(
             all(value(q, k) <= c for k, c in zip(objectives, costs, strict=True)) for q in kept
         ):
@@ -101,4 +106,4 @@ def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
         if k + 1 < len(by_peak) and bound > 0:
             larger = max(larger, by_peak[k + 1].costs.seconds / bound - 1.0)
         worst = max(worst, min(slower, larger))
-    return worst
+    return worst + _DISTINCT

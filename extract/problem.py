@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,23 +66,61 @@ class Problem:
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
-        seconds = joules = 0.0
-        steps = np.zeros(self.times + 1)
-        for v, r in zip(self.variables, rows, strict=True):
-            seconds += v.seconds[r]
-            joules += v.joules[r]
-            for use in v.uses:
-                steps[use.start] += use.amount[r]
-                steps[use.end] -= use.amount[r]
-        for p in self.pairs:
-            i, j = p.label_a[rows[p.a]], p.label_b[rows[p.b]]
-            seconds += p.seconds[i, j]
-            joules += p.joules[i, j]
-            for use in p.uses:
-                steps[use.start] += use.amount[i, j]
-                steps[use.end] -= use.amount[i, j]
-        profile = np.cumsum(steps)[:-1] + self.constant
+        f = self._flat
+        at = f.row_start + rows
+        pair = f.pair_start + f.label_a[f.a_start + rows[f.pair_a]] * f.width
+        pair += f.label_b[f.b_start + rows[f.pair_b]]
+        seconds = f.seconds[at].sum() + f.pair_seconds[pair].sum()
+        joules = f.joules[at].sum() + f.pair_joules[pair].sum()
+        own = f.use_amount[f.use_start + rows[f.use_of]]
+        shared = f.pair_use_amount[f.pair_use_start + (pair - f.pair_start)[f.pair_use_of]]
+        steps = np.bincount(f.begin, np.concatenate((own, shared)), self.times + 1)
+        steps -= np.bincount(f.stop, np.concatenate((own, shared)), self.times + 1)
+        profile = np.cumsum(steps)[: self.times] + self.constant
         return float(seconds), float(joules), profile
+
+    @cached_property
+    def _flat(self) -> _Flat:
+        return _Flat(self)
+
+
+class _Flat:
+    """All tables of a problem end to end, so that one labelling is evaluated by a few gathers."""
+
+    def __init__(self, problem: Problem) -> None:
+        variables, pairs = problem.variables, problem.pairs
+        self.seconds = _joined([v.seconds for v in variables])
+        self.joules = _joined([v.joules for v in variables])
+        self.row_start = _starts([len(v) for v in variables])
+        self.pair_a = np.array([p.a for p in pairs], dtype=np.int64)
+        self.pair_b = np.array([p.b for p in pairs], dtype=np.int64)
+        self.label_a = _joined([p.label_a for p in pairs]).astype(np.int64)
+        self.label_b = _joined([p.label_b for p in pairs]).astype(np.int64)
+        self.a_start = _starts([len(p.label_a) for p in pairs])
+        self.b_start = _starts([len(p.label_b) for p in pairs])
+        self.width = np.array([p.seconds.shape[1] for p in pairs], dtype=np.int64)
+        self.pair_seconds = _joined([p.seconds.ravel() for p in pairs])
+        self.pair_joules = _joined([p.joules.ravel() for p in pairs])
+        self.pair_start = _starts([p.seconds.size for p in pairs])
+        own = [(i, u) for i, v in enumerate(variables) for u in v.uses]
+        shared = [(i, u) for i, p in enumerate(pairs) for u in p.uses]
+        self.use_of = np.array([i for i, _ in own], dtype=np.int64)
+        self.use_amount = _joined([u.amount for _, u in own])
+        self.use_start = _starts([u.amount.size for _, u in own])
+        self.pair_use_of = np.array([i for i, _ in shared], dtype=np.int64)
+        self.pair_use_amount = _joined([u.amount.ravel() for _, u in shared])
+        self.pair_use_start = _starts([u.amount.size for _, u in shared])
+        both = [u for _, u in (*own, *shared)]
+        self.begin = np.array([u.start for u in both], dtype=np.int64)
+        self.stop = np.array([u.end for u in both], dtype=np.int64)
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _starts(sizes: Sequence[int]) -> Ints:
+    return np.concatenate(([0], np.cumsum(sizes)))[:-1].astype(np.int64)
 
 
 def label(keys: Sequence[K]) -> tuple[Ints, list[K]]:

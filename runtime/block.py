@@ -123,8 +123,7 @@ class IndexBlock:
         """Whether an operand's box holds elements that the block does not read, though the whole
         index space reads all of the operand's box: the kernel would take them for its own."""
         return any(
-            _has_gaps(row, size, self.extents)
-            and not _has_gaps(row, size, self.signature.extents)
+            _has_gaps(row, size, self.extents) and not _has_gaps(row, size, self.signature.extents)
             for projection in self.signature.inputs
             for row, size in zip(projection.matrix, projection.shape, strict=True)
         )

@@ -7,8 +7,11 @@ devices of a group by the axis names in the order given, so the order is passed 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
 
 from ..blockgraph import TensorType
 from ..errors import PlanError
@@ -113,34 +116,37 @@ def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
         )
     names = tuple(mesh.names[a] for a in axes)
     parts = mesh.parts(axes)
-    kind, dim = step.kind, step.dim if step.dim is not None else -1
+    kind, dim, to = step.kind, step.dim or 0, step.to_dim or 0
+    out: jax.Array
     if kind == "all_gather":
-        return lax.all_gather(x, names, axis=dim, tiled=True)
-    if kind == "all_to_all":
-        to = step.to_dim if step.to_dim is not None else -1
-        _whole_blocks(x.shape[to], parts, step)
-        return lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
-    if kind == "slice":
-        size = _whole_blocks(x.shape[dim], parts, step)
-        return lax.dynamic_slice_in_dim(x, block_number(axes, mesh) * size, size, dim)
-    if kind == "to_partial":
+        out = lax.all_gather(x, names, axis=dim, tiled=True)
+    elif kind == "all_to_all":
+        _block(x.shape[to], parts, step)
+        out = lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
+    elif kind == "slice":
+        size = _block(x.shape[dim], parts, step)
+        out = lax.dynamic_slice_in_dim(x, block_number(axes, mesh) * size, size, dim)
+    elif kind == "to_partial":
         first = block_number(axes, mesh) == 0
-        return jax.numpy.where(first, x, zero(step.monoid, x.dtype))
-    if kind == "all_reduce":
-        if step.monoid == "sum":
-            return lax.psum(x, names)
-        if _native(step, x.dtype.name):
-            least = step.monoid in ("min", "and")
-            return lax.pmin(x, names) if least else lax.pmax(x, names)
-        return _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
-    if kind == "reduce_scatter":
-        size = _whole_blocks(x.shape[dim], parts, step)
-        if step.monoid == "sum":
-            return lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+        out = jax.numpy.where(first, x, zero(step.monoid, x.dtype))
+    elif kind == "all_reduce" and step.monoid == "sum":
+        out = lax.psum(x, names)
+    elif kind == "all_reduce" and _native(step, x.dtype.name):
+        least = step.monoid in ("min", "and")
+        out = lax.pmin(x, names) if least else lax.pmax(x, names)
+    elif kind == "all_reduce":
+        out = _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
+    elif kind == "reduce_scatter" and step.monoid == "sum":
+        _block(x.shape[dim], parts, step)
+        out = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+    elif kind == "reduce_scatter":
+        size = _block(x.shape[dim], parts, step)
         blocks = x.reshape(*x.shape[:dim], parts, size, *x.shape[dim + 1 :])
         blocks = lax.all_to_all(blocks, names, split_axis=dim, concat_axis=dim, tiled=True)
-        return _combine(blocks, step.monoid, dim)
-    raise PlanError(f"{kind!r} is no step that exists")
+        out = _combine(blocks, step.monoid, dim)
+    else:
+        raise PlanError(f"{kind!r} is no step that exists")
+    return out
 
 
 def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:
@@ -169,7 +175,7 @@ def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
         return ~jnp.zeros((), dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.array(-jnp.inf if monoid == "max" else jnp.inf, dtype)
-    limits = jnp.iinfo(dtype)
+    limits = ml_dtypes.iinfo(dtype)
     return jnp.array(limits.min if monoid == "max" else limits.max, dtype)
 
 
@@ -187,7 +193,7 @@ def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:
     from jax import lax
     from jax.numpy import bitwise_and, bitwise_or
 
-    combine = {
+    combine: dict[str, Callable[[Any, Any], Any]] = {
         "sum": lax.add,
         "prod": lax.mul,
         "max": lax.max,
@@ -197,14 +203,16 @@ def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:
     }
     if monoid not in combine:
         raise _unknown(monoid)
-    return lax.reduce(x, zero(monoid, x.dtype), combine[monoid], (dim,))
+    out: jax.Array = lax.reduce(x, zero(monoid, x.dtype), combine[monoid], (dim,))
+    return out
 
 
 def _local_bytes(type_: TensorType, layout: Layout, mesh: MeshShape) -> int:
     return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
 
 
-def _whole_blocks(n: int, parts: int, step: Step) -> int:
+def _block(n: int, parts: int, step: Step) -> int:
+    """Size of one of `parts` equal blocks."""
     if n % parts:
         raise PlanError(f"{step.kind} cannot cut {n} elements into {parts} equal blocks")
     return n // parts

@@ -84,7 +84,7 @@ class CompiledPlan:
         names = graph.input_names or [f"argument {i}" for i in range(len(leaves))]
         arrays = [_checked(x, t, n) for x, t, n in zip(leaves, types, names, strict=True)]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):  # inside the user's own jit
-            return self.program.unflatten(self._jitted(*arrays), like=(args, kwargs))
+            return self.program.unflatten(self._mapped(*arrays), like=(args, kwargs))
         with jax.set_mesh(self.mesh):  # another mesh may be active
             placed = [
                 jax.device_put(x, sharding)
@@ -107,14 +107,15 @@ class CompiledPlan:
             for v, sharding in zip(graph.inputs, self.in_shardings, strict=True)
         ]
         with jax.set_mesh(self.mesh):
-            return self._jitted.lower(*arguments)
+            lowered: jax.stages.Lowered = self._jitted.lower(*arguments)
+        return lowered
 
     def compile(self) -> jax.stages.Compiled:
         """The executable, for `hlo_stats`, `compare` and JAX's own analyses."""
         return self.lower().compile()
 
     @cached_property
-    def _jitted(self) -> Any:
+    def _mapped(self) -> Any:
         import jax
 
         local = lower(self.plan)
@@ -123,16 +124,21 @@ class CompiledPlan:
             return local(*arguments)
 
         step.__name__ = re.sub(r"\W", "_", self.plan.graph.name) or "step"
-        mapped = jax.shard_map(
+        return jax.shard_map(
             step,
             mesh=self.mesh,
             in_specs=tuple(s.spec for s in self.in_shardings),
             out_specs=tuple(s.spec for s in self.out_shardings),
             check_vma=False,  # replication is what the plan says, and is tested by its numbers
         )
+
+    @cached_property
+    def _jitted(self) -> Any:
+        import jax
+
         donated = self.plan.graph.donated
         return jax.jit(
-            mapped,
+            self._mapped,
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
             donate_argnums=tuple(i for i, d in enumerate(donated) if d),

@@ -197,7 +197,9 @@ def parse(text: str) -> Module:
 
 def split(text: str) -> list[str]:
     """Split at the commas that stand outside quotes and brackets; empty pieces are dropped."""
-    items, piece, depth = [], [], 0
+    items: list[str] = []
+    piece: list[str] = []
+    depth = 0
     for token in _TOKEN.findall(text):
         if token in ("(", "{", "["):
             depth += 1

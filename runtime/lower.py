@@ -196,11 +196,13 @@ class _Frame:
         """
         x = self._store("produced", v)[v]
         tie = self._tie(v, k)
+        late: jax.Array
         if tie is None:
-            return _barrier(x)
-        store, other = tie
-        x, store[other] = _barrier((x, store[other]))
-        return x
+            late = _barrier(x)
+        else:
+            store, other = tie
+            late, store[other] = _barrier((x, store[other]))
+        return late
 
     def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
         """The array to tie a late copy of v to: the reader's operand computed last, if it computes

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .stage import jit as jit
     from .target import Target as Target
     from .target import load_target as load_target
+    from .trace import Program as Program
     from .trace import trace as trace
 
 #: Public name -> the module of this package that holds it.
@@ -50,6 +51,7 @@ _HOMES = {
     "Phase": "progress",
     "Plan": "plan",
     "PlannedCollective": "plan",
+    "Program": "trace",
     "TapestryError": "errors",
     "Target": "target",
     "TensorType": "blockgraph",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from .encode import encode
 from .errors import ExtractError
 from .extract.front import Front as Front
 from .extract.merge import MeshResult, merge
-from .extract.search import Archive, Effort, Search
+from .extract.search import Archive, Effort
 from .flatten import FlatProgram, feedback_pairs, flatten
 from .layout import MeshShape
 from .progress import Phase, Progress
@@ -23,6 +24,7 @@ from .target import Target, load_target
 from .units import parse_quantity
 
 if TYPE_CHECKING:
+    from .extract.assemble import Assembled
     from .blockgraph import BlockGraph
     from .trace import Program
 
@@ -70,27 +72,23 @@ def optimize(
     flat = flatten(repeat_cheap(block_graph), feedback_pairs(block_graph, state))
     plan = schedule(flat)
     shapes = tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes))
-    results = [
-        _on_mesh(flat, plan, shape, machine, sets, bounds, settings, len(shapes), tell, i)
-        for i, shape in enumerate(shapes)
-    ]
+    problems = [_problem(flat, plan, shape, machine, sets, settings.budget, tell) for shape in shapes]
+    archives = _search(problems, bounds.get("peak_bytes"), settings, tell)
+    results = [MeshResult(p, a) for p, a in zip(problems, archives, strict=True)]
     front = merge(results, objectives, bounds, machine.spec, block_graph.name)
     return replace(front, plans=tuple(replace(p, program=program) for p in front.plans))
 
 
-def _on_mesh(
+def _problem(
     flat: FlatProgram,
     plan: Schedule,
     shape: MeshShape,
     machine: Target,
     books: Sequence[RuleBook],
-    bounds: Mapping[str, float],
-    settings: Settings,
-    shapes: int,
+    budget: Budget,
     tell: Progress,
-    position: int,
-) -> MeshResult:
-    """Encode, saturate and extract for one mesh shape."""
+) -> Assembled:
+    """Encode and saturate for one mesh shape, and assemble what extraction chooses from."""
     from .extract.assemble import assemble
     from .extract.snapshot import snapshot
 
@@ -99,25 +97,32 @@ def _on_mesh(
     encoding = encode(flat, shape)
     tell(Phase("encode", f"{len(encoding.signatures)} signatures", 1.0, name))
     tell(Phase("saturate", "", None, name))
-    found: Saturated = saturate(encoding, books, settings.budget)
+    found: Saturated = saturate(encoding, books, budget)
     strategies = sum(len(s) for s in found.strategies)
     tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
-    tell(Phase("extract", "joining strategies", None, name))
-    assembled = assemble(snapshot(plan, found, shape, machine))
-    seconds = settings.seconds / shapes
+    return assemble(snapshot(plan, found, shape, machine))
+
+
+def _search(
+    problems: Sequence[Assembled], peak: float | None, settings: Settings, tell: Progress
+) -> list[Archive]:
+    """Search all mesh shapes, side by side where processors allow."""
+    from .extract.worker import search_all
+
     begin = time.perf_counter()
+    workers = max(1, min(len(problems), os.cpu_count() or 1))
+    each = settings.seconds * workers / max(len(problems), 1)
+    words: dict[int, str] = {}
 
-    def report(archive: Archive, left: float) -> None:
-        spent = time.perf_counter() - begin
-        best = min(archive.candidates, key=lambda c: c.seconds)
-        text = f"{len(archive.candidates)} plans, fastest {best.seconds * 1e3:.3g} ms"
-        tell(Phase("extract", text, min(0.99, spent / seconds), name))
+    def report(k: int, text: str) -> None:
+        words[k] = f"{problems[k].snapshot.mesh} {text}"
+        spent = (time.perf_counter() - begin) / max(settings.seconds, 1e-9)
+        tell(Phase("extract", "; ".join(words[i] for i in sorted(words)), min(0.99, spent)))
 
-    effort = Effort(settings.limits, settings.steps, seconds=seconds)
-    peak = bounds.get("peak_bytes")
-    archive = Search(assembled.problem, effort, report).run(peak)
-    tell(Phase("extract", f"{len(archive.candidates)} plans", 1.0, name))
-    return MeshResult(assembled, archive)
+    effort = Effort(settings.limits, settings.steps, seconds=each)
+    archives = search_all([p.problem for p in problems], effort, peak, report, workers)
+    tell(Phase("extract", f"{sum(len(a.candidates) for a in archives)} plans", 1.0))
+    return archives
 
 
 def _split(graph: Program | BlockGraph) -> tuple[Program | None, BlockGraph]:

@@ -19,7 +19,15 @@ from tapestry_egg.plan import Kept, Plan, Step, Strategy
 from tapestry_egg.runtime import compare, compile, planned_collectives
 from tapestry_egg.runtime.hlo import hlo_stats
 from tapestry_egg.trace import trace
-from tests.plans import all_cuts, finish, make_plan, plan_by_hand, random_plan, signature_of
+from tests.plans import (
+    Illegal,
+    all_cuts,
+    finish,
+    make_plan,
+    plan_by_hand,
+    random_plan,
+    signature_of,
+)
 
 MESH = MeshShape(("x", "y"), (2, 4))
 X, Y = 0, 1
@@ -167,9 +175,8 @@ def test_a_kept_copy_is_made_once() -> None:
 def test_a_copy_that_was_not_kept_is_made_again_behind_a_barrier(kept: Any) -> None:
     plan = twice_plan(*kept)
     assert moved(plan) == [("all_gather", 4, 8 * 8 * 4, 1)] * 2
-    run = compile(plan)
-    same(run(numbers(16, 8), numbers(8, 8)), twice(numbers(16, 8), numbers(8, 8)))
-    text = run.lower().as_text()
+    check(plan, numbers(16, 8), numbers(8, 8))
+    text = compile(plan).lower().as_text()
     assert text.count('"stablehlo.all_gather"') == 2
     (barrier,) = [line for line in text.splitlines() if "optimization_barrier" in line]
     assert barrier.count("tensor<") == 2  # the weights, and what the second product waits for
@@ -191,7 +198,7 @@ def test_two_copies_that_begin_alike_are_kept_apart() -> None:
         program.graph, MESH, {1: {"i1": (X,)}}, (cut((X,), ()),), (cut((), ()), cut((), (X,)))
     )
     assert [m[0] for m in moved(plan)] == ["all_gather", "all_gather"]
-    assert "optimization_barrier" in compile(plan).lower().as_text()
+    check(replace(plan, program=program), numbers(8, 8))
 
 
 def test_recomputed_regions_read_their_inputs_through_a_barrier() -> None:
@@ -502,6 +509,21 @@ def test_an_output_in_another_layout_than_stated_is_refused() -> None:
     bad = replace(first, cuts=((X,), (), ()))
     with pytest.raises(PlanError, match="output 0 has local shape"):
         compile(replace(plan, body=replace(plan.body, strategies=(bad, *rest))))(*MLP)
+
+
+def test_a_cut_that_mixes_in_what_other_devices_reduce_is_refused() -> None:
+    program = trace(
+        lambda x, k: lax.conv_general_dilated(x, k, (1,), "VALID", feature_group_count=2),
+        numbers(8, 8, 9),
+        numbers(8, 4, 3),
+    )
+    layouts = (cut((), (), ()), cut((), (), ()))
+    try:
+        plan = plan_by_hand(program.graph, MESH, {0: {"k": (Y,)}}, layouts, layouts[:1])
+    except Illegal:
+        return
+    with pytest.raises(PlanError, match="cannot run on the blocks"):
+        compile(plan).lower()
 
 
 def test_strategies_that_do_not_fit_the_graph_are_refused() -> None:

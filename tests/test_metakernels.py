@@ -435,7 +435,7 @@ def _equations(jaxpr: Any, consts: Any, args: Any, found: list[Any]) -> list[Any
     for e in jaxpr.eqns:
         ins = [read(v) for v in e.invars]
         inner = next((e.params[k] for k in ("jaxpr", "call_jaxpr") if k in e.params), None)
-        if inner is not None and hasattr(inner, "jaxpr"):
+        if hasattr(inner, "jaxpr") and e.primitive.name not in ("scan", "while", "cond"):
             outs = _equations(inner.jaxpr, inner.consts, ins, found)
         else:
             made = e.primitive.bind(*ins, **e.params)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ..blockgraph import TensorType
+from .scopes import Inner, Scope, known
 from .values import FUNCTIONS, Row
 
-Scope = Mapping[str, Any]
 Compiled = Callable[[Scope], Any]
 Node = Any  # a lark tree or token; their stubs tell children apart only at run time
 
@@ -66,10 +66,12 @@ def _name(tree: Node) -> Compiled:
         try:
             return scope[name]
         except KeyError:
-            near = difflib.get_close_matches(name, list(scope), 1)
+            near = difflib.get_close_matches(name, known(scope), 1)
             what = "an index group" if name[0] == "@" else "a name"
             hint = f"Did you mean {near[0]}?" if near else ""
             raise Fault(at, f"{name} is not {what} here", hint) from None
+        except ValueError as problem:
+            _fault(at, problem)
 
     return look_up
 
@@ -324,17 +326,6 @@ def _comprehension(tree: Node) -> Compiled:
         return tuple(out)
 
     return apply
-
-
-class Inner(dict[str, Any]):
-    """A scope inside another: names that it lacks are those of the outer one."""
-
-    def __init__(self, outer: Scope, names: Mapping[str, Any] | None = None) -> None:
-        super().__init__(names or {})
-        self.outer = outer
-
-    def __missing__(self, name: str) -> Any:
-        return self.outer[name]
 
 
 _NODES: dict[str, Callable[[Any], Compiled]] = {

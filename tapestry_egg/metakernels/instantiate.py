@@ -11,26 +11,14 @@ import numpy as np
 
 from ..blockgraph import TensorType
 from ..zspace import Projection, ZRange
-from .closures import Inner
 from .language import Expression
+from .scopes import Inner, Names
 from .signature import IndexDim, OperationSignature, Passage, Polynomial, Role
 from .template import Template
 from .values import Cost, RoleOf, Row, kind
 
 #: Monoids over numbers; partial values of flags combine under `and` and `or`.
 _OF_NUMBERS = ("sum", "prod", "max", "min")
-
-
-class Names(dict[str, Any]):
-    """The names of one instance: operands, parameters, and `let` names evaluated on first use."""
-
-    def __init__(self, let: Mapping[str, Expression]) -> None:
-        super().__init__()
-        self._let = {f"${name}": value for name, value in let.items()}
-
-    def __missing__(self, name: str) -> Any:
-        value = self[name] = self._let[name](self)
-        return value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -167,16 +155,11 @@ def _bind(
     fixed = sum(not o.many for o in template.inputs)
     if len(inputs) < fixed or (len(inputs) > fixed and fixed == len(template.inputs)):
         return None
-    names = Names(template.let)
-    for name, default in template.defaults.items():
-        if name not in params:
-            names[f"${name}"] = default(names)
-    for name, value in params.items():
-        if name in template.let:
-            raise template.error(f"`let` gives {name!r} another meaning than the parameter has")
-        names[f"${name}"] = readable(value)
-    names["$params"] = {k[1:]: v for k, v in names.items()}
-    names["$kernel"] = kernel
+    names = Names({f"${name}": value for name, value in template.let.items()})
+    given = {k: default(names) for k, default in template.defaults.items() if k not in params}
+    given.update((k, readable(v)) for k, v in params.items())
+    names.update((f"${k}", v) for k, v in given.items() if k not in template.let)
+    names.update({"$params": given, "$kernel": kernel})
     bound: dict[str, Any] = {}
     for operand in template.inputs:
         for p in _places(template, operand.name, len(inputs)):
@@ -231,12 +214,16 @@ def _output_types(template: Template, names: Names) -> tuple[TensorType, ...]:
         for k in range(count):
             scope = Inner(names, {"$k": k}) if output.count is not None else names
             shape, dtype = output.shape(scope), output.dtype(scope)
-            if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+            if not isinstance(shape, tuple) or not all(map(_is_extent, shape)):
                 raise output.shape.error(f"{shape!r} is not a shape")
             if not isinstance(dtype, str):
                 raise output.dtype.error(f"{dtype!r} is not a dtype")
-            out.append(TensorType(shape, dtype))
+            out.append(TensorType(tuple(map(int, shape)), dtype))
     return tuple(out)
+
+
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def _compare(
@@ -269,7 +256,7 @@ def _index_space(
     groups: dict[str, int | tuple[int, ...]] = {}
     for group, given in sizes.items():
         extents = given if isinstance(given, tuple) else (given,)
-        if any(type(n) is not int or n < 0 for n in extents):
+        if not all(map(_is_extent, extents)):
             text = template.index[group] if template.index else None
             what = f"{given!r} are not extents of index group {group!r}"
             raise text.error(what) if text else template.error(what)
@@ -281,9 +268,9 @@ def _index_space(
         for k, (n, r) in enumerate(zip(extents, roles, strict=True)):
             name = group if len(extents) == 1 else f"{group}{k}"
             if isinstance(r, RoleOf):
-                index.append(IndexDim(name, n, r.role, r.monoid))
+                index.append(IndexDim(name, int(n), r.role, r.monoid))
             elif r in plain_roles:
-                index.append(IndexDim(name, n, plain_roles[r]))
+                index.append(IndexDim(name, int(n), plain_roles[r]))
             else:
                 raise template.roles[group].error(f"{r!r} is not a role")
         many = isinstance(given, tuple)

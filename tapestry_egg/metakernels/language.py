@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TemplateError
-from .closures import Compiled, Fault, Node, Scope, compile_tree, position
+from .closures import Compiled, Fault, Node, compile_tree, position
+from .scopes import Scope
 
 if TYPE_CHECKING:
     from lark import Lark

@@ -48,7 +48,7 @@ def _mulhi(x: Array, y: Array) -> Array:
 
 def _bit_length(x: Array) -> Array:
     unsigned = x.view(np.dtype(f"u{x.dtype.itemsize}"))
-    return np.vectorize(lambda v: int(v).bit_length(), otypes=[np.int64])(unsigned)
+    return np.asarray(np.vectorize(lambda v: int(v).bit_length(), otypes=[np.int64])(unsigned))
 
 
 def _total_order(x: Array) -> Array:

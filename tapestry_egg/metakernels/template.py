@@ -24,7 +24,9 @@ A name that ends in `...` (`xs...`) stands for any number of operands or outputs
 it are evaluated once for each, with `$each` the tensor and `$k` its place among them. Without
 `index:` the index space is that of the first output's elements, as group `@i`; an operand or output
 that `project:` does not mention is then aligned with it under broadcasting. In `local:` the names
-of operands and outputs stand for the local boxes and everything else keeps its value.
+of operands and outputs stand for the local boxes and everything else keeps its value. Parameters
+are names too; `$params` holds them all, also where another name hides one, and `$kernel` is the
+kernel's name. The language itself is described in `template.lark`.
 """
 
 from __future__ import annotations
