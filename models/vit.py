@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Dense = dict[str, jax.Array]
 Params = dict[str, Any]
 PATCH = 4
 HEADS = 4
@@ -26,7 +27,7 @@ def init(
     def kernel(inputs: int, outputs: int) -> jax.Array:
         return normal(inputs, outputs, scale=inputs**-0.5)
 
-    def norm() -> Params:
+    def norm() -> Dense:
         return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
     return {
@@ -49,12 +50,12 @@ def init(
     }
 
 
-def dense(p: Params, x: jax.Array) -> jax.Array:
+def dense(p: Dense, x: jax.Array) -> jax.Array:
     """Apply a kernel and a bias over the last dim."""
     return x @ p["kernel"] + p["bias"]
 
 
-def layernorm(p: Params, x: jax.Array) -> jax.Array:
+def layernorm(p: Dense, x: jax.Array) -> jax.Array:
     """Normalise over the last dim, then scale and shift."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
     var = jnp.var(x, axis=-1, keepdims=True)
@@ -80,7 +81,8 @@ def attention(p: Params, x: jax.Array) -> jax.Array:
     q, k, v = split_heads(q), split_heads(k), split_heads(v)
     scores = q @ k.transpose(0, 1, 3, 2) / (width // HEADS) ** 0.5
     y = jax.nn.softmax(scores, axis=-1) @ v
-    return y.transpose(0, 2, 1, 3).reshape(batch, tokens, width) @ p["out"]
+    out: jax.Array = p["out"]
+    return y.transpose(0, 2, 1, 3).reshape(batch, tokens, width) @ out
 
 
 def apply(params: Params, images: jax.Array) -> jax.Array:

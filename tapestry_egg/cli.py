@@ -272,8 +272,13 @@ def demo(
     Computes its front for h100:8, runs plans of it on 8 simulated CPU devices, and shows that their
     numbers are the original's and their traffic the planned one.
     """
+    from .demo import DEVICES
     from .demo import demo as run_demo
     from .progress import reporter
+
+    _host_only()
+    devices = f"--xla_force_host_platform_device_count={DEVICES}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
 
     with reporter(quiet=quiet) as on_progress:
         ok = run_demo(Path(out), on_progress=on_progress)

@@ -52,7 +52,7 @@ def load_entry(text: str) -> Entry:
     """
     file, name = _split(text)
     path = Path(file)
-    module = _import(path)
+    module = import_file(path)
     if name:
         function = getattr(module, name, None)
         if not callable(function):
@@ -91,7 +91,11 @@ def _call(path: Path, module: ModuleType, name: str) -> Any:
         raise _user_error(path, f"{name}()", error) from error
 
 
-def _import(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
+    """The user's module of a file, imported under its package's name if it lies in one.
+
+    Raises TraceError for a missing file or one whose import fails, at the user's own line.
+    """
     if not path.is_file():
         raise TraceError("no such file", where=str(path), hint="Write FILE.py or FILE.py:NAME.")
     # What the file imports stands beside it, or, for a file of a package, beside the package.

@@ -122,6 +122,8 @@ class Bars(Reporter):
             TimeElapsedColumn(),
             TextColumn("{task.fields[words]}", markup=False),
             console=Console(file=stream or sys.stderr),
+            # What is printed meanwhile goes above the bars, but data for a pipe stays in the pipe.
+            redirect_stdout=sys.stdout.isatty(),
         )
         self._tasks: dict[tuple[str, str], TaskID] = {}
 

@@ -18,6 +18,7 @@ from tapestry_egg.extract.front import Front
 from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.progress import Phase
+from tapestry_egg.trace import Program
 
 SETTINGS = Settings("cpu:2", ("seconds", "peak_bytes"))
 
@@ -100,7 +101,7 @@ def test_a_second_run_does_nothing_until_something_changes(
     assert all(o.skipped for o in second)
     assert [o.plans for o in second] == [o.plans for o in first]
     # Another graph, other settings, a result that is gone, and `again`: each is work.
-    files.save(graph("a").__class__("a", *_more()), paths[0])
+    files.save(BlockGraph("a", *_more()), paths[0])
     go(paths, out)
     assert calls[2:] == ["a"]
     go(paths, out, Settings("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
@@ -186,6 +187,37 @@ def test_two_graphs_of_one_name_are_refused_before_any_work(
     with pytest.raises(TapestryError, match="written over"):
         go([first, second], tmp_path / "out")
     assert calls == [] and not (tmp_path / "out").exists()
+
+
+def test_a_front_file_holds_the_front_and_its_graph_once(tmp_path: Path) -> None:
+    made = front(Program.of(graph("a")))
+    path = tmp_path / "a.front.json"
+    files.save(made, path)
+    assert files.load(path) == made
+    document = json.loads(path.read_text())
+    assert len(document["graphs"]) == 1 and len(document["plans"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["plans"][1].update(graph=7), r"\$\.plans\[1\]\.graph: there is no graph 7"),
+        (lambda d: d.update(objectives=3), r"\$\.objectives"),
+        (lambda d: d.update(colour="red"), "colour"),
+        (lambda d: d["plans"][0]["mesh"].update(sizes=[2, 2]), r"\$\.plans\[0\]\.mesh"),
+        (lambda d: d.pop("graphs"), "graphs"),
+    ],
+)
+def test_a_front_file_that_is_wrong_is_refused_at_the_place(
+    tmp_path: Path, change: Callable[[Any], None], said: str
+) -> None:
+    path = tmp_path / "a.front.json"
+    files.save(front(Program.of(graph("a"))), path)
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(TapestryError, match=said):
+        files.load(path)
 
 
 @pytest.mark.slow

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,6 +190,34 @@ def test_a_plan_asked_for_in_vain(work: Path, run: Run) -> None:
     assert "least reachable" in run.err
     assert run("explain", work / "mlp.json") == 1
     assert "holds a graph, not a front" in run.err
+
+
+@pytest.mark.slow
+def test_data_goes_to_the_pipe_while_bars_go_to_the_terminal(work: Path) -> None:
+    ours, theirs = os.openpty()
+    shown: list[bytes] = []
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while chunk := os.read(ours, 4096):
+                shown.append(chunk)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    command = ["optimize", work / "mlp.json", "-t", "cpu:2", "-o", work / "piped", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tapestry_egg", *map(str, command), "--seconds", "0.5"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        timeout=120,
+    )
+    os.close(theirs)
+    watcher.join(timeout=10)
+    os.close(ours)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["plans"] >= 1
+    assert b"saturate" in b"".join(shown)
 
 
 def test_a_closed_pipe_is_no_error(work: Path) -> None:

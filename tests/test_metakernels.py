@@ -115,6 +115,7 @@ def elementwise_programs(rng: np.random.Generator) -> Iterator[Program]:
         yield (lambda x, to=to: lax.convert_element_type(x * 9, to)), (x,)
     yield (lambda p: lax.convert_element_type(p * 9, np.uint8)), (p,)
     yield (lambda i: lax.convert_element_type(i, np.int8)), (i,)
+    yield (lambda i: lax.convert_element_type(i, np.int32)), (i.astype(np.int8),)
     yield (lambda b: lax.convert_element_type(b, np.int32)), (b,)
     yield (lambda h: lax.convert_element_type(h, np.float32)), (x.astype(jnp.bfloat16),)
     yield (lambda x: lax.bitcast_convert_type(x, np.int32)), (x,)
@@ -285,6 +286,8 @@ def window_programs(rng: np.random.Generator) -> Iterator[Program]:
     ):
         pooled = pool(lax.max, -np.inf, window, strides, padding)
         yield jax.grad(lambda x, g=pooled: (g(x) * 1.5).sum()), (x,)
+    ragged = pool(lax.max, -np.inf, (1, 3, 2), (1, 3, 2), "VALID")
+    yield jax.grad(lambda x: (ragged(x) * 1.5).sum()), (_floats(rng, 4, 7, 6),)
 
 
 def indexing_programs(rng: np.random.Generator) -> Iterator[Program]:
@@ -622,8 +625,9 @@ def check_passage(
     """f(x•y) = f(x)•f(y) on the operands of the group, the others as they are."""
 
     def other(x: Array) -> Array:
-        if x.dtype.kind in "iu":
-            return rng.integers(-50, 50, x.shape).astype(x.dtype)
+        if x.dtype.kind in "iu":  # of any size: what wraps must wrap alike on both sides
+            ends = np.iinfo(x.dtype)
+            return rng.integers(ends.min, ends.max, x.shape, x.dtype)
         noise = rng.uniform(-2, 2, x.shape)
         if x.dtype.kind == "c":
             noise = noise + 1j * rng.uniform(-2, 2, x.shape)
@@ -772,6 +776,24 @@ def test_region_boundaries() -> None:
             reference(sig.kernel, {"length": 5}, sig, operands), sig.output_types, strict=True
         ):
             assert out.shape == tensor.shape
+
+
+def test_tables_can_be_cut_by_rows() -> None:
+    ops = [op for op in recorded("indexing") if op.input_types[0].shape[:1] == (8,)]
+    read = next(op.signature for op in ops if op.kernel == "gather")
+    rows = [d for d, dim in enumerate(read.index) if dim.role == "reduce"]
+    assert [(read.index[d].size, read.index[d].monoid) for d in rows] == [(8, "sum")]
+    assert splittable(read, rows[0], 4) and read.inputs[0].reaches(rows[0]) == (0,)
+    assert all(
+        dim.role == "map" and splittable(read, d, dim.size)
+        for d, dim in enumerate(read.index)
+        if d not in rows
+    )
+    write = next(op.signature for op in ops if op.kernel == "scatter-add")
+    assert write.initial == (0,)
+    updates = [d for d, dim in enumerate(write.index) if dim.role == "reduce"]
+    assert [write.index[d].monoid for d in updates] == ["sum", "sum"]
+    assert all(splittable(write, d, write.index[d].size) for d in range(len(write.index)))
 
 
 def test_costs_are_polynomials_in_index_extents() -> None:
