@@ -113,7 +113,7 @@ def fsdp(config: gpt2.Config, devices: Sequence[jax.Device], *, regather: bool =
         for layer, dim, vjp in zip(layers[::-1], layer_dims[::-1], backward[::-1], strict=True):
             if regather:
                 # Tied to the incoming gradient, so that no gather starts before it is needed.
-                pass
+                layer, x = lax.optimization_barrier((layer, x))
                 vjp = vjp(gather(layer, dim))
             full, x = vjp(x)
             layer_grads.append(reduce(full, dim))

@@ -75,6 +75,43 @@ class _Edge:
         self.table = pair.seconds
 
 
+def _leaves(
+    problem: Problem, around: list[list[tuple[_Edge, bool]]]
+) -> list[tuple[int, list[tuple[_Edge, bool]]]]:
+    """Variables to fold away, in order: those of one row, then again and again those with one
+    neighbour left. With each, its pairs to variables that are still there."""
+    there = [set(range(len(links))) for links in around]
+    gone: set[int] = set()
+    out: list[tuple[int, list[tuple[_Edge, bool]]]] = []
+    position = [
+        {id(e): k for k, (e, _) in enumerate(links)} for links in around
+    ]
+
+    def fold(i: int) -> list[int]:
+        links = [around[i][k] for k in sorted(there[i])]
+        out.append((i, links))
+        gone.add(i)
+        touched = []
+        for e, is_a in links:
+            j = e.pair.b if is_a else e.pair.a
+            there[j].discard(position[j][id(e)])
+            touched.append(j)
+        return touched
+
+    for i, v in enumerate(problem.variables):
+        if len(v) == 1 and around[i]:
+            fold(i)
+    todo = [i for i in range(len(around)) if i not in gone and around[i] and len(there[i]) <= 1]
+    while todo:
+        i = todo.pop()
+        if i in gone or len(there[i]) > 1:
+            continue
+        for j in fold(i):
+            if j not in gone and len(there[j]) <= 1:
+                todo.append(j)
+    return out
+
+
 class Dual:
     """Message state over one problem; prices may change between sweeps, messages stay warm."""
 
@@ -85,14 +122,24 @@ class Dual:
         rank = np.empty(n, dtype=np.int64)
         rank[self.order] = np.arange(n)
         self.edges = [_Edge(p) for p in problem.pairs]
+        self.around: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
+        for e in self.edges:
+            self.around[e.pair.a].append((e, True))
+            self.around[e.pair.b].append((e, False))
+        self.leaves = _leaves(problem, self.around)
+        folded = {i for i, _ in self.leaves} | {i for i in range(n) if not self.around[i]}
+        self.core = np.array([i for i in self.order if i not in folded], dtype=np.int64)
+        # Neighbours within the core, by whether a pass in order meets them after or before.
         self.later: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
         self.earlier: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
         for e in self.edges:
             a, b = e.pair.a, e.pair.b
+            if a in folded or b in folded:
+                continue
             first, second = (a, b) if rank[a] < rank[b] else (b, a)
             self.later[first].append((e, first == a))
             self.earlier[second].append((e, second == a))
-        self.around = [f + g for f, g in zip(self.later, self.earlier, strict=True)]
+        self.inner = [f + g for f, g in zip(self.later, self.earlier, strict=True)]
         self.share = [1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)]
         finite = sum(
             float(np.max(t[np.isfinite(t)], initial=0.0)) for t in (p.seconds for p in problem.pairs)
@@ -121,11 +168,44 @@ class Dual:
                 if price:
                     table = table + price * use.amount
             e.table = np.where(np.isfinite(p.seconds), table, self.forbidden)
+        self._fold()
+
+    def _fold(self) -> None:
+        """Fold the leaves into their neighbours, exactly; what stays is the core."""
+        self.folded = [u for u in self.unary]
+        self.constant = 0.0
+        touched: set[int] = set()
+
+        def add(i: int, more: Floats) -> None:
+            if i not in touched:
+                touched.add(i)
+                self.folded[i] = self.folded[i].copy()
+            self.folded[i] += more
+
+        for i, links in self.leaves:
+            if len(links) == 1:
+                e, is_a = links[0]
+                if is_a:
+                    up = np.minimum.reduce(e.a.least(self.folded[i])[:, None] + e.table)
+                    add(e.pair.b, e.b.spread(up))
+                else:
+                    up = np.minimum.reduce(e.b.least(self.folded[i]) + e.table, 1)
+                    add(e.pair.a, e.a.spread(up))
+                continue
+            self.constant += float(self.folded[i].min())  # one row, or alone
+            for e, is_a in links:
+                if is_a:
+                    add(e.pair.b, e.b.spread(e.table[e.a.labels[0]]))
+                else:
+                    add(e.pair.a, e.a.spread(e.table[:, e.b.labels[0]]))
+        for i in range(len(self.unary)):
+            if not self.around[i]:
+                self.constant += float(self.folded[i].min())
 
     def belief(self, i: int) -> Floats:
-        """Unary costs plus all incoming messages."""
-        out = self.unary[i].copy()
-        for e, is_a in self.around[i]:
+        """Unary costs plus all incoming messages, within the core."""
+        out = self.folded[i].copy()
+        for e, is_a in self.inner[i]:
             if is_a:
                 out += e.to_a if e.a.identity else e.to_a[e.a.labels]
             else:
@@ -134,8 +214,8 @@ class Dual:
 
     def sweep(self) -> Cut:
         """One forward and one backward pass; returns the bound that the backward pass proves."""
-        self._pass(self.order, self.later)
-        value = self._pass(self.order[::-1], self.earlier)
+        self._pass(self.core, self.later)
+        value = self._pass(self.core[::-1], self.earlier) + self.constant
         constant = float(self.prices.bytes @ self.problem.constant)
         return Cut(value + constant, float(self.prices.bytes.sum()), self.prices.joule)
 
@@ -169,11 +249,19 @@ class Dual:
     def decode(self) -> Ints:
         """A labelling: in order, the best row given earlier choices and the messages of later ones."""
         rows = np.zeros(len(self.unary), dtype=np.int64)
-        for i in self.order:
-            cost = self.unary[i].copy()
+        for i in self.core:
+            cost = self.folded[i].copy()
             for e, is_a in self.later[i]:
                 cost += e.a.spread(e.to_a) if is_a else e.b.spread(e.to_b)
             for e, is_a in self.earlier[i]:
+                cost += self._toward(e, is_a, rows)
+            rows[i] = int(cost.argmin())
+        for i in range(len(rows)):
+            if not self.around[i]:
+                rows[i] = int(self.unary[i].argmin())
+        for i, links in reversed(self.leaves):
+            cost = self.folded[i].copy()
+            for e, is_a in links:
                 cost += self._toward(e, is_a, rows)
             rows[i] = int(cost.argmin())
         return rows
@@ -187,9 +275,7 @@ class Dual:
     def conditional(self, i: int, rows: Ints) -> Floats:
         """Priced cost of every row of variable i with all others fixed (constants left out)."""
         cost = self.unary[i].copy()
-        for e, is_a in self.later[i]:
-            cost += self._toward(e, is_a, rows)
-        for e, is_a in self.earlier[i]:
+        for e, is_a in self.around[i]:
             cost += self._toward(e, is_a, rows)
         return cost
 
@@ -230,7 +316,7 @@ class Dual:
                 continue
             inside = [
                 (e, is_a)
-                for e, is_a in (*self.later[i], *self.earlier[i])
+                for e, is_a in self.around[i]
                 if parent[e.pair.b if is_a else e.pair.a] >= 0
             ]
             roots = [find(e.pair.b if is_a else e.pair.a) for e, is_a in inside]
@@ -270,7 +356,7 @@ class Dual:
         cost: dict[int, Floats] = {}
         for i in order:
             out = self.unary[i].copy()
-            for e, is_a in (*self.later[i], *self.earlier[i]):
+            for e, is_a in self.around[i]:
                 if not member[e.pair.b if is_a else e.pair.a]:
                     out += self._toward(e, is_a, rows)
             cost[i] = out

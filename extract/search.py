@@ -58,6 +58,17 @@ class Archive:
         return min(fitting, key=lambda c: c.costs) if fitting else None
 
 
+def _coarse_to_fine(n: int) -> list[int]:
+    """0..n-1 with the ends first, then middles of the widest spaces."""
+    order = [0] if n else []
+    width = n
+    while len(order) < n:
+        order += [k for k in range(width // 2, n, max(width, 1)) if k not in order]
+        order += [k for k in range(n) if width <= 1 and k not in order]
+        width //= 2
+    return order
+
+
 def _covers(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return all(x <= y * (1 + 1e-12) for x, y in zip(a, b, strict=True))
 
@@ -67,7 +78,7 @@ class Effort:
     """How long to search: memory limits to visit, price steps at each, seconds in all."""
 
     limits: int = 10
-    steps: int = 8
+    steps: int = 4
     moves: int = 40
     seconds: float = 30.0
     gap: float = 0.004
@@ -89,27 +100,45 @@ class Search:
         self.deadline = time.perf_counter() + effort.seconds
         self.moves = _Moves(problem)
         self.rng = np.random.default_rng(effort.seed)
+        self.visited: dict[float, Floats] = {}  # memory limit -> prices of its best bound
 
     def run(self, peak: float | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
 
-        `peak` is a memory limit of special interest; it is visited too.
+        Memory limits are visited coarse to fine, then wherever the gap is largest, until it is
+        small everywhere or the time is spent. `peak` is a limit of special interest.
         """
-        free = np.zeros(self.problem.times)
-        fastest = self._settle(Prices(0.0, free), 40)
-        prices = free
+        fastest = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
         least = self._smallest(fastest)
-        top = fastest.peak
-        limits = list(np.geomspace(top, least.peak, self.effort.limits + 1)[1:])
-        if peak is not None and least.peak < peak < top:
-            limits = sorted([*limits, peak], reverse=True)
+        grid = np.geomspace(least.peak, fastest.peak, self.effort.limits + 1)[:-1]
+        limits = [float(grid[k]) for k in _coarse_to_fine(len(grid))]
+        if peak is not None and least.peak < peak < fastest.peak:
+            limits.insert(0, peak)
         for limit in limits:
-            prices = self.approach(float(limit), prices)
-            if time.perf_counter() > self.deadline:
+            if self._over():
                 break
+            self.approach(limit, self.effort.steps)
         self._frugal(fastest)
         self._refine()
+        stuck: set[float] = set()
+        while not self._over():
+            open_ = [(self._gap(c.peak), c.peak) for c in self.archive.candidates]
+            open_ = [(g, x) for g, x in open_ if g > self.effort.gap and x not in stuck]
+            if not open_:
+                break
+            gap, limit = max(open_)
+            self.approach(limit, self.effort.steps)
+            if self._gap(limit) > 0.8 * gap:
+                stuck.add(limit)
         return self.archive
+
+    def _over(self) -> bool:
+        return time.perf_counter() > self.deadline
+
+    def _gap(self, peak: float) -> float:
+        """How far the best plan known within a memory limit may be from the best there is."""
+        best, bound = self.archive.best(peak), self.archive.bound(peak, np.inf)
+        return best.seconds / bound - 1.0 if best and bound > 0 else np.inf
 
     def consider(self, rows: Ints) -> Candidate:
         """Evaluate a labelling and offer it to the archive."""
@@ -167,29 +196,30 @@ class Search:
         improved = self.consider(self.moves.descend(best.rows, best.peak, peak_first=True))
         return min(best, improved, key=lambda c: c.peak)
 
-    def approach(self, limit: float, prices: Floats) -> Floats:
-        """Adjust the prices for one memory limit, starting from given ones; returns them."""
-        lam = prices.copy()
+    def approach(self, limit: float, steps: int) -> None:
+        """Adjust the prices for one memory limit, from those of the nearest limit visited."""
+        if self.visited:
+            near = min(self.visited, key=lambda x: abs(np.log(x / limit)))
+            lam = self.visited[near].copy()
+        else:
+            lam = np.zeros(self.problem.times)
         scale = 1.0
-        best_bound = -np.inf
-        stall = 0
+        best_bound, best_lam = -np.inf, lam
         warm = min(self.archive.candidates, key=lambda c: abs(c.peak - limit)).rows
-        for _ in range(self.effort.steps):
+        for _ in range(steps):
             found = self._settle(Prices(0.0, lam), 8, warm)
             warm = found.rows
             bound = self.archive.cuts[-1].at(limit, np.inf)
             *_, profile = self.problem.evaluate(found.rows)
             self._into(found.rows, limit)
+            if bound > best_bound:
+                best_bound, best_lam = bound, lam
+            else:
+                scale *= 0.6
+            if self._gap(limit) <= self.effort.gap or self._over():
+                break
             fitting = self.archive.best(limit)
             upper = fitting.seconds if fitting else self._upper()
-            if fitting and upper <= self.archive.bound(limit, np.inf) * (1 + self.effort.gap):
-                break
-            if bound > best_bound * (1 + 1e-5):
-                best_bound, stall = bound, 0
-            else:
-                stall += 1
-                if stall >= 2:
-                    scale, stall = scale * 0.6, 0
             over = profile - limit
             active = (over > -0.02 * limit) | (lam > 0)
             direction = np.where(active, over, 0.0)
@@ -198,9 +228,7 @@ class Search:
                 break
             step = scale * max(upper - bound, 1e-3 * upper) / norm
             lam = np.maximum(0.0, lam + step * direction)
-            if time.perf_counter() > self.deadline:
-                break
-        return lam
+        self.visited[limit] = best_lam
 
     def _into(self, rows: Ints, limit: float) -> None:
         """Offer what single moves make of a labelling within the limit."""
@@ -219,7 +247,7 @@ class Search:
     def _refine(self) -> None:
         """Descend from every candidate on its true costs, within its own peak."""
         for candidate in sorted(self.archive.candidates, key=lambda c: -c.peak):
-            if time.perf_counter() > self.deadline:
+            if self._over():
                 break
             self.consider(self.moves.descend(candidate.rows, candidate.peak))
 

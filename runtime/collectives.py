@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 
 from ..blockgraph import TensorType
+from ..costs import carried_as
 from ..errors import PlanError
 from ..layout import Layout, MeshShape
 from ..plan import Step
@@ -181,11 +182,7 @@ def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
 
 def _native(step: Step, dtype: str) -> bool:
     """Whether one collective does the whole step, as XLA has it."""
-    if step.kind == "reduce_scatter":
-        return step.monoid == "sum"
-    return step.monoid in ("sum", "max", "min") or (
-        step.monoid in ("and", "or") and dtype == "bool"
-    )
+    return carried_as(step.kind, step.monoid, dtype) == step.kind
 
 
 def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:

@@ -23,7 +23,7 @@ class Fetch:
     origin      the local array is
     `produced`  the value as it was produced
     `kept`      the copy that an earlier reader made and kept
-    `own`       the copy that this reader already made for another operand
+    `own`       the copy that this reader, or another operation of its kernel, already made
     `copy`      made here from the produced value, through `steps`
 
     `keep` says that the copy made here serves later readers. `again` says that an earlier reader
@@ -72,6 +72,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
     operations = body.graph.operations
     made: set[int] = set()  # values whose kept copy exists
     moved: set[tuple[int, tuple[Step, ...]]] = set()
+    shared: dict[int, set[tuple[int, Layout]]] = {}  # kernel -> copies that its operations made
     readers: list[tuple[Fetch, ...]] = []
     for k in range(len(operations) + 1):
         if k < len(operations):
@@ -79,7 +80,8 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
         else:
             wanted = list(zip(body.graph.outputs, body.outputs, strict=True))
         found: list[Fetch] = []
-        own: set[tuple[int, Layout]] = set()
+        group = group_of(body, k)
+        own: set[tuple[int, Layout]] = set() if group < 0 else shared.setdefault(group, set())
         fresh: list[tuple[int, tuple[Step, ...]]] = []
         for v, need in wanted:
             if need == have[v]:
@@ -103,6 +105,11 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
         moved.update(fresh)
         readers.append(tuple(found))
     return tuple(readers)
+
+
+def group_of(body: BodyPlan, k: int) -> int:
+    """The kernel that reader k of a body runs in; -1 where it is on its own."""
+    return body.groups[k] if k < len(body.groups) else -1
 
 
 def place(body: BodyPlan, k: int) -> str:

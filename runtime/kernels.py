@@ -217,9 +217,7 @@ def _scatter(call: Call) -> list[jax.Array]:
         for t, k in enumerate(targets):
             if t not in rows:
                 places[t] = jnp.clip(places[t], 0, length[k] - window[k])
-    here, _, _ = _localize(call, places, rows, clamp=clamp)
-    for t, k in rows.items():
-        places[t] = jnp.where(here, places[t], operand.shape[k])
+    _localize(call, places, rows, clamp=clamp)
     return call.bind(
         operand,
         jnp.stack(places, -1),

@@ -136,6 +136,8 @@ class _Frame:
         default_factory=dict
     )
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
+    #: per kernel, the copies that its operations made
+    shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
 
     def enter(self, region: int | None) -> None:
         """Begin an operation of a checkpoint region (or of none).
@@ -159,7 +161,8 @@ class _Frame:
     def operands(self, k: int) -> list[jax.Array]:
         """The operands of reader k, in the layouts that it needs."""
         reads = self.local.reads[k]
-        own: dict[tuple[int, Layout], jax.Array] = {}
+        group = group_of(self.local.body, k)
+        own = {} if group < 0 else self.shared.setdefault(group, {})
         for f in reads:  # first, since tying a copy to another operand replaces that operand
             if f.again:
                 own[f.value, f.need] = self._copy(f, self._late(f.value, k))

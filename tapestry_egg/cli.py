@@ -252,12 +252,15 @@ def run(
     Prints how far its results are from those of the original program, the time of one step, and
     planned against compiled: the bytes of every kind of collective, and peak memory. Without
     enough accelerators, CPU devices are simulated: the numbers are right, the times mean little.
+    With --program the plan is judged by float64, and exit code 1 says that it lost accuracy.
     """
     from .rehearse import rehearse
 
     chosen = choose_plan(file, plan, minimize, limit or ())
     report = rehearse(chosen, program=program or None, repeat=repeat, seed=seed)
     print_json(report.data()) if as_json else print(report)
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -275,11 +278,10 @@ def demo(
     from .demo import DEVICES
     from .demo import demo as run_demo
     from .progress import reporter
+    from .rehearse import simulate_devices
 
     _host_only()
-    devices = f"--xla_force_host_platform_device_count={DEVICES}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
-
+    simulate_devices(DEVICES)
     with reporter(quiet=quiet) as on_progress:
         ok = run_demo(Path(out), on_progress=on_progress)
     say(f"written: {out}")

@@ -40,6 +40,19 @@ def kernel_seconds(
     return _larger(compute, memory) + target.launch_seconds
 
 
+def carried_as(kind: str, monoid: str | None, dtype: str) -> str:
+    """The collective that carries a change of layout out.
+
+    Reductions are their own collective for sum, and all-reduces for max and min (and logic on
+    flags); other monoids gather, and scattered ones exchange, and combine on the device.
+    """
+    if kind == "reduce_scatter" and monoid != "sum":
+        return "all_to_all"
+    if kind == "all_reduce" and monoid not in ("sum", "max", "min"):
+        return kind if monoid in ("and", "or") and dtype == "bool" else "all_gather"
+    return kind
+
+
 def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
     """Bytes that each device sends in a bandwidth-optimal algorithm.
 

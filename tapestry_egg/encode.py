@@ -40,10 +40,7 @@ def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
         signature_of.append(by_identity[key])
     signatures = tuple(numbers)
     ranks = sorted({t.rank for s in signatures for t in (*s.input_types, *s.output_types)} | {0})
-    monoids = {"sum"}
-    for s in signatures:
-        monoids |= {d.monoid for d in s.index if d.role == "reduce" and d.monoid}
-        monoids |= {m for p in s.passages for m in (p.monoid_in, p.monoid_out)}
+    monoids = _reachable_monoids(signatures)
     algebra = LayoutAlgebra(mesh, tuple(ranks), tuple(sorted(monoids)))
     facts: dict[str, list[Row]] = {name: list(rows) for name, rows in algebra.facts().items()}
     for number, signature in enumerate(signatures):
@@ -52,6 +49,16 @@ def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
     for name, rows in _program_facts(program, signature_of).items():
         facts.setdefault(name, []).extend(rows)
     return Encoding(program, algebra, signatures, tuple(signature_of), facts)
+
+
+def _reachable_monoids(signatures: tuple[OperationSignature, ...]) -> set[str]:
+    """Monoids under which some value can be partial: those of reduce dims, and what becomes of
+    them through passages."""
+    found = {d.monoid for s in signatures for d in s.index if d.role == "reduce" and d.monoid}
+    passages = {(p.monoid_in, p.monoid_out) for s in signatures for p in s.passages}
+    while more := {b for a, b in passages if a in found} - found:
+        found |= more
+    return found | {"sum"}
 
 
 def signature_facts(
@@ -88,6 +95,8 @@ def signature_facts(
             for d in range(len(signature.index)):
                 add("coefficient", s, p, k, d, projection.matrix[k][d])
     for g, group in enumerate(signature.passages):
+        if group.monoid_in not in monoid_number:
+            continue  # no value of this program is ever partial so
         add("passage", s, g, monoid_number[group.monoid_out])
         for p in range(operands):
             if p in group.inputs:

@@ -37,7 +37,7 @@ class Settings:
 
     seconds: float = 45.0
     limits: int = 10
-    steps: int = 6
+    steps: int = 4
     max_axes: int = 2
     budget: Budget = Budget()
 

@@ -76,6 +76,8 @@ class BodyPlan:
     in another layout than the produced one takes it from `kept[value]` when that has the layout
     and the reader is not after `until`, otherwise it makes a copy of its own. `paths` says, for
     every (value type, source layout, target layout) that occurs, by which steps a copy is made.
+    `groups[k]` numbers the kernel that `operations[k]` runs in, -1 for none: operations of one
+    kernel share the copies that the first of them makes. Without `groups` each is on its own.
     """
 
     graph: BlockGraph
@@ -84,6 +86,7 @@ class BodyPlan:
     strategies: tuple[Strategy, ...]
     kept: Mapping[int, Kept] = field(default_factory=dict)
     copies: Mapping[tuple[int, Layout, Layout], tuple[Step, ...]] = field(default_factory=dict)
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

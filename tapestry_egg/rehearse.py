@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from .plan import Plan
 from .units import format_quantity
 
 if TYPE_CHECKING:
+    from .entry import Entry
     from .runtime.compare import Comparison
+    from .runtime.numerics import Accuracy
 
 
 #: Differences up to this share of an output's largest magnitude count as rounding.
@@ -31,6 +33,7 @@ class Rehearsal:
     `differences` pairs every output with its largest difference to the original program's, as a
     share of the output's largest magnitude. It is small unless the output is itself made of
     rounding, such as an optimizer's step along a gradient that is zero in exact arithmetic.
+    `accuracy` judges by float64, where the program was at hand to compute with it.
     `seconds` is the median of the timed runs, `original_seconds` that of the original on one
     device.
     """
@@ -41,6 +44,12 @@ class Rehearsal:
     seconds: float
     original_seconds: float
     comparison: Comparison
+    accuracy: tuple[Accuracy, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plan is as accurate as the original, where that could be judged."""
+        return all(a.ok for a in self.accuracy)
 
     def data(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -49,6 +58,7 @@ class Rehearsal:
             "mesh": str(self.plan.mesh),
             "platform": self.platform,
             "differences": dict(self.differences),
+            "accuracy": [asdict(a) for a in self.accuracy],
             "seconds": self.seconds,
             "original_seconds": self.original_seconds,
             "planned_peak_bytes": self.comparison.planned_peak_bytes,
@@ -75,6 +85,7 @@ class Rehearsal:
                 f"plan {self.plan.name}, mesh {self.plan.mesh}, {self.platform} devices",
                 f"outputs within {CLOSE:g} of the original's: {close} of {len(self.differences)}; "
                 f"farthest: {worst} by {share:.2g} of its largest value",
+                *(f"{a} (float64 decides)" for a in self.accuracy),
                 f"time per step here: {took}; the original on one device: {original}",
                 str(self.comparison),
             ]
@@ -94,12 +105,15 @@ def rehearse(
     simulate_devices(plan.mesh.devices)
     import jax
 
+    from .entry import load_entry
     from .runtime.compare import compare
     from .runtime.compile import compile
     from .runtime.emit import emit
+    from .runtime.numerics import accuracy, in_float64
 
     types = [plan.graph.values[v] for v in plan.graph.inputs]
-    leaves = _program_leaves(program, types) if program else random_arguments(types, seed)
+    entry = load_entry(program) if program else None
+    leaves = _leaves(entry, types) if entry else random_arguments(types, seed)
     leaves = [x if _is_key(x) else np.asarray(x) for x in leaves]
 
     def fresh() -> list[Any]:
@@ -120,6 +134,9 @@ def rehearse(
         seconds=_clock(lambda: planned(*fresh()), repeat),
         original_seconds=_clock(lambda: original(*fresh()), repeat),
         comparison=compare(plan, planned.compile()),
+        accuracy=accuracy(in_float64(entry.function, entry.arguments), expected, found)
+        if entry
+        else (),
     )
 
 
@@ -154,17 +171,18 @@ def random_arguments(types: Sequence[TensorType], seed: int) -> list[Any]:
     return arrays
 
 
-def _program_leaves(program: str, types: Sequence[TensorType]) -> list[Any]:
+def _leaves(entry: Entry, types: Sequence[TensorType]) -> list[Any]:
+    """The arrays of a program's arguments; they must be what the plan takes."""
     import jax
 
     from .arrays import dtype_name
-    from .entry import load_entry
 
-    entry = load_entry(program)
     leaves = jax.tree.leaves(entry.arguments)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise TraceError(
-            "the arguments are only shapes", where=program, hint="Give arrays, or leave --program."
+            "the arguments are only shapes",
+            where=entry.name,
+            hint="Give arrays, or leave --program.",
         )
     given = [str(TensorType(np.shape(x), dtype_name(jax.typeof(x).dtype))) for x in leaves]
     wanted = [str(t) for t in types]
@@ -174,7 +192,7 @@ def _program_leaves(program: str, types: Sequence[TensorType]) -> list[Any]:
             f"argument {at} is {given[at]}, the plan takes {wanted[at]}"
             if at is not None
             else f"{len(given)} arrays given, the plan takes {len(wanted)}",
-            where=program,
+            where=entry.name,
             hint="Give the program that the plan was made for.",
         )
     return leaves

@@ -131,6 +131,7 @@ def test_run_compares_with_the_original(work: Path, run: Run, program: bool) -> 
     data = json.loads(run.out)
     assert max(data["differences"].values()) < 1e-5
     assert data["seconds"] > 0
+    assert len(data["accuracy"]) == program
 
 
 def test_verify_tells_good_from_bad_and_goes_on(work: Path, run: Run, tmp_path: Path) -> None:
