@@ -19,6 +19,7 @@ from ..blockgraph import TensorType
 from ..layout import Layout
 from .copies import CopyTable
 from .lifetimes import body_of, lifetimes
+from .order import read_position
 from .problem import Floats, Ints, Pair, Problem, Use, Variable, label, merge_parallel
 from .snapshot import Snapshot
 
@@ -40,7 +41,7 @@ class Sharing:
     value: int
     variable: int
     rows: tuple[tuple[Layout, Kept], ...]
-    readers: tuple[int, ...]  # units, in order of time
+    readers: tuple[int, ...]  # units, in the program's order
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ class _Assembler:
         return Assembled(problem, self.snap, tuple(self.unit_row), tuple(self.sharing))
 
     def _others(self, v: int) -> list[int]:
-        """Units other than its producer that read a materialised value, in order of time."""
+        """Units other than its producer that read a materialised value, in the program's order."""
         u = self.plan.producer[v]
         if u < 0:
             return []
         others = [r for r in self.plan.readers[v] if r != u]
-        return sorted(others, key=lambda r: (self.lives.reads_at[r, v], r))
+        return sorted(others, key=lambda r: (read_position(self.plan, r, v), r))
 
     # Units
 
@@ -175,11 +176,13 @@ class _Assembler:
         weight = self.program.bodies[body_of(self.plan, v)].weight
         holds = copy >= 0
         some = np.where(holds, copy, have)
-        first = self.lives.reads_at[readers[0], v]
+        first = min(self.lives.reads_at[r, v] for r in readers)
+        places = [read_position(self.plan, r, v) for r in readers]
         uses = []
         for ending in sorted(set(until[holds].tolist())):
             chosen = holds & (until == ending)
-            stop = self._live_copy(readers[ending], v)[1]
+            served = [r for r, at in zip(readers, places, strict=True) if at <= places[ending]]
+            stop = max(self._live_copy(r, v)[1] for r in served)
             uses.append(Use(first, stop, np.where(chosen, table.local_bytes[some], 0.0)))
         record = Sharing(v, variable, rows, tuple(readers))
         self.sharing.append(record)
@@ -246,9 +249,10 @@ class _Assembler:
         v = shared.value
         table = self._table(v)
         have = [table.number[h] for h, _ in shared.rows]
-        for position, reader in enumerate(shared.readers):
+        places = [read_position(self.plan, r, v) for r in shared.readers]
+        for place, reader in zip(places, shared.readers, strict=True):
             served = [
-                table.number[k[0]] if k is not None and k[1] >= position else -1
+                table.number[k[0]] if k is not None and places[k[1]] >= place else -1
                 for _, k in shared.rows
             ]
             label_v, sources = label(list(zip(have, served, strict=True)))

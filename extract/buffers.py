@@ -85,7 +85,7 @@ class Lives:
         return last
 
     def read(self, u: int, v: int) -> int:
-        """When unit u reads value v: what leaves the program or a region does so when it is made."""
+        """When unit u reads v: what leaves the program or a region does so when it is made."""
         root = self._root(self.schedule.units[u])
         if root.port in _LEAVING:
             return self.birth(v)

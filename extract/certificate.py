@@ -290,7 +290,7 @@ class _Walk:
                     self.moves.append(_Move(v, have, need, u, (b, at), region))
 
     def _reader(self, i: int, b: int) -> tuple[int, bool]:
-        """The operation of body b at which instance i reads; the number of operations: at the end."""
+        """The operation of body b at which instance i reads; past the last: at the end."""
         instance = self.program.instances[i]
         if instance.body == b and not instance.port:
             return instance.operation, False
@@ -364,7 +364,8 @@ class _Walk:
         for i, x in zip(unit.members, instances, strict=True):
             cuts = self.bodies[x.body].strategies[x.operation].cuts
             extents[i] = tuple(
-                n // self.mesh.parts(axes) for n, axes in zip(x.signature.extents, cuts, strict=True)
+                n // self.mesh.parts(axes)
+                for n, axes in zip(x.signature.extents, cuts, strict=True)
             )
         flops = sum(
             evaluate(x.signature.flops, extents[i])

@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blockgraph import TensorType
-from ..costs import collective_joules, collective_seconds, collective_wire_bytes
+from ..costs import (
+    carried_as,
+    collective_joules,
+    collective_seconds,
+    collective_wire_bytes,
+)
 from ..layout import Layout, MeshShape
 from ..plan import Step
 from ..saturate import ChangeRow
@@ -81,16 +86,16 @@ def copy_table(
         a, b = number.get(change.source), number.get(change.target)
         if a is None or b is None:
             continue
-        cost = collective_seconds(change.kind, float(local[a]), change.axes, mesh, target)
+        step = _step(change, monoids)
+        kind = carried_as(step.kind, step.monoid, tensor.dtype)
+        cost = collective_seconds(kind, float(local[a]), change.axes, mesh, target)
         if cost < seconds[a, b]:
             seconds[a, b] = cost
             group = mesh.parts(change.axes)
-            wire[a, b] = collective_wire_bytes(change.kind, float(local[a]), group)
-            joules[a, b] = collective_joules(
-                change.kind, float(local[a]), change.axes, mesh, target
-            )
+            wire[a, b] = collective_wire_bytes(kind, float(local[a]), group)
+            joules[a, b] = collective_joules(kind, float(local[a]), change.axes, mesh, target)
             scratch[a, b] = 0.0
-            step_of[a, b] = _step(change, monoids)
+            step_of[a, b] = step
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
     for k in range(n):
         through = seconds[:, k, None] + seconds[None, k, :]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from ..flatten import Instance
 from ..layout import Layout
 from ..plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
-from .assemble import Assembled
+from ..runtime.compare import planned_collectives
+from .assemble import Assembled, Sharing
+from .order import read_position
 from .problem import Ints
 from .search import Candidate
 
@@ -15,21 +18,71 @@ from .search import Candidate
 def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: float) -> Plan:
     """The executable plan of one labelling, with its predicted costs and its bound in seconds."""
     snap = assembled.snapshot
-    builder = _Builder(assembled, candidate.rows)
-    return Plan(
+    rows = _settled(assembled, candidate.rows)
+    seconds, joules, profile = assembled.problem.evaluate(rows)
+    builder = _Builder(assembled, rows)
+    plan = Plan(
         name=name,
         mesh=snap.mesh,
         target=snap.target.spec,
         body=builder.body(0),
         costs=Costs(
-            seconds=candidate.seconds,
-            peak_bytes=round(candidate.peak),
-            joules=candidate.joules,
-            wire_bytes=builder.wire,
+            seconds=seconds,
+            peak_bytes=round(float(profile.max(initial=0.0))),
+            joules=joules,
             flops=builder.flops,
         ),
         bound=bound,
     )
+    collectives = planned_collectives(plan)
+    wire = float(sum(c.wire_bytes * c.count for c in collectives))
+    return replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
+
+
+def _settled(assembled: Assembled, rows: Ints) -> Ints:
+    """The same labelling without the kept copies that no reader takes."""
+    rows = rows.copy()
+    for value in assembled.sharing:
+        row = int(rows[value.variable])
+        have, kept = value.rows[row]
+        if kept is None or _takers(assembled, value, kept, rows):
+            continue
+        alone = [
+            r
+            for r, (h, k) in enumerate(value.rows)
+            if h == have and k is None and _same_unit_row(assembled, value.variable, r, row)
+        ]
+        rows[value.variable] = alone[0]
+    return rows
+
+
+def _same_unit_row(assembled: Assembled, variable: int, one: int, other: int) -> bool:
+    if variable >= len(assembled.unit_row):
+        return True
+    unit_row = assembled.unit_row[variable]
+    return bool(unit_row[one] == unit_row[other])
+
+
+def _takers(
+    assembled: Assembled, value: Sharing, kept: tuple[Layout, int], rows: Ints
+) -> list[int]:
+    """Units that a kept copy serves."""
+    snap = assembled.snapshot
+    layout, ending = kept
+    places = [read_position(snap.schedule, r, value.value) for r in value.readers]
+    found = []
+    for reader, place in zip(value.readers, places, strict=True):
+        row = int(assembled.unit_row[reader][rows[reader]])
+        wanted = {
+            need
+            for need, (_, _, v) in zip(
+                snap.rows[reader].needs[row], snap.schedule.units[reader].reads, strict=True
+            )
+            if v == value.value
+        }
+        if place <= places[ending] and layout in wanted:
+            found.append(reader)
+    return found
 
 
 class _Builder:
@@ -43,7 +96,7 @@ class _Builder:
         self.copies: dict[int, dict[tuple[int, Layout, Layout], tuple[Step, ...]]]
         self.copies = defaultdict(dict)
         self.kept: dict[int, dict[int, Kept]] = defaultdict(dict)
-        self.flops = self.wire = 0.0
+        self.flops = 0.0
         for u, unit in enumerate(self.plan.units):
             self._unit(u, int(assembled.unit_row[u][rows[u]]), unit.members)
         self._keep(assembled, rows)
@@ -71,9 +124,7 @@ class _Builder:
                 continue
             layout, ending = kept
             body = self._body_of(value.value)
-            until = max(
-                self._position(r, value.value, body) for r in value.readers[: ending + 1]
-            )
+            until = read_position(self.plan, value.readers[ending], value.value)
             local = self.program.bodies[body].values.index(value.value)
             self.kept[body][local] = Kept(layout, until)
             self._copy(body, value.value, layout)
@@ -83,25 +134,6 @@ class _Builder:
             if v >= body.values[0] and v <= body.values[-1]:
                 return b
         raise AssertionError(f"value {v} belongs to no body")
-
-    def _position(self, unit: int, v: int, body: int) -> int:
-        """Operation index in `body` of the last member of `unit` that reads v."""
-        positions = []
-        for i, _, w in self.plan.units[unit].reads:
-            if w != v:
-                continue
-            instance = self.program.instances[i]
-            if instance.operation >= 0 and instance.body == body:
-                positions.append(instance.operation)
-            else:
-                positions.append(self._region_position(i, body))
-        return max(positions)
-
-    def _region_position(self, instance: int, body: int) -> int:
-        for (b, operation), (start, stop) in self.program.spans.items():
-            if b == body and start <= instance < stop:
-                return operation
-        return len(self.program.bodies[body].graph.operations)
 
     def _route(self) -> None:
         """Paths of every copy that some reader makes, and the bytes they send."""
@@ -139,7 +171,18 @@ class _Builder:
             strategies=tuple(strategies),
             kept=dict(self.kept[b]),
             copies=dict(self.copies[b]),
+            groups=self._groups(b),
         )
+
+    def _groups(self, b: int) -> tuple[int, ...]:
+        """The unit that each operation of a body runs in; region operations are on their own."""
+        groups = [-1] * len(self.program.bodies[b].graph.operations)
+        for u, unit in enumerate(self.plan.units):
+            for i in unit.members:
+                instance = self.program.instances[i]
+                if instance.body == b and instance.operation >= 0 and len(unit.members) > 1:
+                    groups[instance.operation] = u
+        return tuple(groups)
 
     def _ports(self, b: int, operation: int) -> dict[str, list[int]]:
         """The ports of one region operation by kind, in order."""

@@ -56,7 +56,7 @@ PRESETS = {
     # Small enough to search exhaustively; every dim still divides over eight devices.
     "tiny": Config(layers=1, width=32, heads=8, sequence=16, vocabulary=64, batch=8),
     # One step over eight virtual devices takes a second or two on a two-core machine.
-    "demo": Config(layers=4, width=256, heads=8, sequence=128, vocabulary=2048, batch=16),
+    "demo": Config(layers=4, width=512, heads=8, sequence=64, vocabulary=2048, batch=16),
     # The published 124 M parameters, vocabulary padded to 128s: to be compiled, not run.
     "gpt2_small": Config(layers=12, width=768, heads=12, sequence=1024, vocabulary=50304, batch=16),
 }

@@ -38,6 +38,11 @@ class Fetch:
     keep: bool = False
     again: bool = False
 
+    @property
+    def moves(self) -> bool:
+        """Whether making the copy here takes communication."""
+        return any(_moves(step) for step in self.steps)
+
 
 def produced_layouts(body: BodyPlan) -> dict[int, Layout]:
     """The layout in which every value of the body's graph enters or is produced.

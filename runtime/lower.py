@@ -12,8 +12,9 @@ from ..errors import PlanError
 from ..layout import Layout, MeshShape
 from ..plan import BodyPlan, Plan, Strategy
 from .collectives import apply
-from .fetch import Fetch, fetches, place
+from .fetch import Fetch, fetches, group_of, place
 from .kernels import run_kernel
+from .order import Tie, ties
 
 if TYPE_CHECKING:
     import jax
@@ -45,6 +46,19 @@ class _LocalBody:
     @cached_property
     def reads(self) -> tuple[tuple[Fetch, ...], ...]:
         return fetches(self.body)
+
+    @cached_property
+    def ties(self) -> dict[int, Tie]:
+        return ties(self.body, self.reads, self.mesh)
+
+    @cached_property
+    def leaving(self) -> dict[int, tuple[Fetch, ...]]:
+        """Value -> the copies of it that leave the body and move bytes."""
+        found: dict[int, tuple[Fetch, ...]] = {}
+        for f in self.reads[-1]:
+            if f.origin == "copy" and f.moves:
+                found[f.value] = (*found.get(f.value, ()), f)
+        return found
 
     @cached_property
     def regions(self) -> tuple[tuple[_LocalBody, ...], ...]:
@@ -91,6 +105,7 @@ class _LocalBody:
         for k, op in enumerate(graph.operations):
             with jax.named_scope(op.scope or op.kernel):
                 frame.enter(op.remat)
+                frame.wait(k)
                 outputs = self._run(k, op, self.body.strategies[k], frame.operands(k))
             frame.leave(k, outputs)
         frame.enter(None)
@@ -136,6 +151,7 @@ class _Frame:
         default_factory=dict
     )
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
+    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)  # copies that leave
     #: per kernel, the copies that its operations made
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
 
@@ -153,10 +169,32 @@ class _Frame:
         kept = {v: self.kept[v] for v in inputs if v in self.kept}
         self.barred[region] = _barrier((produced, kept))
 
+    def wait(self, k: int) -> None:
+        """Keep the plan's order: what operation k reads waits for the results before it."""
+        tie = self.local.ties.get(k)
+        if tie is None:
+            return
+        held = {
+            f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
+            for f in tie.held
+        }
+        now = {v: store[v] for v, store in held.items() if v in store}
+        done = {v: self.produced[v] for v in tie.done if v in self.produced}
+        left = {key: x for key, x in self.left.items() if key[0] in done}
+        if not now or not done:
+            return
+        now, done, left = _barrier((now, done, left))
+        self.produced.update(done)
+        self.left.update(left)
+        for v, x in now.items():
+            held[v][v] = x
+
     def leave(self, k: int, outputs: Arrays) -> None:
         for v, x in zip(self.local.body.graph.operations[k].outputs, outputs, strict=True):
             self.produced[v] = x
             self.made_by[v] = k
+            for f in self.local.leaving.get(v, ()):
+                self.left[v, f.need] = self._copy(f, x)
 
     def operands(self, k: int) -> list[jax.Array]:
         """The operands of reader k, in the layouts that it needs."""
@@ -167,7 +205,9 @@ class _Frame:
             if f.again:
                 own[f.value, f.need] = self._copy(f, self._late(f.value, k))
         for f in reads:
-            if f.origin == "copy" and not f.again:
+            if (f.value, f.need) in self.left and k == len(self.local.reads) - 1:
+                own[f.value, f.need] = self.left[f.value, f.need]
+            elif f.origin == "copy" and not f.again:
                 own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
         return [
             own[f.value, f.need]

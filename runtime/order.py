@@ -9,41 +9,39 @@ pass through one optimization barrier. The barrier moves nothing; it is dropped 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..blockgraph import TensorType
-from ..flatten import flatten
+from ..flatten import FlatProgram, flatten
 from ..layout import Layout, MeshShape
 from ..plan import BodyPlan
-from ..schedule import Schedule, operations_of, schedule
-from .collectives import traffic
+from ..schedule import Unit, fuse, operation_groups
 from .fetch import Fetch, produced_layouts
 
-#: Local bytes below which order matters little for the peak, and XLA's combining of collectives
-#: and fusing across kernels saves more launches than an order would save memory.
+#: Local bytes below which order matters little for the peak, while XLA's combining of collectives
+#: and fusing across kernels saves launches.
 SMALL = 1 << 14
+
+Reads = Sequence[Sequence[Fetch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Before an operation begins, `held` are let go only when `done` are there.
+    """What an operation reads (`held`) is let go only when the values `done` are there."""
 
-    `held` are (origin, value) that it reads, `done` values produced before and read later.
-    """
-
-    held: tuple[tuple[str, int], ...]
+    held: tuple[Fetch, ...]
     done: tuple[int, ...]
 
 
-def ties(body: BodyPlan, reads: tuple[tuple[Fetch, ...], ...], mesh: MeshShape) -> dict[int, Tie]:
+def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
     """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them."""
     graph = body.graph
-    plan = schedule(flatten(graph, {}))
-    groups = operations_of(plan)
+    program = flatten(graph, {})
+    units = fuse(program)
+    solid = _solid(program, units)
     layouts = produced_layouts(body)
     last_read = {f.value: k for k, found in enumerate(reads) for f in found}
-    solid = _solid(plan, groups, body)
-    leaving = set(graph.outputs)
 
     def local(v: int, layout: Layout) -> int:
         type_ = graph.values[v]
@@ -51,22 +49,45 @@ def ties(body: BodyPlan, reads: tuple[tuple[Fetch, ...], ...], mesh: MeshShape) 
 
     out: dict[int, Tie] = {}
     done: dict[int, None] = {}
-    for members in groups:
-        begin = min(members)
-        inside = {v for k in members for v in graph.operations[k].outputs}
-        outside = [f for k in members for f in reads[k] if f.value not in inside]
-        sizes = [local(f.value, f.need) for f in outside]
-        sizes += [local(v, layouts[v]) for v in graph.operations[max(members)].outputs]
-        if done and _waits(plan, body, members) and max(sizes, default=0) >= SMALL:
-            held = _held(outside, solid, graph, mesh)
-            waited = tuple(
-                v for v in done if last_read.get(v, -1) >= begin and ("produced", v) not in held
-            )
-            if held and waited:
-                out[begin] = Tie(tuple(held), waited)
+    for members in operation_groups(program, units):
+        made = [v for k in members for v in graph.operations[k].outputs]
+        if any(v in solid for v in made):
+            outside = [f for k in members for f in reads[k] if f.value not in made]
+            sizes = [local(f.value, f.need) for f in outside]
+            sizes += [local(v, layouts[v]) for v in made if v in solid]
+            begin = min(members)
+            held = _held(outside, solid, lambda f: local(f.value, f.need))
+            taken = {f.value for f in held}
+            waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
+            if held and waited and max(sizes) >= SMALL:
+                out[begin] = Tie(held, waited)
                 done.clear()
-        for k in members:
-            for v in graph.operations[k].outputs:
-                if (v in solid or v in leaving) and local(v, layouts[v]) >= SMALL:
-                    done[v] = None
+        for v in made:
+            if (v in solid or v in graph.outputs) and local(v, layouts[v]) >= SMALL:
+                done[v] = None
     return out
+
+
+def _solid(program: FlatProgram, units: Sequence[Unit]) -> set[int]:
+    """Values of the graph that stay in memory as they are: inputs, and what kernels give."""
+    number = {v: k for k, v in enumerate(program.bodies[0].values)}
+    solid = set()
+    for unit in units:
+        root = program.instances[unit.root]
+        if root.port in ("input", "state", "carry", "stack", "branch") or (
+            not root.port and root.signature.fusion == "kernel"
+        ):
+            solid.update(number[v] for v in root.outputs if v in number)
+    return solid
+
+
+def _held(outside: Sequence[Fetch], solid: set[int], size: Callable[[Fetch], int]) -> tuple[Fetch, ...]:
+    """Which of its operands an operation is made to wait for.
+
+    All that it collects from other devices, so that no copy exists before its time; else what is
+    in memory anyway, since a barrier on a value that would have been computed on the fly, inside
+    the kernels that read it, makes it exist.
+    """
+    moved = [f for f in outside if f.origin == "copy" and f.moves and size(f) >= SMALL]
+    ready = [f for f in outside if f.value in solid]
+    return tuple({f.value: f for f in (moved or ready[-1:] or outside[-1:])}.values())

@@ -11,6 +11,9 @@ from .units import QUANTITIES, format_number
 #: A logarithmic axis is chosen where the largest value is more than this times the smallest.
 LOG_FROM = 8.0
 
+#: A linear axis starts at zero where the smallest value is less than this times the largest.
+ZERO_BELOW = 0.3
+
 #: What is not above this counts as zero.
 _TINY = 1e-30
 
@@ -69,7 +72,7 @@ def fit_axis(
 ) -> Axis:
     """An axis for `values` of `objective`, with some air at both ends.
 
-    A linear axis starts at zero unless the values all lie in its upper half. An axis with a value
+    A linear axis starts at zero where that costs little room. An axis with a value
     of zero is linear whatever `scale` asks.
     """
     finite = [v for v in values if math.isfinite(v)] or [0.0]
@@ -80,7 +83,7 @@ def fit_axis(
         low, high = low / air, high * air
     else:
         air = 0.1 * (high - low) or 0.2 * abs(high) or 1.0
-        low, high = (low - air if low > 0.5 * high else min(0.0, low)), high + air
+        low, high = (low - air if low > ZERO_BELOW * high else min(0.0, low)), high + air
     quantity = QUANTITIES[objective]
     middle = math.sqrt(low * high) if log else 0.5 * (low + high)
     return Axis(quantity.title, quantity.unit_for(middle), low, high, log, start, end)
@@ -89,7 +92,7 @@ def fit_axis(
 def _linear_marks(low: float, high: float) -> list[float]:
     raw = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(s * power for s in (1.0, 2.0, 2.5, 5.0, 10.0) if s * power >= raw * 0.999)
+    step = next(s * power for s in (1.0, 2.0, 2.5, 5.0, 10.0) if s * power >= raw * 0.85)
     first = math.ceil(low / step - 1e-9)
     count = math.floor(high / step + 1e-9) - first + 1
     return [float(f"{(first + i) * step:.12g}") for i in range(count)]

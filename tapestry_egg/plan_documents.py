@@ -64,6 +64,7 @@ class BodyRecord(
     strategies: list[StrategyRecord]
     kept: dict[str, tuple[int, int]] = {}
     copies: list[tuple[int, int, int, list[Step]]] = []
+    groups: list[int] = []
     graph: GraphRecord | None = None
 
 
@@ -115,6 +116,7 @@ class _Writer:
                 (v, self.layout(source), self.layout(target), list(steps))
                 for (v, source, target), steps in body.copies.items()
             ],
+            groups=list(body.groups),
             graph=None if same else self.graph(body.graph),
         )
 
@@ -213,10 +215,15 @@ class _Reader:
         kept = {}
         for key, (number, until) in record.kept.items():
             v = self.value(key, graph, f"{where}.kept")
-            if not 0 <= until < max(1, len(graph.operations)):
+            if not 0 <= until <= len(graph.operations):  # the last: the graph's outputs
                 raise GraphError(f"there is no operation {until}", where=f"{where}.kept.{key}")
             rank = graph.values[v].rank
             kept[v] = Kept(self.layout(number, f"{where}.kept.{key}", rank), until)
+        if record.groups and len(record.groups) != len(graph.operations):
+            raise PlanError(
+                f"{len(record.groups)} groups for {len(graph.operations)} operations",
+                where=f"{where}.groups",
+            )
         copies = {}
         for i, (v, source, target, steps) in enumerate(record.copies):
             at = f"{where}.copies[{i}]"
@@ -232,6 +239,7 @@ class _Reader:
             strategies=strategies,
             kept=kept,
             copies=copies,
+            groups=tuple(record.groups),
         )
 
     def strategy(

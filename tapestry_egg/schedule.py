@@ -9,11 +9,11 @@ only what exists in memory can be copied to another layout.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .blockgraph import BlockGraph, Operation
-from .flatten import FlatProgram, Instance
+from .flatten import FlatProgram, Instance, flatten
 from .metakernels import registry
 from .metakernels.signature import OperationSignature
 
@@ -143,6 +143,43 @@ def _without_dead(graph: BlockGraph) -> BlockGraph:
 
 def schedule(program: FlatProgram) -> Schedule:
     """Group the instances of a flat program into units and order them."""
+    return _arranged(program, _eager(program, fuse(program)))
+
+
+def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
+    """The same program with its operations in the order in which the schedule runs them.
+
+    Plans count time in operations, and lowering emits them one after another; after this the
+    positions in the graph and those in the schedule agree, unit by unit.
+    """
+    program = flatten(graph, feedback)
+    order = [k for g in operation_groups(program, _eager(program, fuse(program))) for k in g]
+    return replace(graph, operations=tuple(graph.operations[k] for k in order))
+
+
+def operation_groups(program: FlatProgram, units: Sequence[Unit]) -> list[list[int]]:
+    """Operations of the program itself (not of its regions) that run together, in order."""
+    region: dict[int, int] = {}
+    for (body, operation), (start, stop) in program.spans.items():
+        if body == 0:
+            region.update(dict.fromkeys(range(start, stop), operation))
+    groups: list[list[int]] = []
+    seen: set[int] = set()
+    for unit in units:
+        group = []
+        for i in unit.members:
+            instance = program.instances[i]
+            k = region.get(i, instance.operation if instance.body == 0 else -1)
+            if k >= 0 and k not in seen:
+                seen.add(k)
+                group.append(k)
+        if group:
+            groups.append(group)
+    return groups
+
+
+def fuse(program: FlatProgram) -> list[Unit]:
+    """The units of a flat program, in program order."""
     instances = program.instances
     readers: list[list[int]] = [[] for _ in program.types]
     for i, instance in enumerate(instances):
@@ -176,7 +213,7 @@ def schedule(program: FlatProgram) -> Schedule:
     leaving = {v for i in instances if i.port in ("state", "output") for v in i.inputs}
     units = [_unit(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
-    return _arranged(program, _eager(program, units))
+    return units
 
 
 def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:

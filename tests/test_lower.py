@@ -117,6 +117,15 @@ def test_tensor_parallel_reduces_once(output: Layout, expected: Any) -> None:
     check(plan, *MLP)
 
 
+def test_sums_that_the_cpu_compiler_widens_compare_as_planned() -> None:
+    program = trace(jnp.matmul, jnp.ones((16, 8), jnp.bfloat16), jnp.ones((8, 8), jnp.bfloat16))
+    whole = (cut((), ()),)
+    plan = plan_by_hand(program.graph, MESH, {0: {"k": (Y,)}}, whole * 2, whole)
+    comparison = compare(plan, compile(plan).compile())
+    assert comparison.equal and comparison.promoted_bytes == 16 * 8 * 2
+    assert "widened" in str(comparison)
+
+
 def test_sharded_weights_are_gathered_at_their_reader() -> None:
     rows = {"m": (X, Y)}
     plan = mlp_plan(
@@ -226,7 +235,7 @@ def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2) -> None:
     strategies = all_cuts(signature_of(graph, op), MESH)
     assert len(strategies) >= least
     random.Random(0).shuffle(strategies)
-    strategies = strategies[:12]
+    strategies = strategies[:8]
     program = trace(lambda *a: [fn(*a) for _ in strategies], *args)
     graph = program.graph
     assert len(graph.operations) == len(strategies)

@@ -61,8 +61,8 @@ def test_every_known_target_loads_with_its_sources() -> None:
 def test_datasheet_figures() -> None:
     h100 = load_target("h100:8")
     assert dict(h100.peak)["bfloat16"] == pytest.approx(989.4e12)
-    assert dict(h100.peak)["float32"] == pytest.approx(66.9e12)
-    assert dict(load_target("a100:8").peak)["float32"] == 19.5e12
+    assert dict(h100.peak)["float32"] == pytest.approx(494.7e12)
+    assert dict(load_target("a100:8").peak)["float32"] == 156e12
     assert h100.hbm_bytes == 80_000_000_000
     assert h100.hbm_bytes_per_second == pytest.approx(0.7 * 3350e9)
     assert load_target("h200:8").hbm_bytes == 141_000_000_000
@@ -351,7 +351,7 @@ def test_kernel_seconds_by_hand() -> None:
     dot = kernel_seconds(2.0 * n**3, 3.0 * n * n * 2, "bfloat16", h100, True)
     assert dot == pytest.approx(137_438_953_472 / 692.58e12 + 7e-6, rel=1e-6)
     full = kernel_seconds(2.0 * n**3, 3.0 * n * n * 4, "float32", h100, True)
-    assert full == pytest.approx(137_438_953_472 / 46.83e12 + 7e-6, rel=1e-6)
+    assert full == pytest.approx(137_438_953_472 / 346.29e12 + 7e-6, rel=1e-6)
     add = kernel_seconds(float(n * n), 3.0 * n * n * 4, "float32", h100, False)
     assert add == pytest.approx(201_326_592 / 2345e9 + 7e-6, rel=1e-6)
     assert isinstance(add, float)
