@@ -18,7 +18,7 @@ import numpy as np
 from ..blockgraph import TensorType
 from ..layout import Layout
 from .copies import CopyTable
-from .lifetimes import body_of, lifetimes
+from .lifetimes import lifetimes
 from .order import read_position
 from .problem import Floats, Ints, Pair, Problem, Use, Variable, label, merge_parallel
 from .snapshot import Snapshot
@@ -173,7 +173,7 @@ class _Assembler:
         have = np.array([table.number[h] for h, _ in rows])
         copy = np.array([table.number[k[0]] if k else -1 for _, k in rows])
         until = np.array([k[1] if k else -1 for _, k in rows])
-        weight = self.program.bodies[body_of(self.plan, v)].weight
+        weight = self.program.bodies[self.program.body_of[v]].weight
         holds = copy >= 0
         some = np.where(holds, copy, have)
         first = min(self.lives.reads_at[r, v] for r in readers)

@@ -123,7 +123,7 @@ class _Walk:
         self.given: dict[int, Layout] = {}
         self.needed: dict[tuple[int, int], Layout] = {}
         self.moves: list[_Move] = []
-        self.kept_by: dict[int, list[int]] = {}  # value -> units that take the kept copy
+        self.kept: set[int] = set()  # values whose kept copy some reader takes
 
     def certificate(self) -> Certificate:
         self._legal()
@@ -281,10 +281,9 @@ class _Walk:
                 at, region = self._reader(i, b)
                 kept = self.bodies[b].kept.get(self.local[v])
                 if kept is not None and kept.layout == need and at <= kept.until:
-                    takers = self.kept_by.setdefault(v, [])
-                    if not takers:
+                    if v not in self.kept:
                         self.moves.append(_Move(v, have, need, -1, (b, at), region))
-                    takers.append(u)
+                    self.kept.add(v)
                 elif (v, need) not in own:
                     own.add((v, need))
                     self.moves.append(_Move(v, have, need, u, (b, at), region))
@@ -413,14 +412,26 @@ class _Walk:
                 spans = [lives.copy_span(move.unit, move.value)]
                 begin = spans[0][0]
             else:
-                spans = [lives.copy_span(u, move.value) for u in self.kept_by[move.value]]
+                spans = [lives.copy_span(u, move.value) for u in self._served(move.value)]
                 begin = lives.first_read(move.value)
-            buffers.append(Buffer(begin, max(stop for _, stop in spans), amount))
+            stop = max((stop for _, stop in spans), default=begin + 1)
+            buffers.append(Buffer(begin, stop, amount))
         change = np.zeros(len(self.schedule.units) + 1)
         for x in buffers:
             change[x.begin] += x.amount
             change[x.end] -= x.amount
         return tuple(np.cumsum(change)[:-1].tolist())
+
+    def _served(self, v: int) -> list[int]:
+        """Units that read v while its kept copy is there, whether or not they take it."""
+        b = self.body_of[v]
+        until = self.bodies[b].kept[self.local[v]].until
+        found = []
+        for u, unit in enumerate(self.schedule.units):
+            reads = [self._reader(i, b)[0] for i, _, w in unit.reads if w == v]
+            if reads and v not in unit.outputs and max(reads) <= until:
+                found.append(u)
+        return found
 
     def _refuse(self, b: int, operation: int, what: str) -> ExtractError:
         graph = self.program.bodies[b].graph

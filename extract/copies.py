@@ -109,9 +109,7 @@ def copy_table(
         joules[better] = (joules[:, k, None] + joules[None, k, :])[better]
         scratch[better] = via[better]
         following[better] = np.broadcast_to(following[:, k, None], (n, n))[better]
-    return CopyTable(
-        tensor, usable, local, seconds, joules, wire, scratch, following, step_of
-    )
+    return CopyTable(tensor, usable, local, seconds, joules, wire, scratch, following, step_of)
 
 
 def _step(change: ChangeRow, monoids: Sequence[str]) -> Step:

@@ -27,14 +27,20 @@ class Prices:
 
 @dataclass(frozen=True)
 class Cut:
-    """One valid inequality: seconds ≥ value − bytes_price·peak − joule_price·joules."""
+    """One valid inequality: seconds ≥ value − bytes_price·peak − joule_price·joules.
+
+    It holds for plans whose peak is at most `peak`.
+    """
 
     value: float
     bytes_price: float
     joule_price: float
+    peak: float = float("inf")
 
     def at(self, peak: float, joules: float) -> float:
         """The bound on seconds of any plan within these limits."""
+        if peak > self.peak:
+            return 0.0
         out = self.value - self.bytes_price * peak if self.bytes_price else self.value
         return out - self.joule_price * joules if self.joule_price else out
 
@@ -83,9 +89,7 @@ def _leaves(
     there = [set(range(len(links))) for links in around]
     gone: set[int] = set()
     out: list[tuple[int, list[tuple[_Edge, bool]]]] = []
-    position = [
-        {id(e): k for k, (e, _) in enumerate(links)} for links in around
-    ]
+    position = [{id(e): k for k, (e, _) in enumerate(links)} for links in around]
 
     def fold(i: int) -> list[int]:
         links = [around[i][k] for k in sorted(there[i])]
@@ -140,9 +144,12 @@ class Dual:
             self.later[first].append((e, first == a))
             self.earlier[second].append((e, second == a))
         self.inner = [f + g for f, g in zip(self.later, self.earlier, strict=True)]
-        self.share = [1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)]
+        self.share = [
+            1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)
+        ]
         finite = sum(
-            float(np.max(t[np.isfinite(t)], initial=0.0)) for t in (p.seconds for p in problem.pairs)
+            float(np.max(t[np.isfinite(t)], initial=0.0))
+            for t in (p.seconds for p in problem.pairs)
         ) + sum(float(v.seconds.max(initial=0.0)) for v in problem.variables)
         self.forbidden = 4.0 * finite + 1e-6
         self.unary: list[Floats] = []
@@ -247,7 +254,7 @@ class Dual:
         return float(bound)
 
     def decode(self) -> Ints:
-        """A labelling: in order, the best row given earlier choices and the messages of later ones."""
+        """A labelling: in order, the best row given earlier choices and later ones' messages."""
         rows = np.zeros(len(self.unary), dtype=np.int64)
         for i in self.core:
             cost = self.folded[i].copy()

@@ -38,7 +38,9 @@ class Front:
                 return plan
         raise KeyError(key)
 
-    def best(self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None) -> Plan:
+    def best(
+        self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
+    ) -> Plan:
         """The plan with the least `objective` within the limits (`{"peak_bytes": "40GiB"}`).
 
         Raises ExtractError that says which limit cannot be met and the least that is reachable.
@@ -52,9 +54,12 @@ class Front:
             for k, limit in bounds.items():
                 least = min(value(p, k) for p in self.plans)
                 others = "" if least > limit else " (together with the other limits, none)"
-                words.append(f"{k}: asked {show(limit, k)}, least reachable {show(least, k)}{others}")
+                words.append(
+                    f"{k}: asked {show(limit, k)}, least reachable {show(least, k)}{others}"
+                )
             raise ExtractError(
-                "no plan meets the limits", where="limits",
+                "no plan meets the limits",
+                where="limits",
                 hint="; ".join(words) + ". Raise the limit or use more devices.",
             )
         return min(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
@@ -77,18 +82,31 @@ class Front:
         ]
 
     def __str__(self) -> str:
-        head = f"{'plan':6} {'mesh':10} {'seconds':>12} {'peak':>12} {'joules':>10} {'wire':>12} {'gap':>7}"
+        titles = ("seconds", "peak", "joules", "wire")
+        head = f"{'plan':6} {'mesh':10} " + " ".join(f"{t:>12}" for t in titles) + f" {'gap':>7}"
         lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
         for p in self.plans:
             c = p.costs
             lines.append(
                 f"{p.name:6} {p.mesh!s:10} {show(c.seconds, 'seconds'):>12}"
-                f" {show(c.peak_bytes, 'peak_bytes'):>12} {show(c.joules, 'joules'):>10}"
+                f" {show(c.peak_bytes, 'peak_bytes'):>12} {show(c.joules, 'joules'):>12}"
                 f" {show(c.wire_bytes, 'wire_bytes'):>12} {p.gap:>7.2%}"
             )
         if not self.saturated:
             lines.append("saturated: false; the bounds speak of the snapshot reached")
         return "\n".join(lines)
+
+    def report(self, folder: str | Path) -> Path:
+        """Write the front as a folder of static pages; returns the first page's path."""
+        from ..report import write_report
+
+        return write_report(self, Path(folder))
+
+    def save(self, path: str | Path) -> None:
+        """Write the front and its plans to a file that `tapestry_egg.load` reads."""
+        from ..files import save
+
+        save(self, path)
 
     def plot(self, path: str | Path = "front.svg") -> Path:
         """Draw the front as an SVG file; returns its path."""

@@ -45,7 +45,7 @@ def lifetimes(plan: Schedule) -> Lifetimes:
             if late:
                 reads_at[u, v] = made[v]
             elif root.port in ("carry", "stack", "branch") and program.instances[i].body != (
-                body_of(plan, v)
+                program.body_of[v]
             ):
                 reads_at[u, v] = made[v]
             else:
@@ -84,11 +84,6 @@ def lifetimes(plan: Schedule) -> Lifetimes:
             (v,) = root.inputs
             last[v] = end - 1
     return Lifetimes(tuple(made), tuple(last), reads_at, tuple(free))
-
-
-def body_of(plan: Schedule, value: int) -> int:
-    producer = plan.producer[value]
-    return plan.units[producer].body if producer >= 0 else 0
 
 
 def _region_times(plan: Schedule) -> list[tuple[int, int]]:

@@ -13,9 +13,8 @@ from .front import Front, value
 from .plans import make_plan
 from .search import Archive
 
-
 # A plan must be better than a faster one by this share in something, or it is not shown.
-_DISTINCT = 0.002
+_DISTINCT = 0.005
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ def merge(
                 f"{format_quantity(least, k)}"
             )
         raise ExtractError(
-            "no plan meets the limits", where="limits",
+            "no plan meets the limits",
+            where="limits",
             hint="; ".join(words) + ". Raise the limit or use more devices.",
         )
     kept = _non_dominated(fitting, tuple(objectives))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..schedule import Schedule
-from .lifetimes import body_of
 
 
 def read_position(schedule: Schedule, unit: int, value: int) -> int:
@@ -11,7 +10,7 @@ def read_position(schedule: Schedule, unit: int, value: int) -> int:
 
     What a region reads, its operation reads; what leaves the body is read after all operations.
     """
-    program, body = schedule.program, body_of(schedule, value)
+    program, body = schedule.program, schedule.program.body_of[value]
     position = -1
     for i, _, v in schedule.units[unit].reads:
         if v != value:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
+
 from ..flatten import Instance
 from ..layout import Layout
 from ..plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
@@ -40,38 +42,42 @@ def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: floa
 
 
 def _settled(assembled: Assembled, rows: Ints) -> Ints:
-    """The same labelling without the kept copies that no reader takes."""
+    """The same labelling with no copy kept longer than to the last reader that takes it."""
     rows = rows.copy()
     for value in assembled.sharing:
         row = int(rows[value.variable])
         have, kept = value.rows[row]
-        if kept is None or _takers(assembled, value, kept, rows):
+        if kept is None:
             continue
-        alone = [
-            r
+        takers = _takers(assembled, value, kept, rows)
+        unit_row = _unit_row(assembled, value.variable)
+        enough = [
+            (-1 if k is None else k[1], r)
             for r, (h, k) in enumerate(value.rows)
-            if h == have and k is None and _same_unit_row(assembled, value.variable, r, row)
+            if h == have
+            and unit_row[r] == unit_row[row]
+            and (not takers if k is None else k[0] == kept[0] and k[1] >= max(takers, default=0))
         ]
-        rows[value.variable] = alone[0]
+        rows[value.variable] = min(enough)[1]
     return rows
 
 
-def _same_unit_row(assembled: Assembled, variable: int, one: int, other: int) -> bool:
-    if variable >= len(assembled.unit_row):
-        return True
-    unit_row = assembled.unit_row[variable]
-    return bool(unit_row[one] == unit_row[other])
+def _unit_row(assembled: Assembled, variable: int) -> Ints:
+    """Which row of its unit each row of a variable runs; variables without a unit run none."""
+    if variable < len(assembled.unit_row):
+        return assembled.unit_row[variable]
+    return np.zeros(len(assembled.problem.variables[variable]), dtype=np.int64)
 
 
 def _takers(
     assembled: Assembled, value: Sharing, kept: tuple[Layout, int], rows: Ints
 ) -> list[int]:
-    """Units that a kept copy serves."""
+    """Positions among the value's readers of those that a kept copy serves."""
     snap = assembled.snapshot
     layout, ending = kept
     places = [read_position(snap.schedule, r, value.value) for r in value.readers]
     found = []
-    for reader, place in zip(value.readers, places, strict=True):
+    for position, (reader, place) in enumerate(zip(value.readers, places, strict=True)):
         row = int(assembled.unit_row[reader][rows[reader]])
         wanted = {
             need
@@ -81,7 +87,7 @@ def _takers(
             if v == value.value
         }
         if place <= places[ending] and layout in wanted:
-            found.append(reader)
+            found.append(position)
     return found
 
 
@@ -123,23 +129,17 @@ class _Builder:
             if kept is None:
                 continue
             layout, ending = kept
-            body = self._body_of(value.value)
+            body = self.program.body_of[value.value]
             until = read_position(self.plan, value.readers[ending], value.value)
             local = self.program.bodies[body].values.index(value.value)
             self.kept[body][local] = Kept(layout, until)
             self._copy(body, value.value, layout)
 
-    def _body_of(self, v: int) -> int:
-        for b, body in enumerate(self.program.bodies):
-            if v >= body.values[0] and v <= body.values[-1]:
-                return b
-        raise AssertionError(f"value {v} belongs to no body")
-
     def _route(self) -> None:
         """Paths of every copy that some reader makes, and the bytes they send."""
         for i, instance in enumerate(self.program.instances):
             for p, v in enumerate(instance.inputs):
-                self._copy(self._body_of(v), v, self.needed[i, p])
+                self._copy(self.program.body_of[v], v, self.needed[i, p])
             del instance
 
     def _copy(self, body: int, v: int, target: Layout) -> None:

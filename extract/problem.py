@@ -143,9 +143,7 @@ def merge_parallel(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
         turned = [p if p.a == a else _transposed(p) for p in group]
         label_a, keys_a = label(list(zip(*(p.label_a.tolist() for p in turned), strict=True)))
         label_b, keys_b = label(list(zip(*(p.label_b.tolist() for p in turned), strict=True)))
-        at = [
-            np.ix_([k[i] for k in keys_a], [k[i] for k in keys_b]) for i in range(len(turned))
-        ]
+        at = [np.ix_([k[i] for k in keys_a], [k[i] for k in keys_b]) for i in range(len(turned))]
         uses = [
             Use(use.start, use.end, use.amount[ix])
             for p, ix in zip(turned, at, strict=True)
@@ -167,6 +165,11 @@ def merge_parallel(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 def _transposed(p: Pair) -> Pair:
     return Pair(
-        p.b, p.a, p.label_b, p.label_a, p.seconds.T, p.joules.T,
+        p.b,
+        p.a,
+        p.label_b,
+        p.label_a,
+        p.seconds.T,
+        p.joules.T,
         tuple(Use(u.start, u.end, u.amount.T) for u in p.uses),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from . import exact
 from .dual import Cut, Dual, Prices
 from .problem import Floats, Ints, Problem
 
@@ -99,6 +100,7 @@ class Search:
         self.dual = Dual(problem)
         self.deadline = time.perf_counter() + effort.seconds
         self.moves = _Moves(problem)
+        self.small = exact.small(problem)
         self.rng = np.random.default_rng(effort.seed)
         self.visited: dict[float, Floats] = {}  # memory limit -> prices of its best bound
 
@@ -120,17 +122,30 @@ class Search:
             self.approach(limit, self.effort.steps)
         self._frugal(fastest)
         self._refine()
-        stuck: set[float] = set()
+        tries: dict[float, int] = {}
         while not self._over():
             open_ = [(self._gap(c.peak), c.peak) for c in self.archive.candidates]
-            open_ = [(g, x) for g, x in open_ if g > self.effort.gap and x not in stuck]
+            open_ = [(g, x) for g, x in open_ if g > self.effort.gap and tries.get(x, 0) < 3]
             if not open_:
                 break
             gap, limit = max(open_)
-            self.approach(limit, self.effort.steps)
+            if self.small and tries.get(limit, 0):
+                self._exactly(limit)
+                tries[limit] = 3
+                continue
+            self.approach(limit, self.effort.steps * (1 + tries.get(limit, 0)))
             if self._gap(limit) > 0.8 * gap:
-                stuck.add(limit)
+                tries[limit] = tries.get(limit, 0) + 1
         return self.archive
+
+    def _exactly(self, limit: float) -> None:
+        """Settle one memory limit by mixed-integer programming."""
+        left = self.deadline - time.perf_counter()
+        found = exact.solve(self.problem, limit, min(left, 10.0))
+        if np.isfinite(found.bound):
+            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
+        if found.rows is not None:
+            self.consider(found.rows)
 
     def _over(self) -> bool:
         return time.perf_counter() > self.deadline

@@ -67,15 +67,16 @@ def _here(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report) 
 def _there(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report) -> Archive:
     with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
         source, sink = Path(folder) / "problem.npz", Path(folder) / "archive.npz"
-        with source.open("wb") as f:
-            np.savez(f, **problem_arrays(p))
+        _write(source, problem_arrays(p))
         command = [sys.executable, "-m", "tapestry_egg.extract.worker", str(source), str(sink)]
         command += [repr(x) for x in astuple(effort)] + ([repr(float(peak))] if peak else [])
         root = str(Path(__file__).resolve().parents[1])
         package = str(Path(sys.modules["tapestry_egg"].__file__ or root).resolve().parents[1])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True,
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         assert child.stdout is not None
@@ -90,6 +91,11 @@ def _there(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report)
             return _here(p, effort, peak, k, tell)
         with np.load(sink, allow_pickle=False) as data:
             return archive_from(dict(data))
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    with path.open("wb") as f:
+        np.savez(f, **arrays)
 
 
 def _words(archive: Archive) -> str:
@@ -145,9 +151,7 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
 
 
 def _uses(amounts: np.ndarray, spans: np.ndarray) -> tuple[Use, ...]:
-    return tuple(
-        Use(int(a), int(b), amount) for (a, b), amount in zip(spans, amounts, strict=True)
-    )
+    return tuple(Use(int(a), int(b), amount) for (a, b), amount in zip(spans, amounts, strict=True))
 
 
 def archive_arrays(archive: Archive) -> dict[str, Any]:
@@ -155,7 +159,7 @@ def archive_arrays(archive: Archive) -> dict[str, Any]:
     return {
         "rows": np.stack([c.rows for c in archive.candidates]),
         "costs": np.array([c.costs for c in archive.candidates]),
-        "cuts": np.array([[c.value, c.bytes_price, c.joule_price] for c in archive.cuts]),
+        "cuts": np.array([[c.value, c.bytes_price, c.joule_price, c.peak] for c in archive.cuts]),
     }
 
 
@@ -165,12 +169,12 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
         Candidate(rows, float(s), float(p), float(j))
         for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
     ]
-    cuts = [Cut(float(v), float(b), float(j)) for v, b, j in data["cuts"].reshape(-1, 3)]
+    cuts = [Cut(*(float(x) for x in cut)) for cut in data["cuts"].reshape(-1, 4)]
     return Archive(candidates, cuts)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`python -m tapestry_egg.extract.worker PROBLEM ARCHIVE limits steps moves seconds gap seed [peak]`."""
+    """Search one problem: PROBLEM ARCHIVE, the fields of `Effort` in order, then a peak if any."""
     source, sink, *rest = arguments
     limits, steps, moves, seconds, gap, seed, *peak = rest
     effort = Effort(int(limits), int(steps), int(moves), float(seconds), float(gap), int(seed))
@@ -181,8 +185,7 @@ def main(arguments: Sequence[str]) -> None:
         print(_words(archive), flush=True)
 
     archive = Search(problem, effort, report).run(float(peak[0]) if peak else None)
-    with open(sink, "wb") as f:
-        np.savez(f, **archive_arrays(archive))
+    _write(Path(sink), archive_arrays(archive))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ class RuleBook:
         """
         missing = set(names) - {r.name for r in self.rules}
         if missing:
-            raise RuleError(f"no rule {sorted(missing)[0]!r} in book {self.name!r}", where=self.path)
+            raise RuleError(
+                f"no rule {sorted(missing)[0]!r} in book {self.name!r}", where=self.path
+            )
         return RuleBook(self.name, tuple(r for r in self.rules if r.name not in names), self.path)
 
 
@@ -105,7 +107,8 @@ def load_books(sources: Iterable[str | Path | RuleBook]) -> tuple[RuleBook, ...]
         for rule in book.rules:
             if rule.name in seen:
                 raise RuleError(
-                    f"rule {rule.name!r} is defined twice", where=rule.where,
+                    f"rule {rule.name!r} is defined twice",
+                    where=rule.where,
                     hint=f"The other one is at {seen[rule.name]}; rename one of them.",
                 )
             seen[rule.name] = rule.where
@@ -136,7 +139,8 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
     for key in _REQUIRED:
         if not isinstance(item.get(key), str):
             raise RuleError(
-                f"a rule needs the text field {key!r}", where=where,
+                f"a rule needs the text field {key!r}",
+                where=where,
                 hint=f"Every rule has {', '.join(_REQUIRED)}.",
             )
     unknown = set(item) - set(_REQUIRED) - set(_OPTIONAL)
@@ -145,20 +149,29 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
         raise RuleError(f"unknown key {key!r}", where=_at(path, _child(node, key) or node))
     if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
         raise RuleError(
-            f"numerics is {item['numerics']!r}", where=_at(path, _child(node, "numerics") or node),
+            f"numerics is {item['numerics']!r}",
+            where=_at(path, _child(node, "numerics") or node),
             hint="It is exact, reorders or changes_rounding.",
         )
     chosen = item.get("ruleset", ruleset)
     if chosen not in RULESETS:
         raise RuleError(
-            f"unknown ruleset {chosen!r}", where=_at(path, _child(node, "ruleset") or node),
+            f"unknown ruleset {chosen!r}",
+            where=_at(path, _child(node, "ruleset") or node),
             hint=f"Rulesets are {', '.join(RULESETS)}.",
         )
     _check_egg(path, _child(node, "egg"), item["egg"])
     return Rule(
-        name=item["name"], law=item["law"], reason=item["reason"], numerics=item["numerics"],
-        egg=item["egg"], ruleset=chosen, book=path.stem, where=where,
-        example=str(item.get("example", "")), guard=str(item.get("guard", "")),
+        name=item["name"],
+        law=item["law"],
+        reason=item["reason"],
+        numerics=item["numerics"],
+        egg=item["egg"],
+        ruleset=chosen,
+        book=path.stem,
+        where=where,
+        example=str(item.get("example", "")),
+        guard=str(item.get("guard", "")),
         provenance=str(item.get("provenance", "")),
     )
 

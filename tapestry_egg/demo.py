@@ -1,4 +1,4 @@
-"""The demo: a GPT-2 train step in, its front for eight H100s out, three plans of it run and checked.
+"""The demo: a GPT-2 train step in, its front for eight H100s out, three plans run and checked.
 
 The plans run on eight virtual CPU devices, which give their numbers and their collectives; the
 seconds, bytes and joules of the front are predictions for the target.
@@ -55,7 +55,9 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     original = [np.asarray(x) for x in jax.tree.leaves(jax.jit(gpt2.step)(*args))]
     ok = True
     for plan in chosen(front):
-        ok &= _run(plan, gpt2.arguments(config), reference, original, program.graph.output_names, tell)
+        ok &= _run(
+            plan, gpt2.arguments(config), reference, original, program.graph.output_names, tell
+        )
     print(f"{time.perf_counter() - begin:.0f} s in all")
     return ok
 
@@ -116,7 +118,8 @@ def _model() -> Any:
     path = Path(__file__).resolve().parents[1] / "models" / "gpt2.py"
     if not path.exists():
         raise TapestryError(
-            "the demo's program is not here", where=str(path),
+            "the demo's program is not here",
+            where=str(path),
             hint="Run the demo from a checkout of tapestry-egg: `make demo`.",
         )
     return import_file(path)

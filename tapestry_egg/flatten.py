@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from .blockgraph import BlockGraph, Operation, TensorType
 from .errors import GraphError
-from .metakernels.signature import IndexDim, OperationSignature, Passage
+from .metakernels.signature import IndexDim, OperationSignature, Passage, Role
 from .zspace import Projection
 
 
@@ -65,6 +66,15 @@ class FlatProgram:
     feedback: Mapping[int, int]  # graph output position -> graph input position
     spans: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
+    @cached_property
+    def body_of(self) -> tuple[int, ...]:
+        """Value -> the body that it is a value of."""
+        out = [0] * len(self.types)
+        for b, body in enumerate(self.bodies):
+            for v in body.values:
+                out[v] = b
+        return tuple(out)
+
 
 def identity_signature(
     kernel: str, tensor: TensorType, reads: int, gives: int, *, partial: bool, whole: bool = False
@@ -78,7 +88,7 @@ def identity_signature(
         index_rank=tensor.rank,
     )
     through = box if whole else same
-    role = "whole" if whole else "map"
+    role: Role = "whole" if whole else "map"
     return OperationSignature(
         kernel=kernel,
         index=tuple(IndexDim(f"d{k}", n, role) for k, n in enumerate(tensor.shape)),

@@ -57,7 +57,7 @@ class Layout:
         return tuple(a for d in self.dims for a in d) + self.partial
 
     def local_shape(self, shape: tuple[int, ...], mesh: MeshShape) -> tuple[int, ...]:
-        """Shape of one device's block: ⌈N/n⌉ per dim (the largest block where n does not divide)."""
+        """Shape of a device's block: ⌈N/n⌉ per dim, the largest one where n does not divide."""
         return tuple(-(-n // mesh.parts(axes)) for n, axes in zip(shape, self.dims, strict=True))
 
     def divides(self, shape: tuple[int, ...], mesh: MeshShape) -> bool:

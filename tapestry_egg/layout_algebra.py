@@ -19,6 +19,8 @@ from itertools import permutations, product
 
 from .layout import Layout, MeshShape
 
+Row = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class LayoutAlgebra:
@@ -71,11 +73,13 @@ class LayoutAlgebra:
     def mask(self, axes: tuple[int, ...]) -> int:
         return sum(1 << a for a in axes)
 
-    def facts(self) -> dict[str, list[tuple[int, ...]]]:
+    def facts(self) -> dict[str, list[Row]]:
         """The algebra as rows of integers, one list per relation of `rules/schema.egg`."""
         lists = self.axis_lists
-        axes_rows = [(i, self.mesh.parts(a), self.mask(a)) for i, a in enumerate(lists)]
-        replicated, sharded, pending = [], [], []
+        axes_rows: list[Row] = [(i, self.mesh.parts(a), self.mask(a)) for i, a in enumerate(lists)]
+        replicated: list[Row] = []
+        sharded: list[Row] = []
+        pending: list[Row] = []
         for rank in self.ranks:
             whole = Layout.replicated(rank)
             replicated.append((rank, self.number[whole]))

@@ -132,6 +132,12 @@ class Plan:
     # What the plan's function takes and returns in the user's pytrees, where it was traced.
     program: Program | None = field(default=None, compare=False, repr=False)
 
+    def explain(self) -> str:
+        """The plan in words: the layout of every tensor, and every collective with its reason."""
+        from .show import plan_text
+
+        return plan_text(self)
+
     @property
     def graph(self) -> BlockGraph:
         return self.body.graph

@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 
 # How devices call themselves -> the target file that describes them.
 _KINDS = (
-    ("h100", "h100"), ("h200", "h200"), ("b200", "b200"), ("a100", "a100"), ("v6", "v6e"),
-    ("v5p", "v5p"), ("v5 lite", "v5e"), ("v5e", "v5e"), ("v5", "v5p"), ("v4", "v4"),
+    ("h100", "h100"),
+    ("h200", "h200"),
+    ("b200", "b200"),
+    ("a100", "a100"),
+    ("v6", "v6e"),
+    ("v5p", "v5p"),
+    ("v5 lite", "v5e"),
+    ("v5e", "v5e"),
+    ("v5", "v5p"),
+    ("v4", "v4"),
 )
 
 
@@ -51,9 +59,18 @@ def jit(
     Raises TargetError for devices that no target file describes, and what `optimize` raises.
     """
     return Optimized(
-        fn, mesh, minimize, dict(limits or {}), target, tuple(rules), state,
-        _tuple(donate_argnums), _tuple(static_argnums), _names(static_argnames),
-        settings, on_progress,
+        fn,
+        mesh,
+        minimize,
+        dict(limits or {}),
+        target,
+        tuple(rules),
+        state,
+        _tuple(donate_argnums),
+        _tuple(static_argnums),
+        _names(static_argnames),
+        settings,
+        on_progress,
     )
 
 
@@ -104,15 +121,21 @@ class Optimized:
         key = self._key(args, kwargs)
         if key not in self._fronts:
             program = trace(
-                self._fn, *args,
+                self._fn,
+                *args,
                 donate_argnums=self._donate,
                 static_argnums=self._static,
                 static_argnames=self._static_names,
                 **kwargs,
             )
             self._fronts[key] = optimize(
-                program, self._machine(), limits=self._limits, rules=self._rules,
-                state=self._state, settings=self._settings, on_progress=self._progress,
+                program,
+                self._machine(),
+                limits=self._limits,
+                rules=self._rules,
+                state=self._state,
+                settings=self._settings,
+                on_progress=self._progress,
             )
         return self._fronts[key]
 
@@ -136,7 +159,7 @@ class Optimized:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import jax
 
-        static = tuple((i, args[i]) for i in self._static if i < len(args))
+        static: tuple[Any, ...] = tuple((i, args[i]) for i in self._static if i < len(args))
         static += tuple((k, kwargs[k]) for k in self._static_names if k in kwargs)
         dynamic = [a for i, a in enumerate(args) if i not in self._static]
         named = {k: v for k, v in kwargs.items() if k not in self._static_names}
@@ -178,7 +201,8 @@ def target_name(device: Any) -> str:
         if part in kind:
             return name
     raise TargetError(
-        f"no target describes devices of kind {device.device_kind!r}", where="mesh",
+        f"no target describes devices of kind {device.device_kind!r}",
+        where="mesh",
         hint="Pass target=, the name of one that ships with tapestry-egg or a file of your own.",
     )
 
