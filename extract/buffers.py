@@ -40,14 +40,18 @@ class Lives:
             for v in dict.fromkeys(v for _, _, v in unit.reads):
                 self.users.setdefault(v, []).append(u)
         self._deaths: dict[int, int] = {}
+        self._owners: dict[int, bool] = {}
 
     def owns_memory(self, v: int) -> bool:
         """Whether a value takes memory of its own: constants, views, what a region sees of an outer
         value, and a new state written into the old one's memory do not."""
-        unit = self.schedule.units[self.maker[v]]
-        if self._root(unit).port in ("constant", "invariant") or self._is_view(unit):
-            return False
-        return not any(v == new and v != old for new, old in self._renewed)
+        if v not in self._owners:
+            unit = self.schedule.units[self.maker[v]]
+            kind = self._root(unit).port
+            self._owners[v] = not (
+                kind in ("constant", "invariant") or self._is_view(unit) or v in self._renewed
+            )
+        return self._owners[v]
 
     def birth(self, v: int) -> int:
         u = self.maker[v]
@@ -114,10 +118,10 @@ class Lives:
         return not members[-1].port and all(x.signature.fusion == "view" for x in members)
 
     @cached_property
-    def _renewed(self) -> frozenset[tuple[int, int]]:
-        return frozenset(
-            (x.inputs[0], x.outputs[0]) for x in self.program.instances if x.port == "state"
-        )
+    def _renewed(self) -> frozenset[int]:
+        """New states that are written into the memory of another value, the old state."""
+        states = [x for x in self.program.instances if x.port == "state"]
+        return frozenset(x.inputs[0] for x in states if x.inputs != x.outputs)
 
     def _donated(self, v: int) -> bool:
         body = self.program.bodies[0]

@@ -8,8 +8,9 @@ which operations run as one kernel, and in which order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..costs import (
     kernel_seconds,
 )
 from ..errors import ExtractError, PlanError
-from ..layout import Layout
+from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature, evaluate
 from ..plan import BodyPlan, Plan, Strategy
 from ..runtime.collectives import after
@@ -64,7 +65,28 @@ def certify(
 
     Raises ExtractError that names the first violated check and the operation.
     """
-    found = recompute(plan, schedule, target)
+    return _certified(plan, _Ground(schedule, target), limits or {})
+
+
+def certify_all(
+    plans: Sequence[Plan],
+    schedule: Schedule,
+    target: Target,
+    limits: Mapping[str, float | str] | None = None,
+) -> list[Certificate | ExtractError]:
+    """Per plan of one schedule, its certificate or the error that says why there is none."""
+    ground = _Ground(schedule, target)
+    found: list[Certificate | ExtractError] = []
+    for plan in plans:
+        try:
+            found.append(_certified(plan, ground, limits or {}))
+        except ExtractError as e:
+            found.append(e)
+    return found
+
+
+def _certified(plan: Plan, ground: _Ground, limits: Mapping[str, float | str]) -> Certificate:
+    found = _Walk(plan, ground).certificate()
     for name in ("seconds", "joules", "flops", "wire_bytes", "peak_bytes"):
         said, true = float(getattr(plan.costs, name)), float(getattr(found, name))
         if abs(said - true) > _TOLERANCE * max(abs(said), abs(true)) + 1e-18:
@@ -73,7 +95,7 @@ def certify(
                 where=f"certificate of plan {plan.name} on {plan.mesh}",
                 hint="This is a defect of tapestry-egg; please report the program.",
             )
-    for name, limit in (limits or {}).items():
+    for name, limit in limits.items():
         value = float(plan.mesh.devices if name == "devices" else getattr(found, name))
         if value > parse_quantity(limit, name) * (1 + _TOLERANCE):
             raise ExtractError(
@@ -92,7 +114,7 @@ def certify(
 
 def recompute(plan: Plan, schedule: Schedule, target: Target) -> Certificate:
     """The costs of a legal plan, whoever made it. Raises ExtractError where it is not legal."""
-    return _Walk(plan, schedule, target).certificate()
+    return _Walk(plan, _Ground(schedule, target)).certificate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +129,60 @@ class _Move:
     region: bool  # the reader is a region operation, or the outputs of a body
 
 
+class _Ground:
+    """What all plans of one schedule have in common."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self.schedule, self.target = schedule, target
+        self.program = schedule.program
+        self.body_of = {v: b for b, body in enumerate(self.program.bodies) for v in body.values}
+        self.local = {v: k for body in self.program.bodies for k, v in enumerate(body.values)}
+        self.times = [self._times(b) for b in range(len(self.program.bodies))]
+        self.lives = Lives(schedule, self.body_of)
+        self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
+
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """Values that exist only inside a kernel."""
+        units = self.schedule.units
+        made = {v for x in units for i in x.members for v in self.program.instances[i].outputs}
+        return frozenset(made - {v for x in units for v in x.outputs})
+
+    def _times(self, b: int) -> float:
+        """How often one step runs a body: lengths of scans multiplied out, a while loop once."""
+        body = self.program.bodies[b]
+        if body.parent < 0:
+            return 1.0
+        op = self.program.bodies[body.parent].graph.operations[body.operation]
+        return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[tuple[int, int, int, int, bool], ...], ...]:
+        """Per unit: (instance, operand, value, operation that reads it, whether in a region)."""
+        return tuple(
+            tuple((i, p, v, *self._reader(i, self.body_of[v])) for i, p, v in unit.reads)
+            for unit in self.schedule.units
+        )
+
+    def _reader(self, i: int, b: int) -> tuple[int, bool]:
+        """The operation of body b at which instance i reads; past the last: at the end."""
+        instance = self.program.instances[i]
+        if instance.body == b and not instance.port:
+            return instance.operation, False
+        for (outer, operation), (start, stop) in self.program.spans.items():
+            if outer == b and start <= i < stop:
+                return operation, True
+        return len(self.program.bodies[b].graph.operations), True
+
+
 class _Walk:
     """One plan, flat value by flat value."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, target: Target) -> None:
-        self.plan, self.schedule, self.target, self.mesh = plan, schedule, target, plan.mesh
-        self.program = schedule.program
+    def __init__(self, plan: Plan, ground: _Ground) -> None:
+        self.plan, self.mesh, self.ground = plan, plan.mesh, ground
+        self.schedule, self.target, self.program = ground.schedule, ground.target, ground.program
+        self.body_of, self.local, self.times = ground.body_of, ground.local, ground.times
         self.bodies = self._nested()
-        self.body_of = {v: b for b, body in enumerate(self.program.bodies) for v in body.values}
-        self.local = {
-            v: k for body in self.program.bodies for k, v in enumerate(body.values)
-        }
-        self.times = [self._times(b) for b in range(len(self.bodies))]
         self.ports: PortLayouts = port_layouts(self.program, self.bodies)
         self.given: dict[int, Layout] = {}
         self.needed: dict[tuple[int, int], Layout] = {}
@@ -176,34 +240,26 @@ class _Walk:
             found.append(plan)
         return found
 
-    def _times(self, b: int) -> float:
-        """How often one step runs a body: lengths of scans multiplied out, a while loop once."""
-        body = self.program.bodies[b]
-        if body.parent < 0:
-            return 1.0
-        op = self.program.bodies[body.parent].graph.operations[body.operation]
-        return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
-
     def body_of_instance(self, i: int) -> int:
         return self.program.instances[i].body
 
     # Legality
 
     def _legal(self) -> None:
-        seen: set[tuple[int, Strategy]] = set()
+        legal = self.ground.legal
         for i, instance in enumerate(self.program.instances):
             if instance.port:
                 needs, gives = self.ports.needs[i], self.ports.gives[i]
                 self._check_port(i, needs, gives)
             else:
                 strategy = self.bodies[instance.body].strategies[instance.operation]
-                key = (id(instance.signature), strategy)
-                if key not in seen:
-                    seen.add(key)
+                key = (id(instance.signature), strategy, self.mesh)
+                if key not in legal:
                     try:
                         check_strategy(instance.signature, strategy, self.mesh)
                     except Illegal as e:
                         raise self._refuse(instance.body, instance.operation, str(e)) from None
+                    legal.add(key)
                 needs, gives = strategy.needs, strategy.gives
             for p, layout in enumerate(needs):
                 self.needed[i, p] = layout
@@ -259,26 +315,20 @@ class _Walk:
     # Copies
 
     def _find_moves(self) -> None:
-        inside = {
-            v
-            for unit in self.schedule.units
-            for i in unit.members
-            for v in self.program.instances[i].outputs
-        } - {v for unit in self.schedule.units for v in unit.outputs}
+        inside = self.ground.inside
         for i, instance in enumerate(self.program.instances):
             for p, v in enumerate(instance.inputs):
                 if v in inside and self.needed[i, p] != self.given[v]:
                     raise self._refuse(
                         instance.body, instance.operation, f"value {v} is copied inside a kernel"
                     )
-        for u, unit in enumerate(self.schedule.units):
+        for u, reads in enumerate(self.ground.reads):
             own: set[tuple[int, Layout]] = set()
-            for i, p, v in unit.reads:
+            for i, p, v, at, region in reads:
                 have, need = self.given[v], self.needed[i, p]
                 if have == need:
                     continue
                 b = self.body_of[v]
-                at, region = self._reader(i, b)
                 kept = self.bodies[b].kept.get(self.local[v])
                 if kept is not None and kept.layout == need and at <= kept.until:
                     if v not in self.kept:
@@ -287,16 +337,6 @@ class _Walk:
                 elif (v, need) not in own:
                     own.add((v, need))
                     self.moves.append(_Move(v, have, need, u, (b, at), region))
-
-    def _reader(self, i: int, b: int) -> tuple[int, bool]:
-        """The operation of body b at which instance i reads; past the last: at the end."""
-        instance = self.program.instances[i]
-        if instance.body == b and not instance.port:
-            return instance.operation, False
-        for (outer, operation), (start, stop) in self.program.spans.items():
-            if outer == b and start <= i < stop:
-                return operation, True
-        return len(self.program.bodies[b].graph.operations), True
 
     def _copy(self, move: _Move) -> tuple[float, float, float]:
         """(seconds, joules of the mesh, wire bytes) of one copy, walked step by step."""
@@ -399,7 +439,7 @@ class _Walk:
 
     def _profile(self) -> tuple[float, ...]:
         """Bytes alive at each position of the schedule."""
-        lives = Lives(self.schedule, self.body_of)
+        lives = self.ground.lives
         buffers: list[Buffer] = []
         for unit in self.schedule.units:
             for v in unit.outputs:
@@ -428,7 +468,7 @@ class _Walk:
         until = self.bodies[b].kept[self.local[v]].until
         found = []
         for u, unit in enumerate(self.schedule.units):
-            reads = [self._reader(i, b)[0] for i, _, w in unit.reads if w == v]
+            reads = [at for _, _, w, at, _ in self.ground.reads[u] if w == v]
             if reads and v not in unit.outputs and max(reads) <= until:
                 found.append(u)
         return found

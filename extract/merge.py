@@ -41,6 +41,7 @@ def merge(
     for result in results:
         for candidate in result.archive.candidates:
             bound = least_seconds(results, candidate.peak, candidate.joules)
+            bound = _checked(bound, candidate.seconds)
             plans.append(make_plan(result.assembled, candidate, "", bound))
     fitting = [p for p in plans if all(value(p, k) <= x for k, x in limits.items())]
     if not fitting:
@@ -72,6 +73,16 @@ def merge(
 def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> float:
     """A bound on seconds of any plan on any of the meshes within a peak and joules."""
     return min(r.archive.bound(peak, joules) for r in results)
+
+
+def _checked(bound: float, seconds: float) -> float:
+    """The bound, no more than the plan that it bounds but for rounding.
+
+    Raises ExtractError when it is more: some bound is wrong then.
+    """
+    if bound > seconds * (1 + 1e-6):
+        raise ExtractError(f"a bound of {bound:.9g} s for a plan of {seconds:.9g} s")
+    return min(bound, seconds)
 
 
 def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[Plan]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,7 @@ def optimize(
     archives = _search(problems, bounds.get("peak_bytes"), settings, tell)
     results = [MeshResult(p, a) for p, a in zip(problems, archives, strict=True)]
     front = merge(results, objectives, bounds, machine.spec, block_graph.name)
+    front = _certified(front, plan, machine, bounds)
     return replace(front, plans=tuple(replace(p, program=program) for p in front.plans))
 
 
@@ -123,6 +125,28 @@ def _search(
     archives = search_all([p.problem for p in problems], effort, peak, report, workers)
     tell(Phase("extract", f"{sum(len(a.candidates) for a in archives)} plans", 1.0))
     return archives
+
+
+def _certified(
+    front: Front, plan: Schedule, machine: Target, limits: Mapping[str, float]
+) -> Front:
+    """The front without plans that the certificate refuses: none, unless something is broken.
+
+    Warns of each one left out; raises the first refusal when no plan is left.
+    """
+    from .extract.certificate import certify_all
+
+    found = certify_all(front.plans, plan, machine, limits)
+    refused = [e for e in found if isinstance(e, ExtractError)]
+    if not refused:
+        return front
+    sound = [p for p, c in zip(front.plans, found, strict=True) if not isinstance(c, ExtractError)]
+    if not sound:
+        raise refused[0]
+    for error in refused:
+        warnings.warn(f"a plan is left out: {error}", stacklevel=3)
+    # What was left out may have been all that dominated some other plan.
+    return replace(front, plans=tuple(sound), epsilon=float("inf"))
 
 
 def _split(graph: Program | BlockGraph) -> tuple[Program | None, BlockGraph]:
