@@ -32,6 +32,15 @@ Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What the problem minimises: a weighted sum of seconds, bytes sent and flops per device."""
+
+    seconds: float = 1.0
+    wire_bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
 class Sharing:
     """What a variable's rows say of one value that several units read.
 
@@ -55,14 +64,16 @@ class Assembled:
     sharing: tuple[Sharing, ...]
 
 
-def assemble(snap: Snapshot) -> Assembled:
-    """Build the problem of one snapshot."""
-    return _Assembler(snap).build()
+def assemble(snap: Snapshot, weights: Weights | None = None) -> Assembled:
+    """Build the problem of one snapshot. Its "seconds" are what `weights` make of them; the rows
+    are the same for all weights."""
+    return _Assembler(snap, weights or Weights()).build()
 
 
 class _Assembler:
-    def __init__(self, snap: Snapshot) -> None:
+    def __init__(self, snap: Snapshot, weights: Weights) -> None:
         self.snap = snap
+        self.weights = weights
         self.plan = snap.schedule
         self.program = self.plan.program
         self.lives = lifetimes(snap.schedule)
@@ -109,7 +120,8 @@ class _Assembler:
         unit, rows = self.plan.units[u], self.snap.rows[u]
         root = self.program.instances[unit.root]
         weight = self.program.bodies[root.body].weight if not root.port else root.weight
-        seconds, energy = rows.seconds * weight, rows.joules * weight
+        seconds = self.weights.seconds * rows.seconds + self.weights.flops * rows.flops
+        seconds, energy = seconds * weight, rows.joules * weight
         for v in unit.outputs:
             # A port that reads what it makes itself (a value carried unchanged) copies within.
             if u in self.plan.readers[v]:
@@ -189,17 +201,25 @@ class _Assembler:
         self.holder[v] = record
         return Variable(
             f"value {v}",
-            np.where(holds, table.seconds[have, some], 0.0) * weight,
+            np.where(holds, self._price(table)[have, some], 0.0) * weight,
             np.where(holds, table.joules[have, some], 0.0) * weight,
             tuple(uses),
         )
 
     def _own_copy(self, u: int, v: int) -> Floats:
         table, weight = self._table(v), self._copy_weight(u, v)
+        price = self._price(table)
         cost = []
         for needs, give in zip(self._needs(u, v), self._gives(v), strict=True):
-            cost.append(sum(table.seconds[table.number[give], table.number[n]] for n in needs))
+            cost.append(sum(price[table.number[give], table.number[n]] for n in needs))
         return np.array(cost) * weight
+
+    def _price(self, table: CopyTable) -> Floats:
+        """Weighted cost of every copy of one tensor type."""
+        w = self.weights
+        if not w.wire_bytes:
+            return w.seconds * table.seconds
+        return w.seconds * table.seconds + w.wire_bytes * table.wire
 
     def _table(self, v: int) -> CopyTable:
         tensor: TensorType = self.program.types[v]
@@ -275,13 +295,14 @@ class _Assembler:
     ) -> None:
         """The pair between whoever holds v and one reader: copies that the reader makes itself."""
         table, weight = self._table(v), self._copy_weight(reader, v)
+        price = self._price(table)
         shape = (len(have), len(needs))
         seconds, energy, live = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for j, layouts in enumerate(needs):
             for n in layouts:
                 b = table.number[n]
                 there = (have == b) | (kept == b)
-                seconds[:, j] += np.where(there, 0.0, table.seconds[have, b]) * weight
+                seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
                 energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
                 live[:, j] += np.where(there, 0.0, float(table.local_bytes[b]))
         start, end = self._live_copy(reader, v)

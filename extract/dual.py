@@ -116,6 +116,10 @@ def _leaves(
     return out
 
 
+def _most(amounts: Floats) -> float:
+    return float(np.max(amounts[np.isfinite(amounts)], initial=0.0))
+
+
 class Dual:
     """Message state over one problem; prices may change between sweeps, messages stay warm."""
 
@@ -147,11 +151,11 @@ class Dual:
         self.share = [
             1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)
         ]
-        finite = sum(
-            float(np.max(t[np.isfinite(t)], initial=0.0))
-            for t in (p.seconds for p in problem.pairs)
-        ) + sum(float(v.seconds.max(initial=0.0)) for v in problem.variables)
-        self.forbidden = 4.0 * finite + 1e-6
+        parts = (*problem.variables, *problem.pairs)
+        self.most_seconds = sum(_most(p.seconds) for p in parts)
+        self.most_joules = sum(_most(p.joules) for p in parts)
+        uses = [(u.start, u.end, _most(u.amount)) for p in parts for u in p.uses]
+        self.most_bytes = np.array(uses).reshape(-1, 3)
         self.unary: list[Floats] = []
         self.price(Prices(0.0, np.zeros(problem.times)))
 
@@ -159,6 +163,11 @@ class Dual:
         """Set the prices; costs of rows and pairs follow."""
         self.prices = prices
         total = np.concatenate(([0.0], np.cumsum(prices.bytes)))
+        start, end = self.most_bytes[:, :2].astype(np.int64).T
+        most = self.most_seconds + prices.joule * self.most_joules
+        most += float((total[end] - total[start]) @ self.most_bytes[:, 2])
+        # More than any legal labelling costs at these prices, so that none that is not legal pays.
+        self.forbidden = 4.0 * most + 1e-6
         self.unary = []
         for v in self.problem.variables:
             cost = v.seconds + prices.joule * v.joules if prices.joule else v.seconds.copy()
@@ -166,7 +175,7 @@ class Dual:
                 price = total[use.end] - total[use.start]
                 if price:
                     cost = cost + price * use.amount
-            self.unary.append(cost)
+            self.unary.append(np.where(np.isfinite(v.seconds), cost, self.forbidden))
         for e in self.edges:
             p = e.pair
             table = p.seconds + prices.joule * p.joules if prices.joule else p.seconds

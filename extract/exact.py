@@ -18,6 +18,9 @@ from .problem import Floats, Ints, Problem, Use
 # Programs with more pair entries than this are left to the bounds.
 ENTRIES = 60_000
 
+# What the largest cost, and the memory limit, are scaled to.
+_LARGE = 1e4
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -49,16 +52,19 @@ def solve(problem: Problem, limit: float, seconds: float) -> Exact:
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
         if times:
             room = limit - problem.constant[times]
-            constraints.append(LinearConstraint(model.memory(times), -np.inf, room))
+            unit = _LARGE / max(limit, 1.0)
+            constraints.append(
+                LinearConstraint(model.memory(times) * unit, -np.inf, room * unit)
+            )
         found = milp(
-            model.cost,
+            model.cost * model.unit,
             integrality=model.integral,
-            bounds=Bounds(0.0, 1.0),
+            bounds=Bounds(0.0, model.possible),
             constraints=constraints,
             options={"time_limit": left, "mip_rel_gap": 1e-4},
         )
         if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
-            bound = max(bound, float(found.mip_dual_bound))
+            bound = max(bound, float(found.mip_dual_bound) / model.unit)
         if found.x is None:
             return Exact(None, float("inf") if found.status == 2 else bound)
         rows = model.rows(found.x)
@@ -67,7 +73,14 @@ def solve(problem: Problem, limit: float, seconds: float) -> Exact:
         if not over.size:
             return Exact(rows, bound)
         worst = int(profile.argmax())
-        times += [t for t in {worst, int(over[0]), int(over[-1])} if t not in times]
+        fresh = [t for t in {worst, int(over[0]), int(over[-1])} if t not in times]
+        if not fresh:  # over by less than the solver can tell
+            return Exact(None, bound)
+        times += fresh
+
+
+def _most(amounts: Floats) -> float:
+    return float(np.max(amounts[np.isfinite(amounts)], initial=0.0))
 
 
 class _Model:
@@ -110,6 +123,11 @@ class _Model:
                 count += n
             column += len(la)
         self.cost = np.concatenate(cost)
+        self.possible = np.isfinite(self.cost).astype(float)
+        self.cost[~np.isfinite(self.cost)] = 0.0
+        # The solver's tolerances are absolute, and costs are microseconds.
+        parts = (*problem.variables, *problem.pairs)
+        self.unit = _LARGE / (max(_most(p.seconds) for p in parts) or 1.0)
         self.integral = np.zeros(column)
         self.integral[: self.start[-1]] = 1
         self.equal = coo_matrix(

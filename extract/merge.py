@@ -11,7 +11,7 @@ from ..units import format_quantity
 from .assemble import Assembled
 from .front import Front, value
 from .plans import make_plan
-from .search import Archive
+from .search import Archive, Candidate
 
 # A plan must be better than a faster one by this share in something, or it is not shown.
 _DISTINCT = 0.005
@@ -19,10 +19,19 @@ _DISTINCT = 0.005
 
 @dataclass(frozen=True)
 class MeshResult:
-    """What the search of one mesh shape found."""
+    """What the searches of one mesh shape found: candidates by true costs, cuts on seconds."""
 
     assembled: Assembled
     archive: Archive
+
+    def with_candidates(self, archive: Archive) -> MeshResult:
+        """Take in what a search of the same rows for other objectives found."""
+        candidates = list(self.archive.candidates)
+        for found in archive.candidates:
+            seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
+            peak = float(profile.max(initial=0.0))
+            candidates.append(Candidate(found.rows, seconds, peak, joules))
+        return MeshResult(self.assembled, Archive(candidates, self.archive.cuts))
 
 
 def merge(

@@ -112,7 +112,10 @@ class Search:
         """
         fastest = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
         least = self._smallest(fastest)
-        grid = np.geomspace(least.peak, fastest.peak, self.effort.limits + 1)[:-1]
+        lowest = max(least.peak, 1e-6 * fastest.peak)
+        grid = np.zeros(0)
+        if lowest < fastest.peak:
+            grid = np.geomspace(lowest, fastest.peak, self.effort.limits + 1)[:-1]
         limits = [float(grid[k]) for k in _coarse_to_fine(len(grid))]
         if peak is not None and least.peak < peak < fastest.peak:
             limits.insert(0, peak)
@@ -197,6 +200,8 @@ class Search:
 
     def _smallest(self, fastest: Candidate) -> Candidate:
         """A plan of very small peak: bytes priced far above time, where they are most."""
+        if not fastest.peak:
+            return fastest
         rate = 30.0 * fastest.seconds / max(fastest.peak, 1.0)
         *_, profile = self.problem.evaluate(fastest.rows)
         weight = np.zeros_like(profile)
@@ -214,7 +219,7 @@ class Search:
     def approach(self, limit: float, steps: int) -> None:
         """Adjust the prices for one memory limit, from those of the nearest limit visited."""
         if self.visited:
-            near = min(self.visited, key=lambda x: abs(np.log(x / limit)))
+            near = min(self.visited, key=lambda x: abs(np.log(max(x, 1.0) / max(limit, 1.0))))
             lam = self.visited[near].copy()
         else:
             lam = np.zeros(self.problem.times)
@@ -303,7 +308,7 @@ class _Moves:
                 changes = self._profiles(i, rows, promising)
                 peaks = (profile[None, :] + changes).max(axis=1)
                 if tight:
-                    order = np.lexsort((cost[promising], np.round(peaks / peak, 9)))
+                    order = np.lexsort((cost[promising], np.round(peaks / max(peak, 1e-300), 9)))
                     take = order[0]
                     better = peaks[take] < peak * (1 - 1e-9) or (
                         peaks[take] <= peak * (1 + 1e-9)

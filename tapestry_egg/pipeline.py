@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .blockgraph import BlockGraph
     from .trace import Program
 
+# When bytes and flops are objectives: seconds break ties, and flops weigh more than what their
+# arithmetic takes, so that work is divided evenly before bytes are saved.
+_TIE = 0.02
+_EVEN = 20.0
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 
@@ -76,6 +80,8 @@ def optimize(
     problems = [_problem(flat, plan, shape, machine, sets, settings.budget, tell) for shape in shapes]
     archives = _search(problems, bounds.get("peak_bytes"), settings, tell)
     results = [MeshResult(p, a) for p, a in zip(problems, archives, strict=True)]
+    if {"wire_bytes", "flops"} & set(objectives):
+        results = _for_traffic(results, machine, bounds.get("peak_bytes"), settings, tell)
     front = merge(results, objectives, bounds, machine.spec, block_graph.name)
     front = _certified(front, plan, machine, bounds)
     return replace(front, plans=tuple(replace(p, program=program) for p in front.plans))
@@ -125,6 +131,30 @@ def _search(
     archives = search_all([p.problem for p in problems], effort, peak, report, workers)
     tell(Phase("extract", f"{sum(len(a.candidates) for a in archives)} plans", 1.0))
     return archives
+
+
+def _for_traffic(
+    results: Sequence[MeshResult],
+    machine: Target,
+    peak: float | None,
+    settings: Settings,
+    tell: Progress,
+) -> list[MeshResult]:
+    """Search again for few bytes sent and few flops, as if launches and latencies were free."""
+    from .extract.assemble import Weights, assemble
+
+    found = []
+    for result in results:
+        snap = result.assembled.snapshot
+        link = machine.link(snap.mesh, tuple(range(len(snap.mesh.sizes))))
+        weights = Weights(
+            seconds=_TIE,
+            wire_bytes=1.0 / link.bytes_per_second,
+            flops=_EVEN / machine.rate("bfloat16", True),
+        )
+        found.append(assemble(snap, weights))
+    archives = _search(found, peak, settings, tell)
+    return [r.with_candidates(a) for r, a in zip(results, archives, strict=True)]
 
 
 def _certified(

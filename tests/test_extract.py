@@ -1,0 +1,384 @@
+"""The extraction problem and its search, against enumeration of all labellings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.extract.dual import Dual, Prices
+from tapestry_egg.extract.problem import Pair, Problem, Use, Variable, label, merge_parallel
+from tapestry_egg.extract.search import Archive, Candidate, Effort, Search
+from tapestry_egg.extract.worker import (
+    archive_arrays,
+    archive_from,
+    problem_arrays,
+    problem_from,
+    search_all,
+)
+
+# What random problems look like
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of random problems."""
+
+    variables: int = 5
+    rows: int = 4
+    pairs: int = 7
+    times: int = 4
+    forbidden: float = 0.15
+
+
+def random_problem(seed: int, shape: Shape = Shape(), tree: bool = False) -> Problem:  # noqa: B008
+    """Costs with ties and zeros, labels that group rows, forbidden pairs, bytes over time."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, shape.variables + 1))
+    variables = []
+    for i in range(n):
+        rows = int(rng.integers(1, shape.rows + 1))
+        uses = tuple(random_use(rng, (rows,), shape.times) for _ in range(rng.integers(0, 3)))
+        variables.append(
+            Variable(f"v{i}", random_costs(rng, (rows,)), random_costs(rng, (rows,)), uses)
+        )
+    ends = [(int(rng.integers(0, b)), b) for b in range(1, n)] if tree else []
+    if not tree and n > 1:
+        for _ in range(rng.integers(0, shape.pairs + 1)):
+            a, b = rng.choice(n, 2, replace=False)
+            ends.append((int(a), int(b)))
+    pairs = []
+    for a, b in ends:
+        label_a, label_b = (random_labels(rng, len(variables[x])) for x in (a, b))
+        size = (int(label_a.max()) + 1, int(label_b.max()) + 1)
+        seconds = random_costs(rng, size)
+        seconds[rng.random(size) < shape.forbidden] = np.inf
+        uses = tuple(random_use(rng, size, shape.times) for _ in range(rng.integers(0, 2)))
+        pairs.append(Pair(a, b, label_a, label_b, seconds, random_costs(rng, size), uses))
+    constant = rng.integers(0, 3, shape.times).astype(float)
+    return Problem(tuple(variables), tuple(pairs), shape.times, constant)
+
+
+def random_costs(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(0, 6, size) * rng.choice([1e-3, 0.25])
+
+
+def random_use(rng: np.random.Generator, size: tuple[int, ...], times: int) -> Use:
+    start = int(rng.integers(0, times))
+    return Use(start, int(rng.integers(start + 1, times + 1)), rng.integers(0, 5, size) * 1.0)
+
+
+def random_labels(rng: np.random.Generator, rows: int) -> np.ndarray:
+    labels, _ = label(rng.integers(0, rows, rows).tolist())
+    return labels
+
+
+seeds = st.integers(0, 10**6)
+
+
+# The oracle
+
+
+def cost(problem: Problem, rows: tuple[int, ...]) -> tuple[float, float, list[float]]:
+    """Seconds, joules and bytes at each time of one labelling, entry by entry."""
+    seconds = joules = 0.0
+    profile = [float(x) for x in problem.constant]
+
+    def occupy(use: Use, amount: float) -> None:
+        for t in range(use.start, use.end):
+            profile[t] += amount
+
+    for v, r in zip(problem.variables, rows, strict=True):
+        seconds, joules = seconds + float(v.seconds[r]), joules + float(v.joules[r])
+        for use in v.uses:
+            occupy(use, float(use.amount[r]))
+    for p in problem.pairs:
+        at = int(p.label_a[rows[p.a]]), int(p.label_b[rows[p.b]])
+        seconds, joules = seconds + float(p.seconds[at]), joules + float(p.joules[at])
+        for use in p.uses:
+            occupy(use, float(use.amount[at]))
+    return seconds, joules, profile
+
+
+def labellings(problem: Problem) -> list[tuple[tuple[int, ...], float, float, list[float]]]:
+    """Every labelling that is not forbidden, with its costs."""
+    every = product(*(range(len(v)) for v in problem.variables))
+    found = ((rows, *cost(problem, rows)) for rows in every)
+    return [x for x in found if np.isfinite(x[1])]
+
+
+def optimum(
+    found: list[tuple[tuple[int, ...], float, float, list[float]]], peak: float, joules: float
+) -> float:
+    """The least seconds within the limits."""
+    fitting = [s for _, s, j, p in found if max(p, default=0.0) <= peak and j <= joules]
+    return min(fitting, default=np.inf)
+
+
+def priced(prices: Prices, x: tuple[tuple[int, ...], float, float, list[float]]) -> float:
+    return x[1] + prices.joule * x[2] + float(np.dot(prices.bytes, x[3]))
+
+
+# The problem
+
+
+@given(seeds)
+def test_evaluate_adds_up_what_the_tables_say(seed: int) -> None:
+    problem = random_problem(seed)
+    for rows in product(*(range(len(v)) for v in problem.variables)):
+        seconds, joules, profile = problem.evaluate(np.array(rows, dtype=np.int64))
+        expected = cost(problem, rows)
+        assert seconds == pytest.approx(expected[0], abs=1e-12)
+        assert joules == pytest.approx(expected[1], abs=1e-12)
+        assert profile.tolist() == pytest.approx(expected[2])
+
+
+@given(seeds)
+def test_merging_parallel_pairs_changes_no_cost(seed: int) -> None:
+    problem = random_problem(seed, Shape(variables=3, pairs=8))
+    merged = replace(problem, pairs=merge_parallel(problem.pairs))
+    ends = [frozenset((p.a, p.b)) for p in merged.pairs]
+    assert len(set(ends)) == len(ends)
+    for rows in product(*(range(len(v)) for v in problem.variables)):
+        seconds, joules, profile = cost(problem, rows)
+        again = cost(merged, rows)
+        assert again[0] == pytest.approx(seconds) and again[1] == pytest.approx(joules)
+        assert again[2] == pytest.approx(profile)
+
+
+@given(seeds)
+def test_problems_and_archives_travel_as_arrays(seed: int) -> None:
+    problem = random_problem(seed)
+    again = problem_from(problem_arrays(problem))
+    for rows, *expected in labellings(problem)[:20]:
+        seconds, joules, profile = again.evaluate(np.array(rows, dtype=np.int64))
+        assert (seconds, joules) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
+        assert profile.tolist() == pytest.approx(expected[2])
+    archive = Archive([Candidate(np.zeros(len(problem.variables), np.int64), 1.0, 2.0, 3.0)], [])
+    back = archive_from(archive_arrays(archive))
+    assert [c.costs for c in back.candidates] == [(1.0, 2.0, 3.0)] and back.cuts == []
+
+
+# Bounds
+
+
+@given(seeds, seeds)
+@settings(max_examples=150)
+def test_every_cut_is_below_every_labelling(seed: int, more: int) -> None:
+    problem, rng = random_problem(seed), np.random.default_rng(more)
+    found = labellings(problem)
+    assume(found)
+    dual = Dual(problem)
+    for _ in range(3):
+        scale = rng.choice([0.0, 0.01, 1.0])
+        prices = Prices(
+            float(rng.choice([0.0, 0.3, 2.0])), rng.random(problem.times).round(3) * scale
+        )
+        dual.price(prices)
+        least = min(priced(prices, x) for x in found)
+        for _ in range(4):
+            cut = dual.sweep()
+            assert cut.value <= least * (1 + 1e-9) + 1e-9
+            for _ in range(4):
+                _, _, joules, profile = found[rng.integers(len(found))]
+                peak, joules = max(profile) * rng.choice([1, 1.1]), joules * rng.choice([1, 1.2])
+                assert cut.at(peak, joules) <= optimum(found, peak, joules) + 1e-9
+
+
+@given(seeds)
+def test_on_trees_the_bound_is_the_optimum(seed: int) -> None:
+    problem = random_problem(seed, Shape(variables=6), tree=True)
+    found = labellings(problem)
+    assume(found)
+    prices = Prices(0.5, np.linspace(0.0, 0.1, problem.times))
+    dual = Dual(problem)
+    dual.price(prices)
+    values = [dual.sweep().value for _ in range(30)]
+    least = min(priced(prices, x) for x in found)
+    assert max(values) == pytest.approx(least, abs=1e-9)
+    rows = dual.forest(dual.decode(), np.random.default_rng(0))
+    at = tuple(int(r) for r in rows)
+    assert priced(prices, (at, *cost(problem, at))) == pytest.approx(least, abs=1e-9)
+
+
+@given(seeds, seeds)
+@settings(max_examples=150)
+def test_moves_never_worsen(seed: int, more: int) -> None:
+    problem, rng = random_problem(seed), np.random.default_rng(more)
+    dual = Dual(problem)
+    prices = Prices(0.5, rng.random(problem.times) * 0.1)
+    dual.price(prices)
+    dual.sweep()
+
+    def value(rows: np.ndarray) -> float:
+        at = tuple(int(r) for r in rows)
+        assert all(0 <= r < len(v) for r, v in zip(at, problem.variables, strict=True))
+        return priced(prices, (at, *cost(problem, at)))
+
+    value(dual.decode())
+    rows = np.array([rng.integers(len(v)) for v in problem.variables], dtype=np.int64)
+    for _ in range(4):
+        before, now = rows.copy(), value(rows)
+        polished, grown = dual.polish(rows), dual.forest(rows, rng)
+        assert (rows == before).all()
+        assert value(polished) <= now + 1e-9 and value(grown) <= now + 1e-9
+        rows = grown
+
+
+# The search
+
+
+def searched(problem: Problem, peak: float | None = None, seconds: float = 2.0) -> Archive:
+    return Search(problem, Effort(limits=4, steps=3, seconds=seconds)).run(peak)
+
+
+@given(seeds)
+@settings(max_examples=40)
+def test_the_archive_is_the_front_within_its_gaps(seed: int) -> None:
+    problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
+    found = labellings(problem)
+    assume(found)
+    archive = searched(problem)
+    assert archive.candidates
+    for c in archive.candidates:
+        at = tuple(int(r) for r in c.rows)
+        seconds, joules, profile = cost(problem, at)
+        assert c.costs == pytest.approx((seconds, max(profile), joules), abs=1e-9)
+        covered = [
+            o
+            for o in archive.candidates
+            if o is not c and all(x <= y for x, y in zip(o.costs, c.costs, strict=True))
+        ]
+        assert not covered
+        least = optimum(found, c.peak, np.inf)
+        assert archive.bound(c.peak, np.inf) <= least * (1 + 1e-6) + 1e-9
+        assert archive.bound(c.peak, c.joules) <= optimum(found, c.peak, c.joules) + 1e-9
+        best = archive.best(c.peak)
+        assert best is not None
+        assert best.seconds <= least * (1 + 0.0041) + 1e-9
+    fastest = min(s for _, s, _, _ in found)
+    assert min(c.seconds for c in archive.candidates) <= fastest * (1 + 0.0041) + 1e-9
+    for _, _, joules, profile in found[:: max(1, len(found) // 50)]:
+        peak = max(profile)
+        assert archive.bound(peak, np.inf) <= optimum(found, peak, np.inf) * (1 + 1e-6) + 1e-9
+        assert archive.bound(peak, joules) <= optimum(found, peak, joules) * (1 + 1e-6) + 1e-9
+
+
+@given(seeds)
+@settings(max_examples=15)
+def test_a_memory_limit_of_interest_is_met(seed: int) -> None:
+    problem = random_problem(seed, Shape(variables=4, rows=4, pairs=4, forbidden=0.0))
+    found = labellings(problem)
+    peaks = sorted({max(p) for *_, p in found})
+    limit = peaks[len(peaks) // 2]
+    best = searched(problem, limit).best(limit)
+    if best is None:  # no plan of the search is so small
+        return
+    assert best.peak <= limit
+    assert best.seconds >= optimum(found, limit, np.inf) - 1e-9
+
+
+def test_small_amounts_are_told_apart() -> None:
+    """Microseconds and gigabytes: what solvers with absolute tolerances would round away."""
+    for seed in range(8):
+        problem = random_problem(seed, Shape(variables=5, rows=4, pairs=5))
+        small = Problem(
+            tuple(
+                replace(
+                    v,
+                    seconds=v.seconds * 1e-6,
+                    uses=tuple(replace(u, amount=u.amount * 1e9) for u in v.uses),
+                )
+                for v in problem.variables
+            ),
+            tuple(
+                replace(
+                    p,
+                    seconds=p.seconds * 1e-6,
+                    uses=tuple(replace(u, amount=u.amount * 1e9) for u in p.uses),
+                )
+                for p in problem.pairs
+            ),
+            problem.times,
+            problem.constant * 1e9,
+        )
+        found = labellings(small)
+        if not found:
+            continue
+        archive = searched(small)
+        for c in archive.candidates:
+            least = optimum(found, c.peak * (1 + 1e-9), np.inf)
+            assert archive.bound(c.peak, np.inf) <= least * (1 + 1e-6)
+            best = archive.best(c.peak)
+            assert best is not None and best.seconds <= least * (1 + 0.0041) + 1e-15
+
+
+# Corners
+
+
+def single(rows: int, seconds: float = 1.0) -> Variable:
+    return Variable("v", np.full(rows, seconds), np.zeros(rows))
+
+
+def test_an_empty_problem_has_one_plan() -> None:
+    archive = searched(Problem((), (), 0))
+    assert [c.costs for c in archive.candidates] == [(0.0, 0.0, 0.0)]
+    assert archive.bound(np.inf, np.inf) == 0.0
+
+
+def test_a_problem_without_memory() -> None:
+    cheap = Variable("v", np.array([3.0, 1.0]), np.zeros(2))
+    archive = searched(Problem((cheap, single(1)), (), 3, np.zeros(3)))
+    assert [c.costs for c in archive.candidates] == [(2.0, 0.0, 0.0)]
+
+
+def test_single_rows_leave_nothing_to_choose() -> None:
+    pair = Pair(0, 1, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1)), np.ones((1, 1)))
+    problem = Problem((single(1), single(1)), (pair,), 2, np.array([5.0, 7.0]))
+    archive = searched(problem)
+    assert [c.costs for c in archive.candidates] == [(3.0, 7.0, 1.0)]
+    assert archive.bound(7.0, 1.0) == pytest.approx(3.0)
+
+
+def test_forbidden_pairs_are_never_chosen() -> None:
+    """The rows that look best alone exclude each other."""
+    seconds = np.array([[np.inf, 0.0], [0.0, np.inf]])
+    pair = Pair(0, 1, np.arange(2), np.arange(2), seconds, np.zeros((2, 2)))
+    v = Variable("v", np.array([0.0, 10.0]), np.zeros(2))
+    archive = searched(Problem((v, v), (pair,), 1, np.zeros(1)))
+    assert min(c.seconds for c in archive.candidates) == 10.0
+    assert archive.bound(np.inf, np.inf) <= 10.0 + 1e-9
+
+
+def test_an_archive_keeps_only_what_nothing_covers() -> None:
+    def candidate(*costs: float) -> Candidate:
+        return Candidate(np.zeros(1, np.int64), *costs)
+
+    archive = Archive()
+    assert archive.add(candidate(2.0, 2.0, 2.0))
+    assert not archive.add(candidate(2.0, 3.0, 2.0))
+    assert not archive.add(candidate(2.0, 2.0, 2.0))
+    assert not archive.add(candidate(np.inf, 0.0, 0.0))
+    assert archive.add(candidate(3.0, 1.0, 2.0))
+    assert archive.add(candidate(2.0, 1.0, 1.0))
+    assert [c.costs for c in archive.candidates] == [(2.0, 1.0, 1.0)]
+    assert archive.best(0.5) is None
+
+
+@pytest.mark.slow
+def test_searches_side_by_side_find_the_same() -> None:
+    """In processes of their own, large problems give what they give here."""
+    shape = Shape(variables=40, rows=60, pairs=60, forbidden=0.0)
+    problems = [random_problem(seed, shape) for seed in (5, 6)]
+    problems = [replace(p, variables=p.variables + (single(4000),)) for p in problems]
+    effort = Effort(limits=2, steps=1, moves=3, seconds=1.0)
+    archives = search_all(problems, effort, None, workers=2)
+    for problem, archive in zip(problems, archives, strict=True):
+        for c in archive.candidates:
+            seconds, joules, profile = problem.evaluate(c.rows)
+            assert c.costs == pytest.approx((seconds, float(profile.max()), joules))
+            assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-6) + 1e-9
