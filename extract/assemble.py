@@ -315,15 +315,16 @@ class _Assembler:
     ) -> dict[Layout, list[Kept]]:
         table = self._table(v)
         wanting = [{n for combo in self._needs(r, v) for n in combo} for r in readers]
-        endings = {
-            kept: self._endings(v, readers, [k for k, w in enumerate(wanting) if kept in w])
-            for kept in table.layouts
-        }
+        endings = {}
+        for kept in table.layouts:
+            sharing = [k for k, w in enumerate(wanting) if kept in w]
+            if len(sharing) >= 2 and not kept.partial:
+                endings[kept] = self._endings(v, readers, sharing)
         options: dict[Layout, list[Kept]] = {}
         for have in haves:
             a = table.number[have]
             options[have] = []
-            for kept in table.layouts:
+            for kept in endings:
                 b = table.number[kept]
                 costly = a != b and np.isfinite(table.seconds[a, b]) and table.wire[a, b] > 0
                 if costly and _collects(have, kept):

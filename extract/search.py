@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..errors import ExtractError
 from . import exact
 from .dual import Cut, Dual, Prices
 from .problem import Floats, Ints, Problem
@@ -86,6 +87,9 @@ class Effort:
     seed: int = 0
 
 
+# Of a variable's rows, so many of the cheapest are tried in a move that looks at the memory profile.
+_OPTIONS = 40
+
 Report = Callable[[Archive, float], None]
 
 
@@ -111,6 +115,8 @@ class Search:
         small everywhere or the time is spent. `peak` is a limit of special interest.
         """
         fastest = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
+        if not self.archive.candidates:
+            fastest = self._any()
         least = self._smallest(fastest)
         lowest = max(least.peak, 1e-6 * fastest.peak)
         grid = np.zeros(0)
@@ -141,6 +147,21 @@ class Search:
                 tries[limit] = tries.get(limit, 0) + 1
         return self.archive
 
+    def _any(self) -> Candidate:
+        """Some legal labelling, where message passing met none.
+
+        Raises ExtractError when there is none, or none is found.
+        """
+        if self.small:
+            self._exactly(np.inf)
+        if not self.archive.candidates:
+            raise ExtractError(
+                "no legal combination of strategies was found",
+                hint="Layouts that one operation gives cannot be changed to what others need; "
+                "was a rule removed?",
+            )
+        return self.archive.candidates[0]
+
     def _exactly(self, limit: float) -> None:
         """Settle one memory limit by mixed-integer programming."""
         left = self.deadline - time.perf_counter()
@@ -156,6 +177,8 @@ class Search:
     def _gap(self, peak: float) -> float:
         """How far the best plan known within a memory limit may be from the best there is."""
         best, bound = self.archive.best(peak), self.archive.bound(peak, np.inf)
+        if best is not None and best.seconds <= bound:
+            return 0.0
         return best.seconds / bound - 1.0 if best and bound > 0 else np.inf
 
     def consider(self, rows: Ints) -> Candidate:
@@ -305,6 +328,9 @@ class _Moves:
                     promising = promising[cost[promising] < cost[rows[i]] - 1e-15]
                 if not promising.size:
                     continue
+                if promising.size > _OPTIONS:
+                    order = np.argpartition(cost[promising], _OPTIONS)
+                    promising = promising[order[:_OPTIONS]]
                 changes = self._profiles(i, rows, promising)
                 peaks = (profile[None, :] + changes).max(axis=1)
                 if tight:

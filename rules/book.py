@@ -10,16 +10,19 @@ from typing import Any, Literal
 import yaml
 
 from ..errors import RuleError
+from .recipe import Recipe, read_recipe
 
 Numerics = Literal["exact", "reorders", "changes_rounding"]
 RULESETS = ("fold", "sharding", "collectives", "algebra", "fusion", "reduction")
+#: Rulesets that rewrite the program; they know nothing of meshes.
+PROGRAM_RULESETS = ("algebra", "fusion", "reduction")
 
 #: The books that `optimize` uses when nothing else is asked for.
-DEFAULT_BOOKS = ("sharding", "collectives", "fusion")
+DEFAULT_BOOKS = ("sharding", "collectives", "algebra", "fusion")
 
 _HERE = Path(__file__).parent
 _REQUIRED = ("name", "law", "reason", "numerics", "egg")
-_OPTIONAL = ("ruleset", "example", "guard", "provenance")
+_OPTIONAL = ("ruleset", "example", "given", "guard", "let", "wants", "provenance")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Rule:
     example: str = ""
     guard: str = ""
     provenance: str = ""
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,23 @@ def load_books(sources: Iterable[str | Path | RuleBook]) -> tuple[RuleBook, ...]
     return books
 
 
+def permitted(books: Iterable[RuleBook], numerics: str) -> tuple[RuleBook, ...]:
+    """The books without the rules that `numerics` forbids.
+
+    `reorders` leaves out rules that change rounding, `relaxed` allows all. Raises RuleError for
+    any other word.
+    """
+    if numerics not in ("reorders", "relaxed"):
+        raise RuleError(
+            f"numerics is {numerics!r}", where="numerics", hint="It is 'reorders' or 'relaxed'."
+        )
+    if numerics == "relaxed":
+        return tuple(books)
+    return tuple(
+        b.without(*(r.name for r in b.rules if r.numerics == "changes_rounding")) for b in books
+    )
+
+
 def _book(path: Path, root: yaml.Node | None, data: Any) -> RuleBook:
     if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
         raise RuleError("a rule file is a mapping with `rules:`", where=f"{path}:1:1")
@@ -161,6 +182,7 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
             hint=f"Rulesets are {', '.join(RULESETS)}.",
         )
     _check_egg(path, _child(node, "egg"), item["egg"])
+    assert isinstance(node, yaml.MappingNode)
     return Rule(
         name=item["name"],
         law=item["law"],
@@ -173,6 +195,7 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
         example=str(item.get("example", "")),
         guard=str(item.get("guard", "")),
         provenance=str(item.get("provenance", "")),
+        recipe=read_recipe(path, node),
     )
 
 

@@ -1,7 +1,7 @@
 """Encode: a flat program and a mesh as relations of integers for the e-graph.
 
-The facts hold projections, roles, sizes, axes and the layout algebra, and the program as nodes over
-values. No fact says how an operation may be sharded; that is for the rules to derive.
+The facts hold projections, roles, sizes, axes and the layout algebra. No fact says how an operation
+may be sharded; that is for the rules to derive.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
     for number, signature in enumerate(signatures):
         for name, rows in signature_facts(number, signature, algebra.monoid_number).items():
             facts.setdefault(name, []).extend(rows)
-    for name, rows in _program_facts(program, signature_of).items():
-        facts.setdefault(name, []).extend(rows)
     return Encoding(program, algebra, signatures, tuple(signature_of), facts)
 
 
@@ -103,18 +101,4 @@ def signature_facts(
                 add("passing", s, g, p, monoid_number[group.monoid_in])
             else:
                 add("standing", s, g, p)
-    return facts
-
-
-def _program_facts(program: FlatProgram, signature_of: list[int]) -> dict[str, list[Row]]:
-    """The operations as nodes over values; what ports produce are leaves."""
-    facts: dict[str, list[Row]] = {"leaf": []}
-    for instance, s in zip(program.instances, signature_of, strict=True):
-        for v in instance.outputs:
-            simple = not instance.port and len(instance.outputs) == 1 and len(instance.inputs) <= 4
-            if simple:
-                name = f"node{len(instance.inputs)}"
-                facts.setdefault(name, []).append((v, s, *instance.inputs))
-            else:
-                facts["leaf"].append((v,))
     return facts

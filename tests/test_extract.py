@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.dual import Dual, Prices
 from tapestry_egg.extract.problem import Pair, Problem, Use, Variable, label, merge_parallel
 from tapestry_egg.extract.search import Archive, Candidate, Effort, Search
@@ -352,6 +353,12 @@ def test_forbidden_pairs_are_never_chosen() -> None:
     archive = searched(Problem((v, v), (pair,), 1, np.zeros(1)))
     assert min(c.seconds for c in archive.candidates) == 10.0
     assert archive.bound(np.inf, np.inf) <= 10.0 + 1e-9
+
+
+def test_no_legal_labelling_is_said() -> None:
+    pair = Pair(0, 1, np.zeros(2, np.int64), np.arange(2), np.full((1, 2), np.inf), np.zeros((1, 2)))
+    with pytest.raises(ExtractError, match="no legal combination"):
+        searched(Problem((single(2), single(2)), (pair,), 1, np.zeros(1)))
 
 
 def test_an_archive_keeps_only_what_nothing_covers() -> None:
