@@ -6,7 +6,7 @@ up to some last one. A kept copy gathers or combines what the value has spread o
 need another layout make a copy of their own, which lives while they run. (A unit with several
 outputs that others share has a further variable for each output after the first.)
 
-Times are unit positions; `lifetimes.py` says which bytes live when.
+`lifetimes.py` says what lives when, `memory.py` how many bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from ..blockgraph import TensorType
 from ..layout import Layout
 from .copies import CopyTable
-from .lifetimes import lifetimes
+from .memory import Memory
 from .order import read_position
 from .problem import Floats, Ints, Pair, Problem, Use, Variable, label, merge_parallel
 from .snapshot import Snapshot
@@ -76,7 +76,7 @@ class _Assembler:
         self.weights = weights
         self.plan = snap.schedule
         self.program = self.plan.program
-        self.lives = lifetimes(snap.schedule)
+        self.memory = Memory(snap)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
@@ -101,8 +101,8 @@ class _Assembler:
         problem = Problem(
             tuple(self.variables),
             merge_parallel(self.pairs),
-            len(self.plan.units),
-            np.zeros(len(self.plan.units)),
+            self.memory.times,
+            np.zeros(self.memory.times),
         )
         return Assembled(problem, self.snap, tuple(self.unit_row), tuple(self.sharing))
 
@@ -131,14 +131,9 @@ class _Assembler:
         if shared is not None:
             base, kept = self._with_copies(shared, self._gives(shared))
         self.unit_row.append(base)
-        uses = []
+        uses: list[Use] = []
         for q, v in enumerate(unit.outputs):
-            if not self.lives.free[v]:
-                table = self._table(v)
-                amount = np.array(
-                    [table.local_bytes[table.number[g[q]]] for g in rows.gives], dtype=float
-                )[base]
-                uses.append(Use(self.lives.made[v], self.lives.last[v] + 1, amount))
+            uses += self.memory.produced(v, [rows.gives[r][q] for r in base])
         seconds, energy = seconds[base], energy[base]
         if shared is not None:
             haves = [self._gives(shared)[r] for r in base]
@@ -188,14 +183,14 @@ class _Assembler:
         weight = self.program.bodies[self.program.body_of[v]].weight
         holds = copy >= 0
         some = np.where(holds, copy, have)
-        first = min(self.lives.reads_at[r, v] for r in readers)
         places = [read_position(self.plan, r, v) for r in readers]
-        uses = []
-        for ending in sorted(set(until[holds].tolist())):
-            chosen = holds & (until == ending)
-            served = [r for r, at in zip(readers, places, strict=True) if at <= places[ending]]
-            stop = max(self._live_copy(r, v)[1] for r in served)
-            uses.append(Use(first, stop, np.where(chosen, table.local_bytes[some], 0.0)))
+        endings = [
+            (
+                holds & (until == e),
+                [r for r, at in zip(readers, places, strict=True) if at <= places[e]],
+            )
+            for e in sorted(set(until[holds].tolist()))
+        ]
         record = Sharing(v, variable, rows, tuple(readers))
         self.sharing.append(record)
         self.holder[v] = record
@@ -203,7 +198,7 @@ class _Assembler:
             f"value {v}",
             np.where(holds, self._price(table)[have, some], 0.0) * weight,
             np.where(holds, table.joules[have, some], 0.0) * weight,
-            tuple(uses),
+            self.memory.kept(v, have, copy, endings),
         )
 
     def _own_copy(self, u: int, v: int) -> Floats:
@@ -242,17 +237,6 @@ class _Assembler:
                 return instance.input_weights[p] if instance.input_weights else instance.weight
         return 1.0
 
-    def _live_copy(self, u: int, v: int) -> tuple[int, int]:
-        """When a copy that unit u makes of v for itself is live."""
-        root = self.program.instances[self.plan.units[u].root]
-        at = self.lives.reads_at[u, v]
-        if root.port in ("output", "state"):
-            return at, len(self.plan.units)
-        if root.port == "invariant":
-            (inner,) = root.outputs[:1]
-            return at, self.lives.last[inner] + 1
-        return at, at + 1
-
     # Values with one reader
 
     def _direct(self, v: int, producer: int, reader: int) -> None:
@@ -261,7 +245,8 @@ class _Assembler:
         label_a, haves = label([gives[r] for r in self.unit_row[producer]])
         label_b, needs = label([wanted[r] for r in self.unit_row[reader]])
         h = np.array([table.number[x] for x in haves])
-        self._read(v, producer, reader, label_a, h, np.full(len(h), -1), label_b, needs)
+        none = np.full(len(h), -1)
+        self._read(v, producer, reader, label_a, h, none, none, label_b, needs)
 
     # Values with several readers
 
@@ -275,12 +260,12 @@ class _Assembler:
                 table.number[k[0]] if k is not None and places[k[1]] >= place else -1
                 for _, k in shared.rows
             ]
-            label_v, sources = label(list(zip(have, served, strict=True)))
+            holds = [int(k is not None) for _, k in shared.rows]
+            label_v, sources = label(list(zip(have, served, holds, strict=True)))
             wanted = self._needs(reader, v)
             label_r, needs = label([wanted[r] for r in self.unit_row[reader]])
-            h = np.array([x for x, _ in sources])
-            g = np.array([x for _, x in sources])
-            self._read(v, shared.variable, reader, label_v, h, g, label_r, needs)
+            h, g, held = (np.array(column) for column in zip(*sources, strict=True))
+            self._read(v, shared.variable, reader, label_v, h, g, held, label_r, needs)
 
     def _read(
         self,
@@ -290,6 +275,7 @@ class _Assembler:
         label_v: Ints,
         have: Ints,
         kept: Ints,
+        holds: Ints,
         label_r: Ints,
         needs: list[tuple[Layout, ...]],
     ) -> None:
@@ -297,18 +283,15 @@ class _Assembler:
         table, weight = self._table(v), self._copy_weight(reader, v)
         price = self._price(table)
         shape = (len(have), len(needs))
-        seconds, energy, live = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        seconds, energy = np.zeros(shape), np.zeros(shape)
         for j, layouts in enumerate(needs):
             for n in layouts:
                 b = table.number[n]
                 there = (have == b) | (kept == b)
                 seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
                 energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
-                live[:, j] += np.where(there, 0.0, float(table.local_bytes[b]))
-        start, end = self._live_copy(reader, v)
-        self.pairs.append(
-            Pair(holder, reader, label_v, label_r, seconds, energy, (Use(start, end, live),))
-        )
+        uses = self.memory.read(reader, v, have, kept, holds, needs)
+        self.pairs.append(Pair(holder, reader, label_v, label_r, seconds, energy, uses))
 
     def _copies_worth_keeping(
         self, v: int, readers: list[int], haves: list[Layout]
@@ -337,7 +320,7 @@ class _Assembler:
             return []
         if self.program.types[v].nbytes < _SMALL or len(sharing) == 2:
             return [sharing[-1]]
-        times = [self.lives.reads_at[readers[k], v] for k in sharing]
+        times = [self.memory.lives.reads_at[readers[k], v] for k in sharing]
         waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
         return sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])})
 

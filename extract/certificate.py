@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 import numpy as np
@@ -32,7 +32,7 @@ from ..runtime.collectives import after
 from ..schedule import Schedule, Unit
 from ..target import Target
 from ..units import format_quantity, parse_quantity
-from .buffers import Buffer, Lives
+from .buffers import Copied, Lives
 from .legality import Illegal, check_layout, check_strategy
 from .ports import PortLayouts, port_layouts
 
@@ -438,29 +438,47 @@ class _Walk:
     # Memory
 
     def _profile(self) -> tuple[float, ...]:
-        """Bytes alive at each position of the schedule."""
+        """Bytes alive at each tick of the schedule, two for every unit."""
         lives = self.ground.lives
-        buffers: list[Buffer] = []
-        for unit in self.schedule.units:
-            for v in unit.outputs:
-                if lives.owns_memory(v):
-                    amount = _bytes(self.program.types[v], self.given[v], self)
-                    buffers.append(Buffer(lives.birth(v), lives.death(v) + 1, amount))
+        moves: dict[int, list[_Move]] = {}
         for move in self.moves:
-            amount = _bytes(self.program.types[move.value], move.need, self)
-            if move.unit >= 0:
-                spans = [lives.copy_span(move.unit, move.value)]
-                begin = spans[0][0]
-            else:
-                spans = [lives.copy_span(u, move.value) for u in self._served(move.value)]
-                begin = lives.first_read(move.value)
-            stop = max((stop for _, stop in spans), default=begin + 1)
-            buffers.append(Buffer(begin, stop, amount))
-        change = np.zeros(len(self.schedule.units) + 1)
-        for x in buffers:
-            change[x.begin] += x.amount
-            change[x.end] -= x.amount
+            moves.setdefault(move.value, []).append(move)
+        change = np.zeros(lives.end + 1)
+        for u, unit in enumerate(self.schedule.units):
+            for v in unit.outputs:
+                copies = [self._copied(m) for m in moves.get(v, ())]
+                needs, back = self._readers(u, v)
+                size = partial(_bytes, self.program.types[v], walk=self)
+                for x in lives.buffers(v, self.given[v], needs, back, copies, size):
+                    change[x.begin] += x.amount
+                    change[x.end] -= x.amount
         return tuple(np.cumsum(change)[:-1].tolist())
+
+    def _copied(self, move: _Move) -> Copied:
+        b = self.body_of[move.value]
+        steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
+        blocks, layout = [], move.have
+        for step in steps[:-1]:
+            layout = after(step, layout)
+            blocks.append(layout)
+        units = [move.unit] if move.unit >= 0 else self._served(move.value)
+        return Copied(
+            move.need, tuple(units), move.unit < 0, self._copy(move)[2], tuple(blocks)
+        )
+
+    def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
+        """The layouts in which other units read v, and those units that go past its kept copy."""
+        kept = self.bodies[self.body_of[v]].kept.get(self.local[v])
+        needs: dict[int, list[Layout]] = {}
+        back: list[int] = []
+        for u in self.ground.lives.users.get(v, []):
+            if u == maker:
+                continue
+            reads = [(self.needed[i, p], at) for i, p, w, at, _ in self.ground.reads[u] if w == v]
+            needs[u] = [need for need, _ in reads]
+            if kept and any(need != kept.layout or at > kept.until for need, at in reads):
+                back.append(u)
+        return needs, back
 
     def _served(self, v: int) -> list[int]:
         """Units that read v while its kept copy is there, whether or not they take it."""

@@ -46,6 +46,18 @@ class CopyTable:
     def number(self) -> dict[Layout, int]:
         return {layout: i for i, layout in enumerate(self.layouts)}
 
+    @cached_property
+    def in_place(self) -> NDArray[np.bool_]:
+        """[a, b]: whether b is a with partial values reduced, nothing else: XLA's all-reduce may
+        write where it reads."""
+        return np.array(
+            [
+                [a.dims == b.dims and set(b.partial) < set(a.partial) for b in self.layouts]
+                for a in self.layouts
+            ],
+            dtype=np.bool_,
+        ).reshape(len(self.layouts), len(self.layouts))
+
     def path(self, source: Layout, target: Layout) -> tuple[Step, ...]:
         """The elementary steps of the cheapest copy."""
         a, b = self.number[source], self.number[target]

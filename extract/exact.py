@@ -18,7 +18,7 @@ from .problem import Floats, Ints, Problem, Use
 # Programs with more pair entries than this are left to the bounds.
 ENTRIES = 60_000
 
-# What the largest cost, and the memory limit, are scaled to.
+# What the largest cost is scaled to; the memory limit is scaled to 1.
 _LARGE = 1e4
 
 
@@ -52,7 +52,7 @@ def solve(problem: Problem, limit: float, seconds: float) -> Exact:
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
         if times:
             room = limit - problem.constant[times]
-            unit = _LARGE / max(limit, 1.0)
+            unit = 1.0 / max(limit, 1.0)
             constraints.append(
                 LinearConstraint(model.memory(times) * unit, -np.inf, room * unit)
             )

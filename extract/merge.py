@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..errors import ExtractError
 from ..plan import Plan
 from ..units import format_quantity
 from .assemble import Assembled
 from .front import Front, value
 from .plans import make_plan
-from .search import Archive, Candidate
+from .search import SLIVER, Archive, Candidate
 
-# A plan must be better than a faster one by this share in something, or it is not shown.
-_DISTINCT = 0.005
+# A plan is left out for another that is at most this much worse in anything and better on the whole
+# (by the product of all ratios): the front shows its corners, not every step between them. The
+# best plan in each objective always stays.
+_NEAR = 0.01
 
 
 @dataclass(frozen=True)
@@ -95,15 +99,24 @@ def _checked(bound: float, seconds: float) -> float:
 
 
 def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[Plan]:
+    """The plans that no other dominates, without those that have a better one close by."""
     kept: list[Plan] = []
     for p in sorted(plans, key=lambda p: tuple(value(p, k) for k in objectives)):
-        costs = [value(p, k) * (1 + _DISTINCT) for k in objectives]
-        costs[0] = value(p, objectives[0])
+        costs = [value(p, k) for k in objectives]
         if not any(
             all(value(q, k) <= c for k, c in zip(objectives, costs, strict=True)) for q in kept
         ):
             kept.append(p)
-    return kept
+    costs = np.log([[max(value(p, k), 1e-30) for k in objectives] for p in kept])
+    alive = np.ones(len(kept), dtype=bool)
+    best = np.zeros(len(kept), dtype=bool)
+    best[costs.argmin(axis=0)] = True
+    for i in np.argsort(costs.sum(axis=1), kind="stable"):
+        if alive[i]:
+            worse = (costs[i] - costs).max(axis=1) <= _NEAR
+            better = costs[i].sum() < costs.sum(axis=1)
+            alive &= ~(worse & better) | best
+    return [p for p, here in zip(kept, alive, strict=True) if here]
 
 
 def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
@@ -120,10 +133,10 @@ def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
     worst = 0.0
     for k, p in enumerate(by_peak):
         above = by_peak[k + 1].costs.peak_bytes if k + 1 < len(by_peak) else float("inf")
-        bound = least_seconds(results, above * (1 - 1e-12), float("inf"))
+        bound = least_seconds(results, above * (1 - 2 * SLIVER), float("inf"))
         slower = p.costs.seconds / bound - 1.0 if bound > 0 else float("inf")
-        larger = above / p.costs.peak_bytes - 1.0
+        larger = above / max(p.costs.peak_bytes, 1) - 1.0
         if k + 1 < len(by_peak) and bound > 0:
             larger = max(larger, by_peak[k + 1].costs.seconds / bound - 1.0)
         worst = max(worst, min(slower, larger))
-    return worst + _DISTINCT
+    return worst + 2 * SLIVER

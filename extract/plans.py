@@ -35,6 +35,7 @@ def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: floa
             flops=builder.flops,
         ),
         bound=bound,
+        rules=snap.schedule.program.rules,
     )
     collectives = planned_collectives(plan)
     wire = float(sum(c.wire_bytes * c.count for c in collectives))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from ..errors import ExtractError
 from . import exact
 from .dual import Cut, Dual, Prices
 from .problem import Floats, Ints, Problem
+
+# Memory limits closer together than this share of them are not told apart.
+SLIVER = 1e-5
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,23 @@ class Search:
             self.approach(limit, self.effort.steps * (1 + tries.get(limit, 0)))
             if self._gap(limit) > 0.8 * gap:
                 tries[limit] = tries.get(limit, 0) + 1
+        if self.small:
+            self._close()
         return self.archive
+
+    def _close(self) -> None:
+        """Prove, or refute, that nothing faster lies between one candidate and the next larger."""
+        settled: set[float] = set()
+        while not self._over():
+            peaks = sorted(c.peak for c in self.archive.candidates)
+            above = [y * (1 - SLIVER) for x, y in pairwise(peaks) if x < y * (1 - SLIVER)]
+            open_ = [x for x in above if x not in settled]
+            if not open_:
+                break
+            limit = max(open_, key=self._gap)
+            settled.add(limit)
+            if self._gap(limit) > self.effort.gap:
+                self._exactly(limit)
 
     def _any(self) -> Candidate:
         """Some legal labelling, where message passing met none.
@@ -166,10 +186,13 @@ class Search:
         """Settle one memory limit by mixed-integer programming."""
         left = self.deadline - time.perf_counter()
         found = exact.solve(self.problem, limit, min(left, 10.0))
-        if np.isfinite(found.bound):
-            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
         if found.rows is not None:
             self.consider(found.rows)
+        best = self.archive.best(limit)
+        # A solver that overlooks a plan that is known has lost its way in its tolerances.
+        known = best.seconds if best else np.inf
+        if np.isfinite(found.bound) and found.bound <= known * (1 + 1e-6):
+            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
 
     def _over(self) -> bool:
         return time.perf_counter() > self.deadline

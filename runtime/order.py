@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..blockgraph import TensorType
 from ..flatten import FlatProgram, flatten
 from ..layout import Layout, MeshShape
+from ..metakernels.signature import Fusion
 from ..plan import BodyPlan
 from ..schedule import Unit, fuse, operation_groups
 from .fetch import Fetch, produced_layouts
@@ -39,7 +40,8 @@ def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
     graph = body.graph
     program = flatten(graph, {})
     units = fuse(program)
-    solid = _solid(program, units)
+    kernels = _made_by(program, units, ("kernel",))
+    solid = kernels | _made_by(program, units, ("reduce",))
     layouts = produced_layouts(body)
     last_read = {f.value: k for k, found in enumerate(reads) for f in found}
 
@@ -49,36 +51,46 @@ def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
 
     out: dict[int, Tie] = {}
     done: dict[int, None] = {}
+    # Values that something large is read for and that no kernel waits for yet: the large operand
+    # stays in memory until they are computed, so small ones count as well.
+    pending: set[int] = set()
     for members in operation_groups(program, units):
         made = [v for k in members for v in graph.operations[k].outputs]
-        if any(v in solid for v in made):
-            outside = [f for k in members for f in reads[k] if f.value not in made]
-            sizes = [local(f.value, f.need) for f in outside]
-            sizes += [local(v, layouts[v]) for v in made if v in solid]
+        outside = [f for k in members for f in reads[k] if f.value not in made]
+        operands = [local(f.value, f.need) for f in outside]
+        results = [local(v, layouts[v]) for v in made if v in kernels]
+        if results and max(operands + results) >= SMALL:
             begin = min(members)
             held = _held(outside, solid, lambda f: local(f.value, f.need))
             taken = {f.value for f in held}
             waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
-            if held and waited and max(sizes) >= SMALL:
+            if held and waited:
                 out[begin] = Tie(held, waited)
                 done.clear()
+                pending.clear()
+        if max(operands, default=0) >= SMALL or any(f.value in pending for f in outside):
+            pending.update(made)
         for v in made:
-            if (v in solid or v in graph.outputs) and local(v, layouts[v]) >= SMALL:
+            if (v in solid or v in graph.outputs) and (
+                v in pending or local(v, layouts[v]) >= SMALL
+            ):
                 done[v] = None
     return out
 
 
-def _solid(program: FlatProgram, units: Sequence[Unit]) -> set[int]:
-    """Values of the graph that stay in memory as they are: inputs, and what kernels give."""
+def _made_by(
+    program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]
+) -> set[int]:
+    """Values of the graph that are in memory as they are: inputs, what kernels of a kind give."""
     number = {v: k for k, v in enumerate(program.bodies[0].values)}
-    solid = set()
+    found = set()
     for unit in units:
         root = program.instances[unit.root]
         if root.port in ("input", "state", "carry", "stack", "branch") or (
-            not root.port and root.signature.fusion == "kernel"
+            not root.port and root.signature.fusion in fusions
         ):
-            solid.update(number[v] for v in root.outputs if v in number)
-    return solid
+            found.update(number[v] for v in root.outputs if v in number)
+    return found
 
 
 def _held(outside: Sequence[Fetch], solid: set[int], size: Callable[[Fetch], int]) -> tuple[Fetch, ...]:

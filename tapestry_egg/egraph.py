@@ -14,7 +14,7 @@ from .rules.book import Rule, commands
 
 @dataclass(frozen=True)
 class Budget:
-    """How far saturation may go; whichever limit is reached first ends it, keeping what is there."""
+    """How far saturation may go: the limit reached first ends it, and what is there stays."""
 
     iterations: int = 40
     rows: int = 4_000_000
@@ -22,7 +22,7 @@ class Budget:
 
 
 class EGraph:
-    """egglog's e-graph through its bindings: text in small pieces, facts as TSV, frozen tables out."""
+    """egglog's e-graph through its bindings."""
 
     def __init__(self, folder: Path) -> None:
         from egglog import bindings

@@ -65,6 +65,7 @@ class FlatProgram:
     types: tuple[TensorType, ...]
     feedback: Mapping[int, int]  # graph output position -> graph input position
     spans: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()  # those that made this form of the program from the one given
 
     @cached_property
     def body_of(self) -> tuple[int, ...]:

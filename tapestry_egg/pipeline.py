@@ -10,23 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .algebra import BUDGET, Form, forms
 from .encode import encode
 from .errors import ExtractError
 from .extract.front import Front as Front
 from .extract.merge import MeshResult, merge
+from .extract.pins import Pin, Pins, fitting, pin, read_pins
 from .extract.search import Archive, Effort
-from .flatten import FlatProgram, feedback_pairs, flatten
+from .flatten import feedback_pairs, flatten
 from .layout import MeshShape
 from .progress import Phase, Progress
-from .rules.book import DEFAULT_BOOKS, RuleBook, load_books
+from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
 from .saturate import Budget, Saturated, saturate
-from .schedule import Schedule, repeat_cheap, schedule
+from .schedule import Schedule, in_order, repeat_cheap, schedule
 from .target import Target, load_target
 from .units import parse_quantity
 
 if TYPE_CHECKING:
-    from .extract.assemble import Assembled
     from .blockgraph import BlockGraph
+    from .extract.assemble import Assembled
+    from .plan import Plan
     from .trace import Program
 
 # When bytes and flops are objectives: seconds break ties, and flops weigh more than what their
@@ -38,13 +41,15 @@ OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 @dataclass(frozen=True)
 class Settings:
-    """How hard to work: `seconds` of search over all mesh shapes, rule budget, mesh axes at most."""
+    """How hard to work: `seconds` of search over all mesh shapes, mesh axes at most, and budgets of
+    the rules: `algebra` on the program, `budget` on each mesh shape."""
 
     seconds: float = 45.0
     limits: int = 10
     steps: int = 4
     max_axes: int = 2
     budget: Budget = Budget()
+    algebra: Budget = BUDGET
 
 
 def optimize(
@@ -56,7 +61,9 @@ def optimize(
     rules: Sequence[str | Path | RuleBook] = (),
     books: Sequence[str | Path | RuleBook] = DEFAULT_BOOKS,
     state: Mapping[str, str] | None = None,
+    numerics: str = "reorders",
     mesh_shapes: Sequence[MeshShape] | None = None,
+    pins: Pins | None = None,
     settings: Settings | None = None,
     on_progress: Progress | None = None,
 ) -> Front:
@@ -64,7 +71,10 @@ def optimize(
 
     Plans trade `objectives` off against each other; `limits` (`{"peak_bytes": "40GiB"}`) exclude
     plans above them. `rules` adds rule books to those of `books`. `state` pairs outputs with the
-    inputs that they become in the next call, by path; donated inputs pair by themselves.
+    inputs that they become in the next call, by path; donated inputs pair by themselves. `pins`
+    fixes the layouts of inputs by path or prefix (`{"[0]['w']": (None, "x")}`, see
+    `extract/pins.py`), and so those of the outputs that feed back to them. Rules that change
+    rounding are used only with `numerics="relaxed"`.
     Raises TargetError, RuleError, GraphError, and ExtractError when no plan meets the limits.
     """
     settings = settings or Settings()
@@ -73,27 +83,52 @@ def optimize(
     bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
     _check_objectives(objectives)
     program, block_graph = _split(graph)
-    sets = load_books((*books, *rules))
-    flat = flatten(repeat_cheap(block_graph), feedback_pairs(block_graph, state))
-    plan = schedule(flat)
-    shapes = tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes))
-    problems = [_problem(flat, plan, shape, machine, sets, settings.budget, tell) for shape in shapes]
+    sets = permitted(load_books((*books, *rules)), numerics)
+    pairs = feedback_pairs(block_graph, state)
+    fixed = read_pins(block_graph, pins)
+    shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))
+    found = _forms(block_graph, sets, machine, settings.algebra, tell)
+    plans = [_scheduled(form, pairs) for form in found]
+    problems = [
+        _problem(plan, shape, machine, sets, settings.budget, fixed, tell)
+        for plan in plans
+        for shape in shapes
+    ]
     archives = _search(problems, bounds.get("peak_bytes"), settings, tell)
     results = [MeshResult(p, a) for p, a in zip(problems, archives, strict=True)]
     if {"wire_bytes", "flops"} & set(objectives):
         results = _for_traffic(results, machine, bounds.get("peak_bytes"), settings, tell)
     front = merge(results, objectives, bounds, machine.spec, block_graph.name)
-    front = _certified(front, plan, machine, bounds)
-    return replace(front, plans=tuple(replace(p, program=program) for p in front.plans))
+    front = _certified(front, plans, machine, bounds)
+    return replace(
+        front,
+        plans=tuple(replace(p, program=program) for p in front.plans),
+        saturated=front.saturated and all(form.saturated for form in found),
+    )
+
+
+def _forms(
+    graph: BlockGraph, books: Sequence[RuleBook], machine: Target, budget: Budget, tell: Progress
+) -> tuple[Form, ...]:
+    tell(Phase("saturate", "", None, "algebra"))
+    found = forms(graph, books, machine, budget)
+    others = [", ".join(form.rules) for form in found[1:]]
+    tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
+    return found
+
+
+def _scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
+    flat = flatten(in_order(repeat_cheap(form.graph), feedback), feedback)
+    return schedule(replace(flat, rules=form.rules))
 
 
 def _problem(
-    flat: FlatProgram,
     plan: Schedule,
     shape: MeshShape,
     machine: Target,
     books: Sequence[RuleBook],
     budget: Budget,
+    pins: Sequence[Pin],
     tell: Progress,
 ) -> Assembled:
     """Encode and saturate for one mesh shape, and assemble what extraction chooses from."""
@@ -101,14 +136,14 @@ def _problem(
     from .extract.snapshot import snapshot
 
     name = str(shape)
-    tell(Phase("encode", f"{len(flat.instances)} operations", None, name))
-    encoding = encode(flat, shape)
+    tell(Phase("encode", f"{len(plan.program.instances)} operations", None, name))
+    encoding = encode(plan.program, shape)
     tell(Phase("encode", f"{len(encoding.signatures)} signatures", 1.0, name))
     tell(Phase("saturate", "", None, name))
     found: Saturated = saturate(encoding, books, budget)
     strategies = sum(len(s) for s in found.strategies)
     tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
-    return assemble(snapshot(plan, found, shape, machine))
+    return assemble(pin(snapshot(plan, found, shape, machine), pins))
 
 
 def _search(
@@ -158,7 +193,7 @@ def _for_traffic(
 
 
 def _certified(
-    front: Front, plan: Schedule, machine: Target, limits: Mapping[str, float]
+    front: Front, schedules: Sequence[Schedule], machine: Target, limits: Mapping[str, float]
 ) -> Front:
     """The front without plans that the certificate refuses: none, unless something is broken.
 
@@ -166,17 +201,24 @@ def _certified(
     """
     from .extract.certificate import certify_all
 
-    found = certify_all(front.plans, plan, machine, limits)
-    refused = [e for e in found if isinstance(e, ExtractError)]
+    refused: list[ExtractError] = []
+    sound: list[Plan] = []
+    for plan in schedules:
+        own = [p for p in front.plans if p.rules == plan.program.rules]
+        for p, verdict in zip(own, certify_all(own, plan, machine, limits), strict=True):
+            if isinstance(verdict, ExtractError):
+                refused.append(verdict)
+            else:
+                sound.append(p)
     if not refused:
         return front
-    sound = [p for p, c in zip(front.plans, found, strict=True) if not isinstance(c, ExtractError)]
     if not sound:
         raise refused[0]
     for error in refused:
         warnings.warn(f"a plan is left out: {error}", stacklevel=3)
     # What was left out may have been all that dominated some other plan.
-    return replace(front, plans=tuple(sound), epsilon=float("inf"))
+    kept = tuple(p for p in front.plans if any(p is q for q in sound))
+    return replace(front, plans=kept, epsilon=float("inf"))
 
 
 def _split(graph: Program | BlockGraph) -> tuple[Program | None, BlockGraph]:

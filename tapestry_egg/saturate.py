@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .encode import Encoding
 from .egraph import Budget as Budget
 from .egraph import EGraph
+from .encode import Encoding
 from .layout import Layout
 from .rules.book import RuleBook, commands, schema
 

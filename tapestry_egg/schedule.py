@@ -19,6 +19,9 @@ from .metakernels.signature import OperationSignature
 
 # A producer this many times smaller than what it expands to is cheaper to repeat than to store.
 _EXPANSION = 4
+# Bytes that must be freed for an operation to run before its turn. The updates of biases and
+# scales stay together at the end, so that the compiler can merge their collectives.
+_SMALL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
             if v in maker and maker[v] != g:
                 followers[maker[v]].add(g)
     renewed = {
-        program.instances[u.root].inputs[0]
+        program.instances[u.root].inputs[0]: program.instances[u.root].outputs[0]
         for u in units
         if program.instances[u.root].port == "state"
     }
@@ -259,7 +262,13 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
     def change(g: int) -> int:
         """Bytes alive after group g, less those alive before."""
         made = {v for u in groups[g] for v in units[u].outputs}
-        grown = sum(program.types[v].nbytes for v in made if v not in renewed and left.get(v))
+        grown = sum(
+            program.types[v].nbytes
+            for v in made
+            # A new state takes the old one's place, once nothing else reads the old one.
+            if (left.get(v) and v not in renewed)
+            or (v in renewed and left.get(renewed[v], 0) > (renewed[v] in reads[g]))
+        )
         freed = sum(
             program.types[v].nbytes
             for v in reads[g]
@@ -282,12 +291,12 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
                 waiting[f] -= 1
                 if waiting[f] == 0 and not done[f]:
                     ready.append(f)
-            freeing = [f for f in ready if change(f) < 0]
+            freeing = [f for f in ready if change(f) < -_SMALL]
             # What became ready earlier may free memory now that another reader is gone.
             for v in reads[now]:
                 if left[v] == 1:
                     (last,) = [u for u in users[v] if not done[u]] or [now]
-                    if not done[last] and waiting[last] == 0 and change(last) < 0:
+                    if not done[last] and waiting[last] == 0 and change(last) < -_SMALL:
                         freeing.append(last)
             stack.extend(dict.fromkeys(freeing))
 
@@ -314,6 +323,63 @@ def _groups(program: FlatProgram, units: Sequence[Unit]) -> tuple[list[list[int]
         groups[g].append(u)
         group_of.append(g)
     return groups, group_of
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What XLA computes inside the readers instead of storing it.
+
+    `within[u]`: what unit u makes never exists in memory, every reader computes it for itself.
+    `operands[u]`: the stored values that unit u therefore reads in the end.
+    """
+
+    within: tuple[bool, ...]
+    operands: tuple[frozenset[int], ...]
+
+
+def fusion(plan: Schedule) -> Fusion:
+    """Which units are computed again inside each of their readers.
+
+    A model of XLA's priority fusion for GPUs (xla/service/gpu/transforms/priority_fusion.cc): an
+    elementwise producer is fused into all of its readers at once, or into none. That needs readers
+    that are elementwise or reductions themselves (not contractions, collectives or the program's
+    boundary), and must not cost more memory traffic: apart, the producer's operands are read, its
+    result is written and read by every reader; within, every reader reads the operands instead,
+    where it does not read them already. So GELU's steps are recomputed in the backward pass from
+    one product, while a residual sum with three readers is stored.
+    """
+    program, units = plan.program, plan.units
+    size = [t.nbytes for t in program.types]
+    operands = [{v for _, _, v in unit.reads} for unit in units]
+    readers: list[set[int]] = [set() for _ in program.types]
+    for u, unit in enumerate(units):
+        for _, _, v in unit.reads:
+            readers[v].add(u)
+    within = [False] * len(units)
+
+    def kind(u: int) -> str:
+        root = program.instances[units[u].root]
+        return root.port or root.signature.fusion
+
+    for u, unit in enumerate(units):
+        if len(unit.outputs) != 1 or kind(u) not in ("loop", "view"):
+            continue
+        (v,) = unit.outputs
+        using = readers[v]
+        if not using or any(
+            kind(r) not in ("loop", "view", "reduce") or units[r].body != unit.body for r in using
+        ):
+            continue
+        apart = sum(size[w] for w in operands[u]) + size[v] * (1 + len(using))
+        inside = sum(size[w] for r in using for w in operands[u] - operands[r])
+        if inside > apart:
+            continue
+        within[u] = True
+        for r in using:
+            operands[r] = (operands[r] - {v}) | operands[u]
+        for w in operands[u]:
+            readers[w] = (readers[w] - {u}) | using
+    return Fusion(tuple(within), tuple(frozenset(x) for x in operands))
 
 
 def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import TargetError
 from .extract.front import Front
+from .extract.pins import Pins
 from .plan import Plan
 from .progress import Progress
 from .rules.book import RuleBook
@@ -44,6 +45,7 @@ def jit(
     target: str | Path | Target | None = None,
     rules: Sequence[str | Path | RuleBook] = (),
     state: Mapping[str, str] | None = None,
+    pins: Pins | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -54,7 +56,8 @@ def jit(
 
     Planned at the first call for every new combination of argument types: of all plans within
     `limits` the one with the least `minimize`. `mesh` supplies the devices (default: all), `target`
-    their description (default: from the devices' kind). Under a JAX transformation (`grad`,
+    their description (default: from the devices' kind). `pins` fixes layouts of inputs, as in
+    `optimize`. Under a JAX transformation (`grad`,
     `vmap`) the original function runs, so an optimised function still differentiates.
     Raises TargetError for devices that no target file describes, and what `optimize` raises.
     """
@@ -66,6 +69,7 @@ def jit(
         target,
         tuple(rules),
         state,
+        dict(pins or {}),
         _tuple(donate_argnums),
         _tuple(static_argnums),
         _names(static_argnames),
@@ -86,6 +90,7 @@ class Optimized:
         target: str | Path | Target | None,
         rules: tuple[str | Path | RuleBook, ...],
         state: Mapping[str, str] | None,
+        pins: Pins,
         donate_argnums: tuple[int, ...],
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
@@ -96,7 +101,7 @@ class Optimized:
         self._fn = fn
         self._mesh, self._target = mesh, target
         self._minimize, self._limits = minimize, limits
-        self._rules, self._state = rules, state
+        self._rules, self._state, self._pins = rules, state, pins
         self._donate, self._static = donate_argnums, static_argnums
         self._static_names = static_argnames
         self._settings, self._progress = settings, on_progress
@@ -134,6 +139,7 @@ class Optimized:
                 limits=self._limits,
                 rules=self._rules,
                 state=self._state,
+                pins=self._pins,
                 settings=self._settings,
                 on_progress=self._progress,
             )

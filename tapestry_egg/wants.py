@@ -148,6 +148,8 @@ def rule_forms(rule: Rule) -> list[str]:
 
 def _as_rules(form: Form) -> list[tuple[list[Form], list[Form]]]:
     """(body, actions) of a rule; rewrites are rules that unite their two sides."""
+    if isinstance(form, str):
+        return []
     head, *rest = form
     if head == "rule":
         body, actions = rest[0], rest[1]

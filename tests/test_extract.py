@@ -36,7 +36,7 @@ class Shape:
     forbidden: float = 0.15
 
 
-def random_problem(seed: int, shape: Shape = Shape(), tree: bool = False) -> Problem:  # noqa: B008
+def random_problem(seed: int, shape: Shape = Shape(), tree: bool = False) -> Problem:
     """Costs with ties and zeros, labels that group rows, forbidden pairs, bytes over time."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, shape.variables + 1))

@@ -1,0 +1,280 @@
+"""Algebra: other forms of a program that cost less, found before any mesh is known.
+
+The operations of a graph become terms in the e-graph, the rules of the books' program rulesets run
+on them under a budget, an iteration at a time, and what they want is answered in between. Then the
+cheapest operation of every class is chosen and the graph built again. Regions of loops and branches
+are graphs of their own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .blockgraph import BlockGraph, Operation
+from .choose import Node, Terms, as_written, choose
+from .codec import handles_in
+from .egraph import Budget, EGraph
+from .metakernels import registry
+from .rebuild import Rebuilt, rebuild
+from .roofline import least_seconds, program_seconds
+from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
+from .rules.recipe import MOST_GIVEN
+from .target import Target
+from .wants import Applied, Catalogue, Row, answers, rule_forms
+
+#: Forms of one program that are searched: the one given, and the cheapest others.
+MOST_FORMS = 3
+#: How far the rules may go on one graph: the program's algebra saturates early or not at all.
+BUDGET = Budget(iterations=12, rows=150_000, seconds=10.0)
+# A form must save this share of the program's seconds on one device.
+_WORTHWHILE = 1e-3
+_LOAD = """
+(ruleset load)
+(rule ((leaf v)) ((union (N v) (Leaf v)) (set (order (N v)) v)) :ruleset load)
+(rule ((node0 v s)) ((union (N v) (Op0 s)) (set (order (N v)) v)) :ruleset load)
+(rule ((node1 v s a)) ((union (N v) (Op1 s (N a))) (set (order (N v)) v)) :ruleset load)
+(rule ((node2 v s a b)) ((union (N v) (Op2 s (N a) (N b))) (set (order (N v)) v)) :ruleset load)
+(rule ((node3 v s a b c))
+      ((union (N v) (Op3 s (N a) (N b) (N c))) (set (order (N v)) v)) :ruleset load)
+(rule ((node4 v s a b c d))
+      ((union (N v) (Op4 s (N a) (N b) (N c) (N d))) (set (order (N v)) v)) :ruleset load)
+"""
+_MOST_OPERANDS = 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """An equal program: its graph, the rules that made it from the one given, and whether the rules
+    had nothing more to say when it was chosen."""
+
+    graph: BlockGraph
+    rules: tuple[str, ...] = ()
+    saturated: bool = True
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What the rules found out about one graph: its terms, and the signatures of their nodes."""
+
+    terms: Terms
+    catalogue: tuple[Applied, ...]
+
+    def only(self, rules: Collection[str]) -> Explored:
+        """Without the nodes that only other rules than these have made."""
+        terms = self.terms
+        none: frozenset[str] = frozenset()
+        nodes = tuple(
+            tuple(
+                n
+                for n in nodes
+                if n.value >= 0 or not terms.made.get((c, n.signature), none).isdisjoint(rules)
+            )
+            for c, nodes in enumerate(terms.nodes)
+        )
+        return replace(self, terms=replace(terms, nodes=nodes))
+
+
+def forms(
+    graph: BlockGraph,
+    books: Sequence[RuleBook],
+    target: Target,
+    budget: Budget = BUDGET,
+) -> tuple[Form, ...]:
+    """The graph as given, and up to two forms of it that take less time on one device, best first.
+
+    Where rules of several rulesets together make the best form, those that one ruleset makes alone
+    are forms too. Only operations change: inputs, outputs, constants and donation stay, and so do
+    dtypes. Raises RuleError for a rule that egglog refuses or whose expressions have a fault.
+    """
+    rules = [r for b in books for r in b.rules if r.ruleset in PROGRAM_RULESETS]
+    if not rules:
+        return (Form(graph),)
+    inner = _with_regions(graph, books, target, budget)
+    explored = explore(inner.graph, rules, budget)
+    saturated = inner.saturated and explored.terms.saturated
+    found = [cheapest(inner.graph, explored, target)]
+    for ruleset in PROGRAM_RULESETS if len(_rulesets(found[0][0].rules, rules)) > 1 else ():
+        own = {r.name for r in rules if r.ruleset == ruleset}
+        found.append(cheapest(inner.graph, explored.only(own), target))
+    least = program_seconds(graph, target) * (1.0 - _WORTHWHILE)
+    # Of forms that cost the same, the one that needs the fewest rules.
+    found.sort(key=lambda f: (round(f[1] / least, 6), len(f[0].rules)))
+    others: dict[float, Form] = {}
+    for built, seconds in found:
+        names = tuple(sorted({*inner.rules, *built.rules}))
+        if names and seconds < least:
+            form = Form(built.graph, names, saturated)
+            others.setdefault(round(seconds / least, 6), form)
+    return (Form(graph, (), saturated), *list(others.values())[: MOST_FORMS - 1])
+
+
+def _with_regions(
+    graph: BlockGraph, books: Sequence[RuleBook], target: Target, budget: Budget
+) -> Form:
+    """The graph with the best form of every region in its place."""
+    names: set[str] = set()
+    saturated = True
+    operations: list[Operation] = []
+    for op in graph.operations:
+        bodies = [forms(region, books, target, budget)[:2][-1] for region in op.regions]
+        operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
+        names.update(name for b in bodies for name in b.rules)
+        saturated &= all(b.saturated for b in bodies)
+    inner = replace(graph, operations=tuple(operations)) if names else graph
+    return Form(inner, tuple(sorted(names)), saturated)
+
+
+def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
+    return {r.ruleset for r in rules if r.name in names}
+
+
+def cheapest(graph: BlockGraph, explored: Explored, target: Target) -> tuple[Rebuilt, float]:
+    """The cheapest of the graphs that compute what this one does, as far as tried; its seconds."""
+    terms, catalogue = explored.terms, explored.catalogue
+    least = [least_seconds(a.signature, target) for a in catalogue]
+    roots = [terms.class_of[v] for v in graph.outputs]
+    roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
+    best = rebuild(graph, terms, catalogue, as_written(terms, least)) or Rebuilt(graph, ())
+    seconds = program_seconds(best.graph, target)
+
+    def judge(pick: list[int]) -> bool:
+        nonlocal best, seconds
+        built = rebuild(graph, terms, catalogue, pick)
+        if built is None:
+            return False
+        found = program_seconds(built.graph, target)
+        if found >= seconds:
+            return False
+        best, seconds = built, found
+        return True
+
+    choose(terms, least, roots, judge)
+    return best, seconds
+
+
+def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:
+    """Run rules of the program's rulesets on the operations of one graph (not of its regions)."""
+    begin = time.perf_counter()
+    catalogue = Catalogue()
+    facts, signatures = _facts(graph, catalogue)
+    by_name = {r.name: r for r in rules}
+    with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
+        egraph = EGraph(Path(folder))
+        egraph.declare(schema())
+        egraph.declare(_LOAD)
+        for rule in rules:
+            egraph.add_rule(rule, rule_forms(rule))
+        for name, rows in facts.items():
+            egraph.load(name, rows)
+        egraph.step("load")
+        known = 0
+        answered: set[Row] = set()
+        saturated = False
+        for _ in range(budget.iterations):
+            egraph.load(
+                "kernel", [(s, a.kernel) for s, a in enumerate(catalogue.entries) if s >= known]
+            )
+            known = len(catalogue.entries)
+            changed = [egraph.step(ruleset) for ruleset in PROGRAM_RULESETS]
+            served = _serve(egraph, catalogue, by_name, answered)
+            if not any(changed) and not served:
+                saturated = True
+                break
+            if egraph.rows() > budget.rows or time.perf_counter() - begin > budget.seconds:
+                break
+        tables = egraph.tables(("N", "Leaf", "made", *(f"Op{k}" for k in range(5))))
+    return Explored(_terms(graph, tables, signatures, saturated), tuple(catalogue.entries))
+
+
+def _facts(
+    graph: BlockGraph, catalogue: Catalogue
+) -> tuple[dict[str, list[Row]], dict[int, int]]:
+    """The graph as nodes over values, and the signature number of every value that is one."""
+    made = {v for op in graph.operations for v in op.outputs}
+    facts: dict[str, list[Row]] = {
+        "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made]
+    }
+    signatures: dict[int, int] = {}
+    for op in graph.operations:
+        if not _is_term(graph, op):
+            facts["leaf"].extend((v,) for v in op.outputs)
+            continue
+        (out,) = op.outputs
+        types = tuple(graph.values[v] for v in op.inputs)
+        number = catalogue.number(Applied(op.kernel, op.params, types, graph.values[out], op.remat))
+        signatures[out] = number
+        facts.setdefault(f"node{len(op.inputs)}", []).append((out, number, *op.inputs))
+    return facts, signatures
+
+
+def _is_term(graph: BlockGraph, op: Operation) -> bool:
+    """Whether rules may see an operation; what they do not see stays as it is."""
+    if op.effectful or op.regions or len(op.outputs) != 1 or len(op.inputs) > _MOST_OPERANDS:
+        return False
+    if handles_in(op.params):
+        return False
+    types = [graph.values[v] for v in op.inputs]
+    out = (graph.values[op.outputs[0]],)
+    return not registry.signature(op.kernel, op.params, types, out).opaque
+
+
+def _serve(
+    egraph: EGraph, catalogue: Catalogue, rules: Mapping[str, Rule], answered: set[Row]
+) -> bool:
+    """Answer the `want` rows that are new; whether any was granted."""
+    facts: dict[str, list[Row]] = {}
+    for name, *given in sorted(row[: MOST_GIVEN + 1] for row in egraph.tables(("want",))["want"]):
+        row = (name, *given)
+        if row in answered:
+            continue
+        answered.add(row)
+        rule = rules[name]
+        asked = [s for s in given if s >= 0]
+        for relation, fact in answers(rule, asked, catalogue.answer(rule, asked)):
+            facts.setdefault(relation, []).append(fact)
+    for relation, rows in facts.items():
+        egraph.load(relation, rows)
+    return bool(facts)
+
+
+def _terms(
+    graph: BlockGraph,
+    tables: Mapping[str, list[tuple[Any, ...]]],
+    signatures: Mapping[int, int],
+    saturated: bool,
+) -> Terms:
+    """The e-graph's classes, numbered: those of the program's values first, in their order."""
+    numbers: dict[Any, int] = {}
+    class_of: dict[int, int] = {}
+    for value, token in sorted((row[0], row[1]) for row in tables["N"]):
+        class_of[value] = numbers.setdefault(token, len(numbers))
+    rows = [row for k in range(_MOST_OPERANDS + 1) for row in tables[f"Op{k}"]]
+    for row in rows:
+        for token in row[1:]:
+            numbers.setdefault(token, len(numbers))
+    producers = {v: op for op in graph.operations for v in op.outputs}
+    nodes: list[dict[tuple[int, tuple[int, ...]], Node]] = [{} for _ in numbers]
+    for v, c in sorted(class_of.items()):
+        operation = producers.get(v)
+        operands = tuple(class_of[u] for u in operation.inputs) if operation else ()
+        s = signatures.get(v, -1)
+        # Values that rules do not see are told apart by the value itself.
+        nodes[c].setdefault((s if s >= 0 else -2 - v, operands), Node(s, operands, v))
+    for row in rows:
+        s, *tokens, token = row
+        operands = tuple(numbers[t] for t in tokens)
+        nodes[numbers[token]].setdefault((s, operands), Node(s, operands))
+    made: dict[tuple[int, int], set[str]] = {}
+    for name, token, s, *_ in tables["made"]:
+        made.setdefault((numbers[token], s), set()).add(name)
+    return Terms(
+        nodes=tuple(tuple(n.values()) for n in nodes),
+        class_of=class_of,
+        made={key: frozenset(names) for key, names in made.items()},
+        saturated=saturated,
+    )

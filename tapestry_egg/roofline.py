@@ -1,0 +1,66 @@
+"""Time on one device: what a program or one of its operations costs before any mesh is chosen."""
+
+from __future__ import annotations
+
+from .blockgraph import BlockGraph
+from .costs import kernel_seconds
+from .flatten import FlatProgram, flatten
+from .metakernels.signature import OperationSignature, evaluate
+from .schedule import Unit, repeat_cheap, schedule
+from .target import Target
+
+
+def least_seconds(signature: OperationSignature, target: Target) -> float:
+    """The least seconds that one operation can add to a program.
+
+    Kernels that compilers fuse with nothing take their full time; views nothing; all others may run
+    inside their neighbours, and then add arithmetic but neither traffic nor a launch.
+    """
+    if signature.fusion == "view":
+        return 0.0
+    dtype = signature.output_types[0].dtype if signature.output_types else "float32"
+    flops = evaluate(signature.flops, signature.extents)
+    if signature.fusion != "kernel":
+        return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
+    moved = float(sum(t.nbytes for t in signature.output_types))
+    for p, tensor in enumerate(signature.input_types):
+        moved += _read(signature, p, tensor.nbytes, tensor.itemsize)
+    return float(kernel_seconds(flops, moved, dtype, target, contracts(signature)))
+
+
+def program_seconds(graph: BlockGraph, target: Target) -> float:
+    """Seconds of a whole program on one device, by the same model of fusion as plans are costed."""
+    program = flatten(repeat_cheap(graph), {})
+    plan = schedule(program)
+    return sum(_unit_seconds(program, unit, target) for unit in plan.units)
+
+
+def contracts(signature: OperationSignature) -> bool:
+    """Whether a kernel sums products of two operands over some index dim (tensor cores apply)."""
+    if signature.fusion != "kernel":
+        return False
+    return any(
+        sum(any(row[d] for row in p.matrix) for p in signature.inputs) >= 2
+        for d, dim in enumerate(signature.index)
+        if dim.role == "reduce"
+    )
+
+
+def _unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
+    members = [program.instances[i] for i in unit.members]
+    root = members[-1]
+    if root.port or all(m.signature.fusion == "view" for m in members):
+        return 0.0
+    flops = sum(evaluate(m.signature.flops, m.signature.extents) for m in members)
+    moved = float(sum(program.types[v].nbytes for v in unit.outputs))
+    for i, p, v in unit.reads:
+        tensor = program.types[v]
+        moved += _read(program.instances[i].signature, p, tensor.nbytes, tensor.itemsize)
+    dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
+    matrix = any(contracts(m.signature) for m in members)
+    return root.weight * float(kernel_seconds(flops, moved, dtype, target, matrix))
+
+
+def _read(signature: OperationSignature, p: int, nbytes: int, itemsize: int) -> float:
+    reads = signature.reads[p] if signature.reads else None
+    return float(nbytes) if reads is None else evaluate(reads, signature.extents) * itemsize

@@ -1,0 +1,384 @@
+"""Everything that can be enumerated about small programs: strategies, paths, whole plans.
+
+Oracles for the e-graph and the search. Strategies come from the images of index blocks, device by
+device; paths between layouts from Dijkstra's algorithm over all elementary steps; plans from the
+product of all of them, costed by the certificate. Nothing here knows a rule.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, permutations, product
+
+import numpy as np
+
+from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.costs import collective_seconds
+from tapestry_egg.errors import PlanError
+from tapestry_egg.extract.certificate import Certificate, recompute
+from tapestry_egg.flatten import Instance
+from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.metakernels.signature import OperationSignature
+from tapestry_egg.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
+from tapestry_egg.runtime.collectives import after
+from tapestry_egg.schedule import Schedule
+from tapestry_egg.target import Target
+from tapestry_egg.zspace import Projection, ZRange
+
+Boxes = list[ZRange]
+
+
+# Strategies
+
+
+def devices(mesh: MeshShape) -> list[tuple[int, ...]]:
+    """Coordinates of every device."""
+    return list(product(*(range(s) for s in mesh.sizes)))
+
+
+def block(axes: tuple[int, ...], at: tuple[int, ...], mesh: MeshShape) -> int:
+    """Which of the blocks that `axes` make is on the device at these coordinates."""
+    number = 0
+    for a in axes:
+        number = number * mesh.sizes[a] + at[a]
+    return number
+
+
+def index_boxes(
+    extents: tuple[int, ...], cuts: tuple[tuple[int, ...], ...], mesh: MeshShape
+) -> Boxes:
+    """Every device's box of an index space."""
+    out = []
+    for at in devices(mesh):
+        sizes = [n // mesh.parts(axes) for n, axes in zip(extents, cuts, strict=True)]
+        starts = [block(axes, at, mesh) * s for s, axes in zip(sizes, cuts, strict=True)]
+        ends = [b + s for b, s in zip(starts, sizes, strict=True)]
+        out.append(ZRange(tuple(starts), tuple(ends)))
+    return out
+
+
+def tensor_boxes(shape: tuple[int, ...], layout: Layout, mesh: MeshShape) -> Boxes:
+    """Every device's box of a tensor."""
+    return index_boxes(shape, layout.dims, mesh)
+
+
+def all_cuts(dims: int, axes: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every way to put some of the mesh axes, in some order, onto index dims."""
+    for count in range(axes + 1):
+        for order in permutations(range(axes), count):
+            for where in product(range(dims), repeat=count):
+                cuts: list[tuple[int, ...]] = [()] * dims
+                for a, d in zip(order, where, strict=True):
+                    cuts[d] = (*cuts[d], a)
+                yield tuple(cuts)
+
+
+def cut_layout(
+    projection: Projection,
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    cuts: tuple[tuple[int, ...], ...],
+    mesh: MeshShape,
+    *,
+    is_output: bool,
+) -> Layout | None:
+    """The layout in which a tensor is read or made when index dims are cut so.
+
+    Per cut, the tensor dim that falls into blocks is sharded; a cut of which the image does not
+    depend, or of which it is neither blocks nor constant (gathered; operands only), shards nothing.
+    None where the devices' boxes are then not their blocks (outputs), or not inside (operands).
+    """
+    dims: list[tuple[int, ...]] = [()] * len(shape)
+    for d, axes in enumerate(cuts):
+        if not axes:
+            continue
+        one = tuple(axes if e == d else () for e in range(len(cuts)))
+        images = [projection.image(b) for b in index_boxes(extents, one, mesh)]
+        fits = [
+            k
+            for k, n in enumerate(shape)
+            if n % mesh.parts(axes) == 0
+            and images
+            == tensor_boxes(
+                shape, Layout(tuple(axes if e == k else () for e in range(len(shape)))), mesh
+            )
+        ]
+        if fits and not all(i == images[0] for i in images):
+            if dims[fits[0]]:
+                return None  # two cuts of one tensor dim: the blocks are not one box each
+            dims[fits[0]] = axes
+        elif is_output and any(i != images[0] for i in images):
+            return None
+    layout = Layout(tuple(dims))
+    joint = [projection.image(b) for b in index_boxes(extents, cuts, mesh)]
+    blocks = tensor_boxes(shape, layout, mesh)
+    good = joint == blocks if is_output else all(
+        i in b or i.is_empty for i, b in zip(joint, blocks, strict=True)
+    )
+    return layout if good else None
+
+
+def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strategy]:
+    """Every legal strategy of an operation, passages included."""
+    out = set()
+    extents, inputs = signature.extents, len(signature.inputs)
+    ports = [*zip(signature.inputs, signature.input_types, strict=True)]
+    ports += [*zip(signature.outputs, signature.output_types, strict=True)]
+    everyone = set(range(len(mesh.sizes)))
+    for cuts in all_cuts(len(extents), len(mesh.sizes)):
+        used = {a for axes in cuts for a in axes}
+        roles = {signature.index[d].role for d, axes in enumerate(cuts) if axes}
+        if not roles <= {"map", "reduce"}:
+            continue
+        if any(n % mesh.parts(axes) for n, axes in zip(extents, cuts, strict=True)):
+            continue
+        plain = [
+            cut_layout(f, t.shape, extents, cuts, mesh, is_output=p >= inputs)
+            for p, (f, t) in enumerate(ports)
+        ]
+        if any(layout is None for layout in plain):
+            continue
+        for passing in all_passings(signature, everyone - used):
+            layouts = with_partials(signature, cuts, plain, passing)
+            if layouts is not None:
+                out.add(Strategy(cuts, tuple(layouts[:inputs]), tuple(layouts[inputs:])))
+    return out
+
+
+def all_passings(
+    signature: OperationSignature, free: set[int]
+) -> Iterator[dict[int, tuple[int, ...]]]:
+    """Every way to let partial values over some free axes pass, by passage."""
+    states = [-1, *range(len(signature.passages))]
+    for choice in product(states, repeat=len(free)):
+        found: dict[int, tuple[int, ...]] = {}
+        for a, g in zip(sorted(free), choice, strict=True):
+            if g >= 0:
+                found[g] = (*found.get(g, ()), a)
+        yield found
+
+
+def with_partials(
+    signature: OperationSignature,
+    cuts: tuple[tuple[int, ...], ...],
+    plain: list[Layout | None],
+    passing: dict[int, tuple[int, ...]],
+) -> list[Layout] | None:
+    """The layouts with the axes over which they are partial; None where monoids would mix."""
+    inputs = len(signature.inputs)
+    out = []
+    for p, layout in enumerate(plain):
+        assert layout is not None
+        pending: dict[str, tuple[int, ...]] = {}
+
+        def add(monoid: str | None, axes: tuple[int, ...], pending=pending) -> None:  # type: ignore[no-untyped-def]
+            pending[str(monoid)] = (*pending.get(str(monoid), ()), *axes)
+
+        for d, axes in enumerate(cuts):
+            if axes and signature.index[d].role == "reduce":
+                if p >= inputs or p in signature.initial:
+                    add(signature.index[d].monoid, axes)
+        for g, axes in passing.items():
+            law = signature.passages[g]
+            if p >= inputs:
+                add(law.monoid_out, axes)
+            elif p in law.inputs:
+                add(law.monoid_in, axes)
+        if len(pending) > 1:
+            return None
+        for monoid, axes in pending.items():
+            layout = Layout(layout.dims, tuple(sorted(axes)), monoid)
+        out.append(layout)
+    return out
+
+
+# Paths
+
+
+def every_layout(tensor: TensorType, mesh: MeshShape, monoids: tuple[str, ...]) -> list[Layout]:
+    """Every layout that divides a tensor evenly."""
+    out: dict[Layout, None] = {}
+    for cuts in all_cuts(tensor.rank, len(mesh.sizes)):
+        free = sorted(set(range(len(mesh.sizes))) - {a for axes in cuts for a in axes})
+        for count in range(len(free) + 1):
+            for pending in combinations(free, count):
+                for monoid in monoids if pending else (None,):
+                    layout = Layout(cuts, pending, monoid)
+                    if layout.divides(tensor.shape, mesh):
+                        out[layout] = None
+    return list(out)
+
+
+def every_step(rank: int, mesh: MeshShape, monoids: tuple[str, ...]) -> Iterator[Step]:
+    """Every elementary change of layout that could be written down."""
+    axes = range(len(mesh.sizes))
+    for count in range(1, len(mesh.sizes) + 1):
+        for order in permutations(axes, count):
+            for k in range(rank):
+                yield Step("all_gather", order, k)
+                yield Step("slice", order, k)
+                for other in range(rank):
+                    if other != k:
+                        yield Step("all_to_all", order, k, other)
+                for monoid in monoids:
+                    yield Step("reduce_scatter", order, k, monoid=monoid)
+            for monoid in monoids:
+                yield Step("all_reduce", order, monoid=monoid)
+                yield Step("to_partial", order, monoid=monoid)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Cheapest copies of one tensor from one layout: seconds and steps by target layout."""
+
+    seconds: dict[Layout, float]
+    steps: dict[Layout, tuple[Step, ...]]
+
+
+def paths(
+    tensor: TensorType,
+    source: Layout,
+    mesh: MeshShape,
+    target: Target,
+    monoids: tuple[str, ...] = ("sum",),
+) -> Paths:
+    """Dijkstra's algorithm over every step."""
+    steps = list(every_step(tensor.rank, mesh, monoids))
+    found, best = {}, {source: 0.0}
+    how: dict[Layout, tuple[Step, ...]] = {source: ()}
+    queue = [(0.0, 0, source)]
+    count = 0
+    while queue:
+        cost, _, layout = heapq.heappop(queue)
+        if layout in found:
+            continue
+        found[layout] = cost
+        local = float(np.prod(layout.local_shape(tensor.shape, mesh))) * tensor.itemsize
+        for step in steps:
+            try:
+                to = after(step, layout)
+            except PlanError:
+                continue
+            if not to.divides(tensor.shape, mesh):
+                continue
+            now = cost + collective_seconds(step.kind, local, step.axes, mesh, target)
+            if now < best.get(to, np.inf) * (1 - 1e-12):
+                best[to], how[to] = now, (*how[layout], step)
+                count += 1
+                heapq.heappush(queue, (now, count, to))
+    return Paths(found, how)
+
+
+# Plans
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run one instance."""
+
+    needs: tuple[Layout, ...]
+    gives: tuple[Layout, ...]
+    strategy: Strategy | None
+
+
+def choices(instance: Instance, mesh: MeshShape) -> list[Choice]:
+    """Every way to run an operation, or to place a value at the program's boundary."""
+    if not instance.port:
+        found = sorted(every_strategy(instance.signature, mesh), key=repr)
+        return [Choice(s.needs, s.gives, s) for s in found]
+    tensor = (*instance.signature.input_types, *instance.signature.output_types)[0]
+    layouts = [Layout.replicated(tensor.rank)]
+    if instance.port != "constant":
+        layouts = [x for x in every_layout(tensor, mesh, ("sum",)) if not x.partial]
+    return [
+        Choice((x,) * len(instance.inputs), (x,) * len(instance.outputs), None) for x in layouts
+    ]
+
+
+def every_plan(schedule: Schedule, mesh: MeshShape, target: Target) -> Iterator[Plan]:
+    """Every plan of a program without regions: all strategies, all copies kept or not."""
+    program = schedule.program
+    graph = program.bodies[0].graph
+    outer = {v for unit in schedule.units for v in unit.outputs}
+    order = [i for unit in schedule.units for i in unit.members]
+    options = {i: choices(program.instances[i], mesh) for i in order}
+
+    @cache
+    def routes(tensor: TensorType, source: Layout) -> Paths:
+        return paths(tensor, source, mesh, target)
+
+    def grow(k: int, chosen: dict[int, Choice], given: dict[int, Layout]) -> Iterator[Plan]:
+        if k == len(order):
+            yield from finish(chosen, given)
+            return
+        i = order[k]
+        instance = program.instances[i]
+        for choice in options[i]:
+            if any(
+                v not in outer and given[v] != need
+                for v, need in zip(instance.inputs, choice.needs, strict=True)
+            ):
+                continue
+            more = dict(zip(instance.outputs, choice.gives, strict=True))
+            yield from grow(k + 1, {**chosen, i: choice}, {**given, **more})
+
+    def finish(chosen: dict[int, Choice], given: dict[int, Layout]) -> Iterator[Plan]:
+        values = {v: k for k, v in enumerate(program.bodies[0].values)}
+        readers: dict[int, dict[int, list[Layout]]] = {}  # value -> operation -> layouts
+        inputs: dict[int, Layout] = {}
+        outputs: dict[int, list[Layout]] = {}
+        strategies: dict[int, Strategy] = {}
+        for i, choice in chosen.items():
+            instance = program.instances[i]
+            if choice.strategy is not None:
+                strategies[instance.operation] = choice.strategy
+            for v, need in zip(instance.inputs, choice.needs, strict=True):
+                at = instance.operation if not instance.port else len(graph.operations)
+                readers.setdefault(v, {}).setdefault(at, []).append(need)
+                if instance.port in ("output", "state"):
+                    outputs.setdefault(v, []).append(need)
+            for v, give in zip(instance.outputs, choice.gives, strict=True):
+                if instance.port in ("input", "state"):
+                    inputs[v] = give
+        if any(len(set(x)) > 1 for x in outputs.values()):
+            return
+        copies = {
+            (values[v], given[v], need): routes(program.types[v], given[v]).steps[need]
+            for v, found in readers.items()
+            for needs in found.values()
+            for need in needs
+            if need != given[v]
+        }
+        keeping: list[list[tuple[int, Kept] | None]] = []
+        for v, found in readers.items():
+            some: list[tuple[int, Kept] | None] = [None]
+            for layout in {n for needs in found.values() for n in needs if n != given[v]}:
+                at = sorted(k for k, needs in found.items() if layout in needs)
+                some += [(values[v], Kept(layout, until)) for until in at[1:]]
+            keeping.append(some)
+        body = program.bodies[0].values
+        for kept in product(*keeping):
+            yield Plan(
+                "brute",
+                mesh,
+                target.spec,
+                BodyPlan(
+                    graph,
+                    tuple(inputs[body[v]] for v in graph.inputs),
+                    tuple(outputs[body[v]][0] for v in graph.outputs),
+                    tuple(strategies[k] for k in range(len(graph.operations))),
+                    dict(x for x in kept if x is not None),
+                    copies,
+                ),
+                Costs(0.0, 0, 0.0),
+            )
+
+    yield from grow(0, {}, {})
+
+
+def every_cost(schedule: Schedule, mesh: MeshShape, target: Target) -> list[Certificate]:
+    """The costs of every plan of a program."""
+    return [recompute(plan, schedule, target) for plan in every_plan(schedule, mesh, target)]
