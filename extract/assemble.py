@@ -331,6 +331,7 @@ def _collects(have: Layout, kept: Layout) -> bool:
         return False
     combined = set(have.partial)
     return all(
-        fewer == axes[: len(fewer)] or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
+        fewer == axes[: len(fewer)]
+        or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
         for axes, fewer in zip(have.dims, kept.dims, strict=True)
     )

@@ -92,17 +92,13 @@ class Lives:
             at = self.first_read(v) if c.kept else self.read(c.units[0], v)
             stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
             whole = size(c.need)
-            if c.wire:
-                reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
-                making = max((size(x) for x in c.blocks), default=0.0)
-                making += 0.0 if reduced else whole
-                making += 0.0 if self.owns_memory(v) else size(have)
-                found.append(Buffer(at, at + 1, making))
-            if not c.kept:
-                root = self._root(self.schedule.units[c.units[0]])
-                fused = not root.port and root.signature.fusion in ("loop", "reduce")
-                if root.port == "state" or (fused and not c.wire):
-                    continue
+            reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
+            making = max((size(x) for x in c.blocks), default=0.0)
+            making += 0.0 if reduced else whole
+            making += size(have) if c.wire and not self.owns_memory(v) else 0.0
+            found.append(Buffer(at, at + 1, making))
+            if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
+                continue
             found.append(Buffer(at + 1, max(stop, at + 1), whole))
         return found
 
@@ -112,8 +108,11 @@ class Lives:
         return self._known[what, v]
 
     def owns_memory(self, v: int) -> bool:
-        """Whether a value takes memory of its own: constants, views, what is computed where it is
-        read, what a region sees of an outer value, and a new state in the old one's place do not."""
+        """Whether a value takes memory of its own.
+
+        Constants, views, what is computed where it is read, what a region sees of an outer value,
+        and a new state in the old one's place do not.
+        """
         return bool(self._once("owns", v, self._owns))
 
     def _owns(self, v: int) -> bool:
@@ -152,10 +151,7 @@ class Lives:
 
     def _death(self, v: int) -> int:
         root = self._root(self.schedule.units[self.maker[v]])
-        users = self.users.get(v, [])
         if root.port in ("state", "input"):
-            return self.end
-        if any(self._root(self.schedule.units[u]).port == "output" for u in users):
             return self.end
         last = self._read_last(v)
         if not root.port:
@@ -170,7 +166,10 @@ class Lives:
         for u in self.users.get(v, []):
             last = max(last, self.read(u, v))
             unit = self.schedule.units[u]
-            if self._root(unit).port == "invariant" or self._passes_on(u):
+            port = self._root(unit).port
+            if port == "output":
+                return self.end
+            if port == "invariant" or self._passes_on(u):
                 last = max(last, *(self._read_last(w) for w in unit.outputs))
         return last
 

@@ -266,9 +266,7 @@ class _Walk:
             for v, layout in zip(instance.outputs, gives, strict=True):
                 self.given[v] = layout
 
-    def _check_port(
-        self, i: int, needs: tuple[Layout, ...], gives: tuple[Layout, ...]
-    ) -> None:
+    def _check_port(self, i: int, needs: tuple[Layout, ...], gives: tuple[Layout, ...]) -> None:
         """A port is the identity: one layout, up to the stacked dim, which is never cut."""
         instance = self.program.instances[i]
         signature, kind = instance.signature, instance.port
@@ -462,9 +460,7 @@ class _Walk:
             layout = after(step, layout)
             blocks.append(layout)
         units = [move.unit] if move.unit >= 0 else self._served(move.value)
-        return Copied(
-            move.need, tuple(units), move.unit < 0, self._copy(move)[2], tuple(blocks)
-        )
+        return Copied(move.need, tuple(units), move.unit < 0, self._copy(move)[2], tuple(blocks))
 
     def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
         """The layouts in which other units read v, and those units that go past its kept copy."""
@@ -528,7 +524,6 @@ def _bytes(tensor: TensorType, layout: Layout, walk: _Walk) -> int:
 def _is_contraction(signature: OperationSignature) -> bool:
     """Whether some reduce dim runs through two operands, so that the matrix units can do it."""
     return any(
-        dim.role == "reduce"
-        and sum(any(row[d] for row in p.matrix) for p in signature.inputs) > 1
+        dim.role == "reduce" and sum(any(row[d] for row in p.matrix) for p in signature.inputs) > 1
         for d, dim in enumerate(signature.index)
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Floats, Ints, Pair, Problem
+from .problem import Floats, Ints, Pair, Problem, Variable
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Dual:
         self.share = [
             1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)
         ]
-        parts = (*problem.variables, *problem.pairs)
+        parts: list[Variable | Pair] = [*problem.variables, *problem.pairs]
         self.most_seconds = sum(_most(p.seconds) for p in parts)
         self.most_joules = sum(_most(p.joules) for p in parts)
         uses = [(u.start, u.end, _most(u.amount)) for p in parts for u in p.uses]

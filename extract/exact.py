@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Floats, Ints, Problem, Use
+from .problem import Floats, Ints, Pair, Problem, Use, Variable
 
 # Programs with more pair entries than this are left to the bounds.
 ENTRIES = 60_000
@@ -53,9 +53,7 @@ def solve(problem: Problem, limit: float, seconds: float) -> Exact:
         if times:
             room = limit - problem.constant[times]
             unit = 1.0 / max(limit, 1.0)
-            constraints.append(
-                LinearConstraint(model.memory(times) * unit, -np.inf, room * unit)
-            )
+            constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, room * unit))
         found = milp(
             model.cost * model.unit,
             integrality=model.integral,
@@ -126,7 +124,7 @@ class _Model:
         self.possible = np.isfinite(self.cost).astype(float)
         self.cost[~np.isfinite(self.cost)] = 0.0
         # The solver's tolerances are absolute, and costs are microseconds.
-        parts = (*problem.variables, *problem.pairs)
+        parts: list[Variable | Pair] = [*problem.variables, *problem.pairs]
         self.unit = _LARGE / (max(_most(p.seconds) for p in parts) or 1.0)
         self.integral = np.zeros(column)
         self.integral[: self.start[-1]] = 1

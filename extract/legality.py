@@ -61,9 +61,7 @@ def index_blocks(
     return starts, ends
 
 
-def tensor_blocks(
-    layout: Layout, shape: tuple[int, ...], mesh: MeshShape
-) -> tuple[Ints, Ints]:
+def tensor_blocks(layout: Layout, shape: tuple[int, ...], mesh: MeshShape) -> tuple[Ints, Ints]:
     """First and end of every device's block of a tensor: s64[devices, tensor dims] each."""
     starts = np.zeros((mesh.devices, len(shape)), np.int64)
     ends = np.zeros_like(starts)
@@ -123,9 +121,7 @@ def _check_shapes(signature: OperationSignature, strategy: Strategy, mesh: MeshS
 
 
 def _check_partials(signature: OperationSignature, strategy: Strategy, mesh: MeshShape) -> None:
-    cut = {
-        a: d for d, axes in enumerate(strategy.cuts) for a in axes if mesh.sizes[a] > 1
-    }
+    cut = {a: d for d, axes in enumerate(strategy.cuts) for a in axes if mesh.sizes[a] > 1}
     operands = range(len(signature.inputs))
     for a in range(len(mesh.sizes)):
         if mesh.sizes[a] == 1:

@@ -89,7 +89,7 @@ class _Lives:
                 )
                 at = self.made[v] + 1 if at_once else 2 * u
                 self.reads_at[u, v] = at
-                self.last[v] = max(self.last[v], at)
+                self.last[v] = max(self.last[v], self.end if root.port == "output" else at)
         self.reads_until = dict(self.reads_at)
         for v, t in enumerate(self.made):
             self.last[v] = max(self.last[v], t - 1)
@@ -122,9 +122,6 @@ class _Lives:
             elif root.port == "input":
                 (v,) = root.outputs
                 self.made[v], self.last[v] = 0, self.end
-            elif root.port == "output":
-                (v,) = root.inputs
-                self.last[v] = self.end
 
     def _take_over(self) -> None:
         """Results that are written over an operand that nothing reads any more."""

@@ -68,13 +68,15 @@ class Memory:
         """
         table, shape = self._table(v), (len(have), len(needs))
         making, live = np.zeros(shape), np.zeros(shape)
+        # A copy of a new state is made in the old one's place.
+        state = self.program.instances[self.plan.units[reader].root].port == "state"
         takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
         for j, layouts in enumerate(needs):
             for n in layouts:
                 b = np.full(len(have), table.number[n])
                 there = (have == b) | (kept == b)
                 making[:, j] += np.where(there, 0.0, self._making(v, have, b))
-                live[:, j] += np.where(there, 0.0, self._copy(reader, v, have, b))
+                live[:, j] += np.where(there | state, 0.0, 1.0 * table.local_bytes[b])
                 takes[:, j] |= have == b
                 back[:, j] |= kept != b
         at = self.lives.reads_at[reader, v]
@@ -121,26 +123,13 @@ class Memory:
         that its readers compute for themselves also what is sent: for that it must exist.
         """
         table = self._table(v)
-        sent = self._sent(v, have, need)
+        wire = table.wire[have, need]
+        legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
         extra = np.where(table.in_place[have, need], 0.0, 1.0 * table.local_bytes[need])
-        extra = extra + np.where(sent, table.scratch[have, need], 0.0)
+        extra = extra + np.where(legal, table.scratch[have, need], 0.0)
         if self.lives.free[v]:
             extra = extra + np.where(sent, 1.0 * table.local_bytes[have], 0.0)
-        return np.where(sent, extra, 0.0)
-
-    def _copy(self, reader: int, v: int, have: Ints, need: Ints) -> Floats:
-        """Bytes of a copy for one reader, once it is made.
-
-        Nothing where it is written over the old state; and a block cut out of what is there is
-        cut out inside an elementwise reader.
-        """
-        root = self.program.instances[self.plan.units[reader].root]
-        size = 1.0 * self._table(v).local_bytes[need]
-        if root.port == "state":
-            return np.zeros(len(size))
-        if not root.port and root.signature.fusion in ("loop", "reduce"):
-            return np.where(self._sent(v, have, need), size, 0.0)
-        return size
+        return np.where(legal, extra, 0.0)
 
     def _copy_ends(self, reader: int, v: int) -> int:
         """Before which tick a copy that a unit reads is no longer in memory."""
@@ -148,11 +137,6 @@ class Memory:
         if root.port == "output":
             return self.times
         return min(self.lives.reads_until[reader, v] + 2, self.times)
-
-    def _sent(self, v: int, have: Ints, need: Ints) -> np.ndarray:
-        """Whether a copy is legal and moves bytes between devices."""
-        wire = self._table(v).wire[have, need]
-        return np.asarray(np.isfinite(wire) & (wire > 0))
 
 
 def _bytes(table: CopyTable, layout: Layout) -> float:

@@ -107,14 +107,14 @@ def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[P
             all(value(q, k) <= c for k, c in zip(objectives, costs, strict=True)) for q in kept
         ):
             kept.append(p)
-    costs = np.log([[max(value(p, k), 1e-30) for k in objectives] for p in kept])
+    logs = np.log([[max(value(p, k), 1e-30) for k in objectives] for p in kept])
     alive = np.ones(len(kept), dtype=bool)
     best = np.zeros(len(kept), dtype=bool)
-    best[costs.argmin(axis=0)] = True
-    for i in np.argsort(costs.sum(axis=1), kind="stable"):
+    best[logs.argmin(axis=0)] = True
+    for i in np.argsort(logs.sum(axis=1), kind="stable"):
         if alive[i]:
-            worse = (costs[i] - costs).max(axis=1) <= _NEAR
-            better = costs[i].sum() < costs.sum(axis=1)
+            worse = (logs[i] - logs).max(axis=1) <= _NEAR
+            better = logs[i].sum() < logs.sum(axis=1)
             alive &= ~(worse & better) | best
     return [p for p, here in zip(kept, alive, strict=True) if here]
 

@@ -91,7 +91,7 @@ class Effort:
     seed: int = 0
 
 
-# Of a variable's rows, so many of the cheapest are tried in a move that looks at the memory profile.
+# So many of the cheapest rows of a variable are tried in a move that looks at the memory profile.
 _OPTIONS = 40
 
 Report = Callable[[Archive, float], None]

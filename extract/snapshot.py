@@ -62,9 +62,7 @@ class Snapshot:
         return self.saturated.strategies[which][number]
 
 
-def snapshot(
-    schedule: Schedule, saturated: Saturated, mesh: MeshShape, target: Target
-) -> Snapshot:
+def snapshot(schedule: Schedule, saturated: Saturated, mesh: MeshShape, target: Target) -> Snapshot:
     """Join the derived strategies into unit rows, and tabulate copies.
 
     Raises ExtractError when some unit has no way to run (a rule was removed that all need).
@@ -259,8 +257,7 @@ class _Joiner:
             else:
                 cuts = self.saturated.strategies[self.signature_of[i]][chosen[i]].cuts
                 local = tuple(
-                    d.size // self.mesh.parts(c)
-                    for d, c in zip(signature.index, cuts, strict=True)
+                    d.size // self.mesh.parts(c) for d, c in zip(signature.index, cuts, strict=True)
                 )
                 moved += evaluate(reads, local) * tensor.itemsize
         for v, layout in zip(unit.outputs, gives, strict=True):
@@ -268,15 +265,13 @@ class _Joiner:
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
         seconds = float(kernel_seconds(flops, moved, dtype, self.target, contraction))
         energy = float(
-            joules(
-                flops, moved, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
-            )
+            joules(flops, moved, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction)
         )
         return (seconds, energy, flops)
 
 
 def _contracts(signature: OperationSignature) -> bool:
-    """Whether a kernel multiplies and sums two operands over some index dim (tensor cores apply)."""
+    """Whether a kernel multiplies and sums two operands over an index dim, on tensor cores."""
     for d, dim in enumerate(signature.index):
         if dim.role == "reduce":
             reading = sum(any(row[d] for row in p.matrix) for p in signature.inputs)

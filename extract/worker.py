@@ -73,20 +73,16 @@ def _there(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report)
         root = str(Path(__file__).resolve().parents[1])
         package = str(Path(sys.modules["tapestry_egg"].__file__ or root).resolve().parents[1])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        child = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                tell(k, line.strip())
-            child.wait()
-        finally:
-            if child.poll() is None:
-                child.kill()
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    tell(k, line.strip())
+                child.wait()
+            finally:
+                if child.poll() is None:
+                    child.kill()
         if child.returncode != 0 or not sink.exists():
             return _here(p, effort, peak, k, tell)
         with np.load(sink, allow_pickle=False) as data:

@@ -201,19 +201,31 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
 
 def _check_egg(path: Path, node: yaml.Node | None, text: str) -> None:
     """Refuse unbalanced text and commands other than rules, with the place in the file."""
-    start = node.start_mark.line + 1 if node is not None else 1
-    for line, column, form in commands(text):
+    for row, at, form in commands(text):
+        line, column = _within(node, row, at)
         head = form[1:].split(None, 1)[0].rstrip(")") if len(form) > 1 else ""
         if head not in ("rule", "rewrite", "birewrite", "relation"):
             raise RuleError(
                 f"a rule may only declare rules, rewrites and relations, not {head!r}",
-                where=f"{path}:{start + line}:{column}",
+                where=f"{path}:{line}:{column}",
             )
         if not form.endswith(")"):
             raise RuleError(
                 "unbalanced parentheses in the egglog text",
-                where=f"{path}:{start + line}:{column}",
+                where=f"{path}:{line}:{column}",
             )
+
+
+def _within(node: yaml.Node | None, line: int, column: int) -> tuple[int, int]:
+    """Where in its file a place in a text field is; line and column count from 1."""
+    if node is None:
+        return line, column
+    mark = node.start_mark
+    if getattr(node, "style", None) not in ("|", ">"):
+        return mark.line + line, column if line > 1 else mark.column + 1 + column
+    below = (mark.buffer or "").rstrip("\0").splitlines()[mark.line + 1 :]
+    filled = next((x for x in below if x.strip()), "")
+    return mark.line + 1 + line, len(filled) - len(filled.lstrip()) + column
 
 
 def commands(text: str) -> list[tuple[int, int, str]]:

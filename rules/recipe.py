@@ -66,9 +66,7 @@ def read_recipe(path: Path, node: yaml.MappingNode) -> Recipe | None:
     names = [n.value for n in given.value] if isinstance(given, yaml.SequenceNode) else []
     if not 1 <= len(names) <= MOST_GIVEN or not all(isinstance(n, str) for n in names):
         raise _error(path, given, f"`given` lists 1 to {MOST_GIVEN} variables of the rule")
-    wants = {
-        name: _want(path, value, names) for name, value in _mapping(path, fields.get("wants"))
-    }
+    wants = {name: _want(path, value, names) for name, value in _mapping(path, fields.get("wants"))}
     clash = set(wants) & set(names)
     if clash:
         raise _error(path, node, f"{sorted(clash)[0]!r} is both given and wanted")

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..blockgraph import TensorType
+from ..codec import primitive
 from ..errors import PlanError, TargetError
 from ..layout import Layout, MeshShape
 from ..plan import Plan
@@ -120,8 +121,11 @@ class CompiledPlan:
 
         local = lower(self.plan)
 
+        graph = self.plan.graph
+
         def step(*arguments: jax.Array) -> tuple[jax.Array, ...]:
-            return local(*arguments)
+            outputs = zip(local(*arguments), graph.outputs, strict=True)
+            return tuple(_weakened(x, graph.values[v].weak) for x, v in outputs)
 
         step.__name__ = re.sub(r"\W", "_", self.plan.graph.name) or "step"
         return jax.shard_map(
@@ -201,6 +205,20 @@ def jax_mesh(shape: MeshShape, mesh: Mesh | Sequence[jax.Device] | None = None) 
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices
     return jax.sharding.Mesh(grid.reshape(shape.sizes), shape.names)
+
+
+def _weakened(x: jax.Array, weak: bool) -> jax.Array:
+    """The same array, weakly typed as the user's function returns it.
+
+    Inside, weak types decide nothing: every operation was traced with its dtypes.
+    """
+    import jax
+
+    if getattr(jax.typeof(x), "weak_type", False) == weak:
+        return x
+    bind = primitive("convert_element_type").bind
+    changed: jax.Array = bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
+    return changed
 
 
 def _checked(x: Any, type_: TensorType, name: str) -> Any:

@@ -14,7 +14,7 @@ from ..plan import BodyPlan, Plan, Strategy
 from .collectives import apply
 from .fetch import Fetch, fetches, group_of, place
 from .kernels import run_kernel
-from .order import Tie, ties
+from .order import SMALL, Tie, ties
 
 if TYPE_CHECKING:
     import jax
@@ -219,6 +219,9 @@ class _Frame:
     def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
         for step in f.steps:
             x = apply(x, step, self.local.mesh)
+        local = f.steps and f.steps[-1].kind in ("slice", "to_partial")
+        if local and x.size * x.dtype.itemsize >= SMALL:
+            x = _barrier(x)  # a block of its own: cut out inside a reader, it would keep the whole
         if f.keep:
             self.kept[f.value] = x
         return x

@@ -78,12 +78,10 @@ def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
     return out
 
 
-def _made_by(
-    program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]
-) -> set[int]:
+def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:
     """Values of the graph that are in memory as they are: inputs, what kernels of a kind give."""
     number = {v: k for k, v in enumerate(program.bodies[0].values)}
-    found = set()
+    found: set[int] = set()
     for unit in units:
         root = program.instances[unit.root]
         if root.port in ("input", "state", "carry", "stack", "branch") or (
@@ -93,7 +91,9 @@ def _made_by(
     return found
 
 
-def _held(outside: Sequence[Fetch], solid: set[int], size: Callable[[Fetch], int]) -> tuple[Fetch, ...]:
+def _held(
+    outside: Sequence[Fetch], solid: set[int], size: Callable[[Fetch], int]
+) -> tuple[Fetch, ...]:
     """Which of its operands an operation is made to wait for.
 
     All that it collects from other devices, so that no copy exists before its time; else what is

@@ -31,8 +31,8 @@ from .wants import Applied, Catalogue, Row, answers, rule_forms
 MOST_FORMS = 3
 #: How far the rules may go on one graph: the program's algebra saturates early or not at all.
 BUDGET = Budget(iterations=12, rows=150_000, seconds=10.0)
-# A form must save this share of the program's seconds on one device.
-_WORTHWHILE = 1e-3
+#: A form must save this share of the program's seconds on one device.
+LEAST_GAIN = 0.02
 _LOAD = """
 (ruleset load)
 (rule ((leaf v)) ((union (N v) (Leaf v)) (set (order (N v)) v)) :ruleset load)
@@ -84,9 +84,11 @@ def forms(
     books: Sequence[RuleBook],
     target: Target,
     budget: Budget = BUDGET,
+    least_gain: float = LEAST_GAIN,
 ) -> tuple[Form, ...]:
     """The graph as given, and up to two forms of it that take less time on one device, best first.
 
+    They save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
     are forms too. Only operations change: inputs, outputs, constants and donation stay, and so do
     dtypes. Raises RuleError for a rule that egglog refuses or whose expressions have a fault.
@@ -101,7 +103,9 @@ def forms(
     for ruleset in PROGRAM_RULESETS if len(_rulesets(found[0][0].rules, rules)) > 1 else ():
         own = {r.name for r in rules if r.ruleset == ruleset}
         found.append(cheapest(inner.graph, explored.only(own), target))
-    least = program_seconds(graph, target) * (1.0 - _WORTHWHILE)
+    least = program_seconds(graph, target) * (1.0 - least_gain)
+    if not least:  # nothing computes, so nothing can be saved
+        return (Form(graph, (), saturated),)
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f[1] / least, 6), len(f[0].rules)))
     others: dict[float, Form] = {}
@@ -191,9 +195,7 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     return Explored(_terms(graph, tables, signatures, saturated), tuple(catalogue.entries))
 
 
-def _facts(
-    graph: BlockGraph, catalogue: Catalogue
-) -> tuple[dict[str, list[Row]], dict[int, int]]:
+def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]], dict[int, int]]:
     """The graph as nodes over values, and the signature number of every value that is one."""
     made = {v for op in graph.operations for v in op.outputs}
     facts: dict[str, list[Row]] = {

@@ -1,4 +1,4 @@
-"""The pipeline: trace, encode, saturate, extract; lowering and running take the plans from there."""
+"""The pipeline: trace, encode, saturate, extract; lowering and running take plans from there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .algebra import BUDGET, Form, forms
+from .algebra import BUDGET, LEAST_GAIN, Form, forms
 from .encode import encode
 from .errors import ExtractError
 from .extract.front import Front as Front
@@ -42,14 +42,19 @@ OBJECTIVES = ("seconds", "peak_bytes", "joules")
 @dataclass(frozen=True)
 class Settings:
     """How hard to work: `seconds` of search over all mesh shapes, mesh axes at most, and budgets of
-    the rules: `algebra` on the program, `budget` on each mesh shape."""
+    the rules: `algebra` on the program, `budget` on each mesh shape.
+
+    Other forms of the program share the time of the search; one is searched only if it saves more
+    than the share `least_gain` of the seconds on one device.
+    """
 
     seconds: float = 45.0
     limits: int = 10
     steps: int = 4
     max_axes: int = 2
-    budget: Budget = Budget()
+    budget: Budget = field(default_factory=Budget)
     algebra: Budget = BUDGET
+    least_gain: float = LEAST_GAIN
 
 
 def optimize(
@@ -87,7 +92,7 @@ def optimize(
     pairs = feedback_pairs(block_graph, state)
     fixed = read_pins(block_graph, pins)
     shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))
-    found = _forms(block_graph, sets, machine, settings.algebra, tell)
+    found = _forms(block_graph, sets, machine, settings, tell)
     plans = [_scheduled(form, pairs) for form in found]
     problems = [
         _problem(plan, shape, machine, sets, settings.budget, fixed, tell)
@@ -108,10 +113,14 @@ def optimize(
 
 
 def _forms(
-    graph: BlockGraph, books: Sequence[RuleBook], machine: Target, budget: Budget, tell: Progress
+    graph: BlockGraph,
+    books: Sequence[RuleBook],
+    machine: Target,
+    settings: Settings,
+    tell: Progress,
 ) -> tuple[Form, ...]:
     tell(Phase("saturate", "", None, "algebra"))
-    found = forms(graph, books, machine, budget)
+    found = forms(graph, books, machine, settings.algebra, settings.least_gain)
     others = [", ".join(form.rules) for form in found[1:]]
     tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
     return found
@@ -204,7 +213,7 @@ def _certified(
     refused: list[ExtractError] = []
     sound: list[Plan] = []
     for plan in schedules:
-        own = [p for p in front.plans if p.rules == plan.program.rules]
+        own = [p for p in front.plans if p.body.graph is plan.program.bodies[0].graph]
         for p, verdict in zip(own, certify_all(own, plan, machine, limits), strict=True):
             if isinstance(verdict, ExtractError):
                 refused.append(verdict)
@@ -234,7 +243,8 @@ def _check_objectives(objectives: Sequence[str]) -> None:
     for name in objectives:
         if name not in known:
             raise ExtractError(
-                f"unknown objective {name!r}", where="objectives",
+                f"unknown objective {name!r}",
+                where="objectives",
                 hint=f"Objectives are {', '.join(known)}.",
             )
 

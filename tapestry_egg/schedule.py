@@ -29,7 +29,8 @@ class Unit:
     """Instances that run as one kernel.
 
     The root's outputs are materialised, and those of members that leave the program on the way
-    (an optimizer's new moments, made in the same loop as the new parameters). `reads` lists what comes from outside as (instance, operand port, value).
+    (an optimizer's new moments, made in the same loop as the new parameters). `reads` lists what
+    comes from outside as (instance, operand port, value).
     """
 
     members: tuple[int, ...]  # instances, in program order; the root is last
@@ -233,7 +234,12 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
     for group in groups:
         ports = [program.instances[units[u].root].port in late for u in group]
         reads.append(
-            {v for u, port in zip(group, ports, strict=True) if not port for _, _, v in units[u].reads}
+            {
+                v
+                for u, port in zip(group, ports, strict=True)
+                if not port
+                for _, _, v in units[u].reads
+            }
         )
     waiting = [len({maker[v] for v in vs if v in maker} - {g}) for g, vs in enumerate(reads)]
     followers: dict[int, set[int]] = defaultdict(set)
@@ -254,7 +260,9 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
         if program.instances[u.root].port in ("state", "input", "constant")
         for v in u.outputs
     }
-    leaving = {v for u in units if program.instances[u.root].port == "output" for _, _, v in u.reads}
+    leaving = {
+        v for u in units if program.instances[u.root].port == "output" for _, _, v in u.reads
+    }
     left = {v: len(gs) for v, gs in users.items()}
     done = [False] * len(groups)
     order: list[Unit] = []
@@ -346,7 +354,7 @@ def fusion(plan: Schedule) -> Fusion:
     boundary), and must not cost more memory traffic: apart, the producer's operands are read, its
     result is written and read by every reader; within, every reader reads the operands instead,
     where it does not read them already. So GELU's steps are recomputed in the backward pass from
-    one product, while a residual sum with three readers is stored.
+    one product, while a sum of two stored values with four readers is stored too.
     """
     program, units = plan.program, plan.units
     size = [t.nbytes for t in program.types]
@@ -409,6 +417,4 @@ def _arranged(program: FlatProgram, units: Sequence[Unit]) -> Schedule:
             producer[v] = u
         for v in dict.fromkeys(v for _, _, v in unit.reads):
             readers[v].append(u)
-    return Schedule(
-        program, tuple(units), tuple(producer), tuple(tuple(r) for r in readers)
-    )
+    return Schedule(program, tuple(units), tuple(producer), tuple(tuple(r) for r in readers))

@@ -82,6 +82,7 @@ def cut_layout(
     extents: tuple[int, ...],
     cuts: tuple[tuple[int, ...], ...],
     mesh: MeshShape,
+    roles: tuple[str, ...],
     *,
     is_output: bool,
 ) -> Layout | None:
@@ -89,7 +90,8 @@ def cut_layout(
 
     Per cut, the tensor dim that falls into blocks is sharded; a cut of which the image does not
     depend, or of which it is neither blocks nor constant (gathered; operands only), shards nothing.
-    None where the devices' boxes are then not their blocks (outputs), or not inside (operands).
+    None where the devices' boxes are then not their blocks (outputs), or not inside (operands), and
+    where an output does not follow a map dim, or follows a reduce dim.
     """
     dims: list[tuple[int, ...]] = [()] * len(shape)
     for d, axes in enumerate(cuts):
@@ -101,24 +103,43 @@ def cut_layout(
             k
             for k, n in enumerate(shape)
             if n % mesh.parts(axes) == 0
-            and images
-            == tensor_boxes(
-                shape, Layout(tuple(axes if e == k else () for e in range(len(shape)))), mesh
+            and falls_into_blocks(
+                images,
+                tensor_boxes(
+                    shape, Layout(tuple(axes if e == k else () for e in range(len(shape)))), mesh
+                ),
+                k,
             )
         ]
-        if fits and not all(i == images[0] for i in images):
+        constant = all(i == images[0] for i in images)
+        if is_output and mesh.parts(axes) > 1 and constant == (roles[d] == "map"):
+            return None
+        if fits and not constant:
             if dims[fits[0]]:
                 return None  # two cuts of one tensor dim: the blocks are not one box each
             dims[fits[0]] = axes
-        elif is_output and any(i != images[0] for i in images):
+        elif is_output and not constant:
             return None
     layout = Layout(tuple(dims))
     joint = [projection.image(b) for b in index_boxes(extents, cuts, mesh)]
     blocks = tensor_boxes(shape, layout, mesh)
-    good = joint == blocks if is_output else all(
-        i in b or i.is_empty for i, b in zip(joint, blocks, strict=True)
+    good = (
+        joint == blocks
+        if is_output
+        else all(i in b or i.is_empty for i, b in zip(joint, blocks, strict=True))
     )
     return layout if good else None
+
+
+def falls_into_blocks(images: Boxes, blocks: Boxes, k: int) -> bool:
+    """Whether images are exactly the blocks along tensor dim k, and constant along all others."""
+    others = {
+        tuple(x for e, x in enumerate(zip(i.start, i.end, strict=True)) if e != k) for i in images
+    }
+    return len(others) == 1 and all(
+        (i.start[k], i.end[k]) == (b.start[k], b.end[k])
+        for i, b in zip(images, blocks, strict=True)
+    )
 
 
 def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strategy]:
@@ -128,6 +149,7 @@ def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strate
     ports = [*zip(signature.inputs, signature.input_types, strict=True)]
     ports += [*zip(signature.outputs, signature.output_types, strict=True)]
     everyone = set(range(len(mesh.sizes)))
+    dims = tuple(d.role for d in signature.index)
     for cuts in all_cuts(len(extents), len(mesh.sizes)):
         used = {a for axes in cuts for a in axes}
         roles = {signature.index[d].role for d, axes in enumerate(cuts) if axes}
@@ -136,7 +158,7 @@ def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strate
         if any(n % mesh.parts(axes) for n, axes in zip(extents, cuts, strict=True)):
             continue
         plain = [
-            cut_layout(f, t.shape, extents, cuts, mesh, is_output=p >= inputs)
+            cut_layout(f, t.shape, extents, cuts, mesh, dims, is_output=p >= inputs)
             for p, (f, t) in enumerate(ports)
         ]
         if any(layout is None for layout in plain):

@@ -338,7 +338,9 @@ def test_a_problem_without_memory() -> None:
 
 
 def test_single_rows_leave_nothing_to_choose() -> None:
-    pair = Pair(0, 1, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1)), np.ones((1, 1)))
+    pair = Pair(
+        0, 1, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1)), np.ones((1, 1))
+    )
     problem = Problem((single(1), single(1)), (pair,), 2, np.array([5.0, 7.0]))
     archive = searched(problem)
     assert [c.costs for c in archive.candidates] == [(3.0, 7.0, 1.0)]
@@ -356,7 +358,9 @@ def test_forbidden_pairs_are_never_chosen() -> None:
 
 
 def test_no_legal_labelling_is_said() -> None:
-    pair = Pair(0, 1, np.zeros(2, np.int64), np.arange(2), np.full((1, 2), np.inf), np.zeros((1, 2)))
+    pair = Pair(
+        0, 1, np.zeros(2, np.int64), np.arange(2), np.full((1, 2), np.inf), np.zeros((1, 2))
+    )
     with pytest.raises(ExtractError, match="no legal combination"):
         searched(Problem((single(2), single(2)), (pair,), 1, np.zeros(1)))
 

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tapestry_egg.encode import encode
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.assemble import assemble
 from tapestry_egg.extract.certificate import certify, recompute
 from tapestry_egg.extract.front import Front
+from tapestry_egg.extract.plans import make_plan
 from tapestry_egg.extract.problem import Problem
-from tapestry_egg.extract.search import Effort, Search
+from tapestry_egg.extract.search import Candidate, Effort, Search
 from tapestry_egg.extract.snapshot import snapshot
-from tapestry_egg.encode import encode
 from tapestry_egg.flatten import feedback_pairs, flatten
 from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings, optimize
@@ -257,6 +258,65 @@ def test_plans_of_the_front_are_certified(certified: tuple[Front, Schedule]) -> 
     assert any(p.costs.wire_bytes > 0 for p in front)
 
 
+def recurrence(w: jax.Array, u: jax.Array, xs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A loop whose invariants, carry and slices are each read more than once."""
+
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.tanh(h @ w + x @ u)
+        return h + y, (y * h) @ w
+
+    return jax.lax.scan(step, jnp.zeros_like(xs[0]), xs)
+
+
+def branches(x: jax.Array, w: jax.Array) -> jax.Array:
+    y = x @ w
+    y = jax.lax.cond(jnp.sum(y) > 0, lambda a: a @ w + a, lambda a: a.T @ a, y)
+    return jax.lax.while_loop(lambda a: jnp.max(a) < 3.0, lambda a: jnp.sin(a) @ w + a, y)
+
+
+def fan(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+    """A product that many read, in kernels of several operations too."""
+    y = x @ w
+    z = jnp.exp(y) * jnp.sin(y) + y
+    return y @ w, y.T @ z, z, jnp.sum(y * y, axis=0), y.reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (fan, ((256, 512), (512, 512))),
+        (recurrence, ((64, 64), (64, 64), (16, 32, 64))),
+        (branches, ((64, 64), (64, 64))),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+def test_any_labelling_costs_what_the_certificate_finds(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
+) -> None:
+    """Not only good plans: rows at random, and copies kept wherever they can be."""
+    plan_schedule = scheduled(traced(function, shapes, {}))
+    target, mesh = load_target("h100:4"), MeshShape(("x", "y")[: len(sizes)], sizes)
+    found = saturate(encode(plan_schedule.program, mesh), load_books(RULES))
+    assembled = assemble(snapshot(plan_schedule, found, mesh, target))
+    rng, tried, kept = np.random.default_rng(0), 0, 0
+    keeping = {s.variable: s for s in assembled.sharing}
+    for _ in range(25):
+        rows = np.array([rng.integers(len(v)) for v in assembled.problem.variables])
+        for variable, s in keeping.items():
+            if rng.random() < 0.8:
+                options = [r for r, (_, k) in enumerate(s.rows) if k is not None]
+                rows[variable] = rng.choice(options) if options else rows[variable]
+        seconds, joules, profile = assembled.problem.evaluate(rows)
+        if not np.isfinite(seconds):
+            continue
+        plan = make_plan(assembled, Candidate(rows, seconds, profile.max(), joules), "any", 0.0)
+        certify(plan, plan_schedule, target)
+        tried += 1
+        kept += len(plan.body.kept)
+    assert tried >= 10
+    assert kept or function is not fan
+
+
 def test_wrong_costs_are_refused(certified: tuple[Front, Schedule]) -> None:
     from dataclasses import replace
 
@@ -314,9 +374,7 @@ def test_illegal_plans_are_refused(certified: tuple[Front, Schedule]) -> None:
         for x in (Layout.replicated(rank), Layout(((0,), ())), Layout(((), (1,))))
         if x != body.inputs[0]
     )
-    assert "certificate" in refused(
-        changed(plan, inputs=(moved, *body.inputs[1:])), plan_schedule
-    )
+    assert "certificate" in refused(changed(plan, inputs=(moved, *body.inputs[1:])), plan_schedule)
 
 
 def test_costs_of_a_plan_by_hand() -> None:

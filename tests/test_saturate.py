@@ -9,15 +9,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.encode import encode
 from tapestry_egg.errors import RuleError
 from tapestry_egg.extract.front import Front
+from tapestry_egg.extract.legality import check_strategy
 from tapestry_egg.flatten import FlatProgram, Instance, flatten
 from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.layout_algebra import LayoutAlgebra
@@ -78,14 +80,14 @@ def mlp(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w) @ v
 
 
-def two_softmaxes(x: jax.Array) -> jax.Array:
+def two_scans(x: jax.Array) -> jax.Array:
     """Rows want one layout, columns the other."""
-    return jax.nn.softmax(jax.nn.softmax(x, axis=1), axis=0)
+    return jnp.cumsum(jnp.cumsum(x, axis=1), axis=0)
 
 
 def two_sums(x: jax.Array, w: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
     """Two products over cut sums, added before they are combined."""
-    return jnp.tanh(x @ w + y @ v)
+    return x @ w + y @ v
 
 
 def without(book: RuleBook, name: str, folder: Path) -> Path:
@@ -108,7 +110,7 @@ def only(book: RuleBook, name: str, folder: Path) -> Path:
 
 
 CASES = [
-    ("all-to-all", "all_to_all", two_softmaxes, [(4096, 4096)]),
+    ("all-to-all", "all_to_all", two_scans, [(4096, 4096)]),
     ("reduce-scatter", "reduce_scatter", mlp, [(256, 65536), (65536, 256), (512, 256)]),
     ("all-gather", "all_gather", mlp, [(1024, 4096), (4096, 1024), (1024, 1024)]),
 ]
@@ -149,7 +151,7 @@ def test_a_rule_in_a_users_file_brings_a_new_plan(
 
 
 def test_partial_values_wait_only_by_their_rule(tmp_path: Path) -> None:
-    program = traced(two_sums, (1024, 8192), (8192, 1024), (1024, 8192), (8192, 1024))
+    program = traced(two_sums, *[(64, 1 << 20), (1 << 20, 64)] * 2)
 
     def waiting(front: Front) -> bool:
         return any(n.partial for p in front for s in p.body.strategies for n in s.needs)
@@ -209,9 +211,7 @@ def test_a_coefficient_set_to_zero_removes_what_needs_it_and_nothing_else() -> N
     books = load_books([SHARDING, COLLECTIVES])
     before = saturate(encoding, books)
     rows = [r for r in encoding.facts["coefficient"] if r[-1] != 0]
-    products = [
-        s for s, x in enumerate(encoding.signatures) if x.kernel in ("dot_general", "tanh")
-    ]
+    products = [s for s, x in enumerate(encoding.signatures) if x.kernel in ("dot_general", "tanh")]
     rows = [r for r in rows if r[0] in products]
     assert len(rows) >= 8
     for row in rows:
@@ -241,52 +241,68 @@ def test_a_coefficient_set_to_zero_removes_what_needs_it_and_nothing_else() -> N
 # Legality, against enumeration over the devices
 
 
-@st.composite
-def signatures(draw: st.DrawFn) -> OperationSignature:
-    """Random index spaces, and random affine projections of them."""
-    rank = draw(st.integers(1, 3))
-    sizes = [draw(st.sampled_from([1, 2, 3, 4, 6, 8])) for _ in range(rank)]
-    roles = [draw(st.sampled_from(["map", "map", "reduce", "whole"])) for _ in range(rank)]
+def random_signature(rng: np.random.Generator) -> OperationSignature:
+    """A random index space, and random affine projections of it."""
+    rank = int(rng.integers(1, 4))
+    sizes = [int(n) for n in rng.choice([1, 2, 3, 4, 6, 8], rank)]
+    roles = [str(x) for x in rng.choice(["map", "map", "map", "reduce", "whole"], rank)]
     index = tuple(
         IndexDim(f"i{d}", n, role, "sum" if role == "reduce" else None)  # type: ignore[arg-type]
         for d, (n, role) in enumerate(zip(sizes, roles, strict=True))
     )
 
-    def projection(columns: list[int]) -> tuple[Projection, TensorType]:
-        dims = draw(st.integers(0, 3))
+    def projection(
+        columns: list[int], exact: float, padded: bool = True
+    ) -> tuple[Projection, TensorType]:
+        """Per tensor dim up to two columns, often as digits of the dim, often filling it."""
         matrix, offsets, boxes, shape = [], [], [], []
-        for _ in range(dims):
-            row = [0] * rank
-            some = draw(st.lists(st.sampled_from(columns), max_size=2)) if columns else []
-            stride = 1
-            for d in some:
+        free = [int(d) for d in rng.permutation(columns)]
+        for _ in range(rng.integers(0, 4)):
+            row, stride = [0] * rank, 1
+            for _ in range(rng.choice([0, 1, 1, 1, 2])):
+                if not columns:
+                    break
+                d = free.pop() if free and rng.random() < exact else int(rng.choice(columns))
                 if row[d]:
                     continue
-                row[d] = draw(st.sampled_from([stride, stride, stride, 1, 2, -1]))
+                row[d] = stride if rng.random() < exact else int(rng.choice([1, 2, 3, -1]))
                 stride *= sizes[d]
-            box = draw(st.sampled_from([1, 1, 1, 2, 3, max(1, abs(row[some[0]]) if some else 1)]))
+            box = 1 if rng.random() < exact else int(rng.integers(1, 4))
             least = sum(min(a, 0) * (n - 1) for a, n in zip(row, sizes, strict=True))
             span = box + sum(abs(a) * (n - 1) for a, n in zip(row, sizes, strict=True))
-            pad = draw(st.sampled_from([0, 0, 0, 1]))
+            exactly = not padded or rng.random() < exact
+            pad, rest = (0, 0) if exactly else rng.integers(0, 3, 2)
+            if padded and rng.random() < 0.2:
+                # As many elements as strides: gaps between boxes do not show in the sizes.
+                most = max((abs(a) * n for a, n in zip(row, sizes, strict=True)), default=0)
+                pad, rest = 0, max(0, most - span)
             matrix.append(tuple(row))
-            offsets.append(pad - least)
+            offsets.append(int(pad) - least)
             boxes.append(box)
-            shape.append(span + pad + draw(st.sampled_from([0, 0, 0, 1, 2])))
+            shape.append(span + int(pad + rest))
         form = Projection(tuple(matrix), tuple(offsets), tuple(boxes), index_rank=rank)
         return form, TensorType(tuple(shape), "float32")
 
-    every = list(range(rank))
-    inputs = [projection(every) for _ in range(draw(st.integers(0, 2)))]
-    outputs = [
-        projection([d for d in every if roles[d] != "reduce"])
-        for _ in range(draw(st.integers(1, 2)))
-    ]
-    operands = range(len(inputs))
-    passages = ()
-    if inputs and draw(st.booleans()):
-        group = tuple(p for p in operands if draw(st.booleans())) or (0,)
-        passages = (Passage(group, "sum", draw(st.sampled_from(["sum", "max"]))),)
-    initial = (0,) if inputs and draw(st.integers(0, 5)) == 0 else ()
+    def output() -> tuple[Projection, TensorType]:
+        """Mostly, every map dim in a tensor dim of its own."""
+        maps = [d for d in range(rank) if roles[d] != "reduce"]
+        if rng.random() < 0.3:
+            return projection(maps, 0.9, padded=False)
+        order = [int(d) for d in rng.permutation(maps)]
+        matrix = tuple(tuple(int(e == d) for e in range(rank)) for d in order)
+        ones, zeros = (1,) * len(order), (0,) * len(order)
+        form = Projection(matrix, zeros, ones, index_rank=rank)
+        return form, TensorType(tuple(sizes[d] for d in order), "float32")
+
+    inputs = [projection(list(range(rank)), 0.8) for _ in range(rng.integers(0, 3))]
+    outputs = [output() for _ in range(rng.choice([1, 1, 1, 2]))]
+    passages: tuple[Passage, ...] = ()
+    if inputs and rng.random() < 0.5:
+        group = tuple(p for p in range(len(inputs)) if rng.random() < 0.5) or (0,)
+        passages = (Passage(group, "sum", str(rng.choice(["sum", "max"]))),)
+    # A starting value is the same for every step of the reduction.
+    reduces = [d for d in range(rank) if roles[d] == "reduce"]
+    starts = inputs and not any(row[d] for row in inputs[0][0].matrix for d in reduces)
     return OperationSignature(
         "random",
         index,
@@ -295,7 +311,7 @@ def signatures(draw: st.DrawFn) -> OperationSignature:
         tuple(t for _, t in inputs),
         tuple(t for _, t in outputs),
         passages,
-        initial,
+        initial=(0,) if starts and rng.random() < 0.3 else (),
         reads=(None,) * len(inputs),
     )
 
@@ -319,17 +335,18 @@ def is_gathered_in_part(signature: OperationSignature, cuts: tuple[tuple[int, ..
     return False
 
 
-@given(st.lists(signatures(), min_size=25, max_size=25), st.sampled_from([(2, 2), (4,), (2, 3)]))
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
-def test_derived_strategies_are_the_legal_ones(
-    some: list[OperationSignature], sizes: tuple[int, ...]
-) -> None:
+@given(st.integers(0, 10**6), st.sampled_from([(2, 2), (4,), (2, 3)]))
+@settings(max_examples=15)
+def test_derived_strategies_are_the_legal_ones(seed: int, sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(seed)
     mesh = MeshShape(("x", "y")[: len(sizes)], sizes)
-    found = saturated(some, mesh)
+    found = saturated([random_signature(rng) for _ in range(20)], mesh)
     assert found.saturated
     for s, signature in enumerate(found.encoding.signatures):
         mine, legal = derived(found, s), every_strategy(signature, mesh)
         assert mine <= legal, (signature, sorted(mine - legal, key=repr)[:1])
+        for strategy in mine:
+            check_strategy(signature, strategy, mesh)
         for strategy in legal - mine:
             assert is_gathered_in_part(signature, strategy.cuts), (signature, strategy)
 
@@ -465,13 +482,11 @@ rules:
         (GOOD.replace("numerics: exact", "numerics: sloppy"), ":6:15", "sloppy"),
         (GOOD + "    colour: red\n", ":9:13", "colour"),
         (GOOD + "    ruleset: nowhere\n", ":9:14", "nowhere"),
-        (GOOD.replace("(rule (", "(rule ("[:-1], 1), ":8:", "parenthes"),
-        (GOOD.replace("(rule (", "(delete-everything (", 1), ":8:", "delete-everything"),
+        (GOOD.replace("-1 m)))", "-1 m))"), ":8:7", "parenthes"),
+        (GOOD.replace("(rule (", "(delete-everything (", 1), ":8:7", "delete-everything"),
     ],
 )
-def test_malformed_rule_files_say_where(
-    text: str, place: str, what: str, tmp_path: Path
-) -> None:
+def test_malformed_rule_files_say_where(text: str, place: str, what: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(RuleError) as e:
@@ -483,7 +498,7 @@ def test_malformed_rule_files_say_where(
 @pytest.mark.parametrize(
     "egg",
     [
-        "(rule ((nonsense l)) ((change l l \"slice\" 0 0 -1)))",
+        '(rule ((nonsense l)) ((change l l "slice" 0 0 -1)))',
         "(rule ((partial l m list base)) ((change l base all_reduce list -1 m)))",
         "(rule ((partial l m list base)) ((change l base)))",
     ],

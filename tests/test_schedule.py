@@ -1,0 +1,170 @@
+"""Fusion into units, the order of units, and what is computed where it is read, by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tapestry_egg.blockgraph import verify_graph
+from tapestry_egg.flatten import feedback_pairs, flatten
+from tapestry_egg.schedule import (
+    Schedule,
+    fusion,
+    in_order,
+    operation_groups,
+    repeat_cheap,
+    schedule,
+)
+from tapestry_egg.trace import trace
+
+N = 512
+X = jax.ShapeDtypeStruct((N, N), jnp.float32)
+
+
+def scheduled(f: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Schedule:
+    graph = repeat_cheap(trace(f, *args, donate_argnums=donate).graph)
+    return schedule(flatten(graph, feedback_pairs(graph)))
+
+
+def kernels(plan: Schedule) -> list[tuple[str, ...]]:
+    """Per unit that is no port, the kernels of its members."""
+    instances = plan.program.instances
+    return [
+        tuple(instances[i].signature.kernel for i in unit.members)
+        for unit in plan.units
+        if not instances[unit.root].port
+    ]
+
+
+def find(plan: Schedule, kernel: str, which: int = 0) -> int:
+    """The unit with the given member, the which-th of them."""
+    instances = plan.program.instances
+    found = [
+        u
+        for u, unit in enumerate(plan.units)
+        if any(
+            instances[i].signature.kernel == kernel and not instances[i].port for i in unit.members
+        )
+    ]
+    return found[which]
+
+
+def test_an_elementwise_chain_is_one_unit() -> None:
+    (unit,) = kernels(scheduled(lambda x: jnp.tanh(jnp.exp(x) * 2 + 1), X))
+    assert [k for k in unit if k != "broadcast_in_dim"] == ["exp", "mul", "add", "tanh"]
+
+
+def test_contractions_stand_alone_and_reductions_take_their_operand_in() -> None:
+    units = kernels(scheduled(lambda x, w: jnp.exp(x @ w).sum(0), X, X))
+    assert units == [("dot_general",), ("exp", "reduce_sum")]
+
+
+def test_a_value_with_two_readers_is_a_unit_of_its_own() -> None:
+    units = kernels(scheduled(lambda x: (jnp.exp(x).sum(0), jnp.exp(x).max(1)), X))
+    assert units == [("exp", "reduce_sum"), ("exp", "reduce_max")]
+
+    def shared(x: jax.Array) -> Any:
+        e = jnp.exp(x)
+        return e.sum(0), e.max(1)
+
+    assert kernels(scheduled(shared, X)) == [("exp",), ("reduce_sum",), ("reduce_max",)]
+
+
+def test_what_reductions_share_is_computed_in_each() -> None:
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        e = jnp.exp(x @ w)
+        return e.sum(0), e.max(1)
+
+    plan = scheduled(f, X, X)
+    fused = fusion(plan)
+    e, dot = find(plan, "exp"), find(plan, "dot_general")
+    assert [u for u, within in enumerate(fused.within) if within] == [e]
+    (product,) = plan.units[dot].outputs
+    assert fused.operands[find(plan, "reduce_sum")] == fused.operands[e] == {product}
+
+
+def test_what_a_contraction_reads_is_stored() -> None:
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        e = jnp.exp(x @ w)
+        return e.sum(0), e @ w
+
+    plan = scheduled(f, X, X)
+    assert not any(fusion(plan).within)
+
+
+@pytest.mark.parametrize(("readers", "within"), [(2, True), (3, True), (4, False)])
+def test_a_sum_of_two_is_stored_for_many_readers(readers: int, within: bool) -> None:
+    """Apart 2 + 1 + r arrays move, within 2r."""
+    reductions = (jnp.sum, jnp.max, jnp.min, jnp.prod)[:readers]
+
+    def f(x: jax.Array, y: jax.Array) -> Any:
+        z = x + y
+        return [r(z, axis=0) for r in reductions]
+
+    plan = scheduled(f, X, X)
+    assert fusion(plan).within[find(plan, "add")] is within
+
+
+def sgd(params: list[jax.Array], x: jax.Array) -> Any:
+    def loss(params: list[jax.Array]) -> jax.Array:
+        y = x
+        for w in params:
+            y = jnp.tanh(y @ w)
+        return y.sum()
+
+    grads = jax.grad(loss)(params)
+    return ([w - 0.1 * g for w, g in zip(params, grads, strict=True)],)
+
+
+def test_updates_run_when_their_gradient_is_there_and_nothing_reads_the_old_weight() -> None:
+    plan = scheduled(sgd, [X, X, X], X, donate=(0,))
+    instances = plan.program.instances
+    olds = [instances[u.root].outputs[0] for u in plan.units if instances[u.root].port == "state"]
+    news = [instances[u.root].inputs[0] for u in plan.units if instances[u.root].port == "state"]
+    updates = [plan.producer[v] for v in news]
+    assert updates[2] < updates[1] < updates[0]
+    products = [
+        u
+        for u, unit in enumerate(plan.units)
+        if instances[unit.root].signature.kernel == "dot_general"
+    ]
+    assert updates[2] < products[-1]  # before the last gradient is computed
+    for old, update in zip(olds, updates, strict=True):
+        assert all(u <= update for u in plan.readers[old] if not instances[plan.units[u].root].port)
+
+
+def test_small_updates_wait_their_turn() -> None:
+    small = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    plan = scheduled(sgd, [small] * 3, small, donate=(0,))
+    roots = [u.root for u in plan.units]
+    assert roots == sorted(roots)
+
+
+def test_in_order_is_the_schedule_as_a_program() -> None:
+    program = trace(sgd, [X, X, X], X, donate_argnums=(0,))
+    graph = repeat_cheap(program.graph)
+    pairs = feedback_pairs(graph)
+    arranged = in_order(graph, pairs)
+    verify_graph(arranged)
+    assert Counter(map(id, arranged.operations)) == Counter(map(id, graph.operations))
+    assert arranged.operations != graph.operations
+    flat = flatten(arranged, pairs)
+    plan = schedule(flat)
+    order = [k for group in operation_groups(flat, plan.units) for k in group]
+    assert order == list(range(len(arranged.operations)))
+
+
+def test_a_region_is_one_operation_of_the_order() -> None:
+    def f(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ c), c.sum()), x, None, length=3)
+
+    graph = trace(f, X).graph
+    flat = flatten(graph, {})
+    groups = operation_groups(flat, schedule(flat).units)
+    scan = [k for k, op in enumerate(graph.operations) if op.kernel == "scan"]
+    assert [k for g in groups for k in g if k in scan] == scan
