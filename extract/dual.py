@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from .problem import Floats, Ints, Pair, Problem, Variable
 
+# Relative error of a bound, a sum of some thousand terms of a pass, twice over.
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -41,8 +44,10 @@ class Cut:
         """The bound on seconds of any plan within these limits."""
         if peak > self.peak:
             return 0.0
-        out = self.value - self.bytes_price * peak if self.bytes_price else self.value
-        return out - self.joule_price * joules if self.joule_price else out
+        taken = self.bytes_price * peak if self.bytes_price else 0.0
+        taken += self.joule_price * joules if self.joule_price else 0.0
+        # At very high prices two large numbers are subtracted: what rounding may have added goes.
+        return self.value - taken - _ROUNDING * (abs(self.value) + taken)
 
 
 class _Side:

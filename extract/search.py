@@ -306,9 +306,9 @@ class Search:
 
     def _frugal(self, fastest: Candidate) -> None:
         """Plans of few joules, at no memory price."""
-        for factor in (0.5, 2.0, 8.0):
+        for factor in (0.5, 4.0):
             price = factor * fastest.seconds / max(fastest.joules, 1e-12)
-            self._settle(Prices(price, np.zeros(self.problem.times)), 6)
+            self._settle(Prices(price, np.zeros(self.problem.times)), 4)
 
     def _refine(self) -> None:
         """Descend from every candidate on its true costs, within its own peak."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .blockgraph import TensorType
 from .flatten import FlatProgram
 from .layout import MeshShape
 from .layout_algebra import LayoutAlgebra
@@ -73,8 +74,11 @@ def signature_facts(
     def add(name: str, *row: int | str) -> None:
         facts.setdefault(name, []).append(row)
 
+    uncut = _uncut(signature)
     for d, dim in enumerate(signature.index):
         add("extent", s, d, dim.size)
+        if d in uncut:
+            continue
         if dim.role == "map":
             add("map-dim", s, d)
         elif dim.role == "reduce" and dim.monoid is not None:
@@ -95,6 +99,8 @@ def signature_facts(
     for g, group in enumerate(signature.passages):
         if group.monoid_in not in monoid_number:
             continue  # no value of this program is ever partial so
+        if any(_is_key(types[p]) for p in (*group.inputs, *range(operands, len(types)))):
+            continue
         add("passage", s, g, monoid_number[group.monoid_out])
         for p in range(operands):
             if p in group.inputs:
@@ -102,3 +108,24 @@ def signature_facts(
             else:
                 add("standing", s, g, p)
     return facts
+
+
+def _uncut(signature: OperationSignature) -> set[int]:
+    """Index dims without blocks: those that reach random keys, which stay whole on every device,
+    and all dims of an index space without points, no part of which gives a block."""
+    if 0 in signature.extents:
+        return set(range(len(signature.extents)))
+    ports = (*signature.inputs, *signature.outputs)
+    types = (*signature.input_types, *signature.output_types)
+    return {
+        d
+        for projection, tensor in zip(ports, types, strict=True)
+        if _is_key(tensor)
+        for row in projection.matrix
+        for d, a in enumerate(row)
+        if a
+    }
+
+
+def _is_key(tensor: TensorType) -> bool:
+    return tensor.dtype.startswith("key<")
