@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ def search_all(
     limit = workers or min(len(problems), os.cpu_count() or 1)
     rows = sum(len(v) for p in problems for v in p.variables)
     if limit <= 1 or len(problems) == 1 or rows < _SMALL:
+        # One after another, each in its share of the time.
+        effort = replace(effort, seconds=effort.seconds / max(limit, 1))
         return [_here(p, effort, peak, k, tell) for k, p in enumerate(problems)]
     found: dict[int, Archive] = {}
     gate = threading.Semaphore(limit)

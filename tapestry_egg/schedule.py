@@ -203,6 +203,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
         if inner and len(using) < len(everyone):
             root = instances[roots[unit_of[using[0]]]]
             inner = fusion == "loop" and _same_loop(program, instance, root)
+        inner = inner and not _collapses(program, instance)
         inner = inner and (fusion == "view" or (fusion == "loop" and all(inline[r] for r in using)))
         if inner:
             unit_of[i] = unit_of[using[0]]
@@ -388,6 +389,17 @@ def fusion(plan: Schedule) -> Fusion:
         for w in operands[u]:
             readers[w] = (readers[w] - {u}) | using
     return Fusion(tuple(within), tuple(frozenset(x) for x in operands))
+
+
+def _collapses(program: FlatProgram, instance: Instance) -> bool:
+    """Whether an instance reduces what it reads to something much smaller.
+
+    Such a value is cheap to hold, and where a cut reduce dim leaves it partial it must be, for it
+    to be reduced before what follows.
+    """
+    read = sum(program.types[v].nbytes for v in instance.inputs)
+    made = sum(program.types[v].nbytes for v in instance.outputs)
+    return any(d.role == "reduce" for d in instance.signature.index) and read >= _EXPANSION * made
 
 
 def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,13 @@ from .target import Target, load_target
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from .blockgraph import BlockGraph
     from .pipeline import Settings
     from .runtime.compile import CompiledPlan
+
+# Seconds of search that a first call waits for, unless `settings` says otherwise.
+_AT_LEAST = 2.0
+_PER_OPERATION = 0.03
 
 # How devices call themselves -> the target file that describes them.
 _KINDS = (
@@ -140,7 +146,7 @@ class Optimized:
                 rules=self._rules,
                 state=self._state,
                 pins=self._pins,
-                settings=self._settings,
+                settings=self._settings or _patience(program.graph),
                 on_progress=self._progress,
             )
         return self._fronts[key]
@@ -193,6 +199,17 @@ class Optimized:
             return list(jax.devices())
         given = getattr(self._mesh, "devices", self._mesh)
         return list(given.flat) if hasattr(given, "flat") else list(given)
+
+
+def _patience(graph: BlockGraph) -> Settings:
+    """How long a call may wait for its plan: longer for longer programs, seconds for short ones."""
+    from .pipeline import Settings
+
+    def count(g: BlockGraph) -> int:
+        return len(g.operations) + sum(count(r) for op in g.operations for r in op.regions)
+
+    most = Settings()
+    return replace(most, seconds=min(most.seconds, _AT_LEAST + _PER_OPERATION * count(graph)))
 
 
 def target_name(device: Any) -> str:
