@@ -18,6 +18,7 @@ from ..costs import joules, kernel_seconds
 from ..errors import ExtractError
 from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature, evaluate
+from ..roofline import contracts
 from ..saturate import Saturated, StrategyRow
 from ..schedule import Schedule, Unit
 from ..target import Target
@@ -247,7 +248,7 @@ class _Joiner:
                 d.size // self.mesh.parts(c) for d, c in zip(signature.index, cuts, strict=True)
             )
             flops += evaluate(signature.flops, local)
-            contraction |= signature.fusion == "kernel" and _contracts(signature)
+            contraction |= contracts(signature)
         for (i, p, v), layout in zip(unit.reads, needs, strict=True):
             signature = instances[i].signature
             tensor = self.schedule.program.types[v]
@@ -268,16 +269,6 @@ class _Joiner:
             joules(flops, moved, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction)
         )
         return (seconds, energy, flops)
-
-
-def _contracts(signature: OperationSignature) -> bool:
-    """Whether a kernel multiplies and sums two operands over an index dim, on tensor cores."""
-    for d, dim in enumerate(signature.index):
-        if dim.role == "reduce":
-            reading = sum(any(row[d] for row in p.matrix) for p in signature.inputs)
-            if reading >= 2:
-                return True
-    return False
 
 
 def _bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> float:
