@@ -3,8 +3,8 @@
 For given prices (joules in seconds, bytes at each time in seconds) the priced problem is an
 ordinary pairwise model. Messages reparametrise it; every sweep yields a lower bound on its optimum
 (Kolmogorov, "Convergent Tree-Reweighted Message Passing for Energy Minimization", 2006) and a
-labelling by sequential decoding. A bound at given prices bounds the constrained problem at *any*
-limits: seconds ≥ D − Σ_t price_t · peak − price_J · joules.
+labelling by sequential decoding, which `elimination.py` improves. A bound at given prices bounds
+the constrained problem at *any* limits: seconds ≥ D − Σ_t price_t · peak − price_J · joules.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .pricing import Tables
 from .problem import Floats, Ints, Pair, Problem, Variable
 
 # Relative error of a bound, a sum of some thousand terms of a pass, twice over.
 _ROUNDING = 1e-12
+
+
+Messages = list[tuple[Floats, Floats]]  # per pair: to its first and to its second variable
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,14 @@ class _Side:
 class _Edge:
     __slots__ = ("a", "b", "from_a", "from_b", "pair", "table", "to_a", "to_b")
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, table: Floats) -> None:
         self.pair = pair
         la, lb = pair.seconds.shape
         self.a = _Side(pair.a, pair.label_a, la)
         self.b = _Side(pair.b, pair.label_b, lb)
         self.to_a = np.zeros(la)
         self.to_b = np.zeros(lb)
-        self.table = pair.seconds
+        self.table = table
 
 
 def _leaves(
@@ -134,7 +137,8 @@ class Dual:
         self.order = np.arange(n) if order is None else order
         rank = np.empty(n, dtype=np.int64)
         rank[self.order] = np.arange(n)
-        self.edges = [_Edge(p) for p in problem.pairs]
+        self.tables = Tables(problem.pairs)
+        self.edges = [_Edge(p, t) for p, t in zip(problem.pairs, self.tables.views, strict=True)]
         self.around: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
         for e in self.edges:
             self.around[e.pair.a].append((e, True))
@@ -161,7 +165,9 @@ class Dual:
         self.most_joules = sum(_most(p.joules) for p in parts)
         uses = [(u.start, u.end, _most(u.amount)) for p in parts for u in p.uses]
         self.most_bytes = np.array(uses).reshape(-1, 3)
-        self.unary: list[Floats] = []
+        self.beliefs: list[Floats] = [np.zeros(len(v)) for v in problem.variables]
+        self.rows = Tables(problem.variables)
+        self.unary = self.rows.views
         self.price(Prices(0.0, np.zeros(problem.times)))
 
     def price(self, prices: Prices) -> None:
@@ -173,22 +179,8 @@ class Dual:
         most += float((total[end] - total[start]) @ self.most_bytes[:, 2])
         # More than any legal labelling costs at these prices, so that none that is not legal pays.
         self.forbidden = 4.0 * most + 1e-6
-        self.unary = []
-        for v in self.problem.variables:
-            cost = v.seconds + prices.joule * v.joules if prices.joule else v.seconds.copy()
-            for use in v.uses:
-                price = total[use.end] - total[use.start]
-                if price:
-                    cost = cost + price * use.amount
-            self.unary.append(np.where(np.isfinite(v.seconds), cost, self.forbidden))
-        for e in self.edges:
-            p = e.pair
-            table = p.seconds + prices.joule * p.joules if prices.joule else p.seconds
-            for use in p.uses:
-                price = total[use.end] - total[use.start]
-                if price:
-                    table = table + price * use.amount
-            e.table = np.where(np.isfinite(p.seconds), table, self.forbidden)
+        self.rows.price(prices.joule, total, self.forbidden)
+        self.tables.price(prices.joule, total, self.forbidden)
         self._fold()
 
     def _fold(self) -> None:
@@ -233,6 +225,15 @@ class Dual:
                 out += e.to_b if e.b.identity else e.to_b[e.b.labels]
         return out
 
+    def messages(self) -> Messages:
+        """The state of message passing; a sweep makes new arrays and leaves these."""
+        return [(e.to_a, e.to_b) for e in self.edges]
+
+    def resume(self, messages: Messages) -> None:
+        """Go on from an earlier state."""
+        for e, (to_a, to_b) in zip(self.edges, messages, strict=True):
+            e.to_a, e.to_b = to_a, to_b
+
     def sweep(self) -> Cut:
         """One forward and one backward pass; returns the bound that the backward pass proves."""
         self._pass(self.core, self.later)
@@ -244,12 +245,12 @@ class Dual:
         bound = 0.0
         least_of = np.minimum.reduce
         for i in order:
-            belief = self.belief(i)
+            belief = self.beliefs[i] = self.belief(i)
             least = least_of(belief)
             bound += least
             if not onward[i]:
                 continue
-            belief -= least
+            belief -= least  # in place: beliefs are kept for their order alone
             belief *= self.share[i]
             for e, is_a in onward[i]:
                 if is_a:
@@ -277,6 +278,11 @@ class Dual:
             for e, is_a in self.earlier[i]:
                 cost += self._toward(e, is_a, rows)
             rows[i] = int(cost.argmin())
+        return self.complete(rows)
+
+    def complete(self, rows: Ints) -> Ints:
+        """A labelling of the core, with the best rows of what was folded away."""
+        rows = rows.copy()
         for i in range(len(rows)):
             if not self.around[i]:
                 rows[i] = int(self.unary[i].argmin())
@@ -292,110 +298,3 @@ class Dual:
         if is_a:
             return e.a.spread(e.table[:, e.pair.label_b[rows[e.pair.b]]])
         return e.b.spread(e.table[e.pair.label_a[rows[e.pair.a]], :])
-
-    def conditional(self, i: int, rows: Ints) -> Floats:
-        """Priced cost of every row of variable i with all others fixed (constants left out)."""
-        cost = self.unary[i].copy()
-        for e, is_a in self.around[i]:
-            cost += self._toward(e, is_a, rows)
-        return cost
-
-    def polish(self, rows: Ints, sweeps: int = 4) -> Ints:
-        """Coordinate descent on the priced cost."""
-        rows = rows.copy()
-        for _ in range(sweeps):
-            changed = False
-            for i in self.order:
-                cost = self.conditional(i, rows)
-                best = int(cost.argmin())
-                if cost[best] < cost[rows[i]] * (1 - 1e-12) - 1e-15:
-                    rows[i] = best
-                    changed = True
-            if not changed:
-                break
-        return rows
-
-    def forest(self, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Re-choose a random induced forest of variables exactly, the others fixed.
-
-        Variables enter in random order unless they would close a cycle; dynamic programming then
-        finds the joint optimum of all of them. Never worse than before.
-        """
-        n = len(self.unary)
-        parent = np.full(n, -1)  # union-find over variables of the forest
-
-        def find(i: int) -> int:
-            while parent[i] != i:
-                parent[i] = parent[parent[i]]
-                i = int(parent[i])
-            return i
-
-        links: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
-        chosen = []
-        for i in rng.permutation(n):
-            if len(self.unary[i]) == 1:
-                continue
-            inside = [
-                (e, is_a)
-                for e, is_a in self.around[i]
-                if parent[e.pair.b if is_a else e.pair.a] >= 0
-            ]
-            roots = [find(e.pair.b if is_a else e.pair.a) for e, is_a in inside]
-            if len(set(roots)) < len(roots):
-                continue
-            parent[i] = i
-            chosen.append(int(i))
-            for (e, is_a), r in zip(inside, roots, strict=True):
-                parent[r] = i
-                links[i].append((e, is_a))
-                links[e.pair.b if is_a else e.pair.a].append((e, not is_a))
-        return self._solve_forest(rows, chosen, links, parent >= 0)
-
-    def _solve_forest(
-        self,
-        rows: Ints,
-        chosen: list[int],
-        links: list[list[tuple[_Edge, bool]]],
-        member: NDArray[np.bool_],
-    ) -> Ints:
-        rows = rows.copy()
-        above: dict[int, tuple[_Edge, bool] | None] = {}
-        order: list[int] = []
-        for start in chosen:
-            if start in above:
-                continue
-            above[start] = None
-            stack = [start]
-            while stack:
-                i = stack.pop()
-                order.append(i)
-                for e, is_a in links[i]:
-                    j = e.pair.b if is_a else e.pair.a
-                    if j not in above:
-                        above[j] = (e, not is_a)
-                        stack.append(j)
-        cost: dict[int, Floats] = {}
-        for i in order:
-            out = self.unary[i].copy()
-            for e, is_a in self.around[i]:
-                if not member[e.pair.b if is_a else e.pair.a]:
-                    out += self._toward(e, is_a, rows)
-            cost[i] = out
-        for i in reversed(order):
-            link = above[i]
-            if link is None:
-                continue
-            e, is_a = link
-            if is_a:
-                up = (e.a.least(cost[i])[:, None] + e.table).min(axis=0)
-                cost[e.pair.b] += e.b.spread(up)
-            else:
-                up = (e.b.least(cost[i])[None, :] + e.table).min(axis=1)
-                cost[e.pair.a] += e.a.spread(up)
-        for i in order:
-            link = above[i]
-            final = cost[i]
-            if link is not None:
-                final = final + self._toward(*link, rows)
-            rows[i] = int(final.argmin())
-        return rows

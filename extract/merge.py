@@ -10,15 +10,11 @@ import numpy as np
 from ..errors import ExtractError
 from ..plan import Plan
 from ..units import format_quantity
+from .archive import Archive, Candidate, corners
 from .assemble import Assembled
 from .front import Front, value
 from .plans import make_plan
-from .search import SLIVER, Archive, Candidate
-
-# A plan is left out for another that is at most this much worse in anything and better on the whole
-# (by the product of all ratios): the front shows its corners, not every step between them. The
-# best plan in each objective always stays.
-_NEAR = 0.01
+from .search import SLIVER
 
 
 @dataclass(frozen=True)
@@ -107,15 +103,7 @@ def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[P
             all(value(q, k) <= c for k, c in zip(objectives, costs, strict=True)) for q in kept
         ):
             kept.append(p)
-    logs = np.log([[max(value(p, k), 1e-30) for k in objectives] for p in kept])
-    alive = np.ones(len(kept), dtype=bool)
-    best = np.zeros(len(kept), dtype=bool)
-    best[logs.argmin(axis=0)] = True
-    for i in np.argsort(logs.sum(axis=1), kind="stable"):
-        if alive[i]:
-            worse = (logs[i] - logs).max(axis=1) <= _NEAR
-            better = logs[i].sum() < logs.sum(axis=1)
-            alive &= ~(worse & better) | best
+    alive = corners(np.array([[value(p, k) for k in objectives] for p in kept], dtype=float))
     return [p for p, here in zip(kept, alive, strict=True) if here]
 
 

@@ -11,10 +11,10 @@ from ..flatten import Instance
 from ..layout import Layout
 from ..plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
 from ..runtime.compare import planned_collectives
+from .archive import Candidate
 from .assemble import Assembled, Sharing
 from .order import read_position
 from .problem import Ints
-from .search import Candidate
 
 
 def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: float) -> Plan:

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from .archive import Archive, Candidate
 from .dual import Cut
 from .problem import Pair, Problem, Use, Variable
-from .search import Archive, Candidate, Effort, Search
+from .search import Effort, Search
 
 # Problems with fewer rows than this are searched sooner than a process has started.
 _SMALL = 4000
@@ -37,29 +38,48 @@ def search_all(
     report: Report | None = None,
     workers: int | None = None,
 ) -> list[Archive]:
-    """The archives of all problems, searched side by side on `workers` processors."""
+    """The archives of all problems, searched side by side on `workers` processors.
+
+    `effort.seconds` is what all of them may take together, by the clock.
+    """
     tell = report or (lambda k, text: None)
     limit = workers or min(len(problems), os.cpu_count() or 1)
     rows = sum(len(v) for p in problems for v in p.variables)
-    if limit <= 1 or len(problems) == 1 or rows < _SMALL:
-        # One after another, each in its share of the time.
-        effort = replace(effort, seconds=effort.seconds / max(limit, 1))
-        return [_here(p, effort, peak, k, tell) for k, p in enumerate(problems)]
+    alone = limit <= 1 or len(problems) == 1 or rows < _SMALL
+    efforts = [replace(effort, seconds=t) for t in shares(problems, 1 if alone else limit, effort)]
+    if alone:  # one after another
+        return [
+            _here(p, e, peak, k, tell)
+            for k, (p, e) in enumerate(zip(problems, efforts, strict=True))
+        ]
     found: dict[int, Archive] = {}
     gate = threading.Semaphore(limit)
 
     def one(k: int) -> None:
         with gate:
-            found[k] = _there(problems[k], effort, peak, k, tell)
+            found[k] = _there(problems[k], efforts[k], peak, k, tell)
 
-    threads = [threading.Thread(target=one, args=(k,), daemon=True) for k in range(len(problems))]
+    largest_first = sorted(range(len(problems)), key=lambda k: -efforts[k].seconds)
+    threads = [threading.Thread(target=one, args=(k,), daemon=True) for k in largest_first]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return [
-        found[k] if k in found else _here(p, effort, peak, k, tell) for k, p in enumerate(problems)
+        found[k] if k in found else _here(p, efforts[k], peak, k, tell)
+        for k, p in enumerate(problems)
     ]
+
+
+def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
+    """Seconds for each problem, in proportion to the root of its size, so that all of them, the
+    largest first on `workers` processors, take `effort.seconds`."""
+    weights = [sum(q.seconds.size for q in p.pairs) ** 0.5 + 1.0 for p in problems]
+    busy = [0.0] * max(workers, 1)
+    for weight in sorted(weights, reverse=True):
+        first = busy.index(min(busy))
+        busy[first] += weight
+    return [effort.seconds * weight / max(busy) for weight in weights]
 
 
 def _here(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report) -> Archive:

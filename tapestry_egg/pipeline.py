@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from .algebra import BUDGET, LEAST_GAIN, Form, forms
 from .encode import encode
 from .errors import ExtractError
+from .extract.archive import Archive
 from .extract.front import Front as Front
 from .extract.merge import MeshResult, merge
 from .extract.pins import Pin, Pins, fitting, pin, read_pins
-from .extract.search import Archive, Effort
+from .extract.search import Effort
 from .flatten import feedback_pairs, flatten
 from .layout import MeshShape
 from .progress import Phase, Progress
@@ -49,7 +50,7 @@ class Settings:
     """
 
     seconds: float = 45.0
-    limits: int = 10
+    limits: int = 16
     steps: int = 4
     max_axes: int = 2
     budget: Budget = field(default_factory=Budget)
@@ -163,7 +164,6 @@ def _search(
 
     begin = time.perf_counter()
     workers = max(1, min(len(problems), os.cpu_count() or 1))
-    each = settings.seconds * workers / max(len(problems), 1)
     words: dict[int, str] = {}
 
     def report(k: int, text: str) -> None:
@@ -171,7 +171,7 @@ def _search(
         spent = (time.perf_counter() - begin) / max(settings.seconds, 1e-9)
         tell(Phase("extract", "; ".join(words[i] for i in sorted(words)), min(0.99, spent)))
 
-    effort = Effort(settings.limits, settings.steps, seconds=each)
+    effort = Effort(settings.limits, settings.steps, seconds=settings.seconds)
     archives = search_all([p.problem for p in problems], effort, peak, report, workers)
     tell(Phase("extract", f"{sum(len(a.candidates) for a in archives)} plans", 1.0))
     return archives

@@ -11,9 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.archive import Archive, Candidate
+from tapestry_egg.extract.descent import Descent
 from tapestry_egg.extract.dual import Dual, Prices
+from tapestry_egg.extract.elimination import Elimination
 from tapestry_egg.extract.problem import Pair, Problem, Use, Variable, label, merge_parallel
-from tapestry_egg.extract.search import Archive, Candidate, Effort, Search
+from tapestry_egg.extract.search import Effort, Search
 from tapestry_egg.extract.worker import (
     archive_arrays,
     archive_from,
@@ -201,14 +204,18 @@ def test_on_trees_the_bound_is_the_optimum(seed: int) -> None:
     values = [dual.sweep().value for _ in range(30)]
     least = min(priced(prices, x) for x in found)
     assert max(values) == pytest.approx(least, abs=1e-9)
-    rows = dual.forest(dual.decode(), np.random.default_rng(0))
+    rows = dual.decode()
     at = tuple(int(r) for r in rows)
     assert priced(prices, (at, *cost(problem, at))) == pytest.approx(least, abs=1e-9)
 
 
+# Labellings
+
+
 @given(seeds, seeds)
 @settings(max_examples=150)
-def test_moves_never_worsen(seed: int, more: int) -> None:
+def test_elimination_finds_the_best_of_the_rows_that_it_holds(seed: int, more: int) -> None:
+    """With all rows kept: the optimum. With few: no worse than what was known."""
     problem, rng = random_problem(seed), np.random.default_rng(more)
     dual = Dual(problem)
     prices = Prices(0.5, rng.random(problem.times) * 0.1)
@@ -221,13 +228,58 @@ def test_moves_never_worsen(seed: int, more: int) -> None:
         return priced(prices, (at, *cost(problem, at)))
 
     value(dual.decode())
+    elimination = Elimination(dual)
+    rows = np.array([rng.integers(len(v)) for v in problem.variables], dtype=np.int64)
+    for keep in (1, 2):
+        before, now = rows.copy(), value(rows)
+        better = elimination.improve([rows], keep, rng)
+        assert (rows == before).all() and elimination.held
+        assert value(better) <= now + 1e-9
+        rows = better
+    found = labellings(problem)
+    assume(found)
+    least = min(priced(prices, x) for x in found)
+    best = elimination.improve([rows], max(len(v) for v in problem.variables), rng)
+    assert value(best) == pytest.approx(least, abs=1e-9)
+
+
+@given(seeds, seeds)
+@settings(max_examples=50)
+def test_elimination_in_little_room_is_never_worse(seed: int, more: int) -> None:
+    problem, rng = random_problem(seed), np.random.default_rng(more)
+    dual = Dual(problem)
+    prices = Prices(0.5, rng.random(problem.times) * 0.1)
+    dual.price(prices)
+    dual.sweep()
+
+    def value(rows: np.ndarray) -> float:
+        at = tuple(int(r) for r in rows)
+        return priced(prices, (at, *cost(problem, at)))
+
+    elimination = Elimination(dual, cells=4)
     rows = np.array([rng.integers(len(v)) for v in problem.variables], dtype=np.int64)
     for _ in range(4):
-        before, now = rows.copy(), value(rows)
-        polished, grown = dual.polish(rows), dual.forest(rows, rng)
-        assert (rows == before).all()
-        assert value(polished) <= now + 1e-9 and value(grown) <= now + 1e-9
-        rows = grown
+        better = elimination.improve([rows], 3, rng)
+        assert value(better) <= value(rows) + 1e-9
+        rows = better
+
+
+@given(seeds, seeds)
+@settings(max_examples=100)
+def test_descent_moves_into_a_limit_and_then_down(seed: int, more: int) -> None:
+    problem, rng = random_problem(seed), np.random.default_rng(more)
+    found = labellings(problem)
+    assume(found)
+    descent = Descent(problem)
+    rows, seconds, _, profile = found[rng.integers(len(found))]
+    for limit in (max(profile), 0.8 * max(profile)):
+        now = descent.into(np.array(rows, dtype=np.int64), limit)
+        after, _, peaks = cost(problem, tuple(int(r) for r in now))
+        assert np.isfinite(after)
+        if max(profile) <= limit:
+            assert after <= seconds + 1e-9 and max(peaks) <= limit + 1e-9
+        else:
+            assert max(peaks) <= max(profile) + 1e-9
 
 
 # The search

@@ -12,12 +12,13 @@ import pytest
 
 from tapestry_egg.encode import encode
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.archive import Candidate
 from tapestry_egg.extract.assemble import assemble
 from tapestry_egg.extract.certificate import certify, recompute
 from tapestry_egg.extract.front import Front
 from tapestry_egg.extract.plans import make_plan
 from tapestry_egg.extract.problem import Problem
-from tapestry_egg.extract.search import Candidate, Effort, Search
+from tapestry_egg.extract.search import Effort, Search
 from tapestry_egg.extract.snapshot import snapshot
 from tapestry_egg.flatten import feedback_pairs, flatten
 from tapestry_egg.layout import Layout, MeshShape

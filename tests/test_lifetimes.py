@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tapestry_egg.encode import encode
+from tapestry_egg.extract.archive import Candidate
 from tapestry_egg.extract.assemble import Assembled, assemble
 from tapestry_egg.extract.certificate import certify
 from tapestry_egg.extract.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.extract.plans import make_plan
-from tapestry_egg.extract.search import Candidate, Effort, Search
+from tapestry_egg.extract.search import Effort, Search
 from tapestry_egg.extract.snapshot import snapshot
 from tapestry_egg.flatten import feedback_pairs, flatten
 from tapestry_egg.layout import MeshShape

@@ -1,0 +1,83 @@
+"""Archive: the labellings that a search keeps, and the bounds that it has proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dual import Cut
+from .problem import Floats, Ints
+
+# A plan is left out for another that is at most this much worse in anything and better on the whole
+# (by the product of all ratios): a front shows its corners, not every step between them. The best
+# plan in the first objective always stays.
+_NEAR = 0.01
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A labelling and its true costs."""
+
+    rows: Ints
+    seconds: float
+    peak: float
+    joules: float
+
+    @property
+    def costs(self) -> tuple[float, float, float]:
+        return (self.seconds, self.peak, self.joules)
+
+
+@dataclass
+class Archive:
+    """The candidates that no other dominates, and every cut proved so far."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+
+    def add(self, new: Candidate) -> bool:
+        """Keep a candidate unless another is as good in everything; drop what it dominates."""
+        if not np.isfinite(new.seconds):
+            return False
+        if any(_covers(old.costs, new.costs) for old in self.candidates):
+            return False
+        self.candidates = [c for c in self.candidates if not _covers(new.costs, c.costs)]
+        self.candidates.append(new)
+        return True
+
+    def bound(self, peak: float, joules: float) -> float:
+        """The best proved bound on seconds of any plan within these limits."""
+        return max((c.at(peak, joules) for c in self.cuts), default=0.0)
+
+    def best(self, peak: float) -> Candidate | None:
+        """The fastest candidate within a memory limit."""
+        fitting = [c for c in self.candidates if c.peak <= peak]
+        return min(fitting, key=lambda c: c.costs) if fitting else None
+
+    def corners(self) -> list[Candidate]:
+        """The candidates that a front would show, from fast to slow."""
+        ordered = sorted(self.candidates, key=lambda c: c.costs)
+        here = corners(np.array([c.costs for c in ordered]).reshape(-1, 3))
+        return [c for c, shown in zip(ordered, here, strict=True) if shown]
+
+
+def corners(costs: Floats) -> NDArray[np.bool_]:
+    """Which of some points [points, objectives], none of which dominates another, are not close to
+    a better one."""
+    logs = np.log(np.maximum(costs, 1e-30))
+    alive = np.ones(len(logs), dtype=bool)
+    if not len(logs):
+        return alive
+    best = np.arange(len(logs)) == logs[:, 0].argmin()
+    for i in np.argsort(logs.sum(axis=1), kind="stable"):
+        if alive[i]:
+            worse = (logs[i] - logs).max(axis=1) <= _NEAR
+            better = logs[i].sum() < logs.sum(axis=1)
+            alive &= ~(worse & better) | best
+    return alive
+
+
+def _covers(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return all(x <= y * (1 + 1e-12) for x, y in zip(a, b, strict=True))

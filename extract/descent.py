@@ -1,0 +1,115 @@
+"""Descent: single-variable moves judged by true seconds and true peak."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .problem import Floats, Ints, Problem
+
+# So many of the cheapest rows of a variable are tried in a move that looks at the memory profile.
+_OPTIONS = 40
+
+
+class Descent:
+    """Moves on the labellings of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.pairs: list[list[tuple[int, bool]]] = [[] for _ in problem.variables]
+        for k, p in enumerate(problem.pairs):
+            self.pairs[p.a].append((k, True))
+            self.pairs[p.b].append((k, False))
+
+        self.spans = [self._spans(i) for i in range(len(problem.variables))]
+
+    def _spans(self, i: int) -> Ints:
+        """When what variable i decides is in memory: [(start, end), ...]."""
+        uses = [*self.problem.variables[i].uses]
+        for k, _ in self.pairs[i]:
+            uses += self.problem.pairs[k].uses
+        return np.array([(u.start, u.end) for u in uses], dtype=np.int64).reshape(-1, 2)
+
+    def _touches(self, i: int, time: int) -> bool:
+        spans = self.spans[i]
+        return bool(((spans[:, 0] <= time) & (time < spans[:, 1])).any())
+
+    def into(self, rows: Ints, limit: float, sweeps: int = 2) -> Ints:
+        """Improve seconds while the peak stays within the limit; above it, lower the peak."""
+        rows = rows.copy()
+        *_, profile = self.problem.evaluate(rows)
+        for _ in range(sweeps):
+            changed = False
+            for i in range(len(rows)):
+                if len(self.problem.variables[i]) == 1:
+                    continue
+                cost = self._seconds(i, rows)
+                peak = float(profile.max())
+                tight = peak > limit
+                if tight and not self._touches(i, int(profile.argmax())):
+                    continue
+                if not tight and cost[rows[i]] <= cost.min() * (1 + 1e-12):
+                    continue
+                promising = np.flatnonzero(np.isfinite(cost))
+                if not tight:
+                    promising = promising[cost[promising] < cost[rows[i]] - 1e-15]
+                if not promising.size:
+                    continue
+                if promising.size > _OPTIONS:
+                    order = np.argpartition(cost[promising], _OPTIONS)
+                    promising = promising[order[:_OPTIONS]]
+                changes = self._profiles(i, rows, promising)
+                peaks = (profile[None, :] + changes).max(axis=1)
+                if tight:
+                    order = np.lexsort((cost[promising], np.round(peaks / max(peak, 1e-300), 9)))
+                    take = order[0]
+                    better = peaks[take] < peak * (1 - 1e-9) or (
+                        peaks[take] <= peak * (1 + 1e-9)
+                        and cost[promising[take]] < cost[rows[i]] - 1e-15
+                    )
+                else:
+                    fits = np.flatnonzero(peaks <= limit * (1 + 1e-12))
+                    if not fits.size:
+                        continue
+                    take = fits[cost[promising[fits]].argmin()]
+                    better = True
+                if better and promising[take] != rows[i]:
+                    profile = profile + changes[take]
+                    rows[i] = promising[take]
+                    changed = True
+            if not changed:
+                break
+        return rows
+
+    def _seconds(self, i: int, rows: Ints) -> Floats:
+        """Seconds of every row of variable i with all others fixed (constants left out)."""
+        cost = self.problem.variables[i].seconds.copy()
+        for k, is_a in self.pairs[i]:
+            p = self.problem.pairs[k]
+            if is_a:
+                cost += p.seconds[:, p.label_b[rows[p.b]]][p.label_a]
+            else:
+                cost += p.seconds[p.label_a[rows[p.a]]][p.label_b]
+        return cost
+
+    def _profiles(self, i: int, rows: Ints, options: Ints) -> Floats:
+        """Change of the memory profile for each option of variable i: [options, times]."""
+        steps = np.zeros((len(options), self.problem.times + 1))
+        now = rows[i]
+        for use in self.problem.variables[i].uses:
+            delta = use.amount[options] - use.amount[now]
+            steps[:, use.start] += delta
+            steps[:, use.end] -= delta
+        for k, is_a in self.pairs[i]:
+            p = self.problem.pairs[k]
+            for use in p.uses:
+                if is_a:
+                    other = p.label_b[rows[p.b]]
+                    delta = use.amount[p.label_a[options], other]
+                    delta = delta - use.amount[p.label_a[now], other]
+                else:
+                    other = p.label_a[rows[p.a]]
+                    delta = use.amount[other, p.label_b[options]]
+                    delta = delta - use.amount[other, p.label_b[now]]
+                steps[:, use.start] += delta
+                steps[:, use.end] -= delta
+        return np.cumsum(steps, axis=1)[:, :-1]
