@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .dual import Cut
 from .problem import Floats, Ints
@@ -58,25 +57,27 @@ class Archive:
 
     def corners(self) -> list[Candidate]:
         """The candidates that a front would show, from fast to slow."""
-        ordered = sorted(self.candidates, key=lambda c: c.costs)
-        here = corners(np.array([c.costs for c in ordered]).reshape(-1, 3))
-        return [c for c, shown in zip(ordered, here, strict=True) if shown]
+        costs = np.array([c.costs for c in self.candidates]).reshape(-1, 3)
+        return [self.candidates[i] for i in shown(costs)]
 
 
-def corners(costs: Floats) -> NDArray[np.bool_]:
-    """Which of some points [points, objectives], none of which dominates another, are not close to
-    a better one."""
-    logs = np.log(np.maximum(costs, 1e-30))
-    alive = np.ones(len(logs), dtype=bool)
-    if not len(logs):
-        return alive
-    best = np.arange(len(logs)) == logs[:, 0].argmin()
+def shown(costs: Floats) -> list[int]:
+    """Which of some points [points, objectives] a front shows, from the least in the first
+    objective on: those that nothing dominates and that are not close to a better one."""
+    order = np.lexsort(costs.T[::-1])
+    kept: list[int] = []
+    for i in order.tolist():
+        if not kept or not (costs[kept] <= costs[i]).all(axis=1).any():
+            kept.append(i)
+    logs = np.log(np.maximum(costs[kept], 1e-30))
+    alive = np.ones(len(kept), dtype=bool)
     for i in np.argsort(logs.sum(axis=1), kind="stable"):
         if alive[i]:
             worse = (logs[i] - logs).max(axis=1) <= _NEAR
             better = logs[i].sum() < logs.sum(axis=1)
-            alive &= ~(worse & better) | best
-    return alive
+            alive &= ~(worse & better)
+            alive[0] = True  # the best in the first objective
+    return [i for i, here in zip(kept, alive, strict=True) if here]
 
 
 def _covers(a: tuple[float, ...], b: tuple[float, ...]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ExtractError
 from ..plan import Plan
 from ..units import format_quantity
-from .archive import Archive, Candidate, corners
+from .archive import Archive, Candidate, shown
 from .assemble import Assembled
 from .front import Front, value
 from .plans import make_plan
@@ -46,12 +46,11 @@ def merge(
     A plan's bound is the least over the mesh shapes of what each proved for the plan's own peak
     and joules. Raises ExtractError with the least reachable value when no plan meets the limits.
     """
-    plans: list[Plan] = []
-    for result in results:
-        for candidate in result.archive.candidates:
-            bound = least_seconds(results, candidate.peak, candidate.joules)
-            bound = _checked(bound, candidate.seconds)
-            plans.append(make_plan(result.assembled, candidate, "", bound))
+    plans = []
+    for assembled, candidate in _worth_a_plan(results, objectives, limits):
+        bound = least_seconds(results, candidate.peak, candidate.joules)
+        bound = _checked(bound, candidate.seconds)
+        plans.append(make_plan(assembled, candidate, "", bound))
     fitting = [p for p in plans if all(value(p, k) <= x for k, x in limits.items())]
     if not fitting:
         words = []
@@ -66,7 +65,8 @@ def merge(
             where="limits",
             hint="; ".join(words) + ". Raise the limit or use more devices.",
         )
-    kept = _non_dominated(fitting, tuple(objectives))
+    costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
+    kept = [fitting[i] for i in shown(costs)]
     kept.sort(key=lambda p: (p.costs.seconds, p.costs.peak_bytes, str(p.mesh)))
     named = tuple(replace(p, name=f"p{i}") for i, p in enumerate(kept))
     return Front(
@@ -94,17 +94,24 @@ def _checked(bound: float, seconds: float) -> float:
     return min(bound, seconds)
 
 
-def _non_dominated(plans: Sequence[Plan], objectives: tuple[str, ...]) -> list[Plan]:
-    """The plans that no other dominates, without those that have a better one close by."""
-    kept: list[Plan] = []
-    for p in sorted(plans, key=lambda p: tuple(value(p, k) for k in objectives)):
-        costs = [value(p, k) for k in objectives]
-        if not any(
-            all(value(q, k) <= c for k, c in zip(objectives, costs, strict=True)) for q in kept
-        ):
-            kept.append(p)
-    alive = corners(np.array([[value(p, k) for k in objectives] for p in kept], dtype=float))
-    return [p for p, here in zip(kept, alive, strict=True) if here]
+def _worth_a_plan(
+    results: Sequence[MeshResult], objectives: Sequence[str], limits: Mapping[str, float]
+) -> list[tuple[Assembled, Candidate]]:
+    """The candidates of all meshes; only those that the front shows where that can be told from
+    what a search counts. Where none meets the limits, those that come nearest."""
+    found = [(r.assembled, c) for r in results for c in r.archive.candidates]
+    index = {"seconds": 0, "peak_bytes": 1, "joules": 2}
+    if not index.keys() >= {*objectives, *limits}:
+        return found
+    costs = np.array([c.costs for _, c in found])
+    wanted = list(limits)
+    fits = np.all([costs[:, index[k]] <= limits[k] for k in wanted], axis=0) if wanted else None
+    if fits is None:
+        return [found[i] for i in shown(costs[:, [index[k] for k in objectives]])]
+    if not fits.any():
+        return [found[int(costs[:, index[k]].argmin())] for k in wanted]
+    at = np.flatnonzero(fits)
+    return [found[at[i]] for i in shown(costs[at][:, [index[k] for k in objectives]])]
 
 
 def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
