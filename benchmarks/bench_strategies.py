@@ -16,6 +16,7 @@ Every figure is per device and step. `wire` is what a device sends by bandwidth-
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -327,6 +328,7 @@ def main() -> int:
     options = parser.parse_args()
     on = options.on or options.target
     try:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here runs on an accelerator
         simulate_devices(load_target(on).devices)
         import jax
 

@@ -11,6 +11,7 @@ Compiled is arguments + outputs - aliased + temporaries, per device. Nothing run
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=8, help="plans of the front to compile")
     parser.add_argument("--seconds", type=float, default=45.0, help="of search")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here runs on an accelerator
     simulate_devices(1)
     from .bench_strategies import devices_of
 
