@@ -40,10 +40,10 @@ $(READY): pyproject.toml requirements-dev.lock
 	@touch $@
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

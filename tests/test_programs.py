@@ -1,7 +1,7 @@
 """Programs of all kinds through `te.jit` on eight devices, held against `jax.jit`.
 
 The front's fastest plan, its smallest and one between them are run, since a wrong plan hides where
-only the fastest one is.
+only the fastest one is run.
 """
 
 from __future__ import annotations
@@ -362,12 +362,19 @@ def flops(compiled: Any) -> float:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_gives_what_jax_gives(name: str) -> None:
     fn, args = PROGRAMS[name]()
-    expected = jax.jit(fn)(*args)
     optimized = te.jit(fn, settings=QUICK)
-    assert_same(optimized(*copies(args)), expected, "te.jit")
-    plans = optimized.front(*args).plans
+    assert_same(optimized(*copies(args)), jax.jit(fn)(*args), "te.jit")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:a plan is left out")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_other_plans_give_what_jax_gives(name: str) -> None:
+    fn, args = PROGRAMS[name]()
+    expected = jax.jit(fn)(*args)
+    plans = te.jit(fn, settings=QUICK).front(*args).plans
     smallest = min(range(len(plans)), key=lambda i: plans[i].costs.peak_bytes)
-    for i in sorted({0, len(plans) // 2, smallest}):
+    for i in sorted({len(plans) // 2, smallest}):
         assert_same(te.compile(plans[i])(*copies(args)), expected, f"{plans[i].name}")
 
 
