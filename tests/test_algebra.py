@@ -322,6 +322,7 @@ def test_a_spent_budget_ends_cleanly(budget: Budget) -> None:
         verify_graph(form.graph)
 
 
+@pytest.mark.slow
 def test_the_demo_model_takes_seconds() -> None:
     from models import gpt2
 

@@ -233,6 +233,7 @@ def test_vit_cuts_patches_in_reading_order() -> None:
         np.testing.assert_array_equal(cut[:, i], expected.reshape(2, -1))
 
 
+@pytest.mark.slow
 def test_llama_attends_to_the_past_only_and_to_distances() -> None:
     layer = jax.tree.map(lambda x: x[0], llama.init(np.random.default_rng(0))["layers"])
     x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 6, 32)), jnp.float32)
@@ -248,6 +249,7 @@ def test_llama_attends_to_the_past_only_and_to_distances() -> None:
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_llama_rematerialised_takes_the_same_step() -> None:
     plain, args = llama.example(layers=1)
     remat, _ = llama.example(remat=True, layers=1)

@@ -68,6 +68,7 @@ def test_every_plan_enters_as_pinned_and_leaves_so() -> None:
         assert leaving == list(plan.in_shardings[:3])  # donated: out as it came in
 
 
+@pytest.mark.slow
 def test_pins_only_take_plans_away() -> None:
     free = te.optimize(program(), "cpu:8", mesh_shapes=[MESH], settings=QUICK)
     chosen = free.best("seconds")

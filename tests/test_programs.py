@@ -332,6 +332,9 @@ def custom_derivatives() -> Case:
     return train(loss), (normal(8, 8), normal(16, 8))
 
 
+LONG = {"convolutions", "dropout_adam", "experts", "lstm", "many_dtypes"}  # to plan and compile
+
+
 def copies(args: Any) -> Any:
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
 
@@ -359,7 +362,9 @@ def flops(compiled: Any) -> float:
 
 # A plan that the certificate refuses is left out with a warning: a defect, here an error.
 @pytest.mark.filterwarnings("error:a plan is left out")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in PROGRAMS]
+)
 def test_program_gives_what_jax_gives(name: str) -> None:
     fn, args = PROGRAMS[name]()
     optimized = te.jit(fn, settings=QUICK)
