@@ -387,7 +387,7 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Iterator[Program]]] = {
     "linalg": linalg_programs,
 }
 
-#: Kernels that no program above reaches: other spellings, and the boundaries of regions.
+#: Kernels that no program above reaches: other spellings.
 _ELSEWHERE = {
     "copy_p",
     "scatter_add",
@@ -395,11 +395,6 @@ _ELSEWHERE = {
     "scatter_mul",
     "scatter_max",
     "scatter_min",
-} | {
-    "port_invariant",
-    "port_stream",
-    "port_stack",
-    "port_carry",
 }
 #: Kernels whose lowering on a block needs more than local parameters: the block's place.
 _PLACED = ("iota", "gather", "scatter")
@@ -756,26 +751,6 @@ def test_wrong_output_types_are_an_error() -> None:
     x, y = TensorType((4, 6), "float32"), TensorType((4, 6), "int32")
     with pytest.raises(TemplateError, match=r"elementwise\.yaml.*f32\[4, 6\].*s32\[4, 6\]"):
         registry.signature("exp", {"accuracy": None}, (x,), (y,))
-
-
-def test_region_boundaries() -> None:
-    slice_, stack = TensorType((4, 6), "float32"), TensorType((5, 4, 6), "float32")
-    stream = registry.signature("port_stream", {}, (stack,), (slice_,))
-    assert [(d.size, d.role) for d in stream.index] == [(5, "whole"), (4, "map"), (6, "map")]
-    assert splittable(stream, 1, 2) and not splittable(stream, 0, 5)
-    stacked = registry.signature("port_stack", {"length": 5}, (slice_,))
-    assert stacked.output_types == (stack,) and splittable(stacked, 2, 3)
-    carry = registry.signature("port_carry", {}, (slice_, slice_), (slice_, slice_))
-    assert all(p == carry.inputs[0] for p in (*carry.inputs, *carry.outputs))
-    assert carry.passages == (Passage((0, 1), "sum", "sum"),)
-    invariant = registry.signature("port_invariant", {}, (slice_,), (slice_,))
-    assert invariant.fusion == "view" and invariant.flops == ()
-    x = np.arange(24, dtype=np.float32).reshape(4, 6)
-    for sig, operands in ((stacked, [x]), (carry, [x, x + 1]), (invariant, [x])):
-        for out, tensor in zip(
-            reference(sig.kernel, {"length": 5}, sig, operands), sig.output_types, strict=True
-        ):
-            assert out.shape == tensor.shape
 
 
 def test_tables_can_be_cut_by_rows() -> None:

@@ -67,27 +67,11 @@ def _unstack(call: Call) -> list[Array]:
     return [x[k] for k in range(len(x))]
 
 
-def _port_stream(call: Call) -> Array:
-    return np.asarray(call.operands[0][0])  # the first step's slice stands for every step's
-
-
-def _port_stack(call: Call) -> Array:
-    return np.broadcast_to(call.operands[0], call.shape())
-
-
-def _port_carry(call: Call) -> tuple[Array, Array]:
-    return call.operands[0], call.operands[1]
-
-
 MOVEMENT: dict[str, Reference] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": lambda call: np.concatenate(call.operands, call.params["dimension"]),
     "iota": _iota,
     "pad": _pad,
-    "port_carry": _port_carry,
-    "port_invariant": lambda call: call.operands[0],
-    "port_stack": _port_stack,
-    "port_stream": _port_stream,
     "reshape": lambda call: call.operands[0].reshape(call.shape()),
     "rev": _rev,
     "slice": _slice,
