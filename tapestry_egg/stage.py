@@ -51,6 +51,7 @@ def jit(
     target: str | Path | Target | None = None,
     rules: Sequence[str | Path | RuleBook] = (),
     state: Mapping[str, str] | None = None,
+    numerics: str = "reorders",
     pins: Pins | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -62,9 +63,10 @@ def jit(
 
     Planned at the first call for every new combination of argument types: of all plans within
     `limits` the one with the least `minimize`. `mesh` supplies the devices (default: all), `target`
-    their description (default: from the devices' kind). `pins` fixes layouts of inputs, as in
-    `optimize`. Under a JAX transformation (`grad`,
-    `vmap`) the original function runs, so an optimised function still differentiates.
+    their description (default: from the devices' kind). `pins` fixes layouts of inputs, and
+    `numerics="relaxed"` allows rules that change rounding, as in `optimize`. Under a JAX
+    transformation (`grad`, `vmap`) the original function runs, so an optimised function still
+    differentiates.
     Raises TargetError for devices that no target file describes, and what `optimize` raises.
     """
     return Optimized(
@@ -75,6 +77,7 @@ def jit(
         target,
         tuple(rules),
         state,
+        numerics,
         dict(pins or {}),
         _tuple(donate_argnums),
         _tuple(static_argnums),
@@ -96,6 +99,7 @@ class Optimized:
         target: str | Path | Target | None,
         rules: tuple[str | Path | RuleBook, ...],
         state: Mapping[str, str] | None,
+        numerics: str,
         pins: Pins,
         donate_argnums: tuple[int, ...],
         static_argnums: tuple[int, ...],
@@ -108,6 +112,7 @@ class Optimized:
         self._mesh, self._target = mesh, target
         self._minimize, self._limits = minimize, limits
         self._rules, self._state, self._pins = rules, state, pins
+        self._numerics = numerics
         self._donate, self._static = donate_argnums, static_argnums
         self._static_names = static_argnames
         self._settings, self._progress = settings, on_progress
@@ -126,7 +131,7 @@ class Optimized:
 
     def front(self, *args: Any, **kwargs: Any) -> Front:
         """The Pareto front for arguments of these types (arrays or `jax.ShapeDtypeStruct`)."""
-        from .pipeline import optimize
+        from .pipeline import OBJECTIVES, optimize
         from .trace import trace
 
         key = self._key(args, kwargs)
@@ -142,9 +147,11 @@ class Optimized:
             self._fronts[key] = optimize(
                 program,
                 self._machine(),
+                tuple(dict.fromkeys((*OBJECTIVES, self._minimize, *self._limits))),
                 limits=self._limits,
                 rules=self._rules,
                 state=self._state,
+                numerics=self._numerics,
                 pins=self._pins,
                 settings=self._settings or _patience(program.graph),
                 on_progress=self._progress,

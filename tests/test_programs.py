@@ -438,3 +438,20 @@ def test_sixty_four_bits() -> None:
             return jnp.linalg.solve(x @ x.T + 5 * jnp.eye(8), x), jnp.arange(8) + i, jnp.sum(i)
 
         assert_same(te.jit(f, settings=QUICK)(x, i), jax.jit(f)(x, i), "te.jit")
+
+
+def test_jit_minimises_what_it_is_asked_to() -> None:
+    """Few bytes and few flops are worth a plan of their own, not only the fastest with fewest."""
+
+    def f(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w).sum(0)
+
+    args = (normal(64, 64), normal(64, 64))
+    fastest = te.jit(f, settings=QUICK, numerics="relaxed").plan(*args)
+    limits = {"flops": fastest.costs.flops * 1.01}
+    frugal = te.jit(f, minimize="wire_bytes", limits=limits, settings=QUICK)
+    assert frugal.plan(*args).costs.wire_bytes <= fastest.costs.wire_bytes
+    assert frugal.plan(*args).costs.flops <= limits["flops"]
+    assert_same(frugal(*args), jax.jit(f)(*args), "te.jit")
+    with pytest.raises(te.TapestryError, match="numerics"):
+        te.jit(f, settings=QUICK, numerics="exactly").plan(*args)
