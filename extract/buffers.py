@@ -86,7 +86,8 @@ class Lives:
             elif passing:
                 last = [u for u in self.users.get(v, []) if self.through(u, v) == self.death(v)]
                 if len(last) == 1 and last[0] in needs and have not in needs[last[0]]:
-                    end = max(begin, self.read(last[0], v) + 1)
+                    others = [self.through(u, v) + 2 for u in needs if u != last[0]]
+                    end = max(begin, self.read(last[0], v) + 1, *others)
             found.append(Buffer(begin, end, size(have)))
         for c in copies:
             at = self.first_read(v) if c.kept else self.read(c.units[0], v)

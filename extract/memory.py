@@ -90,7 +90,7 @@ class Memory:
             if self._reads_last(reader, v):  # copied away before its last reader runs
                 begin, end = self._span(v)
                 gone = np.where(~takes & ~kept_some, -own, 0.0)
-                uses.append(Use(max(begin, at + 1), end, gone))
+                uses.append(Use(max(begin, at + 1, self._read_before(reader, v)), end, gone))
         return _occupied(uses)
 
     def first(self, v: int) -> int:
@@ -111,6 +111,11 @@ class Memory:
         producer, last = self.plan.producer[v], self.lives.last[v]
         at = [r for r in self.plan.readers[v] if self.lives.reads_until[r, v] == last]
         return at == [reader] and reader != producer
+
+    def _read_before(self, reader: int, v: int) -> int:
+        """Before which tick everything else that reads a value is done with it."""
+        others = [r for r in self.plan.readers[v] if r not in (reader, self.plan.producer[v])]
+        return max((self.lives.reads_until[r, v] + 2 for r in others), default=0)
 
     def _passing(self, v: int) -> bool:
         """Whether a value has memory of its own that ends with its last reader."""
