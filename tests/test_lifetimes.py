@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tapestry_egg.encode import encode
 from tapestry_egg.extract.archive import Candidate
@@ -222,3 +224,56 @@ def test_xla_for_h100_needs_what_was_predicted() -> None:
         plan = make_plan(assembled, candidate, "p", 0.0)
         compiled = hlo_stats(compile(plan, devices).compile()).peak_bytes
         assert plan.costs.peak_bytes == pytest.approx(compiled, rel=0.25)
+
+
+@cache
+def normalised() -> Assembled:
+    """Two dense layers with normalisation, whose input is read as it is late in the backward."""
+
+    def normalise(x: jax.Array) -> jax.Array:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+
+    def train(params: list[jax.Array], x: jax.Array) -> Any:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            y = x
+            for w in params:
+                y = y + normalise(y) @ w
+            return jnp.square(y).sum()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [w - 0.1 * g for w, g in zip(params, grads, strict=True)], value
+
+    weights = [jax.ShapeDtypeStruct((N, N), jnp.float32)] * 2
+    plan = scheduled(train, weights, jax.ShapeDtypeStruct((8 * N, N), jnp.float32), donate=(0,))
+    mesh = MeshShape(("x", "y"), (2, 2))
+    found = saturate(encode(plan.program, mesh), load_books(("sharding", "collectives")))
+    return assemble(snapshot(plan, found, mesh, load_target("h100:4")))
+
+
+@given(st.integers(0, 10**6))
+def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -> None:
+    """Of any choice of rows: no tick has fewer bytes than the values that are read then."""
+    assembled = normalised()
+    problem, snap = assembled.problem, assembled.snapshot
+    plan, lives = snap.schedule, lifetimes(snap.schedule)
+    rng = np.random.default_rng(seed)
+    rows = np.array([rng.integers(len(v)) for v in problem.variables])
+    *_, profile = problem.evaluate(rows)
+    least = np.zeros(problem.times)
+    for u, unit in enumerate(plan.units):
+        for q, v in enumerate(unit.outputs):
+            if lives.free[v]:
+                continue
+            have = snap.rows[u].gives[assembled.unit_row[u][rows[u]]][q]
+            until = -1
+            for r in plan.readers[v]:
+                needs = snap.rows[r].needs[assembled.unit_row[r][rows[r]]]
+                ports = [k for k, (_, _, w) in enumerate(plan.units[r].reads) if w == v]
+                if r != u and any(needs[k] == have for k in ports):
+                    until = max(until, lives.reads_until[r, v] + 2)
+            size = np.prod(have.local_shape(plan.program.types[v].shape, snap.mesh))
+            until = min(until, problem.times)
+            if until > lives.made[v]:
+                least[lives.made[v] : until] += size * plan.program.types[v].itemsize
+    assert (profile >= least - 1e-6 * least).all()
