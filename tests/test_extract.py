@@ -212,55 +212,59 @@ def test_on_trees_the_bound_is_the_optimum(seed: int) -> None:
 # Labellings
 
 
+@dataclass
+class Swept:
+    """A random problem at random prices after one sweep, and what labellings cost there."""
+
+    seed: int
+    more: int
+
+    def __post_init__(self) -> None:
+        self.problem, self.rng = random_problem(self.seed), np.random.default_rng(self.more)
+        self.prices = Prices(0.5, self.rng.random(self.problem.times) * 0.1)
+        self.dual = Dual(self.problem)
+        self.dual.price(self.prices)
+        self.dual.sweep()
+
+    def anything(self) -> np.ndarray:
+        rows = [self.rng.integers(len(v)) for v in self.problem.variables]
+        return np.array(rows, dtype=np.int64)
+
+    def value(self, rows: np.ndarray) -> float:
+        at = tuple(int(r) for r in rows)
+        assert all(0 <= r < len(v) for r, v in zip(at, self.problem.variables, strict=True))
+        return priced(self.prices, (at, *cost(self.problem, at)))
+
+
 @given(seeds, seeds)
 @settings(max_examples=150)
 def test_elimination_finds_the_best_of_the_rows_that_it_holds(seed: int, more: int) -> None:
     """With all rows kept: the optimum. With few: no worse than what was known."""
-    problem, rng = random_problem(seed), np.random.default_rng(more)
-    dual = Dual(problem)
-    prices = Prices(0.5, rng.random(problem.times) * 0.1)
-    dual.price(prices)
-    dual.sweep()
-
-    def value(rows: np.ndarray) -> float:
-        at = tuple(int(r) for r in rows)
-        assert all(0 <= r < len(v) for r, v in zip(at, problem.variables, strict=True))
-        return priced(prices, (at, *cost(problem, at)))
-
-    value(dual.decode())
-    elimination = Elimination(dual)
-    rows = np.array([rng.integers(len(v)) for v in problem.variables], dtype=np.int64)
+    swept = Swept(seed, more)
+    swept.value(swept.dual.decode())
+    elimination, rows = Elimination(swept.dual), swept.anything()
     for keep in (1, 2):
-        before, now = rows.copy(), value(rows)
-        better = elimination.improve([rows], keep, rng)
+        before, now = rows.copy(), swept.value(rows)
+        better = elimination.improve([rows], keep, swept.rng)
         assert (rows == before).all() and elimination.held
-        assert value(better) <= now + 1e-9
+        assert swept.value(better) <= now + 1e-9
         rows = better
-    found = labellings(problem)
+    found = labellings(swept.problem)
     assume(found)
-    least = min(priced(prices, x) for x in found)
-    best = elimination.improve([rows], max(len(v) for v in problem.variables), rng)
-    assert value(best) == pytest.approx(least, abs=1e-9)
+    least = min(priced(swept.prices, x) for x in found)
+    most = max(len(v) for v in swept.problem.variables)
+    best = elimination.improve([rows], most, swept.rng)
+    assert swept.value(best) == pytest.approx(least, abs=1e-9)
 
 
 @given(seeds, seeds)
 @settings(max_examples=50)
 def test_elimination_in_little_room_is_never_worse(seed: int, more: int) -> None:
-    problem, rng = random_problem(seed), np.random.default_rng(more)
-    dual = Dual(problem)
-    prices = Prices(0.5, rng.random(problem.times) * 0.1)
-    dual.price(prices)
-    dual.sweep()
-
-    def value(rows: np.ndarray) -> float:
-        at = tuple(int(r) for r in rows)
-        return priced(prices, (at, *cost(problem, at)))
-
-    elimination = Elimination(dual, cells=4)
-    rows = np.array([rng.integers(len(v)) for v in problem.variables], dtype=np.int64)
+    swept = Swept(seed, more)
+    elimination, rows = Elimination(swept.dual, cells=4), swept.anything()
     for _ in range(4):
-        better = elimination.improve([rows], 3, rng)
-        assert value(better) <= value(rows) + 1e-9
+        better = elimination.improve([rows], 3, swept.rng)
+        assert swept.value(better) <= swept.value(rows) + 1e-9
         rows = better
 
 
