@@ -114,9 +114,10 @@ def plan_text(plan: Plan) -> str:
     numbers = [
         ("time per step", format_quantity(costs.seconds, "seconds")),
         ("proven bound", f"{bound}, gap {percent(plan.gap)}" if plan.bound else "-"),
-        (
-            "time with overlap",
-            format_quantity(costs.makespan, "seconds") if costs.makespan else "-",
+        *(
+            [("time with overlap", format_quantity(costs.makespan, "seconds"))]
+            if costs.makespan
+            else []
         ),
         ("peak per device", format_quantity(costs.peak_bytes, "peak_bytes")),
         ("energy per step", format_quantity(costs.joules, "joules")),
