@@ -18,7 +18,6 @@ from tapestry_egg.extract.assemble import assemble
 from tapestry_egg.extract.certificate import certify, recompute
 from tapestry_egg.extract.front import Front
 from tapestry_egg.extract.plans import make_plan
-from tapestry_egg.extract.problem import Problem
 from tapestry_egg.extract.search import Effort, Search
 from tapestry_egg.extract.snapshot import snapshot
 from tapestry_egg.flatten import feedback_pairs, flatten
@@ -31,6 +30,7 @@ from tapestry_egg.schedule import Schedule, in_order, repeat_cheap, schedule
 from tapestry_egg.target import load_target
 from tapestry_egg.trace import Program, trace
 from tests.brute import every_cost
+from tests.exact import exact
 
 f32 = jnp.float32
 RULES = ("sharding", "collectives")
@@ -134,68 +134,6 @@ def block_program(rows: int = 1024, width: int = 512, hidden: int = 2048) -> Pro
     abstract = {k: jax.ShapeDtypeStruct(s, f32) for k, s in params.items()}
     batch = tuple(jax.ShapeDtypeStruct((rows, width), f32) for _ in range(2))
     return trace(block_step, abstract, batch, donate_argnums=(0,))
-
-
-def exact(problem: Problem, limit: float) -> float:
-    """Least seconds within a memory limit, by the textbook program: a binary per row, a marginal
-    per pair of rows, a memory constraint at every time; rows of equal columns are not merged."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_matrix
-
-    scale = 1e4
-    start = np.concatenate(([0], np.cumsum([len(v) for v in problem.variables]))).astype(int)
-    cost = [float(x) * scale for v in problem.variables for x in v.seconds]
-    triples: list[tuple[int, int, float]] = []
-    right: list[float] = []
-    bytes_at: list[list[tuple[int, float]]] = [[] for _ in range(problem.times)]
-
-    def equation(terms: list[tuple[int, float]], value: float) -> None:
-        triples.extend((len(right), c, x) for c, x in terms)
-        right.append(value)
-
-    for i, v in enumerate(problem.variables):
-        equation([(start[i] + r, 1.0) for r in range(len(v))], 1.0)
-        for use in v.uses:
-            for t in range(use.start, use.end):
-                bytes_at[t] += [(start[i] + r, float(use.amount[r])) for r in range(len(v))]
-    for p in problem.pairs:
-        columns: dict[tuple[int, int], int] = {}
-        la, lb = p.seconds.shape
-        for a in range(la):
-            for b in range(lb):
-                if np.isfinite(p.seconds[a, b]):
-                    columns[a, b] = len(cost)
-                    cost.append(float(p.seconds[a, b]) * scale)
-        for a in range(la):
-            rows = [(start[p.a] + r, -1.0) for r in range(len(p.label_a)) if p.label_a[r] == a]
-            equation([(c, 1.0) for (x, _), c in columns.items() if x == a] + rows, 0.0)
-        for b in range(lb):
-            rows = [(start[p.b] + r, -1.0) for r in range(len(p.label_b)) if p.label_b[r] == b]
-            equation([(c, 1.0) for (_, y), c in columns.items() if y == b] + rows, 0.0)
-        for use in p.uses:
-            for t in range(use.start, use.end):
-                bytes_at[t] += [(c, float(use.amount[k])) for k, c in columns.items()]
-    r, c, x = zip(*triples, strict=True)
-    constraints = [
-        LinearConstraint(csr_matrix((x, (r, c)), shape=(len(right), len(cost))), right, right)
-    ]
-    if np.isfinite(limit):
-        entries = [(t, c, x / limit) for t, terms in enumerate(bytes_at) for c, x in terms if x]
-        r, c, x = zip(*entries, strict=True)
-        memory = csr_matrix((x, (r, c)), shape=(problem.times, len(cost)))
-        room = 1.0 - problem.constant / limit
-        constraints.append(LinearConstraint(memory, -np.inf, room))
-    integral = np.zeros(len(cost))
-    integral[: start[-1]] = 1
-    found = milp(
-        np.array(cost),
-        integrality=integral,
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"mip_rel_gap": 1e-6, "time_limit": 60.0},
-    )
-    assert found.status in (0, 2), found.message
-    return float("inf") if found.x is None else float(found.fun) / scale
 
 
 @pytest.mark.slow
@@ -525,6 +463,6 @@ def test_search_effort_bounds_hold_midway() -> None:
     problem = assemble(
         snapshot(plan, saturate(encode(plan.program, mesh), load_books(RULES)), mesh, target)
     ).problem
-    archive = Search(problem, Effort(limits=1, steps=1, moves=1, seconds=0.0)).run()
+    archive = Search(problem, Effort(prices=1, steps=1, moves=1, seconds=0.0)).run()
     for c in archive.candidates:
         assert archive.bound(c.peak, np.inf) <= exact(problem, c.peak) * (1 + 1e-5)
