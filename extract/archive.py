@@ -50,9 +50,9 @@ class Archive:
         """The best proved bound on seconds of any plan within these limits."""
         return max((c.at(peak, joules) for c in self.cuts), default=0.0)
 
-    def best(self, peak: float) -> Candidate | None:
-        """The fastest candidate within a memory limit."""
-        fitting = [c for c in self.candidates if c.peak <= peak]
+    def best(self, peak: float, joules: float = np.inf) -> Candidate | None:
+        """The fastest candidate within limits."""
+        fitting = [c for c in self.candidates if c.peak <= peak and c.joules <= joules]
         return min(fitting, key=lambda c: c.costs) if fitting else None
 
     def corners(self) -> list[Candidate]:

@@ -131,12 +131,9 @@ def _most(amounts: Floats) -> float:
 class Dual:
     """Message state over one problem; prices may change between sweeps, messages stay warm."""
 
-    def __init__(self, problem: Problem, order: Ints | None = None) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
         n = len(problem.variables)
-        self.order = np.arange(n) if order is None else order
-        rank = np.empty(n, dtype=np.int64)
-        rank[self.order] = np.arange(n)
         self.tables = Tables(problem.pairs)
         self.edges = [_Edge(p, t) for p, t in zip(problem.pairs, self.tables.views, strict=True)]
         self.around: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
@@ -145,7 +142,7 @@ class Dual:
             self.around[e.pair.b].append((e, False))
         self.leaves = _leaves(problem, self.around)
         folded = {i for i, _ in self.leaves} | {i for i in range(n) if not self.around[i]}
-        self.core = np.array([i for i in self.order if i not in folded], dtype=np.int64)
+        self.core = np.array([i for i in range(n) if i not in folded], dtype=np.int64)
         # Neighbours within the core, by whether a pass in order meets them after or before.
         self.later: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
         self.earlier: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
@@ -153,7 +150,7 @@ class Dual:
             a, b = e.pair.a, e.pair.b
             if a in folded or b in folded:
                 continue
-            first, second = (a, b) if rank[a] < rank[b] else (b, a)
+            first, second = min(a, b), max(a, b)
             self.later[first].append((e, first == a))
             self.earlier[second].append((e, second == a))
         self.inner = [f + g for f, g in zip(self.later, self.earlier, strict=True)]

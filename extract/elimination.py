@@ -3,10 +3,10 @@
 Variables are eliminated one after another, each leaving a table over those neighbours that are
 still there ("bucket elimination", Dechter 1999). The cost grows with the product of the domains of
 a variable and these neighbours: programs are long and narrow, so the graph of an extraction problem
-has a small treewidth (5 for a transformer's train step), and a handful of rows per variable, those
-with the least beliefs in message passing, is searched exactly in some hundredths of a second. Where
-the product is too large, domains are cut down to rows of labellings that are known already, some
-variables here, others the next time.
+has a small treewidth (at most 5 for a transformer's train step), and a handful of rows per
+variable, those with the least beliefs in message passing, is searched exactly in some hundredths of
+a second. Where the product is too large, domains are cut down to rows of labellings that are known
+already, some variables here, others the next time.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from .front import Front, value
 from .plans import make_plan
 from .search import SLIVER
 
+# Candidates that are over a limit by no more than this share are made into plans all the same.
+_JUST = 0.02
+
 
 @dataclass(frozen=True)
 class MeshResult:
@@ -47,7 +50,7 @@ def merge(
     and joules. Raises ExtractError with the least reachable value when no plan meets the limits.
     """
     plans = []
-    for assembled, candidate in _worth_a_plan(results, objectives, limits):
+    for assembled, candidate in worth_a_plan(results, objectives, limits):
         bound = least_seconds(results, candidate.peak, candidate.joules)
         bound = _checked(bound, candidate.seconds)
         plans.append(make_plan(assembled, candidate, "", bound))
@@ -94,7 +97,7 @@ def _checked(bound: float, seconds: float) -> float:
     return min(bound, seconds)
 
 
-def _worth_a_plan(
+def worth_a_plan(
     results: Sequence[MeshResult], objectives: Sequence[str], limits: Mapping[str, float]
 ) -> list[tuple[Assembled, Candidate]]:
     """The candidates of all meshes; only those that the front shows where that can be told from
@@ -104,14 +107,19 @@ def _worth_a_plan(
     if not index.keys() >= {*objectives, *limits}:
         return found
     costs = np.array([c.costs for _, c in found])
-    wanted = list(limits)
-    fits = np.all([costs[:, index[k]] <= limits[k] for k in wanted], axis=0) if wanted else None
-    if fits is None:
-        return [found[i] for i in shown(costs[:, [index[k] for k in objectives]])]
-    if not fits.any():
-        return [found[int(costs[:, index[k]].argmin())] for k in wanted]
-    at = np.flatnonzero(fits)
-    return [found[at[i]] for i in shown(costs[at][:, [index[k] for k in objectives]])]
+    over = np.zeros(len(found))  # by which share of a limit at most
+    for k, limit in limits.items():
+        over = np.maximum(over, costs[:, index[k]] / max(limit, 1e-300) - 1.0)
+    if not (over <= 0).any():
+        return [found[int(costs[:, index[k]].argmin())] for k in limits]
+    wanted = costs[:, [index[k] for k in objectives]]
+    worth = []
+    # What is just over a limit may yet make a plan within it, which holds copies no longer than
+    # they are read.
+    for some in (over <= 0, (over > 0) & (over <= _JUST)):
+        at = np.flatnonzero(some)
+        worth += [found[at[i]] for i in shown(wanted[at])]
+    return worth
 
 
 def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:

@@ -30,6 +30,9 @@ SLIVER = 1e-5
 # Rows per variable that elimination looks at, and at first, where a legal labelling is wanted.
 _KEEP, _KEEP_MORE = 4, 16
 
+# So many places keep their messages, megabytes each; from earlier ones they are passed anew.
+_REMEMBERED = 64
+
 # How often prices are raised where a plan exceeds its limit.
 _REPAIRS = 6
 
@@ -43,7 +46,8 @@ _WHERE, _TOTAL, _JOULES = 10.0, 2.0, 8.0
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
 
-# No price of a byte is less than this share of the largest, so that it can rise again.
+# No price of a byte is less than the first share of the largest, so that it can rise again; where
+# memory is most, none is less than the second.
 _FLOOR, _RAISED = 1e-9, 0.05
 
 
@@ -57,13 +61,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to search: memory limits to visit, price steps at each, seconds in all.
+    """How long to search: prices of all memory to try first, steps at each, seconds in all.
 
     `moves` is how often a labelling is improved at given prices where one elimination does not hold
     all of it; `gap` is what is good enough.
     """
 
-    limits: int = 16
+    prices: int = 16
     steps: int = 4
     moves: int = 8
     seconds: float = 30.0
@@ -73,11 +77,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class Place:
-    """Prices, what they prove, and the messages to go on from there."""
+    """Prices, what they prove, and the messages to go on from there, if they are still kept."""
 
     cut: Cut
     prices: Prices
-    messages: Messages
+    messages: Messages | None
 
 
 Report = Callable[[Archive, float], None]
@@ -102,8 +106,9 @@ class Search:
     def run(self, peak: float | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
 
-        Limits are visited coarse to fine, then wherever the gap is largest, until it is small
-        everywhere or the time is spent. `peak` is a memory limit of special interest.
+        First the price of memory rises step by step; then the search works wherever the gap is
+        largest, until it is small everywhere or the time is spent. `peak` is a memory limit of
+        special interest.
         """
         fastest = self._fastest()
         least = self._walk(fastest)
@@ -122,7 +127,7 @@ class Search:
     def _fastest(self) -> Candidate:
         """The fastest plan. Raises ExtractError when no legal one is found."""
         found = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
-        self.visited.append(self._here())
+        self._remember(self._here())
         if not self.archive.candidates:
             self.consider(self._improved([self.dual.decode()], _KEEP_MORE))
         if not self.archive.candidates and self.small:
@@ -143,7 +148,7 @@ class Search:
             return fastest
         least = found = fastest
         prices = self._first(fastest)
-        totals = np.geomspace(*_TOTALS, self.effort.limits) * fastest.seconds / fastest.peak
+        totals = np.geomspace(*_TOTALS, self.effort.prices) * fastest.seconds / fastest.peak
         for total in totals:
             prices = Prices(0.0, prices.bytes * (total / prices.bytes.sum()))
             used: Floats | None = None
@@ -158,7 +163,7 @@ class Search:
                 least = min(least, found, key=lambda c: c.peak)
                 used = _mixed(used, self._used(found))
                 prices = Prices(0.0, total * _weights(prices.bytes, used[:-1], 1.0))
-            self.visited.append(max(places, key=lambda x: x.cut.value))
+            self._remember(max(places, key=lambda x: x.cut.value))
         return self._descended(least, least.peak)
 
     def _first(self, fastest: Candidate) -> Prices:
@@ -188,7 +193,7 @@ class Search:
                 tries[limits] = 3
                 continue
             self.approach(limits, 2 * self.effort.steps)
-            if self._gap(limits) > 0.8 * gap:
+            if not self._gap(limits) < 0.8 * gap:
                 tries[limits] = tries.get(limits, 0) + 1
 
     def _widest(self, tries: dict[Limits, int]) -> tuple[float, Limits] | None:
@@ -207,7 +212,8 @@ class Search:
     def approach(self, limits: Limits, steps: int) -> None:
         """Adjust the prices for one pair of limits, from the best for them so far."""
         best = self._nearest(limits)
-        self.dual.resume(best.messages)
+        if best.messages is not None:
+            self.dual.resume(best.messages)
         prices, scale, reached = best.prices, 1.0, -np.inf
         found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
         used: Floats | None = None
@@ -224,7 +230,7 @@ class Search:
             if self._gap(limits) <= self.effort.gap:
                 break
             prices = _stepped(best.prices, used, limits, scale)
-        self.visited.append(best)
+        self._remember(best)
         self._repair(best.prices, found, limits.peak)
 
     def _repair(self, prices: Prices, found: Candidate, limit: float) -> None:
@@ -249,6 +255,12 @@ class Search:
 
     def _here(self) -> Place:
         return Place(self.archive.cuts[-1], self.dual.prices, self.dual.messages())
+
+    def _remember(self, place: Place) -> None:
+        self.visited.append(place)
+        if len(self.visited) > _REMEMBERED:
+            old = self.visited[-1 - _REMEMBERED]
+            self.visited[-1 - _REMEMBERED] = replace(old, messages=None)
 
     def _settle(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
         """Bound and solve the problem at fixed prices; the best labelling found for them."""
@@ -295,14 +307,8 @@ class Search:
 
     def _upper(self, limits: Limits) -> float:
         """Seconds of the fastest plan known within limits; infinite if none is."""
-        return min(
-            (
-                c.seconds
-                for c in self.archive.candidates
-                if c.peak <= limits.peak and c.joules <= limits.joules
-            ),
-            default=np.inf,
-        )
+        best = self.archive.best(limits.peak, limits.joules)
+        return best.seconds if best else np.inf
 
     def _over(self) -> bool:
         return time.perf_counter() > self.deadline

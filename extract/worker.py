@@ -194,8 +194,8 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
 def main(arguments: Sequence[str]) -> None:
     """Search one problem: PROBLEM ARCHIVE, the fields of `Effort` in order, then a peak if any."""
     source, sink, *rest = arguments
-    limits, steps, moves, seconds, gap, seed, *peak = rest
-    effort = Effort(int(limits), int(steps), int(moves), float(seconds), float(gap), int(seed))
+    prices, steps, moves, seconds, gap, seed, *peak = rest
+    effort = Effort(int(prices), int(steps), int(moves), float(seconds), float(gap), int(seed))
     with np.load(source, allow_pickle=False) as data:
         problem = problem_from(dict(data))
 

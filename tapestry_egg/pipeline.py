@@ -42,15 +42,16 @@ OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 @dataclass(frozen=True)
 class Settings:
-    """How hard to work: `seconds` of search over all mesh shapes, mesh axes at most, and budgets of
-    the rules: `algebra` on the program, `budget` on each mesh shape.
+    """How hard to work: `seconds` of search over all mesh shapes, how many `prices` of memory it
+    tries first and `steps` at each, mesh axes at most, and budgets of the rules: `algebra` on the
+    program, `budget` on each mesh shape.
 
     Other forms of the program share the time of the search; one is searched only if it saves more
     than the share `least_gain` of the seconds on one device.
     """
 
     seconds: float = 45.0
-    limits: int = 16
+    prices: int = 16
     steps: int = 4
     max_axes: int = 2
     budget: Budget = field(default_factory=Budget)
@@ -171,7 +172,7 @@ def _search(
         spent = (time.perf_counter() - begin) / max(settings.seconds, 1e-9)
         tell(Phase("extract", "; ".join(words[i] for i in sorted(words)), min(0.99, spent)))
 
-    effort = Effort(settings.limits, settings.steps, seconds=settings.seconds)
+    effort = Effort(settings.prices, settings.steps, seconds=settings.seconds)
     archives = search_all([p.problem for p in problems], effort, peak, report, workers)
     tell(Phase("extract", f"{sum(len(a.candidates) for a in archives)} plans", 1.0))
     return archives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.archive import Archive, Candidate
+from tapestry_egg.extract.assemble import Assembled
 from tapestry_egg.extract.descent import Descent
 from tapestry_egg.extract.dual import Dual, Prices
 from tapestry_egg.extract.elimination import Elimination
+from tapestry_egg.extract.merge import MeshResult, worth_a_plan
 from tapestry_egg.extract.problem import Pair, Problem, Use, Variable, label, merge_parallel
 from tapestry_egg.extract.search import Effort, Search
 from tapestry_egg.extract.worker import (
@@ -290,7 +293,7 @@ def test_descent_moves_into_a_limit_and_then_down(seed: int, more: int) -> None:
 
 
 def searched(problem: Problem, peak: float | None = None, seconds: float = 2.0) -> Archive:
-    return Search(problem, Effort(limits=4, steps=3, seconds=seconds)).run(peak)
+    return Search(problem, Effort(prices=4, steps=3, seconds=seconds)).run(peak)
 
 
 @given(seeds)
@@ -374,6 +377,27 @@ def test_small_amounts_are_told_apart() -> None:
             assert best is not None and best.seconds <= least * (1 + 0.0041) + 1e-15
 
 
+def test_a_search_that_forgets_messages_proves_no_less_truly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tapestry_egg.extract.search._REMEMBERED", 1)
+    monkeypatch.setattr("tapestry_egg.extract.exact.ENTRIES", 0)
+    looked = 0
+    for seed in range(8):
+        problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
+        found = labellings(problem)
+        if not found:
+            continue
+        search = Search(problem, Effort(prices=4, steps=3, seconds=2.0))
+        archive = search.run()
+        looked += sum(place.messages is None for place in search.visited)
+        assert sum(place.messages is not None for place in search.visited) == 1
+        for c in archive.candidates:
+            least = optimum(found, c.peak * (1 + 1e-9), np.inf)
+            assert archive.bound(c.peak, np.inf) <= least * (1 + 1e-6)
+    assert looked
+
+
 # Corners
 
 
@@ -436,13 +460,31 @@ def test_an_archive_keeps_only_what_nothing_covers() -> None:
     assert archive.best(0.5) is None
 
 
+def test_candidates_close_to_a_limit_on_either_side_become_plans() -> None:
+    """A plan may need less than its candidate: copies are held no longer than they are read. But
+    what may turn out too large is no reason to leave out what surely fits."""
+
+    def worth(limit: float, *peaks_and_seconds: tuple[float, float]) -> list[tuple[float, float]]:
+        candidates = [Candidate(np.zeros(1, np.int64), s, p, 1.0) for p, s in peaks_and_seconds]
+        results = [MeshResult(cast(Assembled, None), Archive(candidates))]
+        limits = {"peak_bytes": limit}
+        found = worth_a_plan(results, ("seconds", "peak_bytes"), limits)
+        return [(c.peak, c.seconds) for _, c in found]
+
+    fits, just, far = (100.0, 1.009), (100.5, 1.0), (150.0, 0.5)
+    assert worth(100.0, fits, just, far) == [fits, just]
+    assert worth(99.8, fits, far) == [fits]
+    assert worth(1.0, fits, far) == [fits]  # the nearest, to say what can be reached
+    assert worth(200.0, fits, just, far) == [far, just]
+
+
 @pytest.mark.slow
 def test_searches_side_by_side_find_the_same() -> None:
     """In processes of their own, large problems give what they give here."""
     shape = Shape(variables=40, rows=60, pairs=60, forbidden=0.0)
     problems = [random_problem(seed, shape) for seed in (5, 6)]
     problems = [replace(p, variables=p.variables + (single(4000),)) for p in problems]
-    effort = Effort(limits=2, steps=1, moves=3, seconds=1.0)
+    effort = Effort(prices=2, steps=1, moves=3, seconds=1.0)
     archives = search_all(problems, effort, None, workers=2)
     for problem, archive in zip(problems, archives, strict=True):
         for c in archive.candidates:

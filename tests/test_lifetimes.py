@@ -194,7 +194,7 @@ def problem(devices: int) -> Assembled:
 @cache
 def labellings(devices: int) -> tuple[Candidate, ...]:
     """What a short search finds, from fast to small."""
-    search = Search(problem(devices).problem, Effort(limits=4, steps=3, seconds=2.0))
+    search = Search(problem(devices).problem, Effort(prices=4, steps=3, seconds=2.0))
     return tuple(sorted(search.run().candidates, key=lambda c: c.seconds))
 
 

@@ -17,7 +17,7 @@ from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plan import Plan
 
-QUICK = Settings(seconds=1.0, limits=2)
+QUICK = Settings(seconds=1.0, prices=2)
 MESH = MeshShape(("x", "y"), (2, 4))
 
 

@@ -450,6 +450,7 @@ def test_jit_minimises_what_it_is_asked_to() -> None:
     fastest = te.jit(f, settings=QUICK, numerics="relaxed").plan(*args)
     limits = {"flops": fastest.costs.flops * 1.01}
     frugal = te.jit(f, minimize="wire_bytes", limits=limits, settings=QUICK)
+    assert {"wire_bytes", "flops"} <= set(frugal.front(*args).objectives)
     assert frugal.plan(*args).costs.wire_bytes <= fastest.costs.wire_bytes
     assert frugal.plan(*args).costs.flops <= limits["flops"]
     assert_same(frugal(*args), jax.jit(f)(*args), "te.jit")
