@@ -1,0 +1,65 @@
+"""Files of choice problems that others use, read and written.
+
+A format is a module with four functions: `recognises(document)`, `read(document, name)` to a
+`ChoiceProblem`, `write(problem)` back to a JSON document, and `answer(problem, choice)`, the chosen
+nodes as a JSON document from which others can recompute the costs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ...errors import ExtractError
+from ..choices import Choice, ChoiceProblem
+
+#: Name of a format -> its module in this package, asked in this order.
+FORMATS = {"egraph-serialize": "egraph_serialize"}
+
+
+def read(path: str | Path) -> tuple[ChoiceProblem, str]:
+    """The problem in a file (.json or .json.gz), and the name of its format.
+
+    Raises ExtractError for a file that cannot be read, is no JSON, or has no known format.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        document = json.loads(data)
+    except (OSError, EOFError, ValueError) as e:
+        raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
+    name = path.name.removesuffix(".gz").removesuffix(".json")
+    for form in FORMATS:
+        module = _module(form)
+        if module.recognises(document):
+            try:
+                return module.read(document, name).verify(), form
+            except ExtractError as e:
+                raise ExtractError(e.what, where=f"{path}: {e.where}", hint=e.hint) from e
+    raise ExtractError(
+        "no known format", where=str(path), hint=f"Formats are {', '.join(FORMATS)}."
+    )
+
+
+def write(problem: ChoiceProblem, path: str | Path, form: str) -> None:
+    """Write a problem to a file (.json or .json.gz) of a format.
+
+    Raises ExtractError for a problem that the format cannot say.
+    """
+    data = json.dumps(_module(form).write(problem)).encode()
+    path = Path(path)
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def answer(problem: ChoiceProblem, choice: Choice, form: str) -> Any:
+    """A choice as the JSON document of a format."""
+    return _module(form).answer(problem, choice)
+
+
+def _module(form: str) -> Any:
+    return import_module(f".{FORMATS[form]}", __name__)
