@@ -11,16 +11,18 @@ outputs that others share has a further variable for each output after the first
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..blockgraph import TensorType
 from ..layout import Layout
+from .columns import Columns, Wanted
 from .copies import CopyTable
 from .memory import Memory
-from .order import read_position
-from .problem import Floats, Ints, Pair, Problem, Use, Variable, label, merge_parallel
+from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
 from .snapshot import Snapshot
 
 # Kept copies may end at the last reader or before one of the longest waits, at most this many.
@@ -70,49 +72,56 @@ def assemble(snap: Snapshot, weights: Weights | None = None) -> Assembled:
     return _Assembler(snap, weights or Weights()).build()
 
 
+@dataclass(frozen=True, eq=False)
+class _Holding:
+    """Rows of a variable that decides what becomes of a value: row r stands for entry `base[r]` of
+    what it was made from, produces layout number `have[r]` and keeps a copy in layout `copy[r]`
+    until reader `until[r]`, both -1 where it keeps none."""
+
+    base: Ints
+    have: Ints
+    copy: Ints
+    until: Ints
+    rows: tuple[tuple[Layout, Kept], ...]
+
+
 class _Assembler:
     def __init__(self, snap: Snapshot, weights: Weights) -> None:
         self.snap = snap
         self.weights = weights
         self.plan = snap.schedule
         self.program = self.plan.program
-        self.memory = Memory(snap)
+        self.columns = Columns(snap)
+        self.once = self.columns.once
+        self.memory = Memory(snap, self.columns)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
         self.unit_row: list[Ints] = []
-        # value -> (variable that decides its copies, produced and kept layout per row)
-        self.holder: dict[int, Sharing] = {}
+        self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
+        self.variable_of: dict[int, int] = {}  # shared value -> that variable
 
     def build(self) -> Assembled:
         extra: list[int] = []
         for u, unit in enumerate(self.plan.units):
-            shared = [v for v in unit.outputs if len(self._others(v)) > 1]
+            shared = [v for v in unit.outputs if len(self.columns.others(v)) > 1]
             self._unit(u, shared[0] if shared else None)
             extra.extend(shared[1:])
         for v in extra:
             self._separate(v)
         for v in range(len(self.program.types)):
-            others = self._others(v)
+            others = self.columns.others(v)
             if len(others) == 1:
                 self._direct(v, self.plan.producer[v], others[0])
             elif len(others) > 1:
-                self._shared(self.holder[v])
+                self._shared(v)
         problem = Problem(
             tuple(self.variables),
-            merge_parallel(self.pairs),
+            merge_parallel(self.pairs, self.once),
             self.memory.times,
             np.zeros(self.memory.times),
         )
         return Assembled(problem, self.snap, tuple(self.unit_row), tuple(self.sharing))
-
-    def _others(self, v: int) -> list[int]:
-        """Units other than its producer that read a materialised value, in the program's order."""
-        u = self.plan.producer[v]
-        if u < 0:
-            return []
-        others = [r for r in self.plan.readers[v] if r != u]
-        return sorted(others, key=lambda r: (read_position(self.plan, r, v), r))
 
     # Units
 
@@ -120,94 +129,160 @@ class _Assembler:
         unit, rows = self.plan.units[u], self.snap.rows[u]
         root = self.program.instances[unit.root]
         weight = self.program.bodies[root.body].weight if not root.port else root.weight
-        seconds = self.weights.seconds * rows.seconds + self.weights.flops * rows.flops
-        seconds, energy = seconds * weight, rows.joules * weight
-        for v in unit.outputs:
-            # A port that reads what it makes itself (a value carried unchanged) copies within.
-            if u in self.plan.readers[v]:
-                seconds = seconds + self._own_copy(u, v)
-        base = np.arange(len(rows))
-        kept: list[Kept] = [None] * len(rows)
+        own = tuple(self._own_copy(u, v) for v in unit.outputs if u in self.plan.readers[v])
+        if shared is None:
+            base: Ints = self.once(lambda: np.arange(len(rows)), "every row", rows)
+            held: tuple[Floats, ...] = ()
+        else:
+            holding = self._rows_that_keep(shared, self.columns.gives(shared))
+            base, held = holding.base, self._keeping(shared, u, holding)
+
+        def costs() -> tuple[Floats, Floats]:
+            w = self.weights
+            seconds = (w.seconds * rows.seconds + w.flops * rows.flops) * weight
+            for more in own:
+                seconds = seconds + more
+            seconds, energy = seconds[base], (rows.joules * weight)[base]
+            return (seconds + held[0], energy + held[1]) if held else (seconds, energy)
+
+        seconds, energy = self.once(costs, "unit", rows, weight, own, base, held)
+        uses = [use for v in unit.outputs for use in self.memory.produced(v, base)]
         if shared is not None:
-            base, kept = self._with_copies(shared, self._gives(shared))
+            uses += self.memory.kept(shared, holding.have, holding.copy, holding.until)
         self.unit_row.append(base)
-        uses: list[Use] = []
-        for q, v in enumerate(unit.outputs):
-            uses += self.memory.produced(v, [rows.gives[r][q] for r in base])
-        seconds, energy = seconds[base], energy[base]
-        if shared is not None:
-            haves = [self._gives(shared)[r] for r in base]
-            more = self._hold(shared, u, haves, kept)
-            seconds, energy = seconds + more.seconds, energy + more.joules
-            uses += more.uses
         name = f"unit {u} {root.signature.kernel}"
         self.variables.append(Variable(name, seconds, energy, tuple(uses)))
 
     def _separate(self, v: int) -> None:
         """A variable of its own for a shared value, tied to its producer by the produced layout."""
-        haves = list(dict.fromkeys(self._gives(v)))
-        base, kept = self._with_copies(v, haves)
-        produced = [haves[r] for r in base]
-        variable = len(self.variables)
-        self.variables.append(self._hold(v, variable, produced, kept))
         u = self.plan.producer[v]
-        label_v = np.array(base)
-        number = {h: i for i, h in enumerate(haves)}
-        label_u = np.array([number[g] for g in self._gives(v)])[self.unit_row[u]]
-        agree = np.where(np.eye(len(haves), dtype=bool), 0.0, np.inf)
-        used = np.unique(label_u)
-        label_u = np.searchsorted(used, label_u)
-        self.pairs.append(
-            Pair(u, variable, label_u, label_v, agree[used], np.zeros_like(agree[used]))
-        )
+        given = self.columns.gives(v)
+        number, haves = self.once(lambda: _distinct(given), "distinct", given)
+        holding = self._rows_that_keep(v, haves)
+        variable = len(self.variables)
+        seconds, energy = self._keeping(v, variable, holding)
+        uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
+        self.variables.append(Variable(f"value {v}", seconds, energy, uses))
+        rows = self.unit_row[u]
 
-    def _with_copies(self, v: int, haves: list[Layout]) -> tuple[Ints, list[Kept]]:
-        """Rows once without a kept copy, then with each that two readers could share."""
-        readers = self._others(v)
-        options = self._copies_worth_keeping(v, readers, haves)
-        base, kept = [], []
-        for r, have in enumerate(haves):
-            for option in (None, *options[have]):
-                base.append(r)
-                kept.append(option)
-        return np.array(base, dtype=np.int64), kept
+        def agreement() -> tuple[Ints, Floats, Floats]:
+            used = np.unique(number[rows])
+            agree = np.where(np.eye(len(haves), dtype=bool), 0.0, np.inf)[used]
+            return np.searchsorted(used, number[rows]), agree, np.zeros_like(agree)
 
-    def _hold(self, v: int, variable: int, haves: list[Layout], kept: list[Kept]) -> Variable:
-        """Costs of the kept copies, and the record of what the rows mean."""
-        readers = self._others(v)
-        rows = tuple(zip(haves, kept, strict=True))
-        table = self._table(v)
-        have = np.array([table.number[h] for h, _ in rows])
-        copy = np.array([table.number[k[0]] if k else -1 for _, k in rows])
-        until = np.array([k[1] if k else -1 for _, k in rows])
-        weight = self.program.bodies[self.program.body_of[v]].weight
-        holds = copy >= 0
-        some = np.where(holds, copy, have)
-        places = [read_position(self.plan, r, v) for r in readers]
-        endings = [
-            (
-                holds & (until == e),
-                [r for r, at in zip(readers, places, strict=True) if at <= places[e]],
-            )
-            for e in sorted(set(until[holds].tolist()))
-        ]
-        record = Sharing(v, variable, rows, tuple(readers))
-        self.sharing.append(record)
-        self.holder[v] = record
-        return Variable(
-            f"value {v}",
-            np.where(holds, self._price(table)[have, some], 0.0) * weight,
-            np.where(holds, table.joules[have, some], 0.0) * weight,
-            self.memory.kept(v, have, copy, endings),
-        )
+        labels, agree, free = self.once(agreement, "agreement", number, rows)
+        self.pairs.append(Pair(u, variable, labels, holding.base, agree, free))
 
     def _own_copy(self, u: int, v: int) -> Floats:
-        table, weight = self._table(v), self._copy_weight(u, v)
-        price = self._price(table)
-        cost = []
-        for needs, give in zip(self._needs(u, v), self._gives(v), strict=True):
-            cost.append(sum(price[table.number[give], table.number[n]] for n in needs))
-        return np.array(cost) * weight
+        """Seconds, per row, of a port that reads what it makes itself: it copies within."""
+        table, weight = self.columns.table(v), self.columns.copy_weight(u, v)
+        given, wanted = self.columns.gives(v), self.columns.wanted(u, v)
+
+        def copied() -> Floats:
+            price = self._price(table)
+            needs = [wanted.sets[k] for k in wanted.label]
+            costs = [sum(price[a, b] for b in n) for a, n in zip(given, needs, strict=True)]
+            return np.array(costs) * weight
+
+        return self.once(copied, "own copy", given, wanted, weight)
+
+    def _rows_that_keep(self, v: int, haves: Ints) -> _Holding:
+        """Rows once without a kept copy, then with each that two readers could share."""
+        table, readers = self.columns.table(v), self.columns.others(v)
+        wanting = tuple(self.columns.wanted(r, v) for r in readers)
+        shared = self.once(lambda: _shared_layouts(table, wanting), "shared", table, wanting)
+        endings = tuple(self._endings(v, readers, who) for _, who in shared)
+        copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
+
+        def rows() -> _Holding:
+            worth = self.columns.collecting(table)
+            options = {a: [(b, e) for b, e in copies if worth[a, b]] for a in set(haves.tolist())}
+            made = [
+                (r, a, b, e)
+                for r, a in enumerate(haves.tolist())
+                for b, e in ((-1, -1), *options[a])
+            ]
+            base, have, copy, until = np.array(made, dtype=np.int64).reshape(-1, 4).T
+            names = table.layouts
+            records = tuple((names[a], None if b < 0 else (names[b], e)) for _, a, b, e in made)
+            return _Holding(base.copy(), have.copy(), copy.copy(), until.copy(), records)
+
+        return self.once(rows, "holding", table, haves, copies)
+
+    def _keeping(self, v: int, variable: int, holding: _Holding) -> tuple[Floats, Floats]:
+        """Costs of the kept copies; records what the variable's rows mean."""
+        self.holder[v], self.variable_of[v] = holding, variable
+        self.sharing.append(Sharing(v, variable, holding.rows, self.columns.others(v)))
+        table = self.columns.table(v)
+        weight = self.program.bodies[self.program.body_of[v]].weight
+
+        def costs() -> tuple[Floats, Floats]:
+            have, holds = holding.have, holding.copy >= 0
+            some = np.where(holds, holding.copy, have)
+            return (
+                np.where(holds, self._price(table)[have, some], 0.0) * weight,
+                np.where(holds, table.joules[have, some], 0.0) * weight,
+            )
+
+        return self.once(costs, "keeping", table, holding, weight)
+
+    def _endings(self, v: int, readers: Sequence[int], sharing: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
+        if self.program.types[v].nbytes < _SMALL or len(sharing) == 2:
+            return sharing[-1:]
+        times = [self.memory.lives.reads_at[readers[k], v] for k in sharing]
+        waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
+        return tuple(sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])}))
+
+    # What readers pay
+
+    def _direct(self, v: int, producer: int, reader: int) -> None:
+        """A value with one reader."""
+        given, rows = self.columns.gives(v), self.unit_row[producer]
+
+        def labels() -> tuple[Ints, Ints, Ints]:
+            number, have = _distinct(given[rows])
+            return number, have, np.full(len(have), -1)
+
+        number, have, none = self.once(labels, "direct", given, rows)
+        self._read(v, producer, reader, number, have, none, none)
+
+    def _shared(self, v: int) -> None:
+        """A value with several readers: some are served by the copy that is kept."""
+        holding, ranks = self.holder[v], self.columns.ranks(v)
+        for k, reader in enumerate(self.columns.others(v)):
+
+            def labels(place: int = ranks[k]) -> tuple[Ints, Ints, Ints, Ints]:
+                holds = holding.copy >= 0
+                reaches = holds & (np.array(ranks)[holding.until] >= place)
+                served = np.where(reaches, holding.copy, -1)
+                number, first = _number_rows(holding.have, served, holds)
+                return number, holding.have[first], served[first], holds[first].astype(np.int64)
+
+            found = self.once(labels, "served", holding, ranks, ranks[k])
+            self._read(v, self.variable_of[v], reader, *found)
+
+    def _read(
+        self, v: int, holder: int, reader: int, labels: Ints, have: Ints, kept: Ints, holds: Ints
+    ) -> None:
+        """The pair between whoever holds v and one reader: copies that the reader makes itself."""
+        table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
+        wanted, rows = self.columns.wanted(reader, v), self.unit_row[reader]
+        label_r = self.once(lambda: wanted.label[rows], "labels", wanted, rows)
+
+        def costs() -> tuple[Floats, Floats]:
+            price, shape = self._price(table), (len(have), len(wanted.sets))
+            seconds, energy = np.zeros(shape), np.zeros(shape)
+            for j, layouts in enumerate(wanted.sets):
+                for b in layouts:
+                    there = (have == b) | (kept == b)
+                    seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
+                    energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
+            return seconds, energy
+
+        seconds, energy = self.once(costs, "read", table, have, kept, wanted, weight)
+        uses = self.memory.read(reader, v, have, kept, holds, wanted)
+        self.pairs.append(Pair(holder, reader, labels, label_r, seconds, energy, uses))
 
     def _price(self, table: CopyTable) -> Floats:
         """Weighted cost of every copy of one tensor type."""
@@ -216,122 +291,28 @@ class _Assembler:
             return w.seconds * table.seconds
         return w.seconds * table.seconds + w.wire_bytes * table.wire
 
-    def _table(self, v: int) -> CopyTable:
-        tensor: TensorType = self.program.types[v]
-        return self.snap.copies[tensor]
 
-    def _needs(self, u: int, v: int) -> list[tuple[Layout, ...]]:
-        """Per row of unit u: the distinct layouts in which it reads value v."""
-        ports = [k for k, (_, _, w) in enumerate(self.plan.units[u].reads) if w == v]
-        return [tuple(dict.fromkeys(n[k] for k in ports)) for n in self.snap.rows[u].needs]
-
-    def _gives(self, v: int) -> list[Layout]:
-        u = self.plan.producer[v]
-        q = self.plan.units[u].outputs.index(v)
-        return [g[q] for g in self.snap.rows[u].gives]
-
-    def _copy_weight(self, u: int, v: int) -> float:
-        for i, p, w in self.plan.units[u].reads:
-            if w == v:
-                instance = self.program.instances[i]
-                return instance.input_weights[p] if instance.input_weights else instance.weight
-        return 1.0
-
-    # Values with one reader
-
-    def _direct(self, v: int, producer: int, reader: int) -> None:
-        table = self._table(v)
-        gives, wanted = self._gives(v), self._needs(reader, v)
-        label_a, haves = label([gives[r] for r in self.unit_row[producer]])
-        label_b, needs = label([wanted[r] for r in self.unit_row[reader]])
-        h = np.array([table.number[x] for x in haves])
-        none = np.full(len(h), -1)
-        self._read(v, producer, reader, label_a, h, none, none, label_b, needs)
-
-    # Values with several readers
-
-    def _shared(self, shared: Sharing) -> None:
-        v = shared.value
-        table = self._table(v)
-        have = [table.number[h] for h, _ in shared.rows]
-        places = [read_position(self.plan, r, v) for r in shared.readers]
-        for place, reader in zip(places, shared.readers, strict=True):
-            served = [
-                table.number[k[0]] if k is not None and places[k[1]] >= place else -1
-                for _, k in shared.rows
-            ]
-            holds = [int(k is not None) for _, k in shared.rows]
-            label_v, sources = label(list(zip(have, served, holds, strict=True)))
-            wanted = self._needs(reader, v)
-            label_r, needs = label([wanted[r] for r in self.unit_row[reader]])
-            h, g, held = (np.array(column) for column in zip(*sources, strict=True))
-            self._read(v, shared.variable, reader, label_v, h, g, held, label_r, needs)
-
-    def _read(
-        self,
-        v: int,
-        holder: int,
-        reader: int,
-        label_v: Ints,
-        have: Ints,
-        kept: Ints,
-        holds: Ints,
-        label_r: Ints,
-        needs: list[tuple[Layout, ...]],
-    ) -> None:
-        """The pair between whoever holds v and one reader: copies that the reader makes itself."""
-        table, weight = self._table(v), self._copy_weight(reader, v)
-        price = self._price(table)
-        shape = (len(have), len(needs))
-        seconds, energy = np.zeros(shape), np.zeros(shape)
-        for j, layouts in enumerate(needs):
-            for n in layouts:
-                b = table.number[n]
-                there = (have == b) | (kept == b)
-                seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
-                energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
-        uses = self.memory.read(reader, v, have, kept, holds, needs)
-        self.pairs.append(Pair(holder, reader, label_v, label_r, seconds, energy, uses))
-
-    def _copies_worth_keeping(
-        self, v: int, readers: list[int], haves: list[Layout]
-    ) -> dict[Layout, list[Kept]]:
-        table = self._table(v)
-        wanting = [{n for combo in self._needs(r, v) for n in combo} for r in readers]
-        endings = {}
-        for kept in table.layouts:
-            sharing = [k for k, w in enumerate(wanting) if kept in w]
-            if len(sharing) >= 2 and not kept.partial:
-                endings[kept] = self._endings(v, readers, sharing)
-        options: dict[Layout, list[Kept]] = {}
-        for have in haves:
-            a = table.number[have]
-            options[have] = []
-            for kept in endings:
-                b = table.number[kept]
-                costly = a != b and np.isfinite(table.seconds[a, b]) and table.wire[a, b] > 0
-                if costly and _collects(have, kept):
-                    options[have] += [(kept, e) for e in endings[kept]]
-        return options
-
-    def _endings(self, v: int, readers: list[int], sharing: list[int]) -> list[int]:
-        """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
-        if len(sharing) < 2:
-            return []
-        if self.program.types[v].nbytes < _SMALL or len(sharing) == 2:
-            return [sharing[-1]]
-        times = [self.memory.lives.reads_at[readers[k], v] for k in sharing]
-        waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
-        return sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])})
+def _shared_layouts(
+    table: CopyTable, wanting: Sequence[Wanted]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Layouts that two readers or more can use, each with the places of those readers."""
+    found = []
+    for b, layout in enumerate(table.layouts):
+        who = tuple(k for k, w in enumerate(wanting) if w.anywhere[b])
+        if len(who) >= 2 and not layout.partial:
+            found.append((b, who))
+    return tuple(found)
 
 
-def _collects(have: Layout, kept: Layout) -> bool:
-    """Whether the kept copy only gathers or combines what the produced value has spread out."""
-    if kept.partial:
-        return False
-    combined = set(have.partial)
-    return all(
-        fewer == axes[: len(fewer)]
-        or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
-        for axes, fewer in zip(have.dims, kept.dims, strict=True)
-    )
+def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
+    """Label per entry in order of first occurrence, and the entry of each label."""
+    labels, values = label(numbers.tolist())
+    return labels, np.array(values, dtype=np.int64)
+
+
+def _number_rows(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Label per row of several columns in order of first occurrence, and each label's first row."""
+    labels, keys = label(list(zip(*(c.tolist() for c in columns), strict=True)))
+    first = np.zeros(len(keys), dtype=np.int64)
+    first[labels[::-1]] = np.arange(len(labels))[::-1]
+    return labels, first

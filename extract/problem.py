@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .once import Once
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 K = TypeVar("K", bound=Hashable)
@@ -130,46 +132,54 @@ def label(keys: Sequence[K]) -> tuple[Ints, list[K]]:
     return out, list(numbers)
 
 
-def merge_parallel(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """One pair per two variables: parallel pairs become a table over combinations of labels."""
+def merge_parallel(pairs: Sequence[Pair], once: Once | None = None) -> tuple[Pair, ...]:
+    """One pair per two variables: parallel pairs become a table over combinations of labels.
+
+    Pairs made of the same arrays share what is made of them.
+    """
+    once = once or Once()
     groups: dict[tuple[int, int], list[Pair]] = {}
     for p in pairs:
         groups.setdefault((min(p.a, p.b), max(p.a, p.b)), []).append(p)
-    merged = []
-    for (a, b), group in groups.items():
-        if len(group) == 1:
-            merged.append(group[0])
-            continue
-        turned = [p if p.a == a else _transposed(p) for p in group]
-        label_a, keys_a = label(list(zip(*(p.label_a.tolist() for p in turned), strict=True)))
-        label_b, keys_b = label(list(zip(*(p.label_b.tolist() for p in turned), strict=True)))
-        at = [np.ix_([k[i] for k in keys_a], [k[i] for k in keys_b]) for i in range(len(turned))]
-        uses = [
-            Use(use.start, use.end, use.amount[ix])
-            for p, ix in zip(turned, at, strict=True)
-            for use in p.uses
-        ]
-        merged.append(
-            Pair(
-                a,
-                b,
-                label_a,
-                label_b,
-                np.sum([p.seconds[ix] for p, ix in zip(turned, at, strict=True)], axis=0),
-                np.sum([p.joules[ix] for p, ix in zip(turned, at, strict=True)], axis=0),
-                tuple(uses),
-            )
-        )
-    return tuple(merged)
-
-
-def _transposed(p: Pair) -> Pair:
-    return Pair(
-        p.b,
-        p.a,
-        p.label_b,
-        p.label_a,
-        p.seconds.T,
-        p.joules.T,
-        tuple(Use(u.start, u.end, u.amount.T) for u in p.uses),
+    return tuple(
+        group[0] if len(group) == 1 else _merged(a, b, group, once)
+        for (a, b), group in groups.items()
     )
+
+
+def _merged(a: int, b: int, group: Sequence[Pair], once: Once) -> Pair:
+    """One pair for several between variables a and b."""
+    turned = [p if p.a == a else _transposed(p, once) for p in group]
+
+    def combine(columns: Sequence[Ints]) -> tuple[Ints, list[Ints]]:
+        number, keys = label(list(zip(*(c.tolist() for c in columns), strict=True)))
+        return number, [np.array(k, dtype=np.int64) for k in zip(*keys, strict=True)]
+
+    labels_a = tuple(p.label_a for p in turned)
+    labels_b = tuple(p.label_b for p in turned)
+    label_a, rows_a = once(lambda: combine(labels_a), "combined", labels_a)
+    label_b, rows_b = once(lambda: combine(labels_b), "combined", labels_b)
+
+    def spread(k: int, table: Floats) -> Floats:
+        return once(lambda: table[np.ix_(rows_a[k], rows_b[k])], "at", table, rows_a[k], rows_b[k])
+
+    def total(tables: tuple[Floats, ...]) -> Floats:
+        parts = tuple(spread(k, t) for k, t in enumerate(tables))
+        return once(lambda: np.sum(parts, axis=0), "sum", parts)
+
+    uses = [
+        Use(use.start, use.end, spread(k, use.amount))
+        for k, p in enumerate(turned)
+        for use in p.uses
+    ]
+    seconds = total(tuple(p.seconds for p in turned))
+    energy = total(tuple(p.joules for p in turned))
+    return Pair(a, b, label_a, label_b, seconds, energy, tuple(uses))
+
+
+def _transposed(p: Pair, once: Once) -> Pair:
+    def turn(table: Floats) -> Floats:
+        return once(lambda: np.ascontiguousarray(table.T), "turned", table)
+
+    uses = tuple(Use(u.start, u.end, turn(u.amount)) for u in p.uses)
+    return Pair(p.b, p.a, p.label_b, p.label_a, turn(p.seconds), turn(p.joules), uses)

@@ -18,6 +18,7 @@ from tapestry_egg.encode import encode
 from tapestry_egg.extract.archive import Candidate
 from tapestry_egg.extract.assemble import Assembled, assemble
 from tapestry_egg.extract.certificate import certify
+from tapestry_egg.extract.columns import Wanted
 from tapestry_egg.extract.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.extract.memory import Memory
 from tapestry_egg.extract.plans import make_plan
@@ -252,7 +253,7 @@ def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -
             if lives.free[v]:
                 continue
             charged, read = np.zeros(lives.times), np.zeros(lives.times)
-            uses = [(use, use.amount[0]) for use in memory.produced(v, [have])]
+            uses = [(use, use.amount[0]) for use in memory.produced(v, np.array([chosen[u]]))]
             table = snap.copies[plan.program.types[v]]
             number, none = np.array([table.number[have]]), np.array([-1])
             for r in plan.readers[v]:
@@ -260,7 +261,8 @@ def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -
                     continue
                 ports = [k for k, (_, _, w) in enumerate(plan.units[r].reads) if w == v]
                 needs = tuple(dict.fromkeys(snap.rows[r].needs[chosen[r]][k] for k in ports))
-                found = memory.read(r, v, number, none, none * 0, [needs])
+                wanted = Wanted(none, (tuple(table.number[n] for n in needs),), none == 0)
+                found = memory.read(r, v, number, none, none * 0, wanted)
                 uses += [(use, use.amount[0, 0]) for use in found]
                 if have in needs:
                     read[lives.made[v] : lives.reads_until[r, v] + 2] = 1.0

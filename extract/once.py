@@ -1,0 +1,36 @@
+"""Once: values that are made the first time they are wanted, by what they are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+# What stands for itself in a key; anything else is named by its identity.
+_PLAIN = frozenset((int, float, bool, str, type(None)))
+
+
+class Once:
+    """Values by key, each made at its first use; arrays and tables in a key stand for themselves.
+
+    A key holds on to its objects, so that no other object can take their place.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, tuple[Any, Any]] = {}
+
+    def __call__(self, make: Callable[[], T], *key: Any) -> T:
+        name = _name(key)
+        found = self._made.get(name)
+        if found is None:
+            found = self._made[name] = make(), key
+        return found[0]
+
+
+def _name(parts: tuple[Any, ...]) -> Hashable:
+    """Plain parts as they are, tuples by their parts, other objects by their (negated) identity."""
+    return tuple(
+        [k if type(k) in _PLAIN else _name(k) if type(k) is tuple else ~id(k) for k in parts]
+    )

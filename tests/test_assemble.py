@@ -1,0 +1,86 @@
+"""Assembling a problem: what equal layers have in common is worked out, and held, once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tapestry_egg.encode import encode
+from tapestry_egg.extract.assemble import Assembled, assemble
+from tapestry_egg.extract.once import Once
+from tapestry_egg.extract.snapshot import snapshot
+from tapestry_egg.flatten import feedback_pairs, flatten
+from tapestry_egg.layout import MeshShape
+from tapestry_egg.rules.book import load_books
+from tapestry_egg.saturate import saturate
+from tapestry_egg.schedule import in_order, schedule
+from tapestry_egg.target import load_target
+from tapestry_egg.trace import trace
+
+N = 1024
+
+
+@cache
+def stack(layers: int) -> Assembled:
+    """The problem of a gradient through equal layers with residuals, on a mesh of 2 by 4."""
+
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = x + jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    args = [jax.ShapeDtypeStruct((N, N), "float32")] * layers
+    graph = trace(jax.grad(loss), args, jax.ShapeDtypeStruct((64, N), "float32")).graph
+    pairs = feedback_pairs(graph)
+    plan = schedule(flatten(in_order(graph, pairs), pairs))
+    mesh = MeshShape(("x", "y"), (2, 4))
+    found = saturate(encode(plan.program, mesh), load_books(("sharding", "collectives")))
+    return assemble(snapshot(plan, found, mesh, load_target("h100:8")))
+
+
+def tables(assembled: Assembled) -> set[int]:
+    """The distinct arrays of costs that a problem holds."""
+    problem = assembled.problem
+    held = [p.seconds for p in problem.pairs] + [v.seconds for v in problem.variables]
+    held += [u.amount for part in (*problem.pairs, *problem.variables) for u in part.uses]
+    return {id(array) for array in held}
+
+
+def test_more_layers_are_more_pairs_of_the_same_tables() -> None:
+    few, many = stack(4), stack(8)
+    assert len(many.problem.pairs) > 1.6 * len(few.problem.pairs)
+    # Only what the readers of one value, spread over all layers, pay is new.
+    assert len(tables(many)) < 1.2 * len(tables(few))
+
+
+def test_shared_tables_belong_to_their_own_rows() -> None:
+    """Sharing goes by structure, never by mere size: every table has its variable's labels."""
+    problem = stack(8).problem
+    for p in problem.pairs:
+        assert (p.label_a.max() + 1, p.label_b.max() + 1) == p.seconds.shape
+        assert len(p.label_a) == len(problem.variables[p.a])
+        assert len(p.label_b) == len(problem.variables[p.b])
+        assert all(u.amount.shape == p.seconds.shape for u in p.uses)
+
+
+def test_once_makes_what_is_new_and_keeps_what_is_not() -> None:
+    once, a, made = Once(), np.arange(3), []
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    first = once(make, "sum", a, (1, (a, None)))
+    assert once(make, "sum", a, (1, (a, None))) == first
+    assert once(make, "sum", a.copy(), (1, (a, None))) != first  # equal, but another array
+    assert once(make, "sum", a, (1, (a, 0))) != first
+    assert once(make, "product", a, (1, (a, None))) != first
+
+
+def test_a_key_keeps_its_objects_so_that_none_takes_their_place() -> None:
+    once = Once()
+    for n in range(200):  # each list is gone, but for the key, before the next is made
+        assert once(lambda n=n: n, [n]) == n
