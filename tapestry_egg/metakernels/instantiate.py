@@ -67,7 +67,8 @@ def instantiate(
     index, groups = _index_space(template, names, types)
     rank = len(index)
     rows = Inner(names, {f"@{g}": _rows(dims, rank) for g, dims in groups.items()})
-    ins, outs = _projections(template, rows, index, inputs, types)
+    outside = _outside(template, names, inputs)
+    ins, outs = _projections(template, rows, index, inputs, types, outside)
     costs: dict[str, Any] = {f"@{g}": Cost(((1.0, _flat(d)),)) for g, d in groups.items()}
     costs["@all"] = Cost(((1.0, tuple(range(rank))),))
     priced = Inner(names, costs)
@@ -83,6 +84,7 @@ def instantiate(
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
+        outside=outside,
     )
     return Instance(template, signature, names)
 
@@ -300,6 +302,7 @@ def _projections(
     index: tuple[IndexDim, ...],
     inputs: Sequence[TensorType],
     outputs: Sequence[TensorType],
+    outside: Sequence[str | int | None],
 ) -> tuple[tuple[Projection, ...], tuple[Projection, ...]]:
     whole = ZRange.from_shape([d.size for d in index])
     found: tuple[list[Projection], list[Projection]] = ([], [])
@@ -318,21 +321,16 @@ def _projections(
                     value = text(Inner(rows, {"$each": tensor, "$k": k}))
                 else:
                     value = text(rows)
-                found[side].append(
-                    _projection(template, text or _ALIGNED, name, value, tensor, whole, side == 1)
-                )
+                projection = _projection(text or _ALIGNED, name, value, tensor, whole)
+                if side == 1 or not outside or outside[at + k] is None:
+                    _check_bounds(text or _ALIGNED, name, projection, tensor, whole, side == 1)
+                found[side].append(projection)
             at += width
     return tuple(found[0]), tuple(found[1])
 
 
 def _projection(
-    template: Template,
-    text: Expression,
-    name: str,
-    value: Any,
-    tensor: TensorType,
-    whole: ZRange,
-    produced: bool,
+    text: Expression, name: str, value: Any, tensor: TensorType, whole: ZRange
 ) -> Projection:
     if not isinstance(value, tuple) or len(value) != tensor.rank:
         got = f"{len(value)} rows" if isinstance(value, tuple) else repr(value)
@@ -345,15 +343,52 @@ def _projection(
         matrix.append(row.coefficients or (0,) * whole.rank)
         offset.append(row.offset)
         shape.append(row.extent)
-    projection = Projection(tuple(matrix), tuple(offset), tuple(shape), index_rank=whole.rank)
-    if not whole.is_empty and tensor.size:
-        image = projection.image(whole)
-        box = ZRange.from_shape(tensor.shape)
-        if not box.contains(image):
-            raise text.error(f"{projection} leaves {name}, {tensor}: it reaches {image}")
-        if produced and image != box:
-            raise text.error(f"{projection} covers only {image} of {name}, {tensor}")
-    return projection
+    return Projection(tuple(matrix), tuple(offset), tuple(shape), index_rank=whole.rank)
+
+
+def _check_bounds(
+    text: Expression,
+    name: str,
+    projection: Projection,
+    tensor: TensorType,
+    whole: ZRange,
+    produced: bool,
+) -> None:
+    if whole.is_empty or not tensor.size:
+        return
+    image = projection.image(whole)
+    box = ZRange.from_shape(tensor.shape)
+    if not box.contains(image):
+        raise text.error(
+            f"{projection} leaves {name}, {tensor}: it reaches {image}",
+            "" if produced else "`outside:` can say what lies there.",
+        )
+    if produced and image != box:
+        raise text.error(f"{projection} covers only {image} of {name}, {tensor}")
+
+
+def _outside(
+    template: Template, names: Names, inputs: Sequence[TensorType]
+) -> tuple[str | int | None, ...]:
+    """Per operand, the monoid or the number of the scalar operand that its `outside:` names."""
+    if not template.outside:
+        return ()
+    out: list[str | int | None] = [None] * len(inputs)
+    declared = [o.name for o in template.inputs]
+    for name, text in template.outside.items():
+        value: str | int | None = text(names)
+        if value in declared:
+            (value,) = _places(template, str(value), len(inputs))
+            if inputs[value].rank:
+                raise text.error(f"{inputs[value]} is not a scalar")
+        elif value is not None and value not in (*_OF_NUMBERS, "and", "or"):
+            raise text.error(
+                f"{value!r} is neither a monoid nor an operand",
+                f"Monoids are {', '.join(_OF_NUMBERS)}, and, or.",
+            )
+        for p in _places(template, name, len(inputs)):
+            out[p] = value
+    return tuple(out)
 
 
 # Laws and costs

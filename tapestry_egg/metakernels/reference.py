@@ -15,7 +15,7 @@ from ..errors import TemplateError
 from ..zspace import ZRange
 from .instantiate import readable
 from .reference_algebra import ALGEBRA
-from .reference_call import Array, Call, Reference
+from .reference_call import Array, Call, Reference, zero
 from .reference_elementwise import ELEMENTWISE
 from .reference_indexing import INDEXING
 from .reference_movement import MOVEMENT
@@ -35,25 +35,27 @@ def reference(
 ) -> tuple[Array, ...]:
     """Run `kernel` on the index box `box` (the whole index space when None).
 
-    `operands[p]` is exactly the box `sig.inputs[p].image(box)` of operand p. Returns, per output,
+    `operands[p]` is exactly the box `sig.operand_box(p, box)` of operand p. Returns, per output,
     the box `sig.outputs[q].image(box)`: a partial value when `box` is a block of a reduce dim.
     Raises TemplateError for a kernel without a reference, and for operands of other shapes.
     """
     if kernel not in REFERENCES:
         raise TemplateError(f"there is no reference for {kernel}")
     whole = ZRange.from_shape(sig.extents) if box is None else box
-    inputs = tuple(p.image(whole) for p in sig.inputs)
     outputs = tuple(p.image(whole) for p in sig.outputs)
-    for p, (x, at) in enumerate(zip(operands, inputs, strict=True)):
+    for p, x in enumerate(operands):
+        at = sig.operand_box(p, whole)
         if np.shape(x) != at.shape:
             raise TemplateError(f"operand {p} of {kernel} has shape {np.shape(x)}, not {at.shape}")
+    filled = [_filled(sig, p, operands, whole) for p in range(len(operands))]
+    inputs = tuple(at for _, at in filled)
     shapes = [b.shape for b in inputs], [b.shape for b in outputs]
     call = Call(
         kernel=kernel,
         params={k: readable(v) for k, v in params.items()},
         local={k: readable(v) for k, v in localize(kernel, params, sig, *shapes).items()},
         signature=sig,
-        operands=tuple(map(np.asarray, operands)),
+        operands=tuple(x for x, _ in filled),
         box=whole,
         inputs=inputs,
         outputs=outputs,
@@ -62,3 +64,19 @@ def reference(
         made = REFERENCES[kernel](call)
         values = made if isinstance(made, list | tuple) else (made,)
         return tuple(np.asarray(v).astype(call.dtype(q), copy=False) for q, v in enumerate(values))
+
+
+def _filled(
+    sig: OperationSignature, p: int, operands: Sequence[Array], box: ZRange
+) -> tuple[Array, ZRange]:
+    """Operand p with what lies outside it filled in where the index box reaches there."""
+    x, at, beyond = np.asarray(operands[p]), sig.operand_box(p, box), sig.beyond(p)
+    if beyond is None:
+        return x, at
+    margins = sig.margins(p, box)
+    value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
+    wider = ZRange(
+        tuple(s - a for s, (a, _) in zip(at.start, margins, strict=True)),
+        tuple(e + b for e, (_, b) in zip(at.end, margins, strict=True)),
+    )
+    return np.pad(x, margins, constant_values=value) if any(map(any, margins)) else x, wider

@@ -20,8 +20,9 @@ Array = NDArray[Any]
 class Call:
     """What a reference implementation is given.
 
-    `operands[p]` is the box `inputs[p]` of operand p, and output q is the box `outputs[q]`; both
-    are images of the index box `box`, in global coordinates. `params` are the operation's own,
+    `operands[p]` is the box `inputs[p]` of operand p, with what lies outside the operand filled in,
+    and output q is the box `outputs[q]`; both are images of the index box `box`, in global
+    coordinates. `params` are the operation's own,
     `local` the same with what differs on local boxes; both are readable (tuples, names).
     """
 
@@ -73,3 +74,16 @@ def wide(x: Array) -> Array:
     if x.dtype.kind in "biu":
         return x
     return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def zero(monoid: str, dtype: np.dtype[Any]) -> Any:
+    """The neutral element of a monoid over numbers or flags; `max` of integers has the least one.
+
+    Raises KeyError for a monoid whose values are not single numbers.
+    """
+    if monoid in ("max", "min") and dtype.kind != "b":
+        if dtype.kind in "iu":
+            ends = np.iinfo(dtype)
+            return ends.min if monoid == "max" else ends.max
+        return -np.inf if monoid == "max" else np.inf
+    return {"sum": 0, "prod": 1, "and": True, "or": False, "max": False, "min": True}[monoid]

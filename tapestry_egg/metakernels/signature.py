@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..blockgraph import TensorType
-from ..zspace import Projection
+from ..zspace import Projection, ZRange
 
 Role = Literal["map", "reduce", "scan", "whole"]
 Fusion = Literal["view", "loop", "reduce", "kernel"]
@@ -45,6 +45,14 @@ class OperationSignature:
     """What sharding, costs and execution need to know of one operation; derived from a template.
 
     `inputs[p]` and `outputs[q]` project index boxes to boxes of operand p and output q.
+
+    **Bounds.** A box never leaves its tensor, unless `outside[p]` says what lies beyond operand p:
+    the zero of a monoid (its name), or the element of a scalar operand (its number). Then the
+    operand's box is the part of the image that lies in the tensor, and whoever runs the kernel
+    fills the rest of the image; a window over a padded tensor thus needs no padded copy of it.
+    Along dims where an index box has the image of the whole index space nothing is filled: there
+    the kernel pads by itself, as its parameters say. Outputs never leave their tensors.
+
     `initial` lists operands that are the starting value of the reduction (scatter-add's operand):
     when a reduce dim is cut they must be partial, not replicated. `flops` is a polynomial over the
     (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
@@ -65,10 +73,39 @@ class OperationSignature:
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
     opaque: bool = False
+    outside: tuple[str | int | None, ...] = ()
 
     @property
     def extents(self) -> tuple[int, ...]:
         return tuple(d.size for d in self.index)
+
+    def beyond(self, p: int) -> str | int | None:
+        """What lies outside operand p; None where nothing may reach there."""
+        return self.outside[p] if self.outside else None
+
+    def operand_box(self, p: int, box: ZRange) -> ZRange:
+        """The box of operand p that an index box reads: its image, less what lies outside."""
+        image = self.inputs[p].image(box)
+        if self.beyond(p) is None:
+            return image
+        return image.clip(ZRange.from_shape(self.input_types[p].shape))
+
+    def margins(self, p: int, box: ZRange) -> tuple[tuple[int, int], ...]:
+        """Per dim of operand p, elements of an index box's image before and after `operand_box`.
+
+        Zeros along dims where the box has the image of the whole index space: the kernel itself
+        pads there.
+        """
+        image, inside = self.inputs[p].image(box), self.operand_box(p, box)
+        whole = self.inputs[p].image(ZRange.from_shape(self.extents))
+        out = []
+        for k, n in enumerate(image.shape):
+            if (image.start[k], image.end[k]) == (whole.start[k], whole.end[k]):
+                out.append((0, 0))
+                continue
+            before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])
+            out.append((before, n - inside.shape[k] - before))
+        return tuple(out)
 
 
 def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:

@@ -15,6 +15,7 @@ output types, the index space, the projections and the laws follow:
       project: {lhs: "[@m, @k]"}                  rows per operand and output
       passages: [sum(lhs) -> sum]                 laws of partial values
       initial: [operand]                          operands that start the reduction
+      outside: {operand: sum}                     what its boxes find outside it: see below
       flops: 2                                    per index point, or a polynomial in `@groups`
       reads: {operand: "@m"}                      elements read, where not the footprint
       fusion: kernel                              view | loop | reduce | kernel
@@ -23,7 +24,9 @@ output types, the index space, the projections and the laws follow:
 A name that ends in `...` (`xs...`) stands for any number of operands or outputs; expressions about
 it are evaluated once for each, with `$each` the tensor and `$k` its place among them. Without
 `index:` the index space is that of the first output's elements, as group `@i`; an operand or output
-that `project:` does not mention is then aligned with it under broadcasting. In `local:` the names
+that `project:` does not mention is then aligned with it under broadcasting. The boxes of an operand
+lie inside it, unless `outside:` says what they find elsewhere: the zero of a monoid (`sum`, `max`,
+`min`, ...), or the element of a scalar operand (its name). In `local:` the names
 of operands and outputs stand for the local boxes and everything else keeps its value. Parameters
 are names too; `$params` holds them all, also where another name hides one, and `$kernel` is the
 kernel's name. The language itself is described in `template.lark`.
@@ -80,6 +83,7 @@ class Template:
     project: Mapping[str, Expression] = field(default_factory=dict)
     passages: tuple[PassageText, ...] = ()
     initial: tuple[str, ...] = ()
+    outside: Mapping[str, Expression] = field(default_factory=dict)
     flops: Expression | None = None
     reads: Mapping[str, Expression] = field(default_factory=dict)
     fusion: Fusion = "kernel"
@@ -93,7 +97,7 @@ class Template:
     def texts(self) -> tuple[Expression, ...]:
         """Every expression of the entry."""
         out = [*self.defaults.values(), *self.let.values(), *(self.index or {}).values()]
-        for table in (self.roles, self.project, self.reads, self.local):
+        for table in (self.roles, self.project, self.outside, self.reads, self.local):
             out.extend(table.values())
         for output in self.outputs:
             out.extend(e for e in (output.count, output.shape, output.dtype) if e is not None)
@@ -189,8 +193,8 @@ class _File:
 
 
 _FIELDS = (
-    "kernels reason params inputs when let out outputs index roles project passages initial flops "
-    "reads fusion local"
+    "kernels reason params inputs when let out outputs index roles project passages initial "
+    "outside flops reads fusion local"
 ).split()
 
 
@@ -233,6 +237,7 @@ def _template(file: _File, node: Any) -> Template:
         project=table("project"),
         passages=_passages(file, entry["passages"]) if "passages" in entry else (),
         initial=file.words(entry["initial"], "a list of operands") if "initial" in entry else (),
+        outside=table("outside"),
         flops=one("flops"),
         reads=table("reads"),
         fusion=cast(Fusion, fusion),
@@ -277,6 +282,7 @@ def _check_names(file: _File, entry: Mapping[str, Any], template: Template) -> N
     for name, table, known in (
         ("project", template.project, ports),
         ("reads", template.reads, operands),
+        ("outside", template.outside, operands),
         ("roles", template.roles, groups),
         ("initial", template.initial, operands),
     ):

@@ -162,6 +162,16 @@ class ZRange:
             return None
         return ZRange(start, end)
 
+    def clip(self, bounds: ZRange) -> ZRange:
+        """The part of the box inside `bounds`; where there is none, an empty box at their edge."""
+        self._same_rank(bounds)
+        sides = tuple(zip(self.start, self.end, bounds.start, bounds.end, strict=True))
+        start = tuple(min(max(s, low), high) for s, _, low, high in sides)
+        return ZRange(
+            start,
+            tuple(max(min(e, high), s) for s, (_, e, _, high) in zip(start, sides, strict=True)),
+        )
+
     def translate(self, delta: Sequence[int]) -> ZRange:
         """The same box moved by `delta`. Raises ZSpaceError where the ranks differ."""
         if len(delta) != self.rank:
