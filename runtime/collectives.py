@@ -7,23 +7,21 @@ devices of a group by the axis names in the order given, so the order is passed 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import ml_dtypes
 
 from ..blockgraph import TensorType
 from ..costs import carried_as
 from ..errors import PlanError
 from ..layout import Layout, MeshShape
+from ..metakernels.values import kind as kind_of
+from ..monoids import Monoid, monoids, single_monoids
+from ..monoids.fold import combine
+from ..monoids.fold import zero as neutral_state
 from ..plan import Step
 
 if TYPE_CHECKING:
     import jax
-
-#: Monoids whose partial values are single tensors, and which combine elementwise.
-MONOIDS = ("sum", "prod", "max", "min", "and", "or")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +128,12 @@ def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
     elif kind == "to_partial":
         first = block_number(axes, mesh) == 0
         out = jax.numpy.where(first, x, zero(step.monoid, x.dtype))
-    elif kind == "all_reduce" and step.monoid == "sum":
-        out = lax.psum(x, names)
     elif kind == "all_reduce" and _native(step, x.dtype.name):
-        least = step.monoid in ("min", "and")
-        out = lax.pmin(x, names) if least else lax.pmax(x, names)
+        native: dict[str, Any] = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
+        out = native[_single(step.monoid).native(kind_of(x.dtype.name))](x, names)
     elif kind == "all_reduce":
         out = _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
-    elif kind == "reduce_scatter" and step.monoid == "sum":
+    elif kind == "reduce_scatter" and _native(step, x.dtype.name):
         _block(x.shape[dim], parts, step)
         out = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
     elif kind == "reduce_scatter":
@@ -162,22 +158,14 @@ def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:
 
 
 def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
-    """The neutral element of a monoid, a scalar of the given dtype."""
+    """The neutral element of a monoid, a scalar of the given dtype.
+
+    Raises PlanError for a monoid whose partial values are not single tensors.
+    """
     import jax.numpy as jnp
 
-    if monoid not in MONOIDS:
-        raise _unknown(monoid)
-    flags = jnp.issubdtype(dtype, jnp.bool_)
-    if monoid in ("sum", "or") or (monoid == "max" and flags):
-        return jnp.zeros((), dtype)
-    if monoid == "prod" or flags:
-        return jnp.ones((), dtype)
-    if monoid == "and":
-        return ~jnp.zeros((), dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.array(-jnp.inf if monoid == "max" else jnp.inf, dtype)
-    limits = ml_dtypes.iinfo(dtype)
-    return jnp.array(limits.min if monoid == "max" else limits.max, dtype)
+    (neutral,) = neutral_state(_single(monoid), dtype, xp=jnp).values()
+    return neutral
 
 
 def _native(step: Step, dtype: str) -> bool:
@@ -187,20 +175,16 @@ def _native(step: Step, dtype: str) -> bool:
 
 def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:
     """Combine along `dim` on this device."""
+    import jax.numpy as jnp
     from jax import lax
-    from jax.numpy import bitwise_and, bitwise_or
 
-    combine: dict[str, Callable[[Any, Any], Any]] = {
-        "sum": lax.add,
-        "prod": lax.mul,
-        "max": lax.max,
-        "min": lax.min,
-        "and": bitwise_and,
-        "or": bitwise_or,
-    }
-    if monoid not in combine:
-        raise _unknown(monoid)
-    out: jax.Array = lax.reduce(x, zero(monoid, x.dtype), combine[monoid], (dim,))
+    of = _single(monoid)
+    part = of.state[0].name
+
+    def both(a: jax.Array, b: jax.Array) -> jax.Array:
+        return combine(of, {part: a}, {part: b}, xp=jnp)[part]
+
+    out: jax.Array = lax.reduce(x, zero(monoid, x.dtype), both, (dim,))
     return out
 
 
@@ -215,8 +199,11 @@ def _block(n: int, parts: int, step: Step) -> int:
     return n // parts
 
 
-def _unknown(monoid: str | None) -> PlanError:
-    return PlanError(
-        f"partial values under {monoid!r} cannot be combined over the mesh",
-        hint=f"The monoids that can are {', '.join(MONOIDS)}.",
-    )
+def _single(monoid: str | None) -> Monoid:
+    """The monoid of that name, whose partial values are single tensors."""
+    if monoid not in single_monoids():
+        raise PlanError(
+            f"partial values under {monoid!r} cannot be combined over the mesh",
+            hint=f"The monoids that can are {', '.join(single_monoids())}.",
+        )
+    return monoids()[str(monoid)]

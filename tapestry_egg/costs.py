@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from .errors import PlanError
 from .layout import MeshShape
+from .metakernels.values import kind as kind_of
+from .monoids import monoids
 from .target import Target
 from .topology import Span
 
@@ -43,14 +45,17 @@ def kernel_seconds(
 def carried_as(kind: str, monoid: str | None, dtype: str) -> str:
     """The collective that carries a change of layout out.
 
-    Reductions are their own collective for sum, and all-reduces for max and min (and logic on
-    flags); other monoids gather, and scattered ones exchange, and combine on the device.
+    Reductions are their own collective where the monoid's mesh form is one: all-reduces under psum,
+    pmax and pmin, scattered ones under psum. Else they gather, or exchange, and combine on the
+    device.
     """
-    if kind == "reduce_scatter" and monoid != "sum":
-        return "all_to_all"
-    if kind == "all_reduce" and monoid not in ("sum", "max", "min"):
-        return kind if monoid in ("and", "or") and dtype == "bool" else "all_gather"
-    return kind
+    if kind not in ("all_reduce", "reduce_scatter"):
+        return kind
+    known = monoids().get(monoid or "")
+    native = known.native(kind_of(dtype)) if known else ""
+    if kind == "reduce_scatter":
+        return kind if native == "psum" else "all_to_all"
+    return kind if native else "all_gather"
 
 
 def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:

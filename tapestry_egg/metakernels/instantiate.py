@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..blockgraph import TensorType
+from ..monoids import monoids
 from ..zspace import Projection, ZRange
 from .language import Expression
 from .scopes import Inner, Names
 from .signature import IndexDim, OperationSignature, Passage, Polynomial, Role
 from .template import Template
 from .values import Cost, RoleOf, Row, kind
-
-#: Monoids over numbers; partial values of flags combine under `and` and `or`.
-_OF_NUMBERS = ("sum", "prod", "max", "min")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -401,6 +399,7 @@ def _passages(
     outputs: Sequence[TensorType],
 ) -> tuple[Passage, ...]:
     found: dict[Passage, None] = {}
+    known = monoids()
     for text in template.passages:
         law = text.law()
         ports: list[int] = []
@@ -410,9 +409,7 @@ def _passages(
             (law.monoid_in, [inputs[p] for p in ports]),
             (law.monoid_out, outputs),
         ):
-            wanted = {"bool"} if monoid not in _OF_NUMBERS else {"int", "uint", "float", "complex"}
-            if monoid in ("max", "min"):
-                wanted = wanted - {"complex"}
+            wanted = known[monoid].kinds if monoid in known else ()
             if any(kind(t.dtype) not in wanted for t in types):
                 break
         else:

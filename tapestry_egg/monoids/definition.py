@@ -1,0 +1,403 @@
+"""Monoids as data: what a reduction keeps of its elements, and how two such states combine.
+
+The file `monoids.yaml` says what every field means and holds those that ship with the package.
+Users add files of their own; those are admitted only if their laws hold (`laws.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .formula import MESH_FUNCTIONS, Formula, MonoidError, parse_formula
+
+KINDS = ("bool", "int", "uint", "float", "complex")
+_CONSTANTS = frozenset(("lowest", "highest", "bits"))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of an element, a state or a result.
+
+    `dtype` is the name of the part of the element whose dtype it has, or a dtype; an element's
+    own parts have none. `trailing` names the dims beyond those of the reduced value.
+    """
+
+    name: str
+    dtype: str = ""
+    trailing: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MeshForm:
+    """How the states along a mesh axis become one: a formula per part of the state."""
+
+    formulas: Mapping[str, Formula]
+    terms: Mapping[str, Formula]
+    kinds: tuple[str, ...]  # of the first part of the element; for others gather and combine
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """A monoid: `wrap, combine, zero, unwrap` as formulas, and its laws.
+
+    `terms` are names that `combine` may use. `exact` lists the kinds of dtypes on which combining
+    is associative to the last bit; on others it is so up to rounding.
+    """
+
+    name: str
+    law: str
+    element: tuple[Part, ...]
+    state: tuple[Part, ...]
+    result: tuple[Part, ...]
+    wrap: Mapping[str, Formula]
+    combine: Mapping[str, Formula]
+    zero: Mapping[str, Formula]
+    unwrap: Mapping[str, Formula]
+    terms: Mapping[str, Formula]
+    exact: tuple[str, ...] = ()
+    commutative: bool = True
+    mesh: MeshForm | None = None
+    where: str = ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of dtypes of the (first part of the) elements: `bool`, `int`, `float`, ..."""
+        return self.element[0].kinds
+
+    @property
+    def single(self) -> bool:
+        """Whether a state is one tensor like the element, so that a plan can hold it."""
+        return (
+            len(self.element) == len(self.state) == 1
+            and self.state[0].dtype == self.element[0].name
+            and not self.state[0].trailing
+        )
+
+    def native(self, kind: str) -> str:
+        """The one collective that combines states over a mesh axis, or `` if none does.
+
+        `psum`, `pmax` or `pmin`, for elements of the given kind.
+        """
+        if self.mesh is None or kind not in self.mesh.kinds or not self.single:
+            return ""
+        (formula,) = self.mesh.formulas.values()
+        plain = formula.text.replace(" ", "") == f"{formula.outermost}({self.state[0].name})"
+        return formula.outermost if plain and formula.outermost in MESH_FUNCTIONS else ""
+
+
+_KNOWN: dict[str, Monoid] = {}
+
+
+def monoids() -> Mapping[str, Monoid]:
+    """Every monoid known, by name: those that ship with the package, then those added."""
+    if not _KNOWN:
+        for found in read_monoids(Path(__file__).with_name("monoids.yaml")):
+            _KNOWN[found.name] = found
+        _singles.cache_clear()
+    return _KNOWN
+
+
+def monoid(name: str | None) -> Monoid:
+    """The monoid called `name`. Raises MonoidError where there is none."""
+    found = monoids().get(name or "")
+    if found is None:
+        raise MonoidError(f"there is no monoid {name!r}", hint=f"Known are {', '.join(_KNOWN)}.")
+    return found
+
+
+def single_monoids() -> tuple[str, ...]:
+    """Names of the monoids whose states are single tensors: those that plans may leave pending."""
+    monoids()
+    return _singles()
+
+
+@cache
+def _singles() -> tuple[str, ...]:
+    return tuple(name for name, found in _KNOWN.items() if found.single)
+
+
+def add_monoids(path: str | Path) -> tuple[Monoid, ...]:
+    """Read a file of your own, in the form of `monoids.yaml`, and make its monoids known.
+
+    Returns them. Raises MonoidError for a malformed file, for a name that is taken, and for a
+    monoid that does not keep its laws; nothing is added then.
+    """
+    from .laws import check_laws
+
+    added = read_monoids(Path(path))
+    for new in added:
+        if new.name in monoids():
+            raise MonoidError(f"there is a monoid {new.name!r} already", where=new.where)
+        check_laws(new)
+    _KNOWN.update((new.name, new) for new in added)
+    _singles.cache_clear()
+    return added
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def read_monoids(path: Path) -> tuple[Monoid, ...]:
+    """The monoids of a file, unchecked against their laws.
+
+    Raises MonoidError with `file:line:column` for the first fault in it.
+    """
+    try:
+        root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as e:
+        raise MonoidError(f"cannot be read: {e}", where=str(path)) from None
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise MonoidError(f"not YAML: {e.problem or e.context}", where=f"{path}{at}") from None
+    except yaml.YAMLError as e:
+        raise MonoidError(f"not YAML: {e}", where=str(path)) from None
+    except RecursionError:
+        raise MonoidError("nested too deeply", where=str(path)) from None
+    if root is None:
+        return ()
+    found: dict[str, Monoid] = {}
+    for name, entry in _Entry(root, path.name).items():
+        if name in found:
+            raise entry.error(f"there are two monoids {name!r}")
+        found[name] = _monoid(name, entry)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A YAML node with its file, read piece by piece so that every fault has its place."""
+
+    node: Any
+    file: str
+
+    @property
+    def where(self) -> str:
+        mark = self.node.start_mark
+        return f"{self.file}:{mark.line + 1}:{mark.column + 1}"
+
+    def error(self, what: str, hint: str = "") -> MonoidError:
+        return MonoidError(what, where=self.where, hint=hint)
+
+    def items(self) -> Iterator[tuple[str, _Entry]]:
+        if not isinstance(self.node, yaml.MappingNode):
+            raise self.error("expected names with values")
+        for key, value in self.node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _Entry(key, self.file).error("expected a name")
+            yield key.value, _Entry(value, self.file)
+
+    def fields(self, *known: str) -> dict[str, _Entry]:
+        out = {}
+        for name, entry in self.items():
+            if name not in known:
+                raise entry.error(f"unknown field {name!r}", f"Fields are {', '.join(known)}.")
+            if name in out:
+                raise entry.error(f"{name!r} is given twice")
+            out[name] = entry
+        return out
+
+    def text(self) -> str:
+        if not isinstance(self.node, yaml.ScalarNode):
+            raise self.error("expected a text")
+        return str(self.node.value)
+
+    def words(self, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        if not isinstance(self.node, yaml.SequenceNode):
+            raise self.error("expected a list")
+        words = tuple(_Entry(n, self.file).text() for n in self.node.value)
+        for word in words:
+            if word not in allowed:
+                raise self.error(f"{word!r} is none of {', '.join(allowed)}")
+        return words
+
+
+_FIELDS = (
+    *("law", "element", "state", "wrap", "combine", "let", "zero", "unwrap", "exact"),
+    *("commutative", "mesh"),
+)
+
+
+def _monoid(name: str, entry: _Entry) -> Monoid:
+    given = entry.fields(*_FIELDS)
+    for field in ("law", "element", "state", "wrap", "combine", "zero", "unwrap"):
+        if field not in given:
+            raise entry.error(f"monoid {name!r} lacks {field!r}")
+    element = tuple(_part(n, e, "kinds") for n, e in given["element"].items())
+    state = tuple(_part(n, e, "dtype") for n, e in given["state"].items())
+    if not element or not state:
+        raise entry.error(f"monoid {name!r} has no element or no state")
+    of = frozenset(p.name for p in element)
+    parts = frozenset(p.name for p in state)
+    for part in state:
+        _check_dtype(part, of, given["state"])
+    pairs = frozenset(f"{side}.{p}" for side in "ab" for p in parts)
+    trailing = {p.name: p.trailing for p in element}
+    kept = {p.name: p.trailing for p in state}
+    both = {f"{side}.{n}": t for side in "ab" for n, t in kept.items()}
+    let = given.get("let")
+    terms = _formulas(let, pairs, chain=True) if let else {}
+    wrap = _formulas(given["wrap"], of | _CONSTANTS, parts)
+    combine = _formulas(given["combine"], pairs | set(terms), parts)
+    zero = _formulas(given["zero"], _CONSTANTS, parts)
+    result, unwrap = _unwrap(given["unwrap"], element, state)
+    mesh = _mesh(given["mesh"], parts, element[0].kinds) if "mesh" in given else None
+    for formulas, sizes in ((wrap, trailing), (combine, both)):
+        for part in state:
+            _check_dims(part, formulas[part.name], {**sizes, **_of_terms(terms, sizes)}, entry)
+    for part in result:
+        _check_dims(part, unwrap[part.name], kept, entry)
+    commutative = given["commutative"].text() if "commutative" in given else "true"
+    if commutative not in ("true", "false"):
+        raise given["commutative"].error("expected true or false")
+    return Monoid(
+        name=name,
+        law=given["law"].text(),
+        element=element,
+        state=state,
+        result=result,
+        wrap=wrap,
+        combine=combine,
+        zero=zero,
+        unwrap=unwrap,
+        terms=terms,
+        exact=given["exact"].words(KINDS) if "exact" in given else (),
+        commutative=commutative == "true",
+        mesh=mesh,
+        where=entry.where,
+    )
+
+
+def _part(name: str, entry: _Entry, needed: str) -> Part:
+    given = entry.fields(needed, "shape")
+    if needed not in given:
+        raise entry.error(f"{name!r} lacks {needed!r}")
+    trailing = _trailing(given["shape"]) if "shape" in given else ()
+    if needed == "kinds":
+        return Part(name, "", trailing, given["kinds"].words(KINDS))
+    return Part(name, given["dtype"].text(), trailing)
+
+
+def _trailing(entry: _Entry) -> tuple[str, ...]:
+    inside = entry.text().strip()
+    names = [w.strip() for w in inside.removeprefix("[").removesuffix("]").split(",")]
+    if not (inside[:1] == "[" and inside[-1:] == "]" and names[0] == "..."):
+        raise entry.error(f"{inside!r} is not a shape such as [..., e]")
+    if not all(n.isidentifier() for n in names[1:]):
+        raise entry.error(f"{inside!r} has a dim that is not a name")
+    return tuple(names[1:])
+
+
+def _check_dtype(part: Part, element: frozenset[str], entry: _Entry) -> None:
+    from ..arrays import is_dtype
+
+    if part.dtype not in element and not is_dtype(part.dtype):
+        raise entry.error(f"{part.dtype!r} is neither a part of the element nor a dtype")
+
+
+def _formulas(
+    entry: _Entry,
+    names: frozenset[str],
+    parts: frozenset[str] | None = None,
+    *,
+    functions: Mapping[str, int] | None = None,
+    chain: bool = False,
+) -> dict[str, Formula]:
+    """Formulas by part. With `chain`, each may use the names of those before it."""
+    out: dict[str, Formula] = {}
+    for name, text in entry.items():
+        if parts is not None and name not in parts:
+            raise text.error(f"there is no part {name!r}", f"Parts are {', '.join(sorted(parts))}.")
+        formula = parse_formula(text.text(), text.where)
+        allowed = names | set(out) if chain else names
+        for unknown in sorted(formula.names - allowed):
+            raise text.error(
+                f"{unknown!r} is not known here", f"Known: {', '.join(sorted(allowed))}."
+            )
+        for over in sorted(formula.functions & set(MESH_FUNCTIONS) - set(functions or ())):
+            raise text.error(f"{over} has a meaning only under `mesh`")
+        out[name] = formula
+    for missing in sorted((parts or frozenset()) - set(out)):
+        raise entry.error(f"there is no formula for {missing!r}")
+    return out
+
+
+def _unwrap(
+    entry: _Entry, element: tuple[Part, ...], state: tuple[Part, ...]
+) -> tuple[tuple[Part, ...], dict[str, Formula]]:
+    """The parts of the result and their formulas; `{is, shape, dtype}` where one is not plain.
+
+    A result that only passes a part of the state on has its dtype, others the first element's.
+    """
+    kept = {p.name: p.dtype for p in state}
+    result, formulas = [], {}
+    for name, text in entry.items():
+        given = {"is": text}
+        if isinstance(text.node, yaml.MappingNode):
+            given = text.fields("is", "shape", "dtype")
+            if "is" not in given:
+                raise text.error(f"{name!r} lacks 'is'")
+        made = given["is"]
+        formula = parse_formula(made.text(), made.where)
+        for unknown in sorted(formula.names - set(kept)):
+            raise made.error(f"{unknown!r} is not a part of the state")
+        for over in sorted(formula.functions & set(MESH_FUNCTIONS)):
+            raise made.error(f"{over} has a meaning only under `mesh`")
+        trailing = _trailing(given["shape"]) if "shape" in given else ()
+        plain = kept.get(formula.text.strip(), element[0].name)
+        part = Part(name, given["dtype"].text() if "dtype" in given else plain, trailing)
+        _check_dtype(part, frozenset(p.name for p in element), made)
+        result.append(part)
+        formulas[name] = formula
+    if not result:
+        raise entry.error("there is no result")
+    return tuple(result), formulas
+
+
+def _mesh(entry: _Entry, parts: frozenset[str], kinds: tuple[str, ...]) -> MeshForm:
+    terms: dict[str, Formula] = {}
+    rest = []
+    for name, value in entry.items():
+        if name == "let":
+            terms = _formulas(value, parts, functions=MESH_FUNCTIONS, chain=True)
+        elif name == "kinds":
+            kinds = value.words(KINDS)
+        else:
+            rest.append(name)
+    node = yaml.MappingNode(
+        entry.node.tag,
+        [(k, v) for k, v in entry.node.value if k.value in rest],
+        entry.node.start_mark,
+    )
+    names = parts | set(terms)
+    formulas = _formulas(_Entry(node, entry.file), names, parts, functions=MESH_FUNCTIONS)
+    return MeshForm(formulas, terms, kinds)
+
+
+def _of_terms(
+    terms: Mapping[str, Formula], sizes: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    out: dict[str, tuple[str, ...]] = {}
+    for name, formula in terms.items():
+        widest = [out.get(n, sizes.get(n, ())) for n in formula.names]
+        out[name] = max(widest, key=len, default=())
+    return out
+
+
+def _check_dims(
+    part: Part, formula: Formula, sizes: Mapping[str, tuple[str, ...]], entry: _Entry
+) -> None:
+    for name in sorted(formula.names):
+        own = sizes.get(name, ())
+        if own != part.trailing[: len(own)]:
+            raise entry.error(
+                f"{name!r} has dims {own} beyond the value's, which {part.name!r} has not",
+                hint=formula.text,
+            )
