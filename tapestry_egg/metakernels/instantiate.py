@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..blockgraph import TensorType
-from ..monoids import monoids
+from ..monoids import monoids, single_monoids
 from ..zspace import Projection, ZRange
 from .language import Expression
 from .scopes import Inner, Names
@@ -379,10 +379,10 @@ def _outside(
             (value,) = _places(template, str(value), len(inputs))
             if inputs[value].rank:
                 raise text.error(f"{inputs[value]} is not a scalar")
-        elif value is not None and value not in (*_OF_NUMBERS, "and", "or"):
+        elif value is not None and value not in single_monoids():
             raise text.error(
                 f"{value!r} is neither a monoid nor an operand",
-                f"Monoids are {', '.join(_OF_NUMBERS)}, and, or.",
+                f"Monoids are {', '.join(single_monoids())}.",
             )
         for p in _places(template, name, len(inputs)):
             out[p] = value
