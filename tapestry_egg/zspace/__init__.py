@@ -1,11 +1,19 @@
 """Integer boxes, and how index space projects into tensors: the theory everything else stands on.
 
 A `ZRange` is a half-open box of integer points, a `Projection` maps a point or box of an
-operation's index space to the box of a tensor that it touches. Both are immutable and hashable.
+operation's index space to the box of a tensor that it touches: an `AffineMap` for where the box
+begins, and a shape. `is_exact_cover` tells whether shards make up a whole. All are immutable and
+hashable.
 """
 
 from __future__ import annotations
 
+from .affine import AffineMap as AffineMap
+from .cover import CoverFault as CoverFault
+from .cover import cover_fault as cover_fault
+from .cover import is_exact_cover as is_exact_cover
+from .names import DimensionMap as DimensionMap
 from .projection import Projection as Projection
+from .zpoint import ZPoint as ZPoint
 from .zrange import ZRange as ZRange
 from .zrange import ZSpaceError as ZSpaceError

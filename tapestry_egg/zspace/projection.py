@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .affine import AffineMap, Embedding
 from .zrange import Point, ZRange, ZSpaceError, _point
 
 Ints = NDArray[np.int64]
@@ -25,7 +26,9 @@ class Projection:
     and `shape` is S, both of length K. All are integers and strides may be negative. A tensor of
     rank 0 has no rows to count columns in, so its projection must be given `index_rank`; elsewhere
     it follows from the matrix. A dim with S = 0 (a tensor without elements) projects to empty
-    boxes. Raises ZSpaceError where the pieces do not fit together.
+    boxes. A projection knows no tensor, so it has no bounds: a padded window begins at -1. Whoever
+    joins it to a tensor decides; the templates of metakernels let none leave its tensor.
+    Raises ZSpaceError where the pieces do not fit together.
     """
 
     matrix: tuple[tuple[int, ...], ...]
@@ -75,6 +78,21 @@ class Projection:
         return Projection(
             ((0,) * index_rank,) * view.rank, view.start, view.shape, index_rank=index_rank
         )
+
+    @staticmethod
+    def from_affine(start: AffineMap, shape: Sequence[int] | None = None) -> Projection:
+        """The box of the given shape (ones when None) that begins at `start` of the index point."""
+        return Projection(
+            start.matrix,
+            start.offset,
+            (1,) * start.output_rank if shape is None else tuple(shape),
+            index_rank=start.input_rank,
+        )
+
+    @property
+    def affine(self) -> AffineMap:
+        """Where the box of an index point begins: i -> A·i + B."""
+        return AffineMap(self.matrix, self.offset, input_rank=self.index_rank)
 
     # Images
 
@@ -199,7 +217,11 @@ class Projection:
         )
 
     def marginal_data(self, d: int, extents: Sequence[int]) -> int:
-        """Elements that one more step along dim d adds to a block: vol F(r + e_d) - vol F(r)."""
+        """Elements that one more step along dim d adds to a block: vol F(r + e_d) - vol F(r).
+
+        Volumes are multilinear in r: the same at every step along d, but more the larger the block
+        is along dims that other tensor dims follow. Only `marginal_stride` is the same everywhere.
+        """
         self.marginal_stride(d)
         more = tuple(r + (k == d) for k, r in enumerate(extents))
         return prod(self.footprint(more)) - prod(self.footprint(extents))
@@ -247,13 +269,16 @@ class Projection:
 
     def translate(self, delta: Sequence[int]) -> Projection:
         """The same projection moved by `delta` in the tensor: relative to absolute selections."""
-        if len(delta) != self.tensor_rank:
-            raise ZSpaceError(f"cannot move a rank {self.tensor_rank} image by {tuple(delta)}")
-        return Projection(
-            self.matrix,
-            tuple(b + x for b, x in zip(self.offset, delta, strict=True)),
-            self.shape,
-            index_rank=self.index_rank,
+        return Projection.from_affine(self.affine.translate(delta), self.shape)
+
+    def embed(self, index_rank: int, leading: Embedding) -> Projection:
+        """The same projection over an index space with more leading dims, `index_rank` in all.
+
+        `clip`: they change nothing. `tile`: each is a new leading tensor dim, one cell per point.
+        """
+        extra = index_rank - self.index_rank if leading == "tile" else 0
+        return Projection.from_affine(
+            self.affine.embed(index_rank, leading), (1,) * extra + self.shape
         )
 
     # Forms for people and files
@@ -275,6 +300,10 @@ class Projection:
 
     def show(self, names: Sequence[str] = ()) -> str:
         """One entry per tensor dim, `[x+4:+3, x+2z+5:+2]`: where it starts, and how far it goes."""
+        return f"[{', '.join(self.entries(names))}]"
+
+    def entries(self, names: Sequence[str] = ()) -> list[str]:
+        """The entries of `show`; index dims are called `i0, i1, ..` where no names are given."""
         index = names or tuple(f"i{d}" for d in range(self.index_rank))
         entries = []
         for row, b, s in zip(self.matrix, self.offset, self.shape, strict=True):
@@ -286,7 +315,7 @@ class Projection:
             if b or not terms:
                 terms.append(f"{b:+d}")
             entries.append("".join(terms).removeprefix("+") + (f":+{s}" if s != 1 else ""))
-        return f"[{', '.join(entries)}]"
+        return entries
 
     def to_json(self) -> dict[str, Any]:
         """Plain form `{"affineMap": {"projection", "offset"}, "shape"}`; rank 0 adds indexRank."""

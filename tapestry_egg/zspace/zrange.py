@@ -242,6 +242,22 @@ class ZRange:
             self.with_dim(d, min(s + j * step, e), min(s + (j + 1) * step, e)) for j in range(count)
         )
 
+    def sections(self, counts: Sequence[int]) -> tuple[ZRange, ...]:
+        """Cut every dim d into `counts[d]` blocks; all Π counts of them, the last dim fastest.
+
+        The policy is that of `blocks`: a count is always met. Where the extent does not allow that
+        many parts of ⌈N/count⌉ points, the last ones are short and some may be empty; that is no
+        error, because devices are as many as they are, whatever they hold. (`split` is for parts of
+        a given size, none of them empty.) Raises ZSpaceError unless there is one positive count per
+        dim.
+        """
+        if len(counts) != self.rank:
+            raise ZSpaceError(f"{len(counts)} section counts for {self}, of rank {self.rank}")
+        parts: tuple[ZRange, ...] = (self,)
+        for d, count in enumerate(counts):
+            parts = tuple(block for part in parts for block in part.blocks(d, count))
+        return parts
+
     def __str__(self) -> str:
         body = ", ".join(f"{s}:{e}" for s, e in zip(self.start, self.end, strict=True))
         return f"zr[{body}]"

@@ -1,0 +1,493 @@
+"""Which cuts are legal, against brute force over the shards: points to cells, one by one.
+
+Nothing here uses `Projection.image`, the closed forms or the code under test but through `split`.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations, product
+from math import prod
+from random import Random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.metakernels.signature import IndexDim, OperationSignature
+from tapestry_egg.metakernels.splits import (
+    Access,
+    Blocks,
+    Gathered,
+    Partial,
+    Replicated,
+    legal_dims,
+    split,
+)
+from tapestry_egg.zspace import Projection, ZSpaceError
+
+Box = tuple[tuple[int, int], ...]  # per tensor dim: first cell, and the first after the last
+
+# The oracle
+
+
+def blocks_of(extent: int, n: int) -> list[range]:
+    """The layout blocks of a dim: ⌈extent/n⌉ cells each, the last ones short or empty."""
+    size = -(-extent // n)
+    return [range(min(extent, j * size), min(extent, (j + 1) * size)) for j in range(n)]
+
+
+def touched(
+    p: Projection, shape: tuple[int, ...], extents: tuple[int, ...], parts: dict[int, int]
+) -> dict[tuple[int, ...], Box | None]:
+    """The least box around the cells that each shard touches, cut off at the tensor's edges; None
+    where nothing is left."""
+    out: dict[tuple[int, ...], Box | None] = {}
+    for numbers in product(*(range(n) for n in parts.values())):
+        own = [range(n) for n in extents]
+        for (d, n), j in zip(parts.items(), numbers, strict=True):
+            own[d] = blocks_of(extents[d], n)[j]
+        cells = set()
+        for i in product(*own):
+            starts = [
+                b + sum(a * x for a, x in zip(row, i, strict=True))
+                for row, b in zip(p.matrix, p.offset, strict=True)
+            ]
+            cells.update(product(*(range(s, s + w) for s, w in zip(starts, p.shape, strict=True))))
+        sides = [[c[k] for c in cells] for k in range(len(shape))]
+        box = tuple(
+            (max(0, min(s)), min(n, max(s) + 1)) for s, n in zip(sides, shape, strict=True) if s
+        )
+        out[numbers] = box if cells and all(a < b for a, b in box) else None
+    return out
+
+
+def moves(boxes: dict[tuple[int, ...], Box | None], column: int) -> bool:
+    """Whether two shards that differ in one number only touch different boxes."""
+    return any(
+        a is not None and b is not None and a != b
+        for i, a in boxes.items()
+        for j, b in boxes.items()
+        if all((x == y) == (c != column) for c, (x, y) in enumerate(zip(i, j, strict=True)))
+    )
+
+
+def margins(seen: list[tuple[int, int, int, bool]], extent: int, n: int) -> tuple[int, int] | None:
+    """The margins of least magnitude for (block number, first, after, short); None where none
+    serve. A shard with a short block of the index may touch less than the others."""
+    size = -(-extent // n)
+    near = sorted(range(-size, size + 1), key=abs)
+
+    def serves(touched_end: int, widened_end: int, short: bool, sign: int) -> bool:
+        end = max(0, min(extent, widened_end))
+        return touched_end == end or (short and sign * touched_end < sign * end)
+
+    lo = [m for m in near if all(serves(a, j * size - m, s, -1) for j, a, _, s in seen)]
+    hi = [m for m in near if all(serves(b, (j + 1) * size + m, s, 1) for j, _, b, s in seen)]
+    return (lo[0], hi[0]) if lo and hi else None
+
+
+def is_short(extents: tuple[int, ...], parts: dict[int, int], numbers: tuple[int, ...]) -> bool:
+    """Whether a shard's block of the index space has fewer points than the first one's."""
+    return any(
+        len(blocks_of(extents[d], n)[j]) < len(blocks_of(extents[d], n)[0])
+        for (d, n), j in zip(parts.items(), numbers, strict=True)
+    )
+
+
+def as_blocks(
+    p: Projection, shape: tuple[int, ...], extents: tuple[int, ...], parts: dict[int, int]
+) -> dict[int, Access] | None:
+    """Every way to deal the cut dims out over the tensor dims, in every order, is tried."""
+    boxes = touched(p, shape, extents, parts)
+    dims = tuple(parts)
+    if not all(moves(boxes, c) for c in range(len(dims))):
+        return None
+    for where in product(range(len(shape)), repeat=len(dims)):
+        found: dict[int, Access] = {}
+        for k in range(len(shape)):
+            own = [d for d, at in zip(dims, where, strict=True) if at == k]
+            if not own and len({b[k] for b in boxes.values() if b is not None}) > 1:
+                break
+            for order in permutations(own):
+                seen = []
+                for numbers, box in boxes.items():
+                    j = 0
+                    for d in order:
+                        j = j * parts[d] + numbers[dims.index(d)]
+                    if box is not None:
+                        seen.append((j, *box[k], is_short(extents, parts, numbers)))
+                good = margins(seen, shape[k], prod(parts[d] for d in own))
+                if good is not None or not own:
+                    found.update({d: Blocks(k, *good, order[:i]) for i, d in enumerate(order)})
+                    break
+            else:
+                break
+        else:
+            return found
+    return None
+
+
+def accesses(
+    p: Projection, shape: tuple[int, ...], extents: tuple[int, ...], parts: dict[int, int]
+) -> dict[int, Access]:
+    boxes = touched(p, shape, extents, parts)
+    found: dict[int, Access] = {
+        d: Gathered() if moves(boxes, c) else Replicated() for c, d in enumerate(parts)
+    }
+    moving = [d for d, a in found.items() if a == Gathered()]
+    for count in range(len(moving), 0, -1):
+        for some in combinations(moving, count):
+            blocks = as_blocks(p, shape, extents, {d: parts[d] for d in some})
+            if blocks is not None:
+                return {**found, **blocks}
+    return found
+
+
+def output_in_blocks(
+    p: Projection,
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    found: dict[int, Access],
+    parts: dict[int, int],
+) -> bool:
+    """Whether every shard makes exactly its layout block: those without points an empty one."""
+    own = {d: n for d, n in parts.items() if isinstance(found[d], Blocks)}
+    for numbers, box in touched(p, shape, extents, own).items():
+        block = [range(n) for n in shape]
+        for k, extent in enumerate(shape):
+            here = [d for d in own if found[d].dim == k]  # type: ignore[union-attr]
+            here.sort(key=lambda d: len(found[d].above))  # type: ignore[union-attr]
+            j = 0
+            for d in here:
+                j = j * own[d] + numbers[list(own).index(d)]
+            block[k] = blocks_of(extent, prod(own[d] for d in here))[j]
+        if all(block):
+            if box != tuple((b.start, b.stop) for b in block):
+                return False
+        elif box is not None:
+            return False
+    return True
+
+
+def brute(
+    s: OperationSignature, parts: dict[int, int]
+) -> tuple[list[dict[int, Access]], list[dict[int, Access]]] | None:
+    """What `split` should find; None where the split is not legal."""
+    if any(s.index[d].role not in ("map", "reduce") or s.index[d].size < 2 for d in parts):
+        return None
+    if 0 in s.extents and parts:
+        return None
+    reduces = [d for d in parts if s.index[d].role == "reduce"]
+    if len({s.index[d].monoid for d in reduces}) > 1:
+        return None
+    inputs = [
+        accesses(p, t.shape, s.extents, parts) for p, t in zip(s.inputs, s.input_types, strict=True)
+    ]
+    outputs = []
+    for p, t in zip(s.outputs, s.output_types, strict=True):
+        found = accesses(p, t.shape, s.extents, parts)
+        for d, access in found.items():
+            if (access == Replicated()) != (d in reduces) or access == Gathered():
+                return None
+        if not output_in_blocks(p, t.shape, s.extents, found, parts):
+            return None
+        outputs.append(found)
+    for port in [inputs[p] for p in s.initial] + outputs:
+        for d in reduces:
+            if port[d] != Replicated():
+                return None
+            port[d] = Partial(str(s.index[d].monoid))
+    return inputs, outputs
+
+
+# Random signatures, drawn so that every kind of answer is common
+
+
+def random_row(
+    rng: Random, extents: tuple[int, ...], free: list[int]
+) -> tuple[tuple[int, ...], int, int, int]:
+    """One operand dim: coefficients, offset, box and extent. Mostly one index dim, or two as digits
+    of it; windows, gaps, reversals, shifts, and tensors that begin or end elsewhere."""
+    row = [0] * len(extents)
+    box = rng.choice([1, 1, 1, 1, 2, 3])
+    stride = rng.choice([1, 1, box])
+    for _ in range(min(len(free), rng.choice([0, 1, 1, 1, 1, 2, 2]))):
+        d = free.pop() if rng.random() < 0.8 else rng.choice(free)
+        if rng.random() < 0.8:
+            row[d] = stride
+        else:
+            row[d] = rng.choice([1, 2, 3, -1, -stride])
+        stride = abs(row[d]) * extents[d]
+    low = sum(min(0, a * (n - 1)) for a, n in zip(row, extents, strict=True))
+    high = sum(max(0, a * (n - 1)) for a, n in zip(row, extents, strict=True)) + box
+    before = behind = 0
+    for _ in range(rng.choice([0, 0, 1])):
+        before, behind = rng.choice([(-1, -1), (-1, 0), (0, 1), (1, 0), (1, 1), (2, 2), (1, -1)])
+    if high - low + before + behind < 1:
+        before = behind = 0
+    return tuple(row), before - low, box, high - low + before + behind
+
+
+def random_operand(rng: Random, extents: tuple[int, ...]) -> tuple[Projection, TensorType]:
+    free = rng.sample(range(len(extents)), len(extents))
+    found = [random_row(rng, extents, free) for _ in range(rng.choice([1, 1, 2, 2, 0]))]
+    a, b, s, n = zip(*found, strict=True) if found else ((), (), (), ())
+    return Projection(a, b, s, index_rank=len(extents)), TensorType(n, "float32")
+
+
+def random_output(
+    rng: Random, extents: tuple[int, ...], roles: list[str]
+) -> tuple[Projection, TensorType]:
+    """Mostly every map dim on its own or as a digit, each point a few cells; sometimes anything."""
+    maps = [d for d, r in enumerate(roles) if r != "reduce" or rng.random() < 0.03]
+    left, matrix, boxes, offsets, shape = rng.sample(maps, len(maps)), [], [], [], []
+    while left:
+        row, stride = [0] * len(extents), rng.choice([1, 1, 1, 2])
+        boxes.append(stride)
+        for d in [left.pop() for _ in range(min(len(left), rng.choice([1, 1, 2, 3])))]:
+            row[d] = stride if rng.random() < 0.93 else rng.choice([-stride, 1, stride + 1])
+            stride = abs(row[d]) * extents[d]
+        low = sum(min(0, a * (n - 1)) for a, n in zip(row, extents, strict=True))
+        high = sum(max(0, a * (n - 1)) for a, n in zip(row, extents, strict=True))
+        matrix.append(tuple(row))
+        offsets.append(-low)
+        shape.append(high - low + boxes[-1])
+    form = Projection(tuple(matrix), tuple(offsets), tuple(boxes), index_rank=len(extents))
+    return form, TensorType(tuple(shape), "float32")
+
+
+def random_signature(rng: Random) -> OperationSignature:
+    extents = tuple(
+        rng.choice([1, 2, 3, 4, 4, 5, 6, 7, 8]) for _ in range(rng.choice([1, 2, 2, 3]))
+    )
+    roles = [rng.choice(["map"] * 6 + ["reduce"] * 3 + ["whole"]) for _ in extents]
+    index = tuple(
+        IndexDim(f"i{d}", n, r, rng.choice(["sum", "sum", "max"]) if r == "reduce" else None)
+        for d, (n, r) in enumerate(zip(extents, roles, strict=True))
+    )
+    ins = [random_operand(rng, extents) for _ in range(rng.choice([1, 2, 3]))]
+    outs = [random_output(rng, extents, roles) for _ in range(rng.choice([1, 1, 1, 2]))]
+    return OperationSignature(
+        "random",
+        index,
+        tuple(p for p, _ in ins),
+        tuple(p for p, _ in outs),
+        tuple(t for _, t in ins),
+        tuple(t for _, t in outs),
+        initial=(0,) if rng.random() < 0.1 else (),
+    )
+
+
+def random_axes(rng: Random, rank: int) -> dict[int, tuple[int, ...]]:
+    """Axis sizes for some index dims: one list for most, two axes on a dim now and then."""
+    dims = rng.sample(range(rank), min(rank, rng.choice([1, 1, 1, 2, 2, 3])))
+    sizes = [(2,), (2,), (2,), (3,), (4,), (4,), (2, 2), (2, 3), (1,), (1, 2)]
+    return {d: rng.choice(sizes) for d in dims}
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32))
+def test_exactly_what_brute_force_accepts(seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(20):
+        s = random_signature(rng)
+        axes = random_axes(rng, len(s.index))
+        parts = {d: prod(axes[d]) for d in sorted(axes) if prod(axes[d]) > 1}
+        mine, theirs = split(s, axes), brute(s, parts)
+        assert mine.legal == (theirs is not None), (s, axes, mine.refusal, theirs)
+        assert mine.parts == parts
+        if theirs is not None:
+            assert (list(mine.inputs), list(mine.outputs)) == theirs, (s, axes)
+
+
+# By hand
+
+
+def op(
+    index: dict[str, int | tuple[int, str]],
+    inputs: list[tuple[Projection, tuple[int, ...]]],
+    outputs: list[tuple[Projection, tuple[int, ...]]],
+    initial: tuple[int, ...] = (),
+) -> OperationSignature:
+    """Index dims by name: an extent (map), or an extent and the monoid that it is reduced by."""
+    dims = tuple(
+        IndexDim(k, n, "map") if isinstance(n, int) else IndexDim(k, n[0], "reduce", n[1])
+        for k, n in index.items()
+    )
+    return OperationSignature(
+        "by hand",
+        dims,
+        tuple(p for p, _ in inputs),
+        tuple(p for p, _ in outputs),
+        tuple(TensorType(t, "float32") for _, t in inputs),
+        tuple(TensorType(t, "float32") for _, t in outputs),
+        initial=initial,
+    )
+
+
+def line(a: int, b: int = 0, s: int = 1) -> Projection:
+    return Projection(((a,),), (b,), (s,))
+
+
+def reads(p: Projection, tensor: int, extent: int, n: int) -> Access:
+    """How one index dim, in n parts, accesses an operand of one dim."""
+    found = split(op({"i": extent}, [(p, (tensor,))], [(line(1), (extent,))]), {0: (n,)})
+    assert found.legal
+    return found.inputs[0][0]
+
+
+def test_matmul_cut_along_each_dim() -> None:
+    x = Projection(((1, 0, 0), (0, 0, 1)), (0, 0), (1, 1))
+    w = Projection(((0, 0, 1), (0, 1, 0)), (0, 0), (1, 1))
+    y = Projection(((1, 0, 0), (0, 1, 0)), (0, 0), (1, 1))
+    index = {"row": 8, "column": 12, "inner": (6, "sum")}
+    product_ = op(index, [(x, (8, 6)), (w, (6, 12))], [(y, (8, 12))])
+    by_row, by_column, by_inner = (split(product_, {d: (2,)}) for d in range(3))
+    assert (by_row.inputs, by_row.outputs) == (
+        ({0: Blocks(0)}, {0: Replicated()}),
+        ({0: Blocks(0)},),
+    )
+    assert by_column.inputs == ({1: Replicated()}, {1: Blocks(1)})
+    assert by_inner.inputs == ({2: Blocks(1)}, {2: Blocks(0)})
+    assert by_inner.outputs == ({2: Partial("sum")},)
+    all_three = split(product_, {0: (2,), 1: (3,), 2: (2,)})
+    assert all_three.inputs[1] == {0: Replicated(), 1: Blocks(1), 2: Blocks(0)}
+    assert all_three.outputs[0] == {0: Blocks(0), 1: Blocks(1), 2: Partial("sum")}
+    assert legal_dims(product_, 2) == (0, 1, 2)
+
+
+def test_windows_have_halos() -> None:
+    assert reads(line(1, -1, 3), 8, 8, 4) == Blocks(0, 1, 1)  # padded by one on both sides
+    assert reads(line(1, 0, 3), 10, 8, 2) == Blocks(0, 1, 1)  # blocks of 5 against boxes of 6
+    assert reads(line(1, 0, 3), 10, 8, 4) == Gathered()  # 3, 3, 3, 1 cells against 4 each
+    assert reads(line(2, 0, 3), 9, 4, 4) == Gathered()  # ⌈9/4⌉ = 3 cells a block, stride 2
+    assert reads(line(2, -1, 3), 8, 4, 4) == Blocks(0, 1, 0)
+    assert reads(line(1, -3, 7), 8, 8, 4) == Gathered()  # three cells of a block of two
+    assert reads(line(1, -2, 5), 8, 8, 4) == Blocks(0, 2, 2)  # one whole block on both sides
+    three = split(op({"i": 8}, [(line(1, -1, 3), (8,))], [(line(1), (8,))]), {0: (4,)})
+    assert three.halos == ((0, 0, 1, 1),)
+
+
+def test_shifted_and_strided_slices() -> None:
+    assert reads(line(1, 1), 8, 7, 4) == Blocks(0, -1, 1)  # x[1:], blocks of two
+    assert reads(line(1, 0), 8, 7, 4) == Blocks(0)  # x[:-1]: the last shard has one point less
+    assert reads(line(1, 1), 7, 6, 2) == Gathered()  # three cells of blocks of four, never the same
+    assert reads(line(2), 8, 4, 2) == Blocks(0, 0, -1)  # x[::2] leaves the last cell of a block
+    assert reads(line(2, 1), 8, 4, 2) == Blocks(0, -1, 0)  # x[1::2]
+    assert reads(line(1, 5), 20, 4, 2) == Gathered()
+
+
+def test_a_reversed_dim_is_gathered_and_makes_no_output_blocks() -> None:
+    assert reads(line(-1, 7), 8, 8, 2) == Gathered()
+    backwards = op({"i": 8}, [(line(1), (8,))], [(line(-1, 7), (8,))])
+    assert "output 0 does not fall into blocks along i" == split(backwards, {0: (2,)}).refusal
+
+
+def test_extents_that_do_not_divide() -> None:
+    assert reads(line(1), 10, 10, 4) == Blocks(0)  # 3, 3, 3, 1
+    assert reads(line(1), 5, 5, 4) == Blocks(0)  # 2, 2, 1, 0
+    rows_of_four = Projection(((4, 1),), (0,), (1,))
+    flat = op({"a": 3, "b": 4}, [(Projection.identity(2), (3, 4))], [(rows_of_four, (12,))])
+    assert not split(flat, {0: (2,)}).legal  # 8 and 4 cells, the blocks are 6 and 6
+    assert split(flat, {0: (3,)}).legal
+    assert split(flat, {0: (3,)}).inputs == ({0: Blocks(0)},)
+
+
+def test_the_product_of_the_axes_is_tested_not_each_axis() -> None:
+    pairs = op({"i": 8}, [(line(2, 0, 2), (16,))], [(line(1), (8,))])
+    assert split(pairs, {0: (2, 4)}).inputs == split(pairs, {0: (8,)}).inputs == ({0: Blocks(0)},)
+    window = op({"i": 16}, [(line(1, -2, 5), (16,))], [(line(1), (16,))])
+    assert split(window, {0: (4,)}).inputs == ({0: Blocks(0, 2, 2)},)
+    assert split(window, {0: (4, 4)}).inputs == ({0: Gathered()},)  # the halo spans two blocks
+    digits = Projection(((4, 1),), (0,), (1,))
+    merged = op({"a": 4, "b": 4}, [(Projection.identity(2), (4, 4))], [(digits, (16,))])
+    assert split(merged, {0: (4,)}).legal
+    assert not split(merged, {0: (4, 2)}).legal  # eight blocks of two cells need b cut
+
+
+def test_a_minor_digit_is_cut_once_the_digits_above_it_have_one_point_per_shard() -> None:
+    digits = Projection(((8, 1),), (0,), (1,))
+    split_dim = op({"major": 2, "minor": 8}, [(digits, (16,))], [(Projection.identity(2), (2, 8))])
+    assert split(split_dim, {0: (2,)}).inputs == ({0: Blocks(0)},)
+    assert split(split_dim, {1: (4,)}).inputs == ({1: Gathered()},)
+    both = split(split_dim, {1: (4,), 0: (2,)})
+    assert both.inputs == ({0: Blocks(0), 1: Blocks(0, above=(0,))},)
+    assert both.outputs == ({0: Blocks(0), 1: Blocks(1)},)
+    merge = op({"major": 2, "minor": 8}, [(Projection.identity(2), (2, 8))], [(digits, (16,))])
+    assert not split(merge, {1: (2,)}).legal
+    assert split(merge, {0: (2,), 1: (2,)}).outputs == ({0: Blocks(0), 1: Blocks(0, above=(0,))},)
+    digits = Projection(((4, 1),), (0,), (1,))
+    long = op({"major": 4, "minor": 4}, [(Projection.identity(2), (4, 4))], [(digits, (16,))])
+    assert not split(long, {0: (2,), 1: (2,)}).legal  # two rows per shard: their halves are apart
+    assert split(long, {0: (2, 2), 1: (2,)}).legal
+
+
+def test_an_operand_follows_one_dim_once() -> None:
+    diagonal = op({"i": 4}, [(Projection(((1,), (1,)), (0, 0), (1, 1)), (4, 4))], [(line(1), (4,))])
+    assert split(diagonal, {0: (2,)}).inputs == ({0: Gathered()},)
+    toeplitz = Projection(((1, 1),), (0,), (1,))  # i + j: either dim makes blocks, not both
+    s = op({"i": 4, "j": 4}, [(toeplitz, (7,))], [(Projection.identity(2), (4, 4))])
+    assert split(s, {0: (2,)}).inputs == ({0: Blocks(0, 2, 1)},)
+    assert split(s, {0: (2,), 1: (2,)}).inputs == ({0: Blocks(0, 2, 1), 1: Gathered()},)
+
+
+def test_reductions() -> None:
+    row = Projection(((1, 0),), (0,), (1,))
+    total = op(
+        {"i": 4, "k": (6, "max")},
+        [(Projection.identity(2), (4, 6)), (row, (4,))],
+        [(row, (4,))],
+        initial=(1,),
+    )
+    found = split(total, {1: (2,)})
+    assert found.inputs == ({1: Blocks(1)}, {1: Partial("max")})
+    assert found.outputs == ({1: Partial("max")},)
+    two = op(
+        {"i": (4, "sum"), "k": (6, "max")},
+        [(Projection.identity(2), (4, 6))],
+        [(Projection((), (), (), index_rank=2), ())],
+    )
+    assert split(two, {0: (2,)}).legal and split(two, {1: (2,)}).legal
+    assert (
+        split(two, {0: (2,), 1: (2,)}).refusal
+        == "outputs would be partial under max and sum at once"
+    )
+
+
+def test_what_can_not_be_cut_says_why() -> None:
+    column = Projection(((1, 0),), (0,), (1,))
+    s = op({"i": 4, "j": 4}, [], [(column, (4,))])
+    assert split(s, {1: (2,)}).refusal == "output 0 does not fall into blocks along j"
+    assert split(op({"i": 1}, [], [(line(1), (1,))]), {0: (2,)}).refusal == (
+        "index dim i has one point only"
+    )
+    assert split(op({"i": 0}, [], [(line(1), (0,))]), {0: (2,)}).refusal == (
+        "the index space has no points"
+    )
+    whole = OperationSignature(
+        "sort", (IndexDim("i", 4, "whole"),), (), (line(1),), (), (TensorType((4,), "float32"),)
+    )
+    assert split(whole, {0: (2,)}).refusal == "index dim i is a whole dim"
+    assert split(whole, {0: (1, 1)}).legal  # one part: nothing is cut
+    assert legal_dims(whole, 2) == ()
+    for wrong in ({1: (2,)}, {-1: (2,)}, {0: (0,)}):
+        with pytest.raises(ZSpaceError):
+            split(whole, wrong)
+
+
+def test_random_keys_stay_whole() -> None:
+    keys = TensorType((4,), "key<fry>")
+    s = OperationSignature(
+        "bits", (IndexDim("i", 4, "map"),), (line(1),), (line(1),), (keys,), (keys,)
+    )
+    assert split(s, {0: (2,)}).refusal == "output 0 does not fall into blocks along i"
+    bits = OperationSignature(
+        "bits",
+        s.index,
+        s.inputs,
+        s.outputs,
+        (keys,),
+        (TensorType((4,), "uint32"),),
+    )
+    assert split(bits, {0: (2,)}).inputs == ({0: Gathered()},)

@@ -1,0 +1,344 @@
+"""Points, affine maps, names, sections and covers; and the defects of earlier Tapestry code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from math import prod
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.zspace import (
+    DimensionMap,
+    Projection,
+    ZPoint,
+    ZRange,
+    ZSpaceError,
+    cover_fault,
+    is_exact_cover,
+)
+from tapestry_egg.zspace.affine import AffineMap
+
+integers = st.integers(-4, 4)
+
+
+def vectors(rank: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.tuples(*[integers] * rank)
+
+
+@st.composite
+def maps(draw, inputs: int | None = None, outputs: int | None = None) -> AffineMap:
+    n = draw(st.integers(0, 3)) if inputs is None else inputs
+    k = draw(st.integers(0, 3)) if outputs is None else outputs
+    return AffineMap(tuple(draw(vectors(n)) for _ in range(k)), draw(vectors(k)), input_rank=n)
+
+
+def applied(f: AffineMap, x: tuple[int, ...]) -> tuple[int, ...]:
+    """NumPy's own product."""
+    a = np.array(f.matrix, int).reshape(f.output_rank, f.input_rank)
+    return tuple((a @ np.array(x, int) + np.array(f.offset, int)).tolist())
+
+
+# Points
+
+
+def test_points_are_ordered_by_dominance() -> None:
+    low, high = ZPoint((0, 1)), ZPoint((2, 1))
+    assert low <= high and low < high and high >= low and high > low
+    assert not low < low and low <= low
+    apart = ZPoint((0, 5)), ZPoint((3, 4))
+    assert not (apart[0] <= apart[1] or apart[1] <= apart[0])  # tuples would say (0, 5) < (3, 4)
+    assert not (apart[0] > apart[1] or apart[0] < apart[1])
+    assert ZPoint(()) <= ZPoint(()) and not ZPoint(()) < ZPoint(())
+
+
+@given(st.integers(0, 3).flatmap(lambda n: st.tuples(*[vectors(n)] * 3)))
+def test_dominance_is_a_partial_order(three: tuple[tuple[int, ...], ...]) -> None:
+    a, b, c = map(ZPoint, three)
+    assert (a <= b) == all(x <= y for x, y in zip(a, b, strict=True)) == (b >= a)
+    assert (a < b) == (a <= b and a != b) == (b > a)
+    assert not (a <= b and b <= a) or a == b
+    assert not (a <= b and b <= c) or a <= c
+    # A range holds the points from its start to its greatest point.
+    if a <= b:
+        assert (c in ZRange(a, b + (1,) * a.rank)) == (a <= c <= b)
+
+
+def test_arithmetic_of_points() -> None:
+    p = ZPoint((1, -2))
+    assert p + (2, 2) == ZPoint((3, 0)) and p - ZPoint((1, 1)) == ZPoint((0, -3))
+    assert 3 * p == p * 3 == ZPoint((3, -6)) and -p == ZPoint((-1, 2))
+    assert ZPoint.zero(2) + ZPoint.unit(2, -1) == ZPoint((0, 1)) and str(p) == "(1, -2)"
+    assert tuple(p) == (1, -2) and p[0] == 1 and len({p, ZPoint((1, -2))}) == 1
+    assert ZRange(ZPoint((0, 0)), ZPoint((1, 2))).size == 2
+    assert Projection.identity(2).point(p).start == (1, -2)
+    for wrong in (
+        lambda: ZPoint((1,)) + (1, 2),
+        lambda: ZPoint((1,)) <= (1, 2),
+        lambda: ZPoint((0.5,)),  # type: ignore[arg-type]
+        lambda: ZPoint.unit(2, 2),
+    ):
+        with pytest.raises(ZSpaceError):
+            wrong()
+
+
+# Affine maps
+
+
+@given(st.data(), st.integers(0, 3))
+def test_maps_apply_compose_and_permute(data, n: int) -> None:
+    inner = data.draw(maps(outputs=n))
+    outer = data.draw(maps(inputs=n))
+    x = data.draw(vectors(inner.input_rank))
+    assert inner(x) == applied(inner, x)
+    assert outer.compose(inner)(x) == applied(outer, applied(inner, x))
+    order = data.draw(st.permutations(range(inner.input_rank)))
+    assert inner.permute_input(order)(tuple(x[d] for d in order)) == inner(x)
+    order = data.draw(st.permutations(range(n)))
+    assert inner.permute_output(order)(x) == tuple(inner(x)[k] for k in order)
+    delta = data.draw(vectors(n))
+    assert inner.translate(delta)(x) == tuple(a + b for a, b in zip(inner(x), delta, strict=True))
+    assert AffineMap.identity(n).compose(inner) == inner
+
+
+@given(maps(), st.integers(0, 2), st.data())
+def test_leading_coordinates_are_clipped_tiled_or_passed(f: AffineMap, extra: int, data) -> None:
+    x = data.draw(vectors(f.input_rank + extra))
+    head, tail = x[:extra], x[extra:]
+    assert f.embed(len(x), "clip")(x) == f(tail)
+    assert f.embed(len(x), "tile")(x) == f.broadcast(x) == (*head, *f(tail))
+
+
+def test_map_details() -> None:
+    f = AffineMap.from_diagonal((1, 2), (4, 5))
+    assert str(f) == "λx.[[1, 0], [0, 2]]⋅x + [4, 5]" and f((1, 1)) == (5, 7)
+    assert AffineMap.constant((7,), 3)((1, 2, 3)) == (7,)
+    rows_are_outputs = AffineMap(((1, 2, 3), (4, 5, 6)), (0, 0))
+    assert (rows_are_outputs.input_rank, rows_are_outputs.output_rank) == (3, 2)
+    for wrong in (
+        lambda: AffineMap((), ()),
+        lambda: AffineMap(((1,), (1, 2)), (0, 0)),
+        lambda: AffineMap(((1,),), (0, 0)),
+        lambda: f((1,)),
+        lambda: f.broadcast((1,)),
+        lambda: f.compose(AffineMap.identity(1)),
+        lambda: f.translate((1,)),
+        lambda: f.permute_input((0, 0)),
+        lambda: f.permute_output((0,)),
+        lambda: f.embed(1, "clip"),
+    ):
+        with pytest.raises(ZSpaceError):
+            wrong()
+
+
+def test_a_projection_is_a_map_and_a_shape() -> None:
+    f = AffineMap(((1, 0), (0, 2)), (-1, 0))
+    p = Projection.from_affine(f, (1, 2))
+    assert p == Projection(((1, 0), (0, 2)), (-1, 0), (1, 2)) and p.affine == f
+    assert Projection.from_affine(f).shape == (1, 1)
+    tiled, clipped = p.embed(3, "tile"), p.embed(3, "clip")
+    assert tiled.point((9, 4, 3)) == ZRange((9, 3, 6), (10, 4, 8))
+    assert clipped.point((9, 4, 3)) == p.point((4, 3))
+
+
+# Names
+
+
+def test_names() -> None:
+    xyz, ab = DimensionMap(("x", "y", "z")), DimensionMap(("a", "b"))
+    p = Projection(((1, 0, 0), (1, 0, 2)), (4, 5), (3, 2))
+    assert xyz.show_projection(p, ab) == "p[a=x+4:+3, b=x+2z+5:+2]"
+    box = ZRange((0, 0, -1), (3, 4, 2))
+    assert xyz.show_range(box) == "i[x=0:3, y=0:4, z=-1:2]"
+    assert box.permute(xyz.order(("z", "x", "y"))) == ZRange((-1, 0, 0), (2, 3, 4))
+    assert xyz.permute(("z", "x", "y")).index("x") == 1
+    assert DimensionMap.numbered(2) == DimensionMap(("i0", "i1"))
+    assert tuple(xyz) == ("x", "y", "z") and xyz[2] == "z" and str(ab) == "[a, b]"
+    for wrong in (
+        lambda: DimensionMap(("x", "x")),
+        lambda: DimensionMap(("1x",)),
+        lambda: DimensionMap(("",)),
+        lambda: xyz.index("w"),
+        lambda: xyz.order(("x", "y")),
+        lambda: xyz.show_range(ZRange((0,), (1,))),
+        lambda: ab.show_projection(p, ab),
+    ):
+        with pytest.raises(ZSpaceError):
+            wrong()
+
+
+# Sections
+
+
+@given(st.lists(st.tuples(integers, st.integers(0, 6), st.integers(1, 8)), max_size=3))
+def test_sections_are_as_many_as_asked_and_cover(sides: list[tuple[int, int, int]]) -> None:
+    box = ZRange(tuple(s for s, _, _ in sides), tuple(s + n for s, n, _ in sides))
+    counts = tuple(c for _, _, c in sides)
+    parts = box.sections(counts)
+    assert len(parts) == prod(counts) and is_exact_cover(parts, box)
+    for numbers, part in zip(itertools.product(*map(range, counts)), parts, strict=True):
+        for j, (start, n, count), s, e in zip(numbers, sides, part.start, part.end, strict=True):
+            step = -(-n // count)
+            own = [x for x in range(start, start + n) if j * step <= x - start < (j + 1) * step]
+            assert list(range(s, e)) == own
+
+
+def test_counts_that_are_not_attainable_leave_empty_blocks_behind() -> None:
+    five = ZRange.from_shape((5,))
+    assert [p.shape[0] for p in five.sections((4,))] == [2, 2, 1, 0]
+    assert [p.shape[0] for p in five.sections((7,))] == [1, 1, 1, 1, 1, 0, 0]
+    for wrong in ((), (1, 1), (0,)):
+        with pytest.raises(ZSpaceError):
+            five.sections(wrong)
+
+
+# Covers
+
+
+@st.composite
+def boxes(draw, rank: int) -> ZRange:
+    start = tuple(draw(st.integers(-1, 3)) for _ in range(rank))
+    return ZRange(start, tuple(s + draw(st.integers(0, 3)) for s in start))
+
+
+def counted(them: list[ZRange], whole: ZRange) -> dict[tuple[int, ...], int]:
+    count = {p: 0 for p in whole}
+    for box in them:
+        for p in box:
+            count[p] = count.get(p, 0) + 1
+    return count
+
+
+@settings(max_examples=300)
+@given(st.data(), st.integers(0, 3))
+def test_covers_against_counting(data, rank: int) -> None:
+    whole = ZRange((0,) * rank, (4,) * rank)
+    parts = [whole]
+    for _ in range(data.draw(st.integers(0, 4))):
+        if rank:
+            part = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+            parts += part.split(data.draw(st.integers(0, rank - 1)), data.draw(st.integers(1, 3)))
+    change = data.draw(st.integers(0, 3))
+    if change == 1 and parts:
+        parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+    elif change == 2:
+        parts.append(data.draw(boxes(rank)))
+    elif change == 3 and parts:
+        at = data.draw(st.integers(0, len(parts) - 1))
+        parts[at] = parts[at].translate(tuple(data.draw(st.integers(-1, 1)) for _ in range(rank)))
+    seen = counted(parts, whole)
+    exact = all(n == (p in whole) for p, n in seen.items())
+    fault = cover_fault(parts, whole)
+    assert is_exact_cover(parts, whole) == (fault is None) == exact
+    if fault is not None:
+        assert seen.get(fault.point, 0) == fault.count != fault.expected
+        assert fault.expected == (fault.point in whole)
+
+
+def test_covers_agree_with_isl() -> None:
+    isl = pytest.importorskip("islpy")
+    rng = np.random.default_rng(1)
+
+    def as_set(box: ZRange):
+        sides = [
+            f"{s} <= x{d} < {e}" for d, (s, e) in enumerate(zip(box.start, box.end, strict=True))
+        ]
+        return isl.Set(f"{{ [x0, x1, x2] : {' and '.join(sides)} }}")
+
+    faults = 0
+    for _ in range(60):
+        whole = ZRange.from_shape(tuple(int(n) for n in rng.integers(1, 9, 3)))
+        parts = [whole]
+        for _ in range(4):
+            part = parts.pop(int(rng.integers(len(parts))))
+            parts += part.split(int(rng.integers(3)), int(rng.integers(1, 5)))
+        if rng.random() < 0.6:
+            at = int(rng.integers(len(parts)))
+            parts[at] = parts[at].translate(tuple(int(x) for x in rng.integers(-1, 2, 3)))
+        together, exact = isl.Set("{ [x0, x1, x2] : false }"), True
+        for part in map(as_set, parts):
+            exact = exact and together.is_disjoint(part)
+            together = together.union(part)
+        exact = exact and together.is_equal(as_set(whole))
+        faults += not exact
+        assert is_exact_cover(parts, whole) == exact
+    assert 10 < faults < 50
+
+
+# What earlier code got wrong
+
+
+def test_overlaps_and_gaps_of_one_size_do_not_cancel() -> None:
+    whole = ZRange.from_shape((4,))
+    parts = [ZRange((0,), (2,)), ZRange((1,), (3,))]
+    assert sum(p.size for p in parts) == whole.size
+    assert str(cover_fault(parts, whole)) == "point (1) is covered 2 times"
+    assert str(cover_fault([parts[0]], whole)) == "(2) is not covered"
+    assert str(cover_fault([ZRange((0,), (5,))], whole)) == "point (4) is covered and lies outside"
+    with pytest.raises(ZSpaceError):
+        is_exact_cover([ZRange((), ())], whole)
+
+
+def test_five_in_chunks_of_three() -> None:
+    chunks = ZRange.from_shape((5,)).split(0, 3)
+    assert [c.shape[0] for c in chunks] == [3, 2]  # once q + r = 3 chunks, the last of size -1
+
+
+def test_every_dim_of_a_range_must_start_before_it_ends() -> None:
+    with pytest.raises(ZSpaceError, match="dim 0"):
+        ZRange((3, 4), (0, 5))
+    assert not ZPoint((3, 4)) > ZPoint((0, 5))  # all that dominance would have refused
+
+
+def test_a_range_image_takes_more_than_two_corners() -> None:
+    difference, box = Projection(((1, -1),), (0,), (1,)), ZRange.from_shape((3, 3))
+    assert difference.image(box) == ZRange((-2,), (3,))
+    corners = [difference.point(box.start), difference.point(box.inclusive_end)]
+    assert ZRange.bounding(corners) == ZRange((0,), (1,))
+
+
+def test_a_negative_stride_does_not_add_overlap() -> None:
+    assert Projection(((-1,),), (0,), (3,)).marginal_overlap(0) == (2,)
+
+
+def test_matrices_are_stored_outputs_by_inputs() -> None:
+    p = Projection(((1, 2, 3), (4, 5, 6)), (0, 0), (1, 1))
+    assert (p.tensor_rank, p.index_rank) == (2, 3)
+    assert json.loads(json.dumps(p.to_json()))["affineMap"]["projection"] == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_dtypes_are_not_two_only_and_have_their_own_sizes() -> None:
+    sizes = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float64": 8, "complex64": 8}
+    assert {d: TensorType((3,), d).nbytes for d in sizes} == {d: 3 * n for d, n in sizes.items()}
+
+
+# Decisions that the sources leave open
+
+
+def test_empty_ranges_have_a_place() -> None:
+    assert ZRange((0,), (4,)).contains(ZRange((4,), (4,)))
+    assert not ZRange((0,), (4,)).contains(ZRange((5,), (5,)))
+    assert Projection(((2,),), (1,), (3,)).image(ZRange((5,), (5,))) == ZRange((11,), (11,))
+
+
+def test_projections_have_no_bounds_of_their_own() -> None:
+    padded = Projection(((1, 0), (0, 1)), (-1, -1), (3, 3))
+    assert padded.point((0, 0)) == ZRange((-1, -1), (2, 2))
+
+
+def test_only_strides_are_the_same_at_every_step() -> None:
+    rows_by_columns = Projection.identity(2)
+    assert rows_by_columns.marginal_data(0, (1, 4)) == rows_by_columns.marginal_data(0, (7, 4)) == 4
+    assert rows_by_columns.marginal_data(0, (1, 5)) == 5
+
+
+def test_out_is_the_only_dim_of_a_linear_cut_along_it() -> None:
+    batch, inner, out = 100, 12, 32
+    weights = Projection(((0,), (1,)), (0, 0), (inner, 1))
+    result = Projection(((0,), (1,)), (0, 0), (batch, 1))
+    assert weights.image(ZRange((0,), (out,))) == ZRange.from_shape((inner, out))
+    assert result.point((5,)).shape == (batch, 1)
