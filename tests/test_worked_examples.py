@@ -1,4 +1,4 @@
-"""The worked examples of Tapestry's documents, by their numbers: projections and what they touch."""
+"""The worked examples of Tapestry's documents, by number: projections and what they touch."""
 
 from __future__ import annotations
 
