@@ -27,8 +27,9 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
     """Raise `Illegal` unless the layouts of a strategy follow from its cuts.
 
     Every device must produce exactly its block of every output, read only what lies in its blocks
-    of the operands, and every axis that holds partial values must be accounted for: by a cut of a
-    reduce dim, or by one law f(x•y) = f(x)•f(y) that the kernel declares.
+    of the operands (or outside of one whose template says what lies there), and every axis that
+    holds partial values must be accounted for: by a cut of a reduce dim, or by one law
+    f(x•y) = f(x)•f(y) that the kernel declares.
     """
     _check_shapes(signature, strategy, mesh)
     _check_partials(signature, strategy, mesh)
@@ -40,6 +41,8 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
     ports += [*zip(signature.outputs, signature.output_types, strategy.gives, strict=True)]
     for p, (projection, tensor, layout) in enumerate(ports):
         low, high = projection.images(starts, ends)
+        if p < operands and signature.beyond(p) is not None:
+            low, high = np.clip(low, 0, tensor.shape), np.clip(high, 0, tensor.shape)
         begin, stop = tensor_blocks(layout, tensor.shape, mesh)
         if p >= operands:
             if not ((low == begin).all() and (high == stop).all()):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..errors import PlanError
 from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature
-from ..zspace import Projection
-from .collectives import block_number
+from ..zspace import Projection, ZRange
+from .collectives import block_number, zero
 
 if TYPE_CHECKING:
     import jax
@@ -84,16 +84,19 @@ class IndexBlock:
                 at += a * block_numbers(self.cuts[d], self.mesh) * self.extents[d]
         return at
 
-    def image(self, x: jax.Array, p: int, layout: Layout, where: str) -> jax.Array:
+    def image(self, operands: Sequence[jax.Array], p: int, layout: Layout, where: str) -> jax.Array:
         """The box of operand p that the block touches, cut out of the local array where larger.
 
-        `x` is this device's block of the operand in `layout`. Raises PlanError where the box is not
-        inside the local array on every device.
+        `operands` are this device's blocks, that of operand p in `layout`. Where some device's box
+        leaves the operand, and the template says what lies there, the operand is filled up first.
+        Raises PlanError where the box is not inside the local array on every device.
         """
         from jax import lax
 
+        x = operands[p]
         projection = self.signature.inputs[p]
         shape = self.signature.input_types[p].shape
+        beyond = self.signature.beyond(p)
         footprint = projection.footprint(self.extents)
         local = layout.local_shape(shape, self.mesh)
         if x.shape != local:
@@ -102,10 +105,21 @@ class IndexBlock:
             )
         for k, (size, have) in enumerate(zip(footprint, local, strict=True)):
             first = self.starts(projection, k)
-            inside = first - block_numbers(layout.dims[k], self.mesh) * have
-            if size == have and not inside.any():
+            begin = block_numbers(layout.dims[k], self.mesh) * have
+            before = after = 0
+            if beyond is not None and have == shape[k]:
+                if self._pads_itself(p, k, first, size):
+                    continue
+                before, after = max(0, -int(first.min())), max(0, int(first.max()) + size - have)
+            if before or after:
+                value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
+                x = lax.pad(
+                    x, value, [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
+                )
+            inside = first - begin + before
+            if size == x.shape[k] and not inside.any():
                 continue
-            if inside.min() < 0 or inside.max() + size > have:
+            if inside.min() < 0 or inside.max() + size > x.shape[k]:
                 raise PlanError(
                     f"dim {k} of operand {p}: the index block reads [{first[0]}, "
                     f"{first[0] + size}) on the first device, outside the block of {have} it has",
@@ -114,9 +128,18 @@ class IndexBlock:
                 )
             at: Offset = int(inside[0])
             if (inside != inside[0]).any():
-                at = self.start(projection, k) - block_number(layout.dims[k], self.mesh) * have
+                at = self.start(projection, k) + before
+                at = at - block_number(layout.dims[k], self.mesh) * have
             x = lax.dynamic_slice_in_dim(x, at, size, k)
         return x
+
+    def _pads_itself(self, p: int, k: int, first: NDArray[np.int64], size: int) -> bool:
+        """Whether dim k of operand p is read to its ends on every device, and not cut: the kernel
+        then fills up what lies outside as its own parameters say."""
+        whole = self.signature.inputs[p].image(ZRange.from_shape(self.signature.extents))
+        low, high = whole.start[k], whole.end[k]
+        uncut = bool((first == low).all()) and size == high - low
+        return uncut and low <= 0 and self.signature.input_types[p].shape[k] <= high
 
     @property
     def is_sparse(self) -> bool:

@@ -98,10 +98,7 @@ def _run(
         if op.effectful and not op.outputs and block.mesh.devices > 1:
             return _on_first_device(call)
         return call.bind(*operands)
-    images = tuple(
-        block.image(x, p, layout, where)
-        for p, (x, layout) in enumerate(zip(operands, layouts, strict=True))
-    )
+    images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
     local = None if block.is_sparse else _local_params(op, block, images)
     if local is None:
         larger = block.uncut_where_gathered(layouts)

@@ -35,7 +35,8 @@ def reach(
         n = sizes[d] // parts
         start = tuple(j * n if e == d else 0 for e in range(len(sizes)))
         end = tuple((j + 1) * n if e == d else s for e, s in enumerate(sizes))
-        images.append(projection.image(ZRange(start, end)))
+        image = projection.image(ZRange(start, end))
+        images.append(image.clip(ZRange.from_shape(shape)))  # nothing is sharded outside
     if all(i == images[0] for i in images):
         return "apart"
     for k, n in enumerate(shape):

@@ -168,7 +168,7 @@ def _top_k(call: Call) -> tuple[Array, Array]:
 
 def _reduce_window(function: Any, least: str) -> Reference:
     def apply(call: Call) -> Array:
-        p, x = call.params, wide(call.operands[0])
+        p, x = call.local, wide(call.operands[0])
         kept = call.operands[0].dtype
         fill: Any = 0
         if least:

@@ -39,7 +39,7 @@ def _pad(call: Call) -> Array:
     x, value = call.operands
     shape = list(x.shape)
     inner = []
-    for d, (low, high, hole) in enumerate(call.params["padding_config"]):
+    for d, (low, high, hole) in enumerate(call.local["padding_config"]):
         n = shape[d]
         shape[d] = n + max(n - 1, 0) * hole
         inner.append((low, high, hole))

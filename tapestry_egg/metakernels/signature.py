@@ -50,7 +50,7 @@ class OperationSignature:
     the zero of a monoid (its name), or the element of a scalar operand (its number). Then the
     operand's box is the part of the image that lies in the tensor, and whoever runs the kernel
     fills the rest of the image; a window over a padded tensor thus needs no padded copy of it.
-    Along dims where an index box has the image of the whole index space nothing is filled: there
+    Along dims that are not cut and where the image holds the whole tensor nothing is filled: there
     the kernel pads by itself, as its parameters say. Outputs never leave their tensors.
 
     `initial` lists operands that are the starting value of the reduction (scatter-add's operand):
@@ -93,14 +93,15 @@ class OperationSignature:
     def margins(self, p: int, box: ZRange) -> tuple[tuple[int, int], ...]:
         """Per dim of operand p, elements of an index box's image before and after `operand_box`.
 
-        Zeros along dims where the box has the image of the whole index space: the kernel itself
-        pads there.
+        Zeros along dims where the box has the image of the whole index space and that holds all of
+        the operand: the kernel itself pads there.
         """
         image, inside = self.inputs[p].image(box), self.operand_box(p, box)
         whole = self.inputs[p].image(ZRange.from_shape(self.extents))
         out = []
         for k, n in enumerate(image.shape):
-            if (image.start[k], image.end[k]) == (whole.start[k], whole.end[k]):
+            uncut = (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
+            if uncut and whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]:
                 out.append((0, 0))
                 continue
             before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])

@@ -266,6 +266,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "enumerate": lambda values: tuple(enumerate(values)),
     "equal": lambda values: all(v == values[0] for v in values),
     "fail": _fail,
+    "gcd": gcd,
     "get": lambda mapping, key, default=None: mapping.get(key, default),
     "index": _index,
     "integers": lambda values: all(type(v) is int for v in values),
