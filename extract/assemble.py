@@ -257,7 +257,8 @@ class _Assembler:
                 reaches = holds & (np.array(ranks)[holding.until] >= place)
                 served = np.where(reaches, holding.copy, -1)
                 number, first = _number_rows(holding.have, served, holds)
-                return number, holding.have[first], served[first], holds[first].astype(np.int64)
+                same, some = self.once.same, holds[first].astype(np.int64)
+                return same(number), same(holding.have[first]), same(served[first]), same(some)
 
             found = self.once(labels, "served", holding, ranks, ranks[k])
             self._read(v, self.variable_of[v], reader, *found)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .batches import Side, Slot, batches, picked
+from .once import Once
 from .pricing import Tables
 from .problem import Floats, Ints, Pair, Problem, Variable
 
@@ -20,7 +22,7 @@ from .problem import Floats, Ints, Pair, Problem, Variable
 _ROUNDING = 1e-12
 
 
-Messages = list[tuple[Floats, Floats]]  # per pair: to its first and to its second variable
+Messages = list[tuple[Floats, Floats]]  # per kind of pair: to first variables and to second ones
 
 
 @dataclass(frozen=True)
@@ -53,40 +55,15 @@ class Cut:
         return self.value - taken - _ROUNDING * (abs(self.value) + taken)
 
 
-class _Side:
-    """How one end of a pair groups the variable's rows into labels, ready for grouped minima."""
-
-    __slots__ = ("identity", "labels", "order", "starts", "variable")
-
-    def __init__(self, variable: int, labels: Ints, count: int) -> None:
-        self.variable = variable
-        self.labels = labels
-        self.identity = len(labels) == count and bool((labels == np.arange(count)).all())
-        self.order = np.argsort(labels, kind="stable")
-        self.starts = np.searchsorted(labels[self.order], np.arange(count))
-
-    def least(self, rows: Floats) -> Floats:
-        """Per label: the least value among its rows."""
-        if self.identity:
-            return rows
-        return np.minimum.reduceat(rows[self.order], self.starts)
-
-    def spread(self, labels: Floats) -> Floats:
-        """Per row: the value of its label."""
-        return labels if self.identity else labels[self.labels]
-
-
 class _Edge:
-    __slots__ = ("a", "b", "from_a", "from_b", "pair", "table", "to_a", "to_b")
+    """A pair by its number, its kind, and its place among the pairs of that kind."""
 
-    def __init__(self, pair: Pair, table: Floats) -> None:
-        self.pair = pair
-        la, lb = pair.seconds.shape
-        self.a = _Side(pair.a, pair.label_a, la)
-        self.b = _Side(pair.b, pair.label_b, lb)
-        self.to_a = np.zeros(la)
-        self.to_b = np.zeros(lb)
-        self.table = table
+    __slots__ = ("a", "b", "kind", "number", "pair", "place")
+
+    def __init__(self, number: int, pair: Pair, tables: Tables, sides: tuple[Side, Side]) -> None:
+        self.number, self.pair = number, pair
+        self.kind, self.place = int(tables.kind_of[number]), int(tables.place[number])
+        self.a, self.b = sides
 
 
 def _leaves(
@@ -124,8 +101,9 @@ def _leaves(
     return out
 
 
-def _most(amounts: Floats) -> float:
-    return float(np.max(amounts[np.isfinite(amounts)], initial=0.0))
+def _sides(pair: Pair) -> tuple[Side, Side]:
+    a, b = pair.seconds.shape
+    return Side(pair.label_a, a), Side(pair.label_b, b)
 
 
 class Dual:
@@ -135,7 +113,11 @@ class Dual:
         self.problem = problem
         n = len(problem.variables)
         self.tables = Tables(problem.pairs)
-        self.edges = [_Edge(p, t) for p, t in zip(problem.pairs, self.tables.views, strict=True)]
+        self.sides = [_sides(problem.pairs[k.members[0]]) for k in self.tables.kinds]
+        self.edges = [
+            _Edge(k, p, self.tables, self.sides[self.tables.kind_of[k]])
+            for k, p in enumerate(problem.pairs)
+        ]
         self.around: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
         for e in self.edges:
             self.around[e.pair.a].append((e, True))
@@ -143,28 +125,25 @@ class Dual:
         self.leaves = _leaves(problem, self.around)
         folded = {i for i, _ in self.leaves} | {i for i in range(n) if not self.around[i]}
         self.core = np.array([i for i in range(n) if i not in folded], dtype=np.int64)
-        # Neighbours within the core, by whether a pass in order meets them after or before.
-        self.later: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
-        self.earlier: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
-        for e in self.edges:
-            a, b = e.pair.a, e.pair.b
-            if a in folded or b in folded:
-                continue
-            first, second = min(a, b), max(a, b)
-            self.later[first].append((e, first == a))
-            self.earlier[second].append((e, second == a))
-        self.inner = [f + g for f, g in zip(self.later, self.earlier, strict=True)]
-        self.share = [
-            1.0 / max(len(f), len(g), 1) for f, g in zip(self.later, self.earlier, strict=True)
-        ]
+        inner = [e for e in self.edges if e.pair.a not in folded and e.pair.b not in folded]
+        self.batches = batches(problem, self.core, [e.number for e in inner], self.tables)
+        self.to_a = [np.zeros((len(k.members), k.shape[0])) for k in self.tables.kinds]
+        self.to_b = [np.zeros((len(k.members), k.shape[1])) for k in self.tables.kinds]
         parts: list[Variable | Pair] = [*problem.variables, *problem.pairs]
-        self.most_seconds = sum(_most(p.seconds) for p in parts)
-        self.most_joules = sum(_most(p.joules) for p in parts)
-        uses = [(u.start, u.end, _most(u.amount)) for p in parts for u in p.uses]
+        once = Once()
+
+        def most(amounts: Floats) -> float:
+            return once(lambda: float(amounts[np.isfinite(amounts)].max(initial=0.0)), amounts)
+
+        self.most_seconds = sum(most(p.seconds) for p in parts)
+        self.most_joules = sum(most(p.joules) for p in parts)
+        uses = [(u.start, u.end, most(u.amount)) for p in parts for u in p.uses]
         self.most_bytes = np.array(uses).reshape(-1, 3)
-        self.beliefs: list[Floats] = [np.zeros(len(v)) for v in problem.variables]
         self.rows = Tables(problem.variables)
-        self.unary = self.rows.views
+        self.unary = [self.rows.of(i) for i in range(n)]
+        self.beliefs = [
+            np.zeros((len(b.members), len(self.unary[b.members[0]]))) for b in self.batches
+        ]
         self.price(Prices(0.0, np.zeros(problem.times)))
 
     def price(self, prices: Prices) -> None:
@@ -196,86 +175,104 @@ class Dual:
             if len(links) == 1:
                 e, is_a = links[0]
                 if is_a:
-                    up = np.minimum.reduce(e.a.least(self.folded[i])[:, None] + e.table)
+                    up = np.minimum.reduce(e.a.least(self.folded[i])[:, None] + self._table(e))
                     add(e.pair.b, e.b.spread(up))
                 else:
-                    up = np.minimum.reduce(e.b.least(self.folded[i]) + e.table, 1)
+                    up = np.minimum.reduce(e.b.least(self.folded[i]) + self._table(e), 1)
                     add(e.pair.a, e.a.spread(up))
                 continue
             self.constant += float(self.folded[i].min())  # one row, or alone
             for e, is_a in links:
                 if is_a:
-                    add(e.pair.b, e.b.spread(e.table[e.a.labels[0]]))
+                    add(e.pair.b, e.b.spread(self._table(e)[e.a.labels[0]]))
                 else:
-                    add(e.pair.a, e.a.spread(e.table[:, e.b.labels[0]]))
+                    add(e.pair.a, e.a.spread(self._table(e)[:, e.b.labels[0]]))
         for i in range(len(self.unary)):
             if not self.around[i]:
                 self.constant += float(self.folded[i].min())
-
-    def belief(self, i: int) -> Floats:
-        """Unary costs plus all incoming messages, within the core."""
-        out = self.folded[i].copy()
-        for e, is_a in self.inner[i]:
-            if is_a:
-                out += e.to_a if e.a.identity else e.to_a[e.a.labels]
-            else:
-                out += e.to_b if e.b.identity else e.to_b[e.b.labels]
-        return out
+        self.costs = [np.stack([self.folded[i] for i in b.members]) for b in self.batches]
 
     def messages(self) -> Messages:
-        """The state of message passing; a sweep makes new arrays and leaves these."""
-        return [(e.to_a, e.to_b) for e in self.edges]
+        """The state of message passing."""
+        return [(a.copy(), b.copy()) for a, b in zip(self.to_a, self.to_b, strict=True)]
 
     def resume(self, messages: Messages) -> None:
         """Go on from an earlier state."""
-        for e, (to_a, to_b) in zip(self.edges, messages, strict=True):
-            e.to_a, e.to_b = to_a, to_b
+        for a, b, (to_a, to_b) in zip(self.to_a, self.to_b, messages, strict=True):
+            a[:], b[:] = to_a, to_b
 
     def sweep(self) -> Cut:
         """One forward and one backward pass; returns the bound that the backward pass proves."""
-        self._pass(self.core, self.later)
-        value = self._pass(self.core[::-1], self.earlier) + self.constant
+        self._pass(True)
+        value = self._pass(False) + self.constant
         constant = float(self.prices.bytes @ self.problem.constant)
         return Cut(value + constant, float(self.prices.bytes.sum()), self.prices.joule)
 
-    def _pass(self, order: Ints, onward: list[list[tuple[_Edge, bool]]]) -> float:
+    def _pass(self, forward: bool) -> float:
+        """Pass messages through all batches, in order or in reverse; the bound that they prove."""
         bound = 0.0
-        least_of = np.minimum.reduce
-        for i in order:
-            belief = self.beliefs[i] = self.belief(i)
-            least = least_of(belief)
-            bound += least
-            if not onward[i]:
+        numbers = range(len(self.batches))
+        for n in numbers if forward else reversed(numbers):
+            batch = self.batches[n]
+            belief = self.beliefs[n] = self.costs[n].copy()
+            for s in batch.slots:
+                belief += self._side(s).spread(self._incoming(s)[s.at])
+            least = belief.min(axis=1)
+            bound += float(least.sum())
+            belief -= least[:, None]  # beliefs are kept for their order alone
+            if all(s.later != forward for s in batch.slots):
                 continue
-            belief -= least  # in place: beliefs are kept for their order alone
-            belief *= self.share[i]
-            for e, is_a in onward[i]:
-                if is_a:
-                    outgoing = e.a.least(belief) - e.to_a
-                    message = least_of(outgoing[:, None] + e.table)
-                    low = least_of(message)
-                    message -= low
-                    e.to_b = message
+            given = belief * batch.share
+            for s in batch.slots:
+                if s.later != forward:
+                    continue
+                outgoing = self._side(s).least(given) - self._incoming(s)[s.at]
+                table = self.tables.kinds[s.kind].table[s.at]
+                if s.is_a:
+                    message = (outgoing[:, :, None] + table).min(axis=1)
                 else:
-                    outgoing = e.b.least(belief) - e.to_b
-                    message = least_of(outgoing + e.table, 1)
-                    low = least_of(message)
-                    message -= low
-                    e.to_a = message
-                bound += low
-        return float(bound)
+                    message = (outgoing[:, None, :] + table).min(axis=2)
+                low = message.min(axis=1)
+                message -= low[:, None]
+                (self.to_b if s.is_a else self.to_a)[s.kind][s.at] = message
+                bound += float(low.sum())
+        return bound
+
+    def promising(self, keep: int) -> dict[int, Ints]:
+        """Of every variable of the core: the `keep` rows of least belief, in this order."""
+        out: dict[int, Ints] = {}
+        for batch, belief in zip(self.batches, self.beliefs, strict=True):
+            each = np.arange(len(belief))[:, None]
+            best = np.broadcast_to(np.arange(belief.shape[1]), belief.shape)
+            if belief.shape[1] > keep:
+                best = belief.argpartition(keep, axis=1)[:, :keep]
+            best = best[each, belief[each, best].argsort(axis=1, kind="stable")]
+            out.update(zip(batch.members.tolist(), best, strict=True))
+        return out
 
     def decode(self) -> Ints:
         """A labelling: in order, the best row given earlier choices and later ones' messages."""
         rows = np.zeros(len(self.unary), dtype=np.int64)
-        for i in self.core:
-            cost = self.folded[i].copy()
-            for e, is_a in self.later[i]:
-                cost += e.a.spread(e.to_a) if is_a else e.b.spread(e.to_b)
-            for e, is_a in self.earlier[i]:
-                cost += self._toward(e, is_a, rows)
-            rows[i] = int(cost.argmin())
+        for batch, costs in zip(self.batches, self.costs, strict=True):
+            cost = costs.copy()
+            for s in batch.slots:
+                if s.later:
+                    cost += self._side(s).spread(self._incoming(s)[s.at])
+                else:
+                    labels = self.sides[s.kind][1 if s.is_a else 0].labels[rows[s.others]]
+                    table = self.tables.kinds[s.kind].table[s.at]
+                    cost += self._side(s).spread(picked(table, labels, not s.is_a))
+            rows[batch.members] = cost.argmin(axis=1)
         return self.complete(rows)
+
+    def _side(self, slot: Slot) -> Side:
+        return self.sides[slot.kind][0 if slot.is_a else 1]
+
+    def _incoming(self, slot: Slot) -> Floats:
+        return (self.to_a if slot.is_a else self.to_b)[slot.kind]
+
+    def _table(self, e: _Edge) -> Floats:
+        return self.tables.kinds[e.kind].table[e.place]
 
     def complete(self, rows: Ints) -> Ints:
         """A labelling of the core, with the best rows of what was folded away."""
@@ -293,5 +290,5 @@ class Dual:
     def _toward(self, e: _Edge, is_a: bool, rows: Ints) -> Floats:
         """Pair costs per row of one end, the other end fixed."""
         if is_a:
-            return e.a.spread(e.table[:, e.pair.label_b[rows[e.pair.b]]])
-        return e.b.spread(e.table[e.pair.label_a[rows[e.pair.a]], :])
+            return e.a.spread(self._table(e)[:, e.pair.label_b[rows[e.pair.b]]])
+        return e.b.spread(self._table(e)[e.pair.label_a[rows[e.pair.a]]])

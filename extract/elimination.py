@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from .dual import Dual
-from .problem import Floats, Ints
+from .problem import Floats, Ints, pooled
 
 # A bucket's table has at most this many entries.
 _CELLS = 1 << 17
@@ -83,8 +83,8 @@ class Elimination:
         self.second_step = np.where(ahead, 1, width)[:, None]
         firsts = [p.label_a if t else p.label_b for p, t in zip(pairs, ahead, strict=True)]
         seconds = [p.label_b if t else p.label_a for p, t in zip(pairs, ahead, strict=True)]
-        self.first_label, self.first_start = _joined(firsts)
-        self.second_label, self.second_start = _joined(seconds)
+        self.first_label, self.first_start = pooled(firsts)
+        self.second_label, self.second_start = pooled(seconds)
 
     def improve(self, known: Sequence[Ints], keep: int, rng: np.random.Generator) -> Ints:
         """The best labelling made of the rows of `known` labellings and of the `keep` rows with the
@@ -97,16 +97,14 @@ class Elimination:
         return self._minimise(domains)
 
     def _domains(self, known: Sequence[Ints], keep: int) -> dict[int, Ints]:
-        out = {}
-        for b in self.buckets:
-            i = b.variable
-            belief = self.dual.beliefs[i]
-            best = (
-                belief.argpartition(keep)[:keep] if len(belief) > keep else np.arange(len(belief))
+        best = self.dual.promising(keep)
+        taken = np.stack(known, axis=1).tolist()
+        return {
+            b.variable: np.array(
+                list(dict.fromkeys(taken[b.variable] + best[b.variable].tolist())), dtype=np.int64
             )
-            best = best[belief[best].argsort(kind="stable")]
-            out[i] = np.array(list(dict.fromkeys([int(x[i]) for x in known] + best.tolist())))
-        return out
+            for b in self.buckets
+        }
 
     def _fit(self, domains: dict[int, Ints], rng: np.random.Generator) -> bool:
         """Cut domains, at random but from their ends, until every bucket's table is small;
@@ -168,12 +166,6 @@ class Elimination:
 
 def _shape(variables: Sequence[int], scope: Sequence[int]) -> tuple[int, ...]:
     return tuple(variables.index(i) if i in variables else -1 for i in scope)
-
-
-def _joined(parts: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Arrays end to end, and where each begins."""
-    sizes = np.array([len(p) for p in parts], dtype=np.int64)
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64), np.cumsum(sizes) - sizes
 
 
 def _min_fill(near: dict[int, set[int]]) -> list[tuple[int, set[int]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,7 @@ class Once:
 
     def __init__(self) -> None:
         self._made: dict[Hashable, tuple[Any, Any]] = {}
+        self._equal: dict[Hashable, NDArray[Any]] = {}
 
     def __call__(self, make: Callable[[], T], *key: Any) -> T:
         name = _name(key)
@@ -27,6 +30,10 @@ class Once:
         if found is None:
             found = self._made[name] = make(), key
         return found[0]
+
+    def same(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The first array met that equals this one, so that equal arrays are one in keys."""
+        return self._equal.setdefault((array.dtype.str, array.shape, array.tobytes()), array)
 
 
 def _name(parts: tuple[Any, ...]) -> Hashable:

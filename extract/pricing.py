@@ -1,54 +1,95 @@
-"""Pricing: what every row and every pair of labels costs at given prices, all at once."""
+"""Pricing: what every row and every pair of labels costs at given prices, all at once.
+
+Parts made of the same arrays are one *kind*: their costs are one matrix product, of what each part
+pays for seconds, joules and every use of memory with these arrays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .problem import Floats, Ints, Pair, Variable
 
 
-class Tables:
-    """The costs of some variables or pairs end to end in one array, and a view of each.
+class Kind:
+    """Parts that differ only in when they use memory: `members` of the list they come from.
 
-    Parts with more uses of memory come first, so that the k-th uses of all parts that have so many
-    are one stretch at the front.
+    `table` is a stretch of the priced costs: [members, rows], or [members, labels, labels].
     """
 
+    def __init__(self, parts: Sequence[Variable | Pair], members: Sequence[int]) -> None:
+        first = parts[members[0]]
+        never = ~np.isfinite(first.seconds)
+        self.members = np.array(members, dtype=np.int64)
+        self.shape = first.seconds.shape
+        self.size = first.seconds.size
+        amounts = [np.where(np.isfinite(u.amount), u.amount, 0.0) for u in first.uses]
+        rows = [np.where(never, 0.0, first.seconds), np.where(never, 0.0, first.joules)]
+        rows += [never * 1.0] if never.any() else []
+        self.forbids = never.any()
+        self.amounts = np.array([*rows, *amounts]).reshape(-1, self.size)
+        self.start = np.array([[u.start for u in parts[k].uses] for k in members], dtype=np.int64)
+        self.end = np.array([[u.end for u in parts[k].uses] for k in members], dtype=np.int64)
+        self.table: Floats = np.zeros((0, *self.shape))
+
+    def price(self, joule: float, until: Floats, forbidden: float) -> None:
+        """Price all members; `until[t]` is what a byte costs from the start up to before t."""
+        paid = np.empty((len(self.members), len(self.amounts)))
+        paid[:, 0], paid[:, 1] = 1.0, joule
+        uses = self.start.shape[1]
+        if self.forbids:
+            paid[:, 2] = forbidden
+        if uses:
+            paid[:, -uses:] = until[self.end] - until[self.start]
+        np.matmul(paid, self.amounts, out=self.table.reshape(len(paid), -1))
+
+
+class Tables:
+    """The priced costs of some variables or pairs, kind after kind in one array."""
+
     def __init__(self, parts: Sequence[Variable | Pair]) -> None:
-        order = sorted(range(len(parts)), key=lambda k: -len(parts[k].uses))
-        ordered = [parts[k] for k in order]
-        sizes = np.array([p.seconds.size for p in ordered], dtype=np.int64)
-        ends = np.cumsum(sizes)
-        self.flat = np.zeros(int(ends[-1]) if len(ends) else 0)
-        self.start = np.zeros(len(parts), dtype=np.int64)
-        self.start[order] = ends - sizes
-        self.views: list[Floats] = [self.flat[:0]] * len(parts)
-        for k, end, size in zip(order, ends, sizes, strict=True):
-            self.views[k] = self.flat[end - size : end].reshape(parts[k].seconds.shape)
-        self.seconds = _end_to_end([p.seconds for p in ordered])
-        self.joules = _end_to_end([p.joules for p in ordered])
-        self.never = np.flatnonzero(~np.isfinite(self.seconds))
-        self.seconds[self.never] = self.joules[self.never] = 0.0
-        # Per k: (sizes of the parts with a k-th use, when it starts and ends, its amounts).
-        self.uses: list[tuple[Ints, Ints, Ints, Floats]] = []
-        for k in range(max((len(p.uses) for p in parts), default=0)):
-            use = [p.uses[k] for p in ordered if len(p.uses) > k]
-            amounts = _end_to_end([u.amount for u in use])
-            amounts[~np.isfinite(amounts)] = 0.0
-            spans = np.array([(u.start, u.end) for u in use], dtype=np.int64)
-            self.uses.append((sizes[: len(use)], spans[:, 0], spans[:, 1], amounts))
+        numbers: dict[tuple[int, ...], list[int]] = {}
+        for k, p in enumerate(parts):
+            numbers.setdefault(_made_of(p), []).append(k)
+        self.kinds = [Kind(parts, members) for members in numbers.values()]
+        self.kind_of = np.zeros(len(parts), dtype=np.int64)
+        self.place = np.zeros(len(parts), dtype=np.int64)  # among the members of its kind
+        self.start = np.zeros(len(parts), dtype=np.int64)  # in `flat`
+        self.flat = np.zeros(sum(len(k.members) * k.size for k in self.kinds))
+        at = 0
+        for n, kind in enumerate(self.kinds):
+            end = at + len(kind.members) * kind.size
+            kind.table = self.flat[at:end].reshape(-1, *kind.shape)
+            self.kind_of[kind.members] = n
+            self.place[kind.members] = np.arange(len(kind.members))
+            self.start[kind.members] = np.arange(at, end, max(kind.size, 1))[: len(kind.members)]
+            at = end
+
+    def of(self, k: int) -> NDArray[np.float64]:
+        """The priced costs of one part."""
+        return self.kinds[self.kind_of[k]].table[self.place[k]]
 
     def price(self, joule: float, until: Floats, forbidden: float) -> None:
         """Price all entries; `until[t]` is what a byte costs from the start up to before t."""
-        np.multiply(self.joules, joule, out=self.flat)
-        self.flat += self.seconds
-        for sizes, start, end, amounts in self.uses:
-            prices = until[end] - until[start]
-            self.flat[: len(amounts)] += np.repeat(prices, sizes) * amounts
-        self.flat[self.never] = forbidden
+        for kind in self.kinds:
+            kind.price(joule, until, forbidden)
 
 
-def _end_to_end(parts: Sequence[Floats]) -> Floats:
-    return np.concatenate([p.ravel() for p in parts]) if parts else np.zeros(0)
+def _made_of(part: Variable | Pair) -> tuple[int, ...]:
+    """What parts of one kind have in common: the arrays themselves."""
+    arrays: list[NDArray[Any]] = [part.seconds, part.joules, *(u.amount for u in part.uses)]
+    if isinstance(part, Pair):
+        arrays += [part.label_a, part.label_b]
+    return (*map(id, arrays), len(part.uses))
+
+
+def places(numbers: Ints) -> slice | Ints:
+    """An index that reads a stretch as it lies, without a copy, where the numbers are one."""
+    first, count = int(numbers[0]), len(numbers)
+    if (numbers == np.arange(first, first + count)).all():
+        return slice(first, first + count)
+    return numbers

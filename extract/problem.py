@@ -69,13 +69,14 @@ class Problem:
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
         f = self._flat
-        at = f.row_start + rows
-        pair = f.pair_start + f.label_a[f.a_start + rows[f.pair_a]] * f.width
+        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
         pair += f.label_b[f.b_start + rows[f.pair_b]]
-        seconds = f.seconds[at].sum() + f.pair_seconds[pair].sum()
-        joules = f.joules[at].sum() + f.pair_joules[pair].sum()
+        seconds = f.seconds[f.row_start + rows].sum()
+        seconds += f.pair_seconds[f.pair_start + pair].sum()
+        joules = f.joules[f.joule_start + rows].sum()
+        joules += f.pair_joules[f.pair_joule_start + pair].sum()
         own = f.use_amount[f.use_start + rows[f.use_of]]
-        shared = f.pair_use_amount[f.pair_use_start + (pair - f.pair_start)[f.pair_use_of]]
+        shared = f.pair_use_amount[f.pair_use_start + pair[f.pair_use_of]]
         steps = np.bincount(f.begin, np.concatenate((own, shared)), self.times + 1)
         steps -= np.bincount(f.stop, np.concatenate((own, shared)), self.times + 1)
         profile = np.cumsum(steps)[: self.times] + self.constant
@@ -91,38 +92,38 @@ class _Flat:
 
     def __init__(self, problem: Problem) -> None:
         variables, pairs = problem.variables, problem.pairs
-        self.seconds = _joined([v.seconds for v in variables])
-        self.joules = _joined([v.joules for v in variables])
-        self.row_start = _starts([len(v) for v in variables])
+        self.seconds, self.row_start = pooled([v.seconds for v in variables])
+        self.joules, self.joule_start = pooled([v.joules for v in variables])
         self.pair_a = np.array([p.a for p in pairs], dtype=np.int64)
         self.pair_b = np.array([p.b for p in pairs], dtype=np.int64)
-        self.label_a = _joined([p.label_a for p in pairs]).astype(np.int64)
-        self.label_b = _joined([p.label_b for p in pairs]).astype(np.int64)
-        self.a_start = _starts([len(p.label_a) for p in pairs])
-        self.b_start = _starts([len(p.label_b) for p in pairs])
+        self.label_a, self.a_start = pooled([p.label_a for p in pairs])
+        self.label_b, self.b_start = pooled([p.label_b for p in pairs])
         self.width = np.array([p.seconds.shape[1] for p in pairs], dtype=np.int64)
-        self.pair_seconds = _joined([p.seconds.ravel() for p in pairs])
-        self.pair_joules = _joined([p.joules.ravel() for p in pairs])
-        self.pair_start = _starts([p.seconds.size for p in pairs])
+        self.pair_seconds, self.pair_start = pooled([p.seconds for p in pairs])
+        self.pair_joules, self.pair_joule_start = pooled([p.joules for p in pairs])
         own = [(i, u) for i, v in enumerate(variables) for u in v.uses]
         shared = [(i, u) for i, p in enumerate(pairs) for u in p.uses]
         self.use_of = np.array([i for i, _ in own], dtype=np.int64)
-        self.use_amount = _joined([u.amount for _, u in own])
-        self.use_start = _starts([u.amount.size for _, u in own])
+        self.use_amount, self.use_start = pooled([u.amount for _, u in own])
         self.pair_use_of = np.array([i for i, _ in shared], dtype=np.int64)
-        self.pair_use_amount = _joined([u.amount.ravel() for _, u in shared])
-        self.pair_use_start = _starts([u.amount.size for _, u in shared])
+        self.pair_use_amount, self.pair_use_start = pooled([u.amount for _, u in shared])
         both = [u for _, u in (*own, *shared)]
         self.begin = np.array([u.start for u in both], dtype=np.int64)
         self.stop = np.array([u.end for u in both], dtype=np.int64)
 
 
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _starts(sizes: Sequence[int]) -> Ints:
-    return np.concatenate(([0], np.cumsum(sizes)))[:-1].astype(np.int64)
+def pooled(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
+    """Arrays end to end, those that occur more than once but once, and where each begins."""
+    start: dict[int, int] = {}
+    distinct: list[NDArray[Any]] = []
+    size = 0
+    for x in arrays:
+        if id(x) not in start:
+            start[id(x)] = size
+            distinct.append(x.ravel())
+            size += x.size
+    flat = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
+    return flat, np.array([start[id(x)] for x in arrays], dtype=np.int64)
 
 
 def label(keys: Sequence[K]) -> tuple[Ints, list[K]]:

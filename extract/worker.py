@@ -122,54 +122,72 @@ def _words(archive: Archive) -> str:
 
 
 def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
-    """A problem as named arrays without objects."""
-    out: dict[str, np.ndarray] = {
-        "counts": np.array([len(p.variables), len(p.pairs), p.times]),
+    """A problem as named arrays without objects; what its parts have in common is there once."""
+    tables: list[np.ndarray] = []
+    shapes: list[tuple[int, int]] = []
+    labels: list[np.ndarray] = []
+    number: dict[int, int] = {}
+
+    def table(x: np.ndarray) -> int:
+        if id(x) not in number:
+            number[id(x)] = len(tables)
+            tables.append(x.ravel())
+            shapes.append((x.shape[0], x.shape[1] if x.ndim > 1 else -1))
+        return number[id(x)]
+
+    def line(x: np.ndarray) -> int:
+        if id(x) not in number:
+            number[id(x)] = len(labels)
+            labels.append(x)
+        return number[id(x)]
+
+    parts: list[tuple[int, ...]] = []
+    uses: list[tuple[int, int, int]] = []
+    every: list[Variable | Pair] = [*p.variables, *p.pairs]
+    for part in every:
+        ends = (-1, -1, -1, -1)
+        if isinstance(part, Pair):
+            ends = (part.a, part.b, line(part.label_a), line(part.label_b))
+        parts.append((*ends, table(part.seconds), table(part.joules), len(part.uses)))
+        uses += [(u.start, u.end, table(u.amount)) for u in part.uses]
+    return {
+        "counts": np.array([len(p.variables), p.times]),
         "constant": p.constant,
         "names": np.array([v.name for v in p.variables], dtype=np.str_),
+        "parts": np.array(parts, dtype=np.int64).reshape(-1, 7),
+        "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
+        "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 2),
+        "tables": np.concatenate(tables).astype(np.float64) if tables else np.zeros(0),
+        "sizes": np.array([len(x) for x in labels], dtype=np.int64),
+        "labels": np.concatenate(labels).astype(np.int64) if labels else np.zeros(0, np.int64),
     }
-    for i, v in enumerate(p.variables):
-        out[f"v{i}"] = np.stack([v.seconds, v.joules, *(u.amount for u in v.uses)])
-        out[f"vt{i}"] = np.array([[u.start, u.end] for u in v.uses]).reshape(-1, 2)
-    for i, q in enumerate(p.pairs):
-        out[f"p{i}"] = np.stack([q.seconds, q.joules, *(u.amount for u in q.uses)])
-        out[f"pt{i}"] = np.array([[q.a, q.b], *([u.start, u.end] for u in q.uses)])
-        out[f"pa{i}"], out[f"pb{i}"] = q.label_a, q.label_b
-    return out
 
 
 def problem_from(data: dict[str, np.ndarray]) -> Problem:
     """The problem of `problem_arrays`."""
-    variables, pairs, times = (int(n) for n in data["counts"])
-    return Problem(
-        tuple(
-            Variable(
-                str(data["names"][i]),
-                data[f"v{i}"][0],
-                data[f"v{i}"][1],
-                _uses(data[f"v{i}"][2:], data[f"vt{i}"]),
-            )
-            for i in range(variables)
-        ),
-        tuple(
-            Pair(
-                int(data[f"pt{i}"][0, 0]),
-                int(data[f"pt{i}"][0, 1]),
-                data[f"pa{i}"],
-                data[f"pb{i}"],
-                data[f"p{i}"][0],
-                data[f"p{i}"][1],
-                _uses(data[f"p{i}"][2:], data[f"pt{i}"][1:]),
-            )
-            for i in range(pairs)
-        ),
-        times,
-        data["constant"],
-    )
-
-
-def _uses(amounts: np.ndarray, spans: np.ndarray) -> tuple[Use, ...]:
-    return tuple(Use(int(a), int(b), amount) for (a, b), amount in zip(spans, amounts, strict=True))
+    variables, times = (int(n) for n in data["counts"])
+    shapes = [(n,) if m < 0 else (n, m) for n, m in data["shapes"].tolist()]
+    ends = np.cumsum([int(np.prod(s)) for s in shapes])
+    tables = [
+        x.reshape(s) for x, s in zip(np.split(data["tables"], ends[:-1]), shapes, strict=True)
+    ]
+    labels = np.split(data["labels"], np.cumsum(data["sizes"])[:-1])
+    last = np.cumsum(data["parts"][:, 6])
+    made: list[Variable | Pair] = []
+    for k, (a, b, label_a, label_b, seconds, joules, count) in enumerate(data["parts"].tolist()):
+        uses = tuple(
+            Use(start, end, tables[amount])
+            for start, end, amount in data["uses"][last[k] - count : last[k]].tolist()
+        )
+        if a < 0:
+            made.append(Variable(str(data["names"][k]), tables[seconds], tables[joules], uses))
+        else:
+            line = labels[label_a], labels[label_b]
+            made.append(Pair(a, b, *line, tables[seconds], tables[joules], uses))
+    found = [x for x in made if isinstance(x, Variable)]
+    assert len(found) == variables
+    pairs = tuple(x for x in made if isinstance(x, Pair))
+    return Problem(tuple(found), pairs, times, data["constant"])
 
 
 def archive_arrays(archive: Archive) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""Equal layers in extraction: priced in one product, passed over in one step, bounded truly."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.extract.batches import batches
+from tapestry_egg.extract.dual import Dual, Prices
+from tapestry_egg.extract.elimination import Elimination
+from tapestry_egg.extract.pricing import Tables
+from tapestry_egg.extract.problem import Pair, Problem, Use, Variable
+from tapestry_egg.extract.worker import problem_arrays, problem_from
+
+TIMES = 12
+
+
+def ladder(seed: int, layers: int) -> Problem:
+    """Layers of three variables in a ring, each linked to the next layer by two pairs: the arrays
+    are the same in all layers, the times at which they use memory are not."""
+    rng = np.random.default_rng(seed)
+    rows = [2, 3, 2]
+
+    def span() -> tuple[int, int]:
+        start = int(rng.integers(0, TIMES - 1))
+        return start, int(rng.integers(start + 1, TIMES))
+
+    own = [(rng.random(n), rng.random(n), rng.random(n)) for n in rows]
+    ends = [(0, 1, 0), (1, 2, 0), (0, 2, 0), (2, 0, 1), (1, 1, 1)]  # from, to, layers onward
+    tables = []
+    for a, b, _ in ends:
+        label_a, label_b = np.arange(rows[a]), np.minimum(np.arange(rows[b]), 1)
+        shape = (rows[a], 2)
+        seconds = np.where(rng.random(shape) < 0.15, np.inf, rng.random(shape))
+        tables.append((label_a, label_b, seconds, rng.random(shape), rng.random(shape) - 0.3))
+    variables, pairs = [], []
+    for layer in range(layers):
+        for k, (seconds, joules, amount) in enumerate(own):
+            variables.append(Variable(f"{layer}.{k}", seconds, joules, (Use(*span(), amount),)))
+        for (a, b, on), (label_a, label_b, seconds, joules, amount) in zip(
+            ends, tables, strict=True
+        ):
+            if layer + on < layers:
+                i, j = 3 * layer + a, 3 * (layer + on) + b
+                uses = (Use(*span(), amount),)
+                pairs.append(Pair(i, j, label_a, label_b, seconds, joules, uses))
+    return Problem(tuple(variables), tuple(pairs), TIMES, rng.random(TIMES))
+
+
+def prices(seed: int) -> Prices:
+    rng = np.random.default_rng(seed)
+    return Prices(float(rng.random()), rng.random(TIMES) * (rng.random(TIMES) < 0.4))
+
+
+def best(problem: Problem, at: Prices) -> float:
+    """The least priced cost of all labellings, one by one."""
+    costs = [np.inf]
+    for rows in product(*(range(len(v)) for v in problem.variables)):
+        seconds, joules, profile = problem.evaluate(np.array(rows))
+        costs.append(seconds + at.joule * joules + float(at.bytes @ profile))
+    return min(costs)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_kinds_are_priced_as_each_part_by_itself(seed: int, more: int) -> None:
+    problem, at = ladder(seed, 4), prices(more)
+    tables = Tables(problem.pairs)
+    assert len(tables.kinds) == 5
+    tables.price(at.joule, np.concatenate(([0.0], np.cumsum(at.bytes))), 1e6)
+    for k, p in enumerate(problem.pairs):
+        cost = p.seconds + at.joule * p.joules
+        for u in p.uses:
+            cost = cost + at.bytes[u.start : u.end].sum() * u.amount
+        legal = np.isfinite(cost)
+        assert np.allclose(tables.of(k)[legal], cost[legal], rtol=1e-12)
+        assert (tables.of(k)[~legal] > 1e5).all()
+        entry = tables.flat[tables.start[k] : tables.start[k] + cost.size]
+        assert (entry.reshape(cost.shape) == tables.of(k)).all()
+
+
+@given(st.integers(0, 10**6))
+def test_batches_hold_every_pair_twice_and_no_two_neighbours(seed: int) -> None:
+    problem = ladder(seed, 6)
+    tables = Tables(problem.pairs)
+    found = batches(problem, range(18), range(len(problem.pairs)), tables)
+    order = {int(i): n for n, b in enumerate(found) for i in b.members}
+    assert sorted(order) == list(range(18))
+    deeper = ladder(seed, 12)
+    more = batches(deeper, range(36), range(len(deeper.pairs)), Tables(deeper.pairs))
+    assert len(more) == len(found)
+    met: list[tuple[int, int, bool]] = []
+    for n, b in enumerate(found):
+        for s in b.slots:
+            places = np.arange(len(tables.kinds[s.kind].members))[s.at]
+            for i, j, place in zip(b.members, s.others, places, strict=True):
+                k = int(tables.kinds[s.kind].members[place])
+                p = problem.pairs[k]
+                assert (p.a, p.b) == ((i, j) if s.is_a else (j, i))
+                assert order[int(j)] != n
+                assert s.later == (order[int(j)] > n)
+                met.append((k, int(i), s.is_a))
+    assert len(met) == len(set(met)) == 2 * len(problem.pairs)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_bounds_of_equal_layers_are_bounds_and_rise(seed: int, more: int) -> None:
+    problem, at = ladder(seed, 3), prices(more)
+    dual = Dual(problem)
+    dual.price(at)
+    cuts = [dual.sweep() for _ in range(30)]
+    values = [c.value for c in cuts]
+    assert all(a <= b + 1e-9 for a, b in pairwise(values))
+    least = best(problem, at)
+    assert values[-1] <= least + 1e-9
+    # So small a problem: elimination over all rows finds the optimum.
+    if np.isfinite(least):
+        rows = Elimination(dual).improve([dual.decode()], 3, np.random.default_rng(0))
+        seconds, joules, profile = problem.evaluate(rows)
+        assert np.isclose(seconds + at.joule * joules + at.bytes @ profile, least)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_messages_come_back_as_they_were(seed: int, more: int) -> None:
+    problem = ladder(seed, 4)
+    dual = Dual(problem)
+    dual.price(prices(more))
+    dual.sweep()
+    state = dual.messages()
+    after = dual.sweep().value
+    dual.price(prices(more + 1))
+    dual.sweep()
+    dual.price(prices(more))
+    dual.resume(state)
+    assert np.isclose(dual.sweep().value, after, rtol=1e-12)
+
+
+@given(st.integers(0, 10**6))
+def test_what_is_shared_stays_shared_on_the_way_to_another_process(seed: int) -> None:
+    problem = ladder(seed, 5)
+    there = problem_from(problem_arrays(problem))
+    assert len(Tables(there.pairs).kinds) == len(Tables(problem.pairs).kinds) == 5
+    assert len(Tables(there.variables).kinds) == 3
