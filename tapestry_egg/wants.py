@@ -15,7 +15,7 @@ from typing import Any
 from .blockgraph import TensorType
 from .errors import RuleError, TemplateError
 from .metakernels import registry
-from .metakernels.instantiate import hashable, plain, readable
+from .metakernels.parameters import hashable, plain, readable
 from .metakernels.scopes import Names, Scope
 from .metakernels.signature import OperationSignature, evaluate
 from .rules.book import Rule, commands

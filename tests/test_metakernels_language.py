@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.instantiate import hashable, readable
-from tapestry_egg.metakernels.language import Expression, Origin, PassageText, Pattern
-from tapestry_egg.metakernels.template import read_templates
+from tapestry_egg.metakernels.language import Expression, Origin, PassageText
+from tapestry_egg.metakernels.parameters import hashable, readable
+from tapestry_egg.metakernels.patterns import Pattern
+from tapestry_egg.metakernels.template_file import read_templates
 from tapestry_egg.metakernels.values import Row, digits
 from tapestry_egg.zspace import Projection
 
@@ -116,8 +117,9 @@ def test_precedence_is_pythons(text: str) -> None:
         ("$s[9]", 4, "no entry 9 in the list of length 4", ""),
         ("1 + $s[$a]", 8, "no entry 7", ""),
         ("$x.shap", 4, "'shap' is not an attribute", "shape"),
-        ("[1...]", 2, "`...` spreads a list", ""),
-        ("D[1]", 3, "cannot be indexed", ""),
+        ("[$d...]", 2, "`...` spreads a list or repeats a number", ""),
+        ("len([1...])", 1, "len is given (1...,), whose size is not known here", ""),
+        ("E[1]", 3, "cannot be indexed", ""),
         ("prod($a)", 1, "not iterable", ""),
         ("(@k :+ 2) + 1", 11, "`:+` must come last", ""),
         ("[$i for $i in $a]", 15, "7 is not a list", ""),
@@ -248,13 +250,15 @@ def _file(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
-        ("kernels: [f]", "own.yaml:1:1", "expected a list of entries"),
+        ("kernels: [f]", "own.yaml:1:10", "expected an entry, a mapping"),
+        ("[f", "own.yaml:2:1", "not YAML"),
+        ("f", "own.yaml:1:1", "expected a list of entries, or kernels"),
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape", "own.yaml:4:", "not YAML"),
         ("- kernels: [f]\n  out: {shape: 1, dtype: 2}", "own.yaml:1:3", "has no 'inputs'"),
         ("- kernels: [f]\n  inputs: {}", "own.yaml:1:3", "either `out` or `outputs`"),
         (
             "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  flop: 1",
-            "own.yaml:4:9",
+            "own.yaml:4:3",
             "unknown field 'flop'",
         ),
         (
@@ -305,7 +309,10 @@ _X = TensorType((4, 6), "float32")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ('index: {i: "[4, 6]"}\n  project: {x: "@i", out: "@i[:1]"}', "1 rows for out"),
+        (
+            'index: {i: "[4, 6]"}\n  project: {x: "@i", out: "@i[:1]"}',
+            "1 rows for a tensor of rank 2",
+        ),
         ('index: {i: "[4, 5]"}\n  project: {x: "@i", out: "@i"}', "covers only"),
         ('index: {i: "[4, 6]"}\n  project: {x: "[@i[0] + 1, @i[1]]", out: "@i"}', "leaves x"),
         ('index: {i: "[4, 6]"}\n  roles: {i: maps}\n  project: {x: "@i", out: "@i"}', "not a role"),

@@ -10,25 +10,21 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..blockgraph import TensorType
-from .scopes import Inner, Scope, known
+from ..errors import GraphError
+from .faults import Fault
+from .positional import DROP, INSERT, AugmentedRow, Diagonal, Fill
+from .scopes import STEPS, Inner, Scope, known
 from .values import FUNCTIONS, Row
 
 Compiled = Callable[[Scope], Any]
 Node = Any  # a lark tree or token; their stubs tell children apart only at run time
 
 
-class Fault(Exception):
-    """A fault at an offset of a text; whoever knows the text's origin makes the error of it."""
-
-    def __init__(self, at: int, what: str, hint: str = "") -> None:
-        super().__init__(what)
-        self.at, self.what, self.hint = at, what, hint
-
-
-_CAUGHT = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError)
+_CAUGHT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, GraphError)
 
 
 def position(node: Any) -> int:
@@ -51,12 +47,30 @@ def compile_tree(tree: Node) -> Compiled:
     return _NODES[str(tree.data)](tree)
 
 
+def compile_text(tree: Node) -> Compiled:
+    """The closure of a whole text's tree. Raises Fault, also for a text nested too deeply."""
+    try:
+        return compile_tree(tree)
+    except RecursionError:
+        raise Fault(0, "nested too deeply") from None
+
+
 def _constant(value: Any) -> Compiled:
     return lambda scope: value
 
 
 def _literal(convert: Callable[[str], Any]) -> Callable[[Node], Compiled]:
     return lambda tree: _constant(convert(str(tree.children[0])))
+
+
+def _integer(tree: Node) -> Compiled:
+    digits = str(tree.children[0])
+    if len(digits) > _MOST_DIGITS:
+        raise Fault(position(tree), f"a number of {len(digits)} digits")
+    return _constant(int(digits))
+
+
+_MOST_DIGITS = 18
 
 
 def _name(tree: Node) -> Compiled:
@@ -85,12 +99,27 @@ def _divide(a: Any, b: Any) -> Any:
     return a / b
 
 
+def _power(a: Any, b: Any) -> Any:
+    if not isinstance(a, int | float) or not isinstance(b, int | float):
+        raise TypeError(f"{a!r} ^ {b!r} is not of numbers")
+    if not isinstance(a, float) and abs(b) * max(1, abs(a).bit_length()) > _MOST_BITS:
+        raise ValueError(f"{a} ^ {b} is too large")
+    return a**b
+
+
+_MOST_BITS = 4096
+
+
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     # Tuples and strings also know + and *, with meanings that shapes should not get by accident.
     def checked(a: Any, b: Any) -> Any:
+        if isinstance(a, Diagonal) and isinstance(b, tuple) and function is operator.add:
+            return a + b
         for v in (a, b):
-            if isinstance(v, tuple | str) or v is None:
+            if isinstance(v, tuple | str | TensorType) or v is None:
                 raise TypeError(f"{v!r} is not a number")
+        if isinstance(a, int) and isinstance(b, int) and a.bit_length() > _MOST_BITS:
+            raise ValueError("the number is too large")
         return function(a, b)
 
     return checked
@@ -103,6 +132,7 @@ _BINARY = {
     "/": _arithmetic(_divide),
     "//": _arithmetic(operator.floordiv),
     "%": _arithmetic(operator.mod),
+    "^": _arithmetic(_power),
 }
 _COMPARE = {
     "==": operator.eq,
@@ -218,19 +248,15 @@ def _subscript(tree: Node) -> Compiled:
 
 
 def _slice(tree: Node) -> Compiled:
-    base = compile_tree(tree.children[0])
-    ends = [None if t is None else compile_tree(t.children[0]) for t in tree.children[1:]]
+    base, ends = compile_tree(tree.children[0]), _ends(tree.children[1:])
     at = position(tree)
 
     def apply(scope: Scope) -> Any:
         values = base(scope)
-        low, high = (None if e is None else e(scope) for e in ends)
         if not isinstance(values, tuple):
             raise Fault(at, f"{values!r} cannot be sliced")
-        try:
-            return values[low:high]
-        except _CAUGHT as problem:
-            _fault(at, problem)
+        low, high = ends(scope)
+        return values[low:high]
 
     return apply
 
@@ -249,6 +275,8 @@ def _attribute(tree: Node) -> Compiled:
             return getattr(value, name)
         if isinstance(value, Mapping) and name in value:
             return value[name]
+        if isinstance(value, tuple) and name == "size":
+            return len(value)  # `$index.size`: the number of index dims
         known = sorted(value) if isinstance(value, Mapping) else _OF_TENSORS
         has = isinstance(value, Mapping | TensorType)
         hint = f"There are {', '.join(map(str, known))}." if has else ""
@@ -269,6 +297,9 @@ def _call(tree: Node) -> Compiled:
 
     def apply(scope: Scope) -> Any:
         values = [a(scope) for a in arguments]
+        for v in values:
+            if isinstance(v, tuple) and any(type(e) is Fill for e in v):
+                raise Fault(at, f"{name} is given {v!r}, whose size is not known here")
         try:
             return function(*values)
         except _CAUGHT as problem:
@@ -278,27 +309,114 @@ def _call(tree: Node) -> Compiled:
 
 
 def _list(tree: Node) -> Compiled:
-    items: list[tuple[bool, Compiled, int]] = []
-    for item in tree.children:
-        spread = item.data == "spread"
-        items.append((spread, compile_tree(item.children[0] if spread else item), position(item)))
-    if not any(spread for spread, _, _ in items):
-        plain = [value for _, value, _ in items]
+    return _entries(tree.children)
+
+
+def _entries(items: list[Node]) -> Callable[[Scope], tuple[Any, ...]]:
+    """What makes the list of these items, `...` among them."""
+    if not any(item.data in _SPREADS for item in items):
+        plain = [compile_tree(item) for item in items]
         return lambda scope: tuple([value(scope) for value in plain])
+    made: list[tuple[bool, Compiled]] = []
+    for item in items:
+        spread = item.data in _SPREADS
+        made.append((spread, _SPREADS[item.data](item) if spread else compile_tree(item)))
 
     def apply(scope: Scope) -> tuple[Any, ...]:
         out: list[Any] = []
-        for spread, value, at in items:
+        for spread, value in made:
             v = value(scope)
-            if not spread:
-                out.append(v)
-            elif isinstance(v, tuple):
+            if spread and isinstance(v, tuple):
                 out.extend(v)
             else:
-                raise Fault(at, f"`...` spreads a list, and {v!r} is none")
+                out.append(v)
         return tuple(out)
 
     return apply
+
+
+def _spread(tree: Node) -> Compiled:
+    """`value...`: a list in place, or a scalar that fills the list that it stands in."""
+    value, at = compile_tree(tree.children[0]), position(tree)
+    ends = _ends(tree.children[2:4]) if len(tree.children) > 2 else None
+
+    def apply(scope: Scope) -> Any:
+        v = value(scope)
+        part = None if ends is None else ends(scope)
+        if isinstance(v, tuple):
+            return v if part is None else v[part[0] : part[1]]
+        if type(v) is int or (isinstance(v, str) and v in (INSERT, DROP)):
+            return Fill(v, part, at)
+        raise Fault(at, f"`...` spreads a list or repeats a number, and {v!r} is neither")
+
+    return apply
+
+
+def _standard(tree: Node) -> Compiled:
+    """`...` alone, or a slice of it: filled with what its list has by default."""
+    at, rest = position(tree), tree.children[1:]
+    ends = _ends(rest[:2]) if rest else None
+    return lambda scope: Fill(None, None if ends is None else ends(scope), at)
+
+
+_SPREADS: dict[str, Callable[[Node], Compiled]] = {
+    "spread": _spread,
+    "filling": _spread,
+    "standard": _standard,
+}
+
+
+def _ends(trees: list[Node]) -> Callable[[Scope], tuple[int | None, int | None]]:
+    """The two ends of a slice, both of them whole numbers or left out."""
+    ends = [(None, 0) if t is None else (compile_tree(t.children[0]), position(t)) for t in trees]
+
+    def apply(scope: Scope) -> tuple[int | None, int | None]:
+        out: list[int | None] = []
+        for end, at in ends:
+            v = None if end is None else end(scope)
+            if v is not None and type(v) is not int:
+                raise Fault(at, f"{v!r} is not an integer")
+            out.append(v)
+        return out[0], out[1]
+
+    return apply
+
+
+def _diagonal(tree: Node) -> Compiled:
+    entries, at = _entries([t for t in tree.children[1:] if t is not None]), position(tree)
+    return lambda scope: Diagonal(entries(scope), at=at)
+
+
+def _box(tree: Node) -> Compiled:
+    """`MAP :> SHAPE` and `MAP + OFFSET :> SHAPE`; a plain list is a map here."""
+    head, tail = tree.children
+    moved = head.data == "binary" and str(head.children[1]) == "+"
+    parts = [head.children[0], head.children[2]] if moved else [head]
+    values, shape = [compile_tree(p) for p in parts], compile_tree(tail)
+    places = [position(p) for p in (*parts, tail)]
+
+    def apply(scope: Scope) -> Diagonal:
+        lists = [v(scope) for v in (*values, shape)]
+        for v, at in zip(lists[1:], places[1:], strict=True):
+            if not isinstance(v, tuple):
+                raise Fault(at, f"{v!r} is not a list", "MAP + OFFSET :> SHAPE are lists.")
+        first = lists[0]
+        if isinstance(first, tuple):
+            first = Diagonal(first, at=places[0])
+        if not isinstance(first, Diagonal) or first.shape is not None:
+            raise Fault(places[0], f"{first!r} is not a map", "Write `[MAP] :> [SHAPE]`.")
+        if moved and first.offset is not None:
+            raise Fault(places[1], "the map already has an offset")
+        return replace(first, offset=lists[1] if moved else first.offset, shape=lists[-1])
+
+    return apply
+
+
+def _augmented(tree: Node) -> Compiled:
+    row, offset, extent = tree.children
+    entries, at = _entries(row.children), position(tree)
+    b, s = compile_tree(offset), compile_tree(extent)
+    return lambda scope: AugmentedRow(entries(scope), b(scope), s(scope), at)
 
 
 def _comprehension(tree: Node) -> Compiled:
@@ -315,6 +433,8 @@ def _comprehension(tree: Node) -> Compiled:
         if not isinstance(given, tuple):
             raise Fault(at, f"{given!r} is not a list")
         for v in given:
+            if not inner.step():
+                raise Fault(at, f"more than {STEPS} steps")
             if len(names) == 1:
                 inner[names[0]] = v
             else:
@@ -330,17 +450,20 @@ def _comprehension(tree: Node) -> Compiled:
 
 _NODES: dict[str, Callable[[Any], Compiled]] = {
     "attribute": _attribute,
+    "augmented": _augmented,
     "binary": _infix(_BINARY),
     "both": _both,
+    "box": _box,
     "call": _call,
     "choice": _choice,
     "compare": _infix(_COMPARE),
     "comprehension": _comprehension,
+    "diagonal": _diagonal,
     "either": _either,
     "extent": _extent,
     "group": _name,
     "index": _subscript,
-    "integer": _literal(int),
+    "integer": _integer,
     "inverse": _inverse,
     "list": _list,
     "member": _membership(True),

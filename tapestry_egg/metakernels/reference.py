@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import TemplateError
 from ..zspace import ZRange
-from .instantiate import readable
+from .parameters import readable
 from .reference_algebra import ALGEBRA
 from .reference_call import Array, Call, Reference, zero
 from .reference_elementwise import ELEMENTWISE

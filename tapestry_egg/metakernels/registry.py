@@ -9,9 +9,12 @@ from typing import Any
 from ..blockgraph import TensorType
 from ..errors import TemplateError
 from ..zspace import Projection, ZRange
-from .instantiate import Instance, hashable, instantiate
+from .faults import Mismatch
+from .instantiate import Instance, instantiate
+from .parameters import hashable
 from .signature import OperationSignature
-from .template import Template, read_templates
+from .template import Template
+from .template_file import read_templates
 
 _TEMPLATES: dict[str, tuple[Template, ...]] = {}
 _INSTANCES: dict[Any, Instance | None] = {}
@@ -74,7 +77,9 @@ def signature(
         elif outputs is None:
             raise TemplateError(
                 f"no template fits {kernel} of {', '.join(map(str, inputs)) or 'nothing'}",
-                hint="Give the output types: it is then an opaque operation.",
+                hint="\n  ".join(
+                    (*_reasons(kernel, params, inputs), "With its output types given it is opaque.")
+                ),
             )
         else:
             found = opaque(kernel, inputs, outputs)
@@ -144,10 +149,24 @@ def _instance(
 ) -> Instance | None:
     key = (kernel, hashable(params), inputs, outputs)
     if key not in _INSTANCES:
-        made = None
+        _INSTANCES[key] = None
         for template in templates().get(kernel, ()):
-            made = instantiate(template, kernel, params, inputs, outputs)
-            if made is not None:
+            try:
+                _INSTANCES[key] = instantiate(template, kernel, params, inputs, outputs)
                 break
-        _INSTANCES[key] = made
+            except Mismatch:
+                continue
     return _INSTANCES[key]
+
+
+def _reasons(
+    kernel: str, params: Mapping[str, Any], inputs: tuple[TensorType, ...]
+) -> tuple[str, ...]:
+    """Why none of a kernel's templates stands for an operation, one line for each."""
+    out = []
+    for template in templates().get(kernel, ()):
+        try:
+            instantiate(template, kernel, params, inputs, None)
+        except Mismatch as e:
+            out.append(f"{template.origin}: {e}")
+    return tuple(out) or (f"There is no template for {kernel!r}.",)

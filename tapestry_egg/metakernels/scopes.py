@@ -7,6 +7,9 @@ from typing import Any
 
 Scope = Mapping[str, Any]
 
+#: Steps of comprehensions in one scope, those nested in it included: no template loops for long.
+STEPS = 1_000_000
+
 
 class Names(dict[str, Any]):
     """The names of one operation: parameters, operands, and `let` names on first use.
@@ -22,9 +25,8 @@ class Names(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         compute = self.let[name]
         if name in self._open:
-            raise ValueError(
-                f"{name} is defined by itself (a parameter is $params{'.' + name[1:]})"
-            )
+            what = "" if name.startswith("$.") else f" (a parameter is $params.{name[1:]})"
+            raise ValueError(f"{name} is defined by itself{what}")
         self._open.append(name)
         try:
             value = self[name] = compute(self)
@@ -39,6 +41,12 @@ class Inner(dict[str, Any]):
     def __init__(self, outer: Scope, names: Mapping[str, Any] | None = None) -> None:
         super().__init__(names or {})
         self.outer = outer
+        self._steps: list[int] = outer._steps if isinstance(outer, Inner) else [STEPS]
+
+    def step(self) -> bool:
+        """Count one step of a comprehension; False when those of this scope are used up."""
+        self._steps[0] -= 1
+        return self._steps[0] >= 0
 
     def __missing__(self, name: str) -> Any:
         return self.outer[name]

@@ -173,24 +173,26 @@ def _real(dtype: str) -> str:
 
 
 def aligned(shape: Sequence[int], sizes: Sequence[int], rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows of an operand under broadcasting: dims of the full size follow the index, dims of size 1
-    stay at 0, and an operand of rank 0 has no rows at all."""
-    if shape and len(shape) != len(sizes):
+    """Rows of an operand under broadcasting, from the last dim on: dims of the full size follow the
+    index, dims of size 1 stay at 0, and leading index dims may have no row."""
+    if len(shape) > len(sizes):
         raise ValueError(f"rank {len(shape)} does not align with {len(sizes)} index dims")
     out = []
-    for n, size, row in zip(shape, sizes, rows, strict=False):
+    lead = len(sizes) - len(shape)
+    for n, size, row in zip(shape, sizes[lead:], rows[lead:], strict=True):
         if n not in (size, 1):
             raise ValueError(f"extent {n} does not align with an index dim of {size}")
         out.append(row if n == size else Row((0,) * len(row.coefficients)))
     return tuple(out)
 
 
-def _broadcast(shapes: Sequence[Sequence[int]]) -> Ints:
-    ranked = [s for s in shapes if s]
-    if len({len(s) for s in ranked}) > 1:
-        raise ValueError(f"shapes {tuple(map(tuple, ranked))} differ in rank")
+def _broadcast(*shapes: Sequence[Any]) -> Ints:
+    """The common shape of several, or of a list of them, aligned at their last dims."""
+    if len(shapes) == 1 and any(isinstance(s, tuple) for s in shapes[0]):
+        shapes = tuple(shapes[0])
+    rank = max(map(len, shapes), default=0)
     out = []
-    for extents in zip(*ranked, strict=True):
+    for extents in zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True):
         sizes = {n for n in extents if n != 1} or {1}
         if len(sizes) > 1:
             raise ValueError(f"extents {extents} do not broadcast")
@@ -198,9 +200,9 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> Ints:
     return tuple(out)
 
 
-def _broadcastable(shapes: Sequence[Sequence[int]]) -> bool:
+def _broadcastable(*shapes: Sequence[Any]) -> bool:
     try:
-        _broadcast(shapes)
+        _broadcast(*shapes)
     except ValueError:
         return False
     return True
@@ -242,6 +244,23 @@ def _prefix(lists: Sequence[Sequence[Any]]) -> int:
     return n
 
 
+def _range(*ends: int) -> Ints:
+    return tuple(_bounded(range(*ends)))
+
+
+def _repeated(value: int, count: int) -> Ints:
+    return (value,) * len(_bounded(range(count)))
+
+
+def _bounded(places: range) -> range:
+    if len(places) > _MOST_ENTRIES:
+        raise ValueError(f"a list of {len(places)} entries")
+    return places
+
+
+_MOST_ENTRIES = 1 << 16  # of a list that a function makes up
+
+
 def _fail(message: str) -> Any:
     raise ValueError(message)
 
@@ -258,8 +277,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "any": any,
     "arrange": _arrange,
     "bits": lambda dtype: 8 * itemsize(dtype),
-    "broadcast": lambda *shapes: _broadcast(shapes),
-    "broadcastable": lambda *shapes: _broadcastable(shapes),
+    "broadcast": _broadcast,
+    "broadcastable": _broadcastable,
     "complex": _complex,
     "digits": digits,
     "dot": _dot,
@@ -275,9 +294,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "log2": lambda n: max(1, (n - 1).bit_length()),
     "max": lambda *values: max(_numbers(values)),
     "min": lambda *values: min(_numbers(values)),
+    "ones": lambda count: _repeated(1, count),
     "prefix": _prefix,
     "prod": prod,
-    "range": lambda *ends: tuple(range(*ends)),
+    "range": _range,
     "real": _real,
     "reduce": lambda monoid: RoleOf("reduce", monoid),
     "reversed": lambda values: tuple(reversed(values)),
@@ -285,5 +305,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sorted": lambda values: tuple(sorted(values)),
     "sum": sum,
     "without": _without,
+    "zeros": lambda count: _repeated(0, count),
     "zip": lambda *lists: tuple(zip(*lists, strict=True)),
 }

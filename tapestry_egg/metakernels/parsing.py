@@ -1,0 +1,101 @@
+"""Texts of the template language to syntax trees, and what was expected where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from .closures import Node
+from .faults import Fault
+
+if TYPE_CHECKING:
+    from lark import Lark
+
+_LONGEST = 20_000  # characters; templates are written by people
+_DEEPEST = 60  # brackets within brackets
+
+
+@cache
+def _parser() -> Lark:
+    from lark import Lark
+
+    return Lark(
+        Path(__file__).with_name("template.lark").read_text("utf-8"),
+        parser="lalr",
+        start=["expression", "pattern", "passage"],
+        propagate_positions=True,
+        maybe_placeholders=True,
+    )
+
+
+_SPELLING = {
+    "VARIABLE": "`$name`",
+    "GROUP": "`@group`",
+    "NAME": "a word",
+    "INT": "a number",
+    "FLOAT": "a number",
+    "STRING": "a quoted text",
+    "DIAGONAL": "`D[`",
+    "ELLIPSIS": "`...`",
+    "COMPARE": "a comparison",
+    "PLUS": "`+`",
+    "MINUS": "`-`",
+    "TIMES": "`*`",
+    "EXACT": "`/`",
+    "FLOOR": "`//`",
+    "MOD": "`%`",
+    "POWER": "`^`",
+    "LSQB": "`[`",
+    "RSQB": "`]`",
+    "LPAR": "`(`",
+    "RPAR": "`)`",
+    "COMMA": "`,`",
+    "COLON": "`:`",
+    "DOT": "`.`",
+    "EQUAL": "`=`",
+    "VBAR": "`|`",
+    "STAR": "`*`",
+    "$END": "the end",
+}
+
+
+def parse(text: str, start: Literal["expression", "pattern", "passage"]) -> Node:
+    """The syntax tree of a text. Raises Fault with the offset and what was expected there."""
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+
+    if len(text) > _LONGEST:
+        raise Fault(0, f"a text of {len(text)} characters, at most {_LONGEST} are read")
+    depth = 0
+    for at, c in enumerate(text):
+        depth += (c in "([") - (c in ")]")
+        if depth > _DEEPEST:
+            raise Fault(at, f"more than {_DEEPEST} brackets within brackets")
+    parser = _parser()
+    try:
+        return parser.parse(text, start=start)
+    except UnexpectedCharacters as e:
+        expected, at = _expected(e.allowed or (), parser), int(e.pos_in_stream or 0)
+        raise Fault(at, f"unexpected {text[at]!r}", expected) from None
+    except UnexpectedToken as e:
+        expected = _expected(e.accepts or e.expected or (), parser)
+        if e.token.type == "$END":
+            raise Fault(len(text.rstrip()), "the text ends too early", expected) from None
+        at = int(e.token.start_pos or 0)
+        if text[max(0, at - 1) : at + 1] == ">:":
+            expected = "The sign between a map and a shape is `:>`."
+        raise Fault(at, f"unexpected {str(e.token)!r}", expected) from None
+
+
+def _expected(names: Iterable[str], parser: Lark) -> str:
+    spelled = set()
+    for name in names:
+        if name in _SPELLING:
+            spelled.add(_SPELLING[name])
+        elif name != "WS":
+            try:
+                spelled.add(f"`{parser.get_terminal(name).pattern.value}`")
+            except KeyError:
+                spelled.add(name.lower())
+    return f"Expected {', '.join(sorted(spelled)[:12])}." if spelled else ""

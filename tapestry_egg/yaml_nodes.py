@@ -1,0 +1,54 @@
+"""YAML files as nodes that know their place: composed, never constructed, and bounded in depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import TapestryError
+
+#: Levels of lists and mappings. libyaml recurses in C without a limit of its own.
+_DEEPEST = 50
+_LARGEST = 4 << 20  # bytes of a file that people write
+
+
+def compose_yaml(path: Path, error: type[TapestryError]) -> Any:
+    """The root node of a YAML file, None for an empty one.
+
+    Nothing is constructed, so tags and aliases have no effect beyond the node that they stand at.
+    Raises `error` with `file:line:column` for a file that cannot be read or is not YAML.
+    """
+    try:
+        data = path.read_bytes()
+        if len(data) > _LARGEST:
+            raise error(f"has {len(data)} bytes, at most {_LARGEST} are read", where=str(path))
+        text = data.decode("utf-8")
+    except OSError as e:
+        raise error(f"cannot be read: {e.strerror}", where=str(path)) from e
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise error(f"not UTF-8: {e.reason}", where=f"{path.name}:{line}") from None
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                mark: Any = event.start_mark
+                at = f"{path.name}:{mark.line + 1}:{mark.column + 1}"
+                raise error(f"more than {_DEEPEST} levels of lists and mappings", where=at)
+        return yaml.compose(text, Loader=loader)
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise error(
+            f"not YAML: {e.problem or e.context}",
+            where=f"{path.name}{place}",
+            hint="Texts that start with `[`, `{`, `@` or contain `: ` must be quoted.",
+        ) from None
+    except (yaml.YAMLError, ValueError) as e:
+        what = " ".join(str(e).split())
+        raise error(f"not YAML: {what}", where=path.name) from None
