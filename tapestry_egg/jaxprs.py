@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import index as as_int
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ class _Flattener:
         if not self.sources:
             return context
         scope = _joined(context.scope, str(eqn.source_info.name_stack))
-        return replace(context, scope=scope, source=context.source or source_of(eqn.source_info))
+        return _Context(scope, context.remat, context.source or source_of(eqn.source_info))
 
     def params(self, eqn: Any, kernel: str) -> Mapping[str, Any]:
         register_primitive(eqn.primitive)
@@ -284,10 +285,18 @@ def tensor_type(aval: Any) -> TensorType:
             f"{aval} is not a tensor",
             hint="Mutable references and tokens are not supported; return new values instead.",
         )
-    if not all(isinstance(d, int | np.integer) for d in aval.shape):
-        raise TraceError(f"{aval} has a dim of unknown size", hint="Trace with known shapes.")
-    shape = tuple(int(d) for d in aval.shape)
-    return TensorType(shape, dtype_name(aval.dtype), bool(getattr(aval, "weak_type", False)))
+    try:
+        return _tensor_type(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
+    except TypeError:
+        raise TraceError(
+            f"{aval} has a dim of unknown size", hint="Trace with known shapes."
+        ) from None
+
+
+@cache
+def _tensor_type(shape: tuple[Any, ...], dtype: Any, weak: bool) -> TensorType:
+    """One object for all tensors alike. Raises TypeError where a dim has no size."""
+    return TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
 
 
 def _opened(callee: Any) -> tuple[Any, Sequence[Any]]:
