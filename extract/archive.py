@@ -46,6 +46,12 @@ class Archive:
         self.candidates.append(new)
         return True
 
+    def join(self, other: Archive) -> None:
+        """Take in what another search of the same problem has found and proved."""
+        for candidate in other.candidates:
+            self.add(candidate)
+        self.cuts += other.cuts
+
     def bound(self, peak: float, joules: float) -> float:
         """The best proved bound on seconds of any plan within these limits."""
         return max((c.at(peak, joules) for c in self.cuts), default=0.0)

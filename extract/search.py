@@ -33,6 +33,9 @@ _KEEP, _KEEP_MORE = 4, 16
 # So many places keep their messages, megabytes each; from earlier ones they are passed anew.
 _REMEMBERED = 64
 
+# The walk from low to high prices may take this share of the time, in no fewer prices than these.
+_WALK, _FEWEST = 0.5, 5
+
 # How often prices are raised where a plan exceeds its limit.
 _REPAIRS = 6
 
@@ -64,7 +67,8 @@ class Effort:
     """How long to search: prices of all memory to try first, steps at each, seconds in all.
 
     `moves` is how often a labelling is improved at given prices where one elimination does not hold
-    all of it; `gap` is what is good enough.
+    all of it; `gap` is what is good enough. A search may be one of `parts`, number `part`, that
+    divide the prices among them, from low to high.
     """
 
     prices: int = 16
@@ -73,6 +77,8 @@ class Effort:
     seconds: float = 30.0
     gap: float = 0.004
     seed: int = 0
+    part: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,8 @@ class Search:
             self._descended(least, peak)
         elif peak is not None and peak < fastest.peak:
             self.approach(Limits(peak), 2 * self.effort.steps)
-        self._frugal(fastest)
+        if self.effort.part == 0:
+            self._frugal(fastest)
         self._narrow()
         if self.small:
             self._close()
@@ -148,7 +155,7 @@ class Search:
             return fastest
         least = found = fastest
         prices = self._first(fastest)
-        totals = np.geomspace(*_TOTALS, self.effort.prices) * fastest.seconds / fastest.peak
+        totals = self._totals() * fastest.seconds / fastest.peak
         for total in totals:
             prices = Prices(0.0, prices.bytes * (total / prices.bytes.sum()))
             used: Floats | None = None
@@ -165,6 +172,18 @@ class Search:
                 prices = Prices(0.0, total * _weights(prices.bytes, used[:-1], 1.0))
             self._remember(max(places, key=lambda x: x.cut.value))
         return self._descended(least, least.peak)
+
+    def _totals(self) -> Floats:
+        """This part's total prices of memory, fewer of them where a step takes long."""
+        begin = time.perf_counter()
+        self._settle(self.dual.prices, 1)
+        step = time.perf_counter() - begin
+        room = _WALK * (self.deadline - begin) * self.effort.parts
+        most = int(room / (step * (self.effort.steps + 1)))
+        count = min(self.effort.prices, max(most, _FEWEST))
+        part, parts = self.effort.part, self.effort.parts
+        every = np.geomspace(*_TOTALS, max(count, parts))
+        return every[len(every) * part // parts : len(every) * (part + 1) // parts]
 
     def _first(self, fastest: Candidate) -> Prices:
         """Prices to begin with: where the fastest plan needs most memory."""

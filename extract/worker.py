@@ -40,13 +40,20 @@ def search_all(
 ) -> list[Archive]:
     """The archives of all problems, searched side by side on `workers` processors.
 
+    Where there are more processors than problems, each problem is searched in parts.
     `effort.seconds` is what all of them may take together, by the clock.
     """
     tell = report or (lambda k, text: None)
-    limit = workers or min(len(problems), os.cpu_count() or 1)
+    limit = workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
-    alone = limit <= 1 or len(problems) == 1 or rows < _SMALL
-    efforts = [replace(effort, seconds=t) for t in shares(problems, 1 if alone else limit, effort)]
+    alone = limit <= 1 or rows < _SMALL
+    parts = 1 if alone else max(1, limit // max(len(problems), 1))
+    jobs = [(k, part) for k in range(len(problems)) for part in range(parts)]
+    seconds = shares([problems[k] for k, _ in jobs], 1 if alone else limit, effort)
+    efforts = [
+        replace(effort, seconds=t, part=part, parts=parts)
+        for t, (_, part) in zip(seconds, jobs, strict=True)
+    ]
     if alone:  # one after another
         return [
             _here(p, e, peak, k, tell)
@@ -55,20 +62,24 @@ def search_all(
     found: dict[int, Archive] = {}
     gate = threading.Semaphore(limit)
 
-    def one(k: int) -> None:
+    def one(j: int) -> None:
         with gate:
-            found[k] = _there(problems[k], efforts[k], peak, k, tell)
+            k = jobs[j][0]
+            found[j] = _there(problems[k], efforts[j], peak, k, tell)
 
-    largest_first = sorted(range(len(problems)), key=lambda k: -efforts[k].seconds)
-    threads = [threading.Thread(target=one, args=(k,), daemon=True) for k in largest_first]
+    largest_first = sorted(range(len(jobs)), key=lambda j: -efforts[j].seconds)
+    threads = [threading.Thread(target=one, args=(j,), daemon=True) for j in largest_first]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [
-        found[k] if k in found else _here(p, efforts[k], peak, k, tell)
-        for k, p in enumerate(problems)
-    ]
+    for j, (k, _) in enumerate(jobs):
+        if j not in found:
+            found[j] = _here(problems[k], efforts[j], peak, k, tell)
+    archives = [Archive() for _ in problems]
+    for j, (k, _) in enumerate(jobs):
+        archives[k].join(found[j])
+    return archives
 
 
 def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
@@ -212,8 +223,9 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
 def main(arguments: Sequence[str]) -> None:
     """Search one problem: PROBLEM ARCHIVE, the fields of `Effort` in order, then a peak if any."""
     source, sink, *rest = arguments
-    prices, steps, moves, seconds, gap, seed, *peak = rest
-    effort = Effort(int(prices), int(steps), int(moves), float(seconds), float(gap), int(seed))
+    prices, steps, moves, seconds, gap, seed, part, parts, *peak = rest
+    whole = (int(prices), int(steps), int(moves)), (int(seed), int(part), int(parts))
+    effort = Effort(*whole[0], float(seconds), float(gap), *whole[1])
     with np.load(source, allow_pickle=False) as data:
         problem = problem_from(dict(data))
 

@@ -164,7 +164,7 @@ def _search(
     from .extract.worker import search_all
 
     begin = time.perf_counter()
-    workers = max(1, min(len(problems), os.cpu_count() or 1))
+    workers = os.cpu_count() or 1
     words: dict[int, str] = {}
 
     def report(k: int, text: str) -> None:

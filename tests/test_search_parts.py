@@ -1,0 +1,78 @@
+"""One search in parts: each walks some of the prices, together they know what one would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.extract.archive import Archive
+from tapestry_egg.extract.problem import Problem, Variable
+from tapestry_egg.extract.search import Effort, Search
+from tapestry_egg.extract.worker import search_all
+
+from .test_batches import ladder
+
+
+def legal(problem: Problem) -> bool:
+    every = product(*(range(len(v)) for v in problem.variables))
+    return any(np.isfinite(problem.evaluate(np.array(rows))[0]) for rows in every)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 10**6))
+def test_parts_join_to_one_true_archive(seed: int) -> None:
+    problem = ladder(seed, 2)
+    if not legal(problem):
+        return
+    whole = Archive()
+    parts = []
+    for part in range(2):
+        search = Search(problem, Effort(prices=4, steps=2, seconds=1.0, part=part, parts=2))
+        search.small = False  # settled by prices alone
+        parts.append(search.run())
+        whole.join(parts[-1])
+    for rows in product(*(range(len(v)) for v in problem.variables)):
+        seconds, joules, profile = problem.evaluate(np.array(rows))
+        assert whole.bound(float(profile.max()), joules) <= seconds + 1e-9
+    costs = [c.costs for c in whole.candidates]
+    for a in (c.costs for p in parts for c in p.candidates):
+        assert any(all(x <= y * (1 + 1e-9) for x, y in zip(b, a, strict=True)) for b in costs)
+    assert len(whole.cuts) == sum(len(p.cuts) for p in parts)
+
+
+def test_a_part_walks_its_own_prices() -> None:
+    """Low prices first: the first part knows the fast end, the last the small one."""
+    found = []
+    for part in range(2):
+        search = Search(ladder(3, 2), Effort(prices=6, steps=1, seconds=5.0, part=part, parts=2))
+        found.append(search._totals())
+    assert len(found[0]) == len(found[1]) == 3
+    assert max(found[0]) < min(found[1])
+
+
+@pytest.mark.slow
+def test_a_large_problem_alone_is_searched_in_parts() -> None:
+    """On two processors one problem is two searches; what comes back is checked here."""
+    problem = ladder(1, 40)
+    problem = replace(
+        problem,
+        variables=(*problem.variables, Variable("large", np.zeros(4000), np.zeros(4000))),
+    )
+    said: list[str] = []
+    (archive,) = search_all(
+        [problem],
+        Effort(prices=4, steps=2, seconds=4.0),
+        None,
+        lambda k, text: said.append(text),
+        2,
+    )
+    assert archive.candidates and said
+    for c in archive.candidates:
+        seconds, joules, profile = problem.evaluate(c.rows)
+        assert c.costs == pytest.approx((seconds, float(profile.max()), joules))
+        assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-6) + 1e-9
