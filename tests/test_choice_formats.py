@@ -58,6 +58,13 @@ def test_a_cost_left_out_is_one_and_an_infinite_one_forbids(tmp_path: Path) -> N
     assert "forbidden" in evaluate(problem, Choice(np.array([1]))).violations[0]
 
 
+def test_a_root_without_nodes_is_a_class_that_cannot_be_had(tmp_path: Path) -> None:
+    problem = read(tmp_path, {**EGRAPH, "root_eclasses": ["Z"]})
+    assert problem.classes == ("F", "G", "Z") and problem.roots.tolist() == [2]
+    choice = Choice(np.array([-1, -1, -1]))
+    assert "class Z is needed and has no node" in evaluate(problem, choice).violations
+
+
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
     problem = read(tmp_path, EGRAPH)
@@ -82,7 +89,7 @@ def test_a_chosen_node_per_needed_class_is_the_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"root_eclasses": ["Z"]}, r"root_eclasses\[0\].*'Z' is no class"),
+        ({"root_eclasses": [3]}, r"root_eclasses\[0\].*3 is no class"),
         ({"nodes": {"a": {"op": "a"}}}, r"nodes\['a'\].*no eclass"),
         (
             {"nodes": {"a": {"eclass": "F", "children": ["z"]}}},

@@ -30,7 +30,7 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
     """The choice problem of an e-graph: one objective, `cost`.
 
     Classes and the nodes of a class stand in the order of the file. Raises ExtractError for a
-    malformed node, a child that is no node, or a root that is no class.
+    malformed node or a child that is no node.
     """
     nodes: Mapping[str, Any] = document["nodes"]
     members: dict[str, list[str]] = {}
@@ -38,12 +38,12 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
         if not isinstance(node, dict) or not isinstance(node.get("eclass"), str):
             raise ExtractError("a node has no eclass", where=f"nodes[{key!r}]")
         members.setdefault(node["eclass"], []).append(key)
-    number = {c: i for i, c in enumerate(members)}
-    roots = []
-    for i, root in enumerate(dict.fromkeys(document["root_eclasses"])):
-        if root not in number:
+    roots = list(dict.fromkeys(document["root_eclasses"]))
+    for i, root in enumerate(roots):
+        if not isinstance(root, str):
             raise ExtractError(f"{root!r} is no class", where=f"root_eclasses[{i}]")
-        roots.append(number[root])
+        members.setdefault(root, [])  # without a node: nothing can be extracted
+    number = {c: i for i, c in enumerate(members)}
     order = list(chain.from_iterable(members.values()))
     class_of = {key: number[node["eclass"]] for key, node in nodes.items()}
     children = []
@@ -69,7 +69,7 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
         allowed=allowed,
         child_start=child_start,
         children=flat,
-        roots=np.array(roots, dtype=np.int64),
+        roots=np.array([number[root] for root in roots], dtype=np.int64),
         labels=tuple(str(nodes[key].get("op", "")) for key in order),
     )
 

@@ -1,0 +1,424 @@
+"""The AND-OR choice problem as a mixed-integer program with lazily separated acyclicity.
+
+Columns: x per node, y per class. Rows: the nodes of a class sum to y; the nodes of class c that
+need d sum to at most y_d (one row for all of them); y_d is at most the sum of the nodes that need
+it; y_c <= y_d for classes that are always active together; loop formulas (`cuts.py`). Between
+solutions of the relaxation, nodes whose reduced cost exceeds the gap go, what is left is reduced
+again, and parts that came apart are solved by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce as fold
+
+import numpy as np
+
+from .andor import AndOr
+from .closure import Closure, closure
+from .cuts import LoopCuts
+from .greedy import Chosen, Improvement, acyclic, cost_of
+from .linear_program import Floats, LinearProgram, Row, Solved
+from .reductions import reduce
+from .tree_elimination import eliminate
+
+#: (class, node) pairs of the problem that the first form was made of.
+Picks = list[tuple[int, int]]
+#: Scaled, with the constant; inf where there is none.
+Scaled = int | float
+
+# The largest cost of an objective that is not integral, in the unit of its program.
+_LARGE = 100.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How scaled costs become a program's: divided by `step`; `integral` where all are multiples.
+
+    Costs that are decimals of up to six digits count as integral: what binary fractions differ
+    from them by is far below what tells two answers apart.
+    """
+
+    step: float
+    integral: bool
+
+    def bound(self, value: float) -> int:
+        """A scaled lower bound from a program's."""
+        slack = 1e-6 * max(1.0, abs(value)) if abs(value) < 1e6 else 1e-9 * abs(value)
+        if not self.integral:
+            return math.floor((value - 1e-9 * max(1.0, abs(value))) * self.step)
+        exact = math.ceil(value - slack) * self.step
+        return math.floor(exact - 1e-12 * abs(exact)) if exact % 1 else int(exact)
+
+    @property
+    def gap(self) -> float:
+        """The difference of program values below which two are the same."""
+        return 1.0 - 1e-4 if self.integral else 1e-7
+
+
+def unit_of(form: AndOr) -> Unit:
+    """The unit for a form's costs."""
+    costs = [v for v in form.cost.values() if v]
+    if not costs:
+        return Unit(1.0, True)
+    scale = form.scales[0]
+    common = fold(math.gcd, costs)
+    largest = max(abs(v) for v in costs)
+    if largest // common < 10**7:
+        return Unit(float(common), True)
+    for digits in range(1, 7):
+        steps = [v / scale * 10**digits for v in costs]
+        if all(abs(s - round(s)) <= 1e-9 * max(1.0, abs(s)) for s in steps):
+            return Unit(scale / 10**digits, True)
+    return Unit(largest / _LARGE, False)
+
+
+class Model:
+    """Columns and rows of one form."""
+
+    def __init__(self, form: AndOr, known: Closure | None) -> None:
+        self.form = form
+        self.unit = unit_of(form)
+        self.nodes = sorted(form.home)
+        self.classes = sorted(form.members)
+        self.node_at = {n: i for i, n in enumerate(self.nodes)}
+        self.class_at = {c: len(self.nodes) + i for i, c in enumerate(self.classes)}
+        columns = len(self.nodes) + len(self.classes)
+        cost = np.zeros(columns)
+        cost[: len(self.nodes)] = [form.cost[n] / self.unit.step for n in self.nodes]
+        if self.unit.integral:
+            cost = np.round(cost)
+        lower = np.zeros(columns)
+        lower[[self.class_at[r] for r in sorted(form.roots)]] = 1.0
+        self.whole = np.arange(columns) < len(self.nodes)
+        self.cuts = LoopCuts(form, self.node_at, self.class_at)
+        self.program = LinearProgram(cost, lower, np.ones(columns), self._rows(known))
+
+    def _rows(self, known: Closure | None) -> list[Row]:
+        form, x, y = self.form, self.node_at, self.class_at
+        rows: list[Row] = []
+        edges: dict[tuple[int, int], list[int]] = {}
+        for c in self.classes:
+            members = [x[n] for n in form.members[c]]
+            rows.append(([*members, y[c]], [1.0] * len(members) + [-1.0], 0.0, 0.0))
+            for n in form.members[c]:
+                for d in form.needs[n]:
+                    edges.setdefault((c, d), []).append(x[n])
+        for (c, d), members in edges.items():
+            if d in form.roots:
+                continue
+            if len(members) == len(form.members[c]):
+                rows.append(([y[c], y[d]], [1.0, -1.0], -np.inf, 0.0))
+            else:
+                rows.append(([*members, y[d]], [1.0] * len(members) + [-1.0], -np.inf, 0.0))
+        for d, users in form.parents().items():
+            if d not in form.roots:
+                rows.append(
+                    ([y[d], *(x[n] for n in users)], [1.0] + [-1.0] * len(users), -np.inf, 0.0)
+                )
+        if form.acyclic:
+            for (c, d), members in edges.items():
+                if c < d and (d, c) in edges:
+                    both = [*members, *edges[d, c]]
+                    for end in (c, d):
+                        rows.append(([*both, y[end]], [1.0] * len(both) + [-1.0], -np.inf, 0.0))
+        if known is not None:
+            present = {(r[0][0], r[0][1]) for r in rows if len(r[0]) == 2}
+            for c in self.classes:
+                if c not in form.roots:
+                    for d in _nearest(known, known.required, c) + _nearest(known, known.above, c):
+                        if d not in form.roots and (y[c], y[d]) not in present:
+                            rows.append(([y[c], y[d]], [1.0, -1.0], -np.inf, 0.0))
+        return rows
+
+    def columns_of(self, chosen: Chosen) -> Floats | None:
+        """A choice as a solution; None where it uses nodes that are gone."""
+        x = np.zeros(len(self.whole))
+        for c, n in chosen.items():
+            if n not in self.node_at:
+                return None
+            x[self.node_at[n]] = x[self.class_at[c]] = 1.0
+        return x
+
+    def chosen(self, x: Floats) -> Chosen | None:
+        """The choice of an integral solution, as far as the roots need it; None for a cycle."""
+        picked: Chosen = {}
+        for c in self.classes:
+            picked[c] = max(self.form.members[c], key=lambda n: x[self.node_at[n]])
+        return self.form.trimmed(picked) if acyclic(self.form, picked) else None
+
+
+def _nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> list[int]:
+    """Classes of a set that no other of it implies."""
+    others = known.members(sets[c] & ~(1 << known.bit[c]))
+    if len(others) > 2000:
+        return []
+    others.sort(key=lambda d: -sets[d].bit_count())
+    found: list[int] = []
+    covered = 0
+    for d in others:
+        if not covered >> known.bit[d] & 1:
+            found.append(d)
+            covered |= sets[d]
+            if len(found) == most:
+                break
+    return found
+
+
+class Record:
+    """The best choice found for one form, in the numbering of the problem."""
+
+    def __init__(self, better: Callable[[int, Picks], None], most: Scaled = math.inf) -> None:
+        self.value: Scaled = most
+        self.picks: Picks | None = None
+        self.better = better
+
+    def offer(self, form: AndOr, chosen: Chosen | None) -> bool:
+        """Take a choice of a form if it is the best; says whether it was."""
+        if chosen is None:
+            return False
+        value = cost_of(form, chosen)
+        if value >= self.value:
+            return False
+        self.take(value, [*form.fixed, *(p for n in chosen.values() for p in form.parts[n])])
+        return True
+
+    def take(self, value: int, picks: Picks) -> None:
+        """Take what is known to be better."""
+        self.value, self.picks = value, picks
+        self.better(value, picks)
+
+    @property
+    def most(self) -> int | None:
+        """The value to stay below, if there is one."""
+        return None if self.value == math.inf else int(self.value)
+
+
+def split(form: AndOr) -> list[AndOr]:
+    """The parts of a form that share no class, each without constant; the form itself if one."""
+    leader = {c: c for c in form.members}
+
+    def find(c: int) -> int:
+        while leader[c] != c:
+            leader[c] = leader[leader[c]]
+            c = leader[c]
+        return c
+
+    for n, needs in form.needs.items():
+        for d in needs:
+            leader[find(d)] = find(form.home[n])
+    groups: dict[int, list[int]] = {}
+    for c in form.members:
+        groups.setdefault(find(c), []).append(c)
+    if len(groups) <= 1:
+        return [form]
+    parts = []
+    for classes in groups.values():
+        part = AndOr(len(form.costs), form.acyclic, form.scales)
+        part.next_node = form.next_node
+        for c in classes:
+            part.members[c] = list(form.members[c])
+            for n in form.members[c]:
+                part.needs[n], part.home[n], part.parts[n] = form.needs[n], c, form.parts[n]
+                for mine, column in zip(part.costs, form.costs, strict=True):
+                    mine[n] = column[n]
+        part.roots = form.roots.intersection(classes)
+        parts.append(part)
+    return parts
+
+
+def trivial_bound(form: AndOr) -> int:
+    """A bound without search: roots at their cheapest, and everything below zero for nothing."""
+    least = {c: min((form.cost[n] for n in m), default=0) for c, m in form.members.items()}
+    rest = sum(min(0, v) for c, v in least.items() if c not in form.roots)
+    return form.constant[0] + rest + sum(least[r] for r in form.roots)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of a search: when it ends (`time.perf_counter`), and its seed."""
+
+    deadline: float
+    seed: int = 0
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.perf_counter()
+
+    def solve(self, form: AndOr, record: Record, bounded: Callable[[Scaled], None]) -> Scaled:
+        """Improve a record of a form; returns a bound, the record's value when that is proven.
+
+        `bounded` is told of every bound on the way. The form is used up. A value of inf, proven,
+        says that there is no choice.
+        """
+        bound: Scaled = -math.inf
+        for turn in range(10):
+            if not reduce(form, min(self.deadline, time.perf_counter() + 10.0), record.most):
+                return record.value
+            if turn == 0:
+                bound = trivial_bound(form)
+                bounded(bound)
+            parts = split(form)
+            if len(parts) > 1:
+                return self._parts(form, parts, record, bounded)
+            if form.acyclic:
+                end = min(self.deadline, time.perf_counter() + 1.0)
+                found = eliminate(form, end, record.most, 20_000, widest=8)
+                if found is not None:
+                    if found.points:
+                        nodes = found.points[0][1]
+                        record.offer(form, {form.home[n]: n for n in nodes})
+                    return record.value
+            if self.left() <= 0:
+                return bound
+            improvement = Improvement(form, self.seed + turn)
+            improvement.start(min(self.deadline, time.perf_counter() + 2.0))
+            improvement.run(min(self.deadline, time.perf_counter() + 2.0))
+            if record.offer(form, improvement.best):
+                continue
+            model = Model(form, closure(form, self.deadline))
+            least, last = self._relax(model, record, improvement)
+            bound = max(bound, least)
+            bounded(bound)
+            if bound >= record.value:
+                return record.value
+            if last is None or last.reduced is None:
+                return bound
+            dear = self._too_dear(model, last, record.value)
+            if len(dear) < max(1, len(form.home) // 10):
+                model.program.fix(np.array([model.node_at[n] for n in dear], dtype=np.int64))
+                break
+            form.remove(dear)
+        return max(bound, self._branch(model, record, bound, bounded))
+
+    def _parts(
+        self,
+        form: AndOr,
+        parts: list[AndOr],
+        record: Record,
+        bounded: Callable[[Scaled], None],
+    ) -> Scaled:
+        """Solve parts that share nothing, the smallest first; bounds and values add."""
+        bounds: list[Scaled] = [trivial_bound(p) for p in parts]
+        records: list[Record] = []
+        base = form.constant[0]
+        for k, i in enumerate(sorted(range(len(parts)), key=lambda i: (len(parts[i].home), i))):
+
+            def tell(value: Scaled, i: int = i) -> None:
+                bounds[i] = max(bounds[i], value)
+                bounded(min(base + sum(bounds), record.value))
+
+            own = Record(lambda value, picks: None)
+            share = max(0.0, self.left()) / (len(parts) - k)
+            inner = Search(time.perf_counter() + share, self.seed)
+            bounds[i] = max(bounds[i], inner.solve(parts[i], own, tell))
+            records.append(own)
+            tell(bounds[i])
+            if bounds[i] == math.inf:
+                return record.value
+        values = [own.value for own in records]
+        if math.inf not in values and base + sum(values) < record.value:
+            picks = [p for own in records for p in own.picks or ()]
+            record.take(int(base + sum(values)), [*form.fixed, *picks])
+        return min(base + sum(bounds), record.value)
+
+    def _relax(
+        self, model: Model, record: Record, improvement: Improvement
+    ) -> tuple[Scaled, Solved | None]:
+        """Rounds of cuts on the relaxation, choices built from its solutions: (bound, last)."""
+        constant, unit = model.form.constant[0], model.unit
+        bound: Scaled = -math.inf
+        last: Solved | None = None
+        before = -math.inf
+        stalled = 0
+        end = time.perf_counter() + max(0.0, self.left()) * 0.6
+        for turn in range(400):
+            solved = model.program.relaxed(max(0.05, self.left()))
+            if solved.infeasible:
+                return record.value, None
+            if solved.x is None:
+                break
+            last = solved
+            bound = max(bound, constant + unit.bound(solved.value))
+            if bound >= record.value:
+                return bound, last
+            if turn < 4 or turn % 4 == 0:
+                self._build(model, solved.x, record, improvement)
+            rows = model.cuts.separate(solved.x, self.seed + turn)
+            stalled = stalled + 1 if solved.value - before < 1e-5 * abs(solved.value) else 0
+            before = solved.value
+            if not rows or stalled >= 10 or time.perf_counter() > end:
+                break
+            model.program.add(rows)
+        return bound, last
+
+    def _build(self, model: Model, x: Floats, record: Record, improvement: Improvement) -> None:
+        """Choices under prices that the relaxation's solution lowers."""
+        at = model.node_at
+        for trust in (1.0, 0.9, 0.5):
+            improvement.rebuild(lambda n, trust=trust: max(0.0, 1.0 - trust * x[at[n]]))  # type: ignore[misc]
+        record.offer(model.form, improvement.best)
+
+    def _too_dear(self, model: Model, solved: Solved, value: Scaled) -> list[int]:
+        """Nodes whose reduced cost is more than what a better choice may cost above the bound."""
+        if value == math.inf or solved.reduced is None or solved.x is None:
+            return []
+        room = (value - model.form.constant[0]) / model.unit.step - solved.value
+        if model.unit.integral:
+            room -= 1.0
+        room += 1e-6 * max(1.0, abs(solved.value))
+        reduced, x = solved.reduced, solved.x
+        return [n for n, i in model.node_at.items() if x[i] < 1e-9 and reduced[i] > room]
+
+    def _branch(
+        self, model: Model, record: Record, bound: Scaled, bounded: Callable[[Scaled], None]
+    ) -> Scaled:
+        """Branch and bound; where its answer has a cycle, it is cut off and the search goes on."""
+        form = model.form
+        for turn in range(10_000):
+            left = self.left()
+            if left <= 0.05:
+                return bound
+            start = None
+            if record.picks is not None:
+                chosen = expressed(form, dict(record.picks))
+                start = None if chosen is None else model.columns_of(chosen)
+            solved = model.program.integral(
+                model.whole, left, model.unit.gap, start, self.seed + turn
+            )
+            if solved.infeasible:
+                return record.value
+            if solved.bound > -math.inf:
+                bound = max(bound, form.constant[0] + model.unit.bound(solved.bound))
+                bounded(min(bound, record.value))
+            if solved.x is None:
+                return min(bound, record.value)
+            record.offer(form, model.chosen(solved.x))
+            if bound >= record.value or not solved.optimal:
+                return min(bound, record.value)
+            rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)
+            if not rows:
+                return min(bound, record.value)
+            model.program.add(rows)
+        return bound
+
+
+def expressed(form: AndOr, picks: Mapping[int, int]) -> Chosen | None:
+    """A choice of the problem in the nodes of a form made from it; None where they are gone."""
+    chosen: Chosen = {}
+    todo = list(form.roots)
+    while todo:
+        c = todo.pop()
+        if c in chosen:
+            continue
+        for n in form.members[c]:
+            if all(picks.get(a) == b for a, b in form.parts[n]):
+                chosen[c] = n
+                todo.extend(form.needs[n])
+                break
+        else:
+            return None
+    return chosen

@@ -1,0 +1,344 @@
+"""Exact reductions of an AND-OR form: what no best answer needs goes, what all need is fixed.
+
+Structural reductions keep every legal answer; dominance keeps, for each answer, one that is no
+worse in any objective, so both are valid for fronts. Only `too_dear` looks at a known value, and it
+is used for one objective alone. Each step is logged with the numbers of nodes and classes before
+and after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from .andor import AndOr
+from .closure import Closure, closure, cyclic_components, derivable
+
+# A class's alternatives beyond this number are not compared with one another.
+_COMPARED = 600
+
+# Forms of so many nodes are reduced until nothing changes.
+_SMALL = 500
+
+# Merging a class into its only user may add this many children in all.
+_GROWTH = 64
+
+
+def reduce(form: AndOr, deadline: float, most: int | None = None) -> bool:
+    """Apply all reductions until none applies or time is up; False when no answer is left.
+
+    `most` is the (scaled) first objective of a known answer: nodes that cannot be in a better one
+    go too, and False then says that there is none.
+    """
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("derivable", lambda: keep_derivable(form)),
+        ("dominated", lambda: drop_dominated(form, None)),
+        ("reachable", lambda: keep_reachable(form)),
+    ]
+    while time.perf_counter() < deadline:
+        before = _size(form)
+        for name, step in steps:
+            _logged(form, name, step)
+            if not feasible(form):
+                return False
+        known = closure(form, deadline)
+        if known is None:
+            break
+        _logged(form, "cyclic", lambda k=known: drop_cyclic(form, k))  # type: ignore[misc]
+        _logged(form, "dominated", lambda k=known: drop_dominated(form, k))  # type: ignore[misc]
+        if most is not None:
+            _logged(form, "too dear", lambda k=known: too_dear(form, k, most))  # type: ignore[misc]
+        require(form, known)
+        _logged(form, "required", lambda: fix_required(form))
+        keep_derivable(form)
+        if not feasible(form):
+            return False
+        _logged(form, "merged", lambda: merge_series(form))
+        if not _worthwhile(before, _size(form)):
+            break
+    keep_derivable(form)
+    keep_reachable(form)
+    return feasible(form)
+
+
+def feasible(form: AndOr) -> bool:
+    """Whether every root still has a node."""
+    return all(form.members.get(r) for r in form.roots)
+
+
+def _size(form: AndOr) -> tuple[int, int, int, int]:
+    edges = sum(len(needs) for needs in form.needs.values())
+    return len(form.home), len(form.members), edges, len(form.roots)
+
+
+def _worthwhile(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether a round took away enough for another: anything of a small form, 1 % of a large."""
+    if before[0] <= _SMALL:
+        return before != after
+    return any(b - a > b // 100 for b, a in zip(before[:3], after[:3], strict=True))
+
+
+def _logged(form: AndOr, name: str, step: Callable[[], None]) -> None:
+    nodes, classes = len(form.home), len(form.members)
+    step()
+    if (len(form.home), len(form.members)) != (nodes, classes):
+        form.log.append((name, nodes, len(form.home), classes, len(form.members)))
+
+
+def keep_derivable(form: AndOr) -> None:
+    """Drop nodes that need what cannot be derived, and, where cycles are barred, themselves."""
+    if form.acyclic:
+        form.remove([n for n, needs in form.needs.items() if form.home[n] in needs])
+        _, complete = derivable(form)
+        form.remove([n for n in form.needs if n not in complete])
+    else:
+        while True:
+            empty = {c for c, m in form.members.items() if not m}
+            lacking = [
+                n
+                for n, needs in form.needs.items()
+                if not empty.isdisjoint(needs) or any(d not in form.members for d in needs)
+            ]
+            if not lacking:
+                break
+            form.remove(lacking)
+        for n, needs in form.needs.items():
+            if form.home[n] in needs:
+                form.needs[n] = needs - {form.home[n]}
+    for c in [c for c, m in form.members.items() if not m and c not in form.roots]:
+        del form.members[c]
+
+
+def keep_reachable(form: AndOr) -> None:
+    """Drop classes that no root leads to."""
+    seen = set(form.roots)
+    todo = list(seen)
+    while todo:
+        for n in form.members.get(todo.pop(), ()):
+            for d in form.needs[n]:
+                if d not in seen:
+                    seen.add(d)
+                    todo.append(d)
+    gone = [c for c in form.members if c not in seen]
+    form.remove([n for c in gone for n in form.members[c]])
+    for c in gone:
+        del form.members[c]
+
+
+def drop_cyclic(form: AndOr, known: Closure) -> None:
+    """Drop nodes that are on a cycle in every answer that uses them.
+
+    Either each derivation of a child contains the node's own class, or the child is above the
+    class in every use.
+    """
+    if not form.acyclic:
+        return
+    gone = []
+    for n, needs in form.needs.items():
+        c = form.home[n]
+        bit, above = known.bit[c], known.above[c]
+        if any(known.required[d] >> bit & 1 or above >> known.bit[d] & 1 for d in needs):
+            gone.append(n)
+    form.remove(gone)
+
+
+def drop_dominated(form: AndOr, known: Closure | None) -> None:
+    """Drop nodes beside which another costs no more and needs only what this one brings anyway.
+
+    With negative costs an answer may gain by needing more: then both must need the same.
+    """
+    negative = form.negative()
+    gone: list[int] = []
+    for c, members in form.members.items():
+        if len(members) < 2:
+            continue
+        order = sorted(
+            members, key=lambda n: (len(form.needs[n]), [k[n] for k in form.costs], n)
+        )[:_COMPARED]
+        kept: list[int] = []
+        if known is not None and not negative:
+            masks = {n: known.mask(form.needs[n]) for n in order}
+            own = 1 << known.bit[c]
+            brought = {n: known.needed(form.needs[n]) for n in order}
+            for n in order:
+                within = ~brought[n]
+                if brought[n] & own:
+                    kept.append(n)
+                    continue
+                if any(
+                    not masks[m] & within and all(k[m] <= k[n] for k in form.costs) for m in kept
+                ):
+                    gone.append(n)
+                    continue
+                # One that needs more, by its own list, may still be had for less.
+                beaten = [
+                    m
+                    for m in kept
+                    if not masks[n] & ~brought[m] and all(k[n] <= k[m] for k in form.costs)
+                ]
+                if beaten:
+                    gone.extend(beaten)
+                    kept = [m for m in kept if m not in beaten]
+                kept.append(n)
+            continue
+        for n in order:
+            needs = form.needs[n]
+            if any(
+                (form.needs[m] == needs if negative else form.needs[m] <= needs)
+                and all(k[m] <= k[n] for k in form.costs)
+                for m in kept
+            ):
+                gone.append(n)
+            else:
+                kept.append(n)
+    form.remove(gone)
+
+
+def too_dear(form: AndOr, known: Closure, most: int) -> None:
+    """Drop nodes whose company alone costs `most` or more, in the first objective.
+
+    Choosing a node makes everything above its class active, and all that these and its children
+    require; each active class costs at least its cheapest node.
+    """
+    if len(form.costs) > 1 or form.negative() or not form.home:
+        return
+    cheapest = {c: min(form.cost[n] for n in m) for c, m in form.members.items()}
+    always = 0
+    for r in form.roots:
+        always |= known.required[r]
+    base = form.constant[0] + sum(cheapest[c] for c in known.members(always))
+    if base >= most:
+        form.remove(list(form.home))
+        return
+    width = (len(known.classes) + 7) // 8
+    price = np.array([float(cheapest[c]) for c in known.classes])
+    with_above: dict[int, int] = {}
+    for c, above in known.above.items():
+        found = 0
+        for d in known.members(above & ~always):
+            found |= known.required[d]
+        with_above[c] = found | above
+    nodes = list(form.home)
+    gone = []
+    for at in range(0, len(nodes), 1024):
+        chunk = nodes[at : at + 1024]
+        sets = [
+            ((with_above[form.home[n]] | known.needed(form.needs[n])) & ~always) for n in chunk
+        ]
+        data = b"".join(s.to_bytes(width, "little") for s in sets)
+        packed = np.frombuffer(data, dtype=np.uint8).reshape(len(chunk), width)
+        bits = np.unpackbits(packed, axis=1, bitorder="little")[:, : len(price)]
+        rough = bits @ price
+        for n, extra, s in zip(chunk, rough.tolist(), sets, strict=True):
+            own = form.cost[n] - cheapest[form.home[n]]
+            if (base + own + extra) * (1 + 1e-9) >= most:
+                exact = base + own + sum(cheapest[c] for c in known.members(s))
+                if exact >= most:
+                    gone.append(n)
+    form.remove(gone)
+
+
+def require(form: AndOr, known: Closure) -> None:
+    """Classes that every answer contains become roots."""
+    always = 0
+    for r in form.roots:
+        always |= known.required[r]
+    form.roots |= set(known.members(always))
+
+
+def fix_required(form: AndOr) -> None:
+    """Cut what only says that a root is needed, and fix roots that have no choice.
+
+    An edge to a root matters for cycles alone: it stays where both ends are on one. A root of one
+    node on a cycle is bypassed: what needs it needs what it needs.
+    """
+    while True:
+        cyclic = cyclic_components(form) if form.acyclic else {}
+        for n, needs in form.needs.items():
+            own = cyclic.get(form.home[n], -1)
+            if not form.roots.isdisjoint(needs):
+                form.needs[n] = frozenset(
+                    d for d in needs if d not in form.roots or cyclic.get(d, -2) == own
+                )
+        single = sorted(r for r in form.roots if len(form.members.get(r, ())) == 1)
+        if not single:
+            return
+        for c in single:
+            (n,) = form.members[c]
+            if c in cyclic:
+                if not _bypass(form, c, n):
+                    return
+                if not form.members[c]:
+                    return
+            form.fixed.extend(form.parts[n])
+            for k, column in enumerate(form.costs):
+                form.constant[k] += column[n]
+            form.roots |= form.needs[n]
+            form.roots.discard(c)
+            form.remove([n])
+            del form.members[c]
+
+
+def _bypass(form: AndOr, c: int, n: int) -> bool:
+    """Let what needs class c, whose only node is n, need n's children; False where c is left
+    without a node, because it is on a cycle whatever is chosen."""
+    through = form.needs[n]
+    if c in through:
+        form.remove([n])
+        return False
+    loops = []
+    for p, needs in form.needs.items():
+        if c in needs:
+            form.needs[p] = (needs - {c}) | through
+            if form.acyclic and form.home[p] in through:
+                loops.append(p)
+    form.remove(loops)
+    return n in form.home
+
+
+def merge_series(form: AndOr) -> None:
+    """Merge classes into their users: free classes of one node into all, others into an only one.
+
+    Where one node alone needs a class, the node and the class's alternatives become one node each.
+    """
+    parents = form.parents()
+    for c in sorted(form.members):
+        if c in form.roots or c not in form.members:
+            continue
+        members = form.members[c]
+        users = [p for p in parents.get(c, ()) if p in form.home and c in form.needs[p]]
+        free = len(members) == 1 and all(column[members[0]] == 0 for column in form.costs)
+        edges = sum(len(form.needs[m]) for m in members)
+        if len(users) == 1:
+            (u,) = users
+            rest = form.needs[u] - {c}
+            if (len(members) - 1) * len(rest) > _GROWTH + edges:
+                continue
+            home = form.home[u]
+            for m in members:
+                if form.acyclic and home in form.needs[m]:
+                    continue
+                needs = (rest | form.needs[m]) - {home}
+                costs = [column[u] + column[m] for column in form.costs]
+                merged = form.add(home, needs, costs, form.parts[u] + form.parts[m])
+                for d in needs:
+                    parents.setdefault(d, []).append(merged)
+            form.remove([u, *members])
+            del form.members[c]
+        elif free and users and (len(form.needs[members[0]]) - 1) * len(users) <= _GROWTH:
+            (m,) = members
+            # Kept apart from its users: whoever is chosen, the class's node is known.
+            through = form.needs[m]
+            gone = []
+            for u in users:
+                if form.acyclic and form.home[u] in through:
+                    gone.append(u)
+                    continue
+                form.needs[u] = ((form.needs[u] - {c}) | through) - {form.home[u]}
+                for d in through:
+                    parents.setdefault(d, []).append(u)
+            form.fixed.extend(form.parts[m])
+            form.remove([*gone, m])
+            del form.members[c]
