@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .choices import Choice, ChoiceProblem, Column
+from .choices import Choice, ChoiceProblem, Column, Ints
 
 
 class AndOr:
@@ -34,6 +34,10 @@ class AndOr:
         self.constant = [0] * objectives
         self.scales = tuple(scales)  # a scaled cost is this multiple of the problem's
         self.acyclic = acyclic
+        # Node -> numbers of sets of nodes of which every answer has at least one. They follow from
+        # the rest, but not for its linear relaxation.
+        self.covers: dict[int, set[int]] = {}
+        self.next_cover = 0
         self.next_node = 0
         self.log: list[tuple[str, int, int, int, int]] = []  # name, nodes and classes: was, is
 
@@ -66,10 +70,24 @@ class AndOr:
         for n in nodes:
             touched.add(self.home.pop(n))
             del self.needs[n], self.parts[n]
+            self.covers.pop(n, None)
             for column in self.costs:
                 del column[n]
         for c in touched:
             self.members[c] = [n for n in self.members[c] if n in self.home]
+
+    def cover(self, nodes: Iterable[int]) -> None:
+        """Note that every answer has at least one of some nodes."""
+        for n in nodes:
+            self.covers.setdefault(n, set()).add(self.next_cover)
+        self.next_cover += 1
+
+    def uncover(self, node: int) -> None:
+        """Forget the sets that hold a node that is chosen in any case."""
+        met = self.covers.pop(node, set())
+        if met:
+            for n in list(self.covers):
+                self.covers[n] -= met
 
     def negative(self) -> bool:
         """Whether any cost is below zero: choosing more may then be better."""
@@ -108,7 +126,8 @@ class AndOr:
         other.costs = tuple(dict(column) for column in self.costs)
         other.parts, other.roots = dict(self.parts), set(self.roots)
         other.fixed, other.constant = list(self.fixed), list(self.constant)
-        other.next_node = self.next_node
+        other.next_node, other.next_cover = self.next_node, self.next_cover
+        other.covers = {n: set(k) for n, k in self.covers.items()}
         return other
 
 
@@ -162,7 +181,7 @@ def problem_choice(problem: ChoiceProblem, form: AndOr, chosen: Iterable[int]) -
     return trim(problem, node)
 
 
-def trim(problem: ChoiceProblem, node: np.ndarray) -> Choice:
+def trim(problem: ChoiceProblem, node: Sequence[int] | Ints) -> Choice:
     """A choice without the nodes of classes that nothing chosen needs."""
     todo = list(range(len(node))) if problem.all_active else problem.roots.tolist()
     kept = np.full(len(node), -1, dtype=np.int64)
@@ -170,5 +189,5 @@ def trim(problem: ChoiceProblem, node: np.ndarray) -> Choice:
         c = todo.pop()
         if kept[c] < 0 <= node[c]:
             kept[c] = node[c]
-            todo.extend(problem.children_of(int(node[c])).tolist())
+            todo.extend(problem.children_of(int(kept[c])).tolist())
     return Choice(kept)

@@ -101,10 +101,7 @@ def closure(form: AndOr, deadline: float) -> Closure | None:
         reach,
         every,
         bit,
-        {
-            c: [()] if c in form.roots else [(form.home[p],) for p in parents[c]]
-            for c in reach
-        },
+        {c: [()] if c in form.roots else [(form.home[p],) for p in parents[c]] for c in reach},
         below,
         deadline,
     )

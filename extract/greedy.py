@@ -160,12 +160,14 @@ class Improvement:
             used = self.best
             noise = 0.0 if misses < 3 else 0.6
             discount = (0.0, 0.3, 0.6)[misses % 3]
-            draw = self.random.uniform
-
-            def weight(
-                n: int, used: Chosen = used, noise: float = noise, discount: float = discount
-            ) -> float:
-                kept = discount if used.get(self.form.home[n]) is not None else 1.0
-                return kept * draw(1.0 - noise, 1.0 + noise)
-
+            weight = self._around(used, discount, noise)
             misses = 0 if self.rebuild(weight) else misses + 1
+
+    def _around(self, used: Chosen, discount: float, noise: float) -> Callable[[int], float]:
+        """Weights that make the classes of a choice cheaper, with seeded noise."""
+        home, draw = self.form.home, self.random.uniform
+
+        def weight(n: int) -> float:
+            return (discount if home[n] in used else 1.0) * draw(1.0 - noise, 1.0 + noise)
+
+        return weight

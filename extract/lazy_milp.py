@@ -119,6 +119,12 @@ class Model:
                 rows.append(
                     ([y[d], *(x[n] for n in users)], [1.0] + [-1.0] * len(users), -np.inf, 0.0)
                 )
+        covers: dict[int, list[int]] = {}
+        for n in self.nodes:
+            for k in sorted(form.covers.get(n, ())):
+                covers.setdefault(k, []).append(x[n])
+        for nodes in covers.values():
+            rows.append((nodes, [1.0] * len(nodes), 1.0, np.inf))
         if form.acyclic:
             for (c, d), members in edges.items():
                 if c < d and (d, c) in edges:
@@ -129,7 +135,7 @@ class Model:
             present = {(r[0][0], r[0][1]) for r in rows if len(r[0]) == 2}
             for c in self.classes:
                 if c not in form.roots:
-                    for d in _nearest(known, known.required, c) + _nearest(known, known.above, c):
+                    for d in nearest(known, known.required, c) + nearest(known, known.above, c):
                         if d not in form.roots and (y[c], y[d]) not in present:
                             rows.append(([y[c], y[d]], [1.0, -1.0], -np.inf, 0.0))
         return rows
@@ -151,7 +157,7 @@ class Model:
         return self.form.trimmed(picked) if acyclic(self.form, picked) else None
 
 
-def _nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> list[int]:
+def nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> list[int]:
     """Classes of a set that no other of it implies."""
     others = known.members(sets[c] & ~(1 << known.bit[c]))
     if len(others) > 2000:
@@ -226,8 +232,23 @@ def split(form: AndOr) -> list[AndOr]:
                 for mine, column in zip(part.costs, form.costs, strict=True):
                     mine[n] = column[n]
         part.roots = form.roots.intersection(classes)
+        part.next_cover = form.next_cover
         parts.append(part)
+    _share_covers(form, parts)
     return parts
+
+
+def _share_covers(form: AndOr, parts: list[AndOr]) -> None:
+    """Covers within one part stay; of one across parts, no part has to have a node."""
+    where: dict[int, set[int]] = {}
+    part_of = {n: i for i, part in enumerate(parts) for n in part.home}
+    for n, numbers in form.covers.items():
+        for k in numbers:
+            where.setdefault(k, set()).add(part_of[n])
+    for n, numbers in form.covers.items():
+        kept = {k for k in numbers if len(where[k]) == 1}
+        if kept:
+            parts[part_of[n]].covers[n] = kept
 
 
 def trivial_bound(form: AndOr) -> int:

@@ -163,7 +163,9 @@ class LinearProgram:
         return Solved(found.x, float(found.fun), float(found.fun), True, False, reduced)
 
 
-def _flat(rows: Sequence[Row]) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats, Floats, Floats]:
+def _flat(
+    rows: Sequence[Row],
+) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats, Floats, Floats]:
     start = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(r[0]) for r in rows], out=start[1:])
     columns = np.fromiter((c for r in rows for c in r[0]), dtype=np.int32, count=int(start[-1]))

@@ -154,9 +154,9 @@ def drop_dominated(form: AndOr, known: Closure | None) -> None:
     for c, members in form.members.items():
         if len(members) < 2:
             continue
-        order = sorted(
-            members, key=lambda n: (len(form.needs[n]), [k[n] for k in form.costs], n)
-        )[:_COMPARED]
+        order = sorted(members, key=lambda n: (len(form.needs[n]), [k[n] for k in form.costs], n))[
+            :_COMPARED
+        ]
         kept: list[int] = []
         if known is not None and not negative:
             masks = {n: known.mask(form.needs[n]) for n in order}
@@ -224,9 +224,7 @@ def too_dear(form: AndOr, known: Closure, most: int) -> None:
     gone = []
     for at in range(0, len(nodes), 1024):
         chunk = nodes[at : at + 1024]
-        sets = [
-            ((with_above[form.home[n]] | known.needed(form.needs[n])) & ~always) for n in chunk
-        ]
+        sets = [((with_above[form.home[n]] | known.needed(form.needs[n])) & ~always) for n in chunk]
         data = b"".join(s.to_bytes(width, "little") for s in sets)
         packed = np.frombuffer(data, dtype=np.uint8).reshape(len(chunk), width)
         bits = np.unpackbits(packed, axis=1, bitorder="little")[:, : len(price)]
@@ -245,7 +243,14 @@ def require(form: AndOr, known: Closure) -> None:
     always = 0
     for r in form.roots:
         always |= known.required[r]
-    form.roots |= set(known.members(always))
+    fresh = set(known.members(always)) - form.roots
+    users: dict[int, list[int]] = {d: [] for d in sorted(fresh)}
+    for n, needs in form.needs.items():
+        for d in needs & fresh:
+            users[d].append(n)
+    for nodes in users.values():
+        form.cover(nodes)
+    form.roots |= fresh
 
 
 def fix_required(form: AndOr) -> None:
@@ -277,6 +282,7 @@ def fix_required(form: AndOr) -> None:
                 form.constant[k] += column[n]
             form.roots |= form.needs[n]
             form.roots.discard(c)
+            form.uncover(n)
             form.remove([n])
             del form.members[c]
 
@@ -323,6 +329,9 @@ def merge_series(form: AndOr) -> None:
                 needs = (rest | form.needs[m]) - {home}
                 costs = [column[u] + column[m] for column in form.costs]
                 merged = form.add(home, needs, costs, form.parts[u] + form.parts[m])
+                met = form.covers.get(u, set()) | form.covers.get(m, set())
+                if met:
+                    form.covers[merged] = met
                 for d in needs:
                     parents.setdefault(d, []).append(merged)
             form.remove([u, *members])
@@ -337,6 +346,8 @@ def merge_series(form: AndOr) -> None:
                     gone.append(u)
                     continue
                 form.needs[u] = ((form.needs[u] - {c}) | through) - {form.home[u]}
+                if m in form.covers:
+                    form.covers.setdefault(u, set()).update(form.covers[m])
                 for d in through:
                     parents.setdefault(d, []).append(u)
             form.fixed.extend(form.parts[m])

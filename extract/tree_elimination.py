@@ -3,9 +3,9 @@
 Classes are eliminated one after another. What is left of those that went is a table over their
 neighbours that are still there: which of these are demanded, which already have their node, and
 which reach which, for the fewest costs, or for all costs that no other dominates (a Pareto set per
-entry). The size of the tables grows with the width of the order, not with the form. (E-graph
-extraction in time linear for bounded treewidth: Goharshady, Lam and Parreaux, "Fast and Optimal
-Extraction for Sparse Equality Graphs", OOPSLA 2024; Sun, Zhang and Ni, "E-graphs as circuits", 2024.)
+entry). The size of the tables grows with the width of the order, not with the form. (For bounded
+treewidth the time is linear: Goharshady, Lam and Parreaux, "Fast and Optimal Extraction for Sparse
+Equality Graphs", OOPSLA 2024; Sun, Zhang and Ni, "E-graphs as circuits", 2024.)
 """
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+"""`python -m tapestry_egg.extract`: answers to choice problems in files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from ..errors import TapestryError
+from . import formats
+from .choices import ChoiceProblem, Extraction, Number
+from .methods import METHODS, extract
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Extract from each file in order; returns 0 when every file has an answer, else 1."""
+    options = _parser().parse_args(arguments)
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+    failed = False
+    if not options.json:
+        print(_HEAD)
+    for path in options.paths:
+        try:
+            problem, form = formats.read(path)
+            found = extract(problem, options.seconds, options.seed, options.method)
+        except TapestryError as e:
+            failed = True
+            if options.json:
+                print(json.dumps({"path": str(path), "error": str(e)}), flush=True)
+            else:
+                print(e, file=sys.stderr, flush=True)
+            continue
+        failed = failed or not found.feasible
+        if options.output is not None and found.choice is not None:
+            answer = formats.answer(problem, found.choice, form)
+            target = options.output / f"{problem.name}.json"
+            target.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+        row = record(path, problem, found)
+        print(json.dumps(row) if options.json else _line(row), flush=True)
+        if "interrupted" in found.notes:
+            return 130
+    return int(failed)
+
+
+_HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
+
+
+def record(path: Path, problem: ChoiceProblem, found: Extraction) -> dict[str, Any]:
+    """One file's result as JSON data; integers keep all their digits."""
+    return {
+        "path": str(path),
+        "name": problem.name,
+        "nodes": len(problem.nodes),
+        "classes": len(problem.classes),
+        "values": {k: number(v) for k, v in zip(problem.objectives, found.values, strict=False)},
+        "bound": number(found.bound),
+        "gap": number(found.gap),
+        "seconds": round(found.seconds, 3),
+        "feasible": found.feasible,
+        "proven": found.proven,
+        "method": found.method,
+        "reason": found.reason,
+        "notes": list(found.notes),
+    }
+
+
+def number(value: Number) -> int | float | None:
+    """A value for JSON: integers whole, fractions as the nearest float, infinities as null."""
+    if isinstance(value, Fraction):
+        return int(value) if value.denominator == 1 else float(value)
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return None
+    return value
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = row["name"] if len(row["name"]) <= 40 else f"{row['name'][:37]}..."
+    if not row["feasible"]:
+        return f"{name:40} no answer: {row['reason']}"
+    values = ", ".join(_short(v) for v in row["values"].values())
+    gap = "-" if row["gap"] is None else f"{row['gap']:.3%}"
+    proven = "yes" if row["proven"] else "no"
+    return (
+        f"{name:40} {values:>16} {_short(row['bound']):>16} {gap:>8} "
+        f"{row['seconds']:>8.2f} {proven:6} {row['method']}"
+    )
+
+
+def _short(value: int | float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.10g}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tapestry_egg.extract",
+        description="Choose nodes of e-graphs, and strategies of IOPDDL problems, at least cost.",
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=".json or .json.gz")
+    parser.add_argument("--seconds", type=float, default=60.0, help="per file (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    names = ["auto", *(m.name for m in METHODS)]
+    parser.add_argument("--method", choices=names, default="auto", help="default auto")
+    parser.add_argument("--json", action="store_true", help="one JSON object per file")
+    parser.add_argument(
+        "-o", dest="output", type=Path, metavar="DIR", help="write the chosen nodes there"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The methods of extraction in one table, and the choice among them.
+
+A method is a function of (problem, standing, deadline, seed) that offers choices and bounds to a
+`Standing` until it has proven its answer or the deadline (`time.perf_counter`) has come. What a
+method is optimal for is what it proves when it ends in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from ..errors import ExtractError
+from .choices import ChoiceProblem, Extraction
+from .standing import Standing
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to answer a choice problem: a function of a module, which is loaded on use."""
+
+    name: str
+    optimal_for: str
+    module: str
+    function: str
+    unfit: Callable[[ChoiceProblem], str]  # why it cannot take a problem; empty where it can
+
+
+def _beyond_and_or(problem: ChoiceProblem) -> str:
+    if len(problem.pairs) or problem.usage:
+        return "pairs and limits are beyond it"
+    return ""
+
+
+def _needs_order(problem: ChoiceProblem) -> str:
+    return _beyond_and_or(problem) or ("" if problem.acyclic else "cycles must be forbidden")
+
+
+#: In the order in which the automatic choice asks.
+METHODS = (
+    Method("and-or", "DAG cost", "and_or", "automatic", _beyond_and_or),
+    Method("elimination", "DAG cost at a small treewidth", "and_or", "elimination", _needs_order),
+    Method("milp", "DAG cost", "and_or", "milp", _beyond_and_or),
+    Method("cp-sat", "DAG cost (needs ortools)", "and_or", "cp_sat", _beyond_and_or),
+    Method("greedy-dag", "nothing; fast", "and_or", "greedy", _beyond_and_or),
+    Method("bottom-up", "tree cost, of costs above zero", "and_or", "tree", _needs_order),
+)
+
+
+def extract(
+    problem: ChoiceProblem,
+    seconds: float = 60.0,
+    seed: int = 0,
+    method: str = "auto",
+    told: Callable[[Standing], None] | None = None,
+) -> Extraction:
+    """The best choice found for a problem's first objective within `seconds`, with a bound.
+
+    `told` is called with every better choice or bound. An interruption (Ctrl-C) ends the search and
+    keeps what was found. Raises ExtractError for an unknown method, or one that is unfit.
+    """
+    standing = Standing(problem.verify(), told or (lambda standing: None))
+    deadline = standing.started + seconds
+    chosen = choose(problem, method)
+    try:
+        run = getattr(import_module(f".{chosen.module}", __package__), chosen.function)
+        run(problem, standing, deadline, seed)
+    except KeyboardInterrupt:
+        standing.notes.append("interrupted")
+    return standing.extraction()
+
+
+def choose(problem: ChoiceProblem, method: str = "auto") -> Method:
+    """The method of a name, or for `auto` the first that fits.
+
+    Raises ExtractError where there is none.
+    """
+    reasons = []
+    for m in METHODS:
+        if method in ("auto", m.name):
+            reason = m.unfit(problem)
+            if not reason:
+                return m
+            reasons.append(f"{m.name}: {reason}")
+    names = ", ".join(m.name for m in METHODS)
+    raise ExtractError(
+        f"no method {method!r} for this problem" if reasons else f"unknown method {method!r}",
+        where=f"choice problem {problem.name}",
+        hint="; ".join(reasons) or f"Methods are auto, {names}.",
+    )
