@@ -91,7 +91,7 @@ def graph_record(graph: BlockGraph, sources: SourceTable) -> GraphRecord:
         inputs=list(graph.inputs),
         outputs=list(graph.outputs),
         constants={
-            str(v): _constant_form(array, graph.values[v]) for v, array in graph.constants.items()
+            str(v): constant_form(array, graph.values[v]) for v, array in graph.constants.items()
         },
         operations=[
             _operation_record(
@@ -137,7 +137,8 @@ def type_text(type_: TensorType) -> str:
     return f"{type_.dtype}[{','.join(map(str, type_.shape))}]{'~' if type_.weak else ''}"
 
 
-def _constant_form(array: np.ndarray, type_: TensorType) -> bool | int | float | Blob:
+def constant_form(array: np.ndarray, type_: TensorType) -> bool | int | float | Blob:
+    """A constant as files have it: a number where that is exact, else its bytes."""
     array = np.asarray(array)
     if type_.rank == 0 and array.dtype.kind in "biuf":
         number = array.item()
@@ -187,7 +188,7 @@ def _graph(record: GraphRecord, rows: Sequence[Source], where: str) -> BlockGrap
         at = f"{where}.constants.{key}"
         if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= len(values):
             raise GraphError(f"{key!r} is not a value of this graph", where=at)
-        constants[int(key)] = _constant(form, values[int(key)], at)
+        constants[int(key)] = constant_of(form, values[int(key)], at)
     operations = tuple(
         _operation(op, rows, f"{where}.operations[{i}]") for i, op in enumerate(record.operations)
     )
@@ -270,7 +271,8 @@ def type_of_text(text: str, where: str) -> TensorType:
     return type_
 
 
-def _constant(form: bool | int | float | Blob, type_: TensorType, where: str) -> np.ndarray:
+def constant_of(form: bool | int | float | Blob, type_: TensorType, where: str) -> np.ndarray:
+    """The constant that `constant_form` wrote. Raises GraphError where it is not of the type."""
     try:
         if isinstance(form, Blob):
             return decode_bytes(form.data, type_.dtype, type_.shape)
