@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import BlockGraph
+from tapestry_egg.blockgraph import BlockGraph, TensorType
 from tapestry_egg.documents import graph_document
 from tapestry_egg.errors import GraphError
 from tapestry_egg.loom import (
@@ -26,12 +26,13 @@ from tapestry_egg.loom import (
     to_loom,
     write_loom,
 )
-from tapestry_egg.loom.convert import PROGRAMS
+from tapestry_egg.loom.convert import PROGRAMS, _folded
 from tapestry_egg.loom.nodes import APPLICATION, IPF_SIGNATURE, OPERATION, body_of
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signature import IndexDim, OperationSignature
 from tapestry_egg.reference_executor import execute
 from tapestry_egg.trace import trace
-from tapestry_egg.zspace import ZRange
+from tapestry_egg.zspace import Projection, ZRange
 from tests.loom_graphs import add_with_mask, linear_relu, matmul_row_sum, sharded_add, uid
 
 
@@ -225,3 +226,17 @@ def test_our_graphs_can_be_sharded_anew(graph: BlockGraph) -> None:
     ((path, boxes),) = from_loom(anew)[1].items()
     assert graph.operations[path[0]].kernel == "dot_general"
     assert [b.shape for b in boxes] == [(3, 4, 5), (3, 4, 5)]
+
+
+def test_dims_that_are_folded_away_may_run_backwards() -> None:
+    """out[i] = Σ_k x[i - 2k + 8] for 5 terms: the index point i reads nine elements from i on."""
+    signature = OperationSignature(
+        kernel="reversed",
+        index=(IndexDim("i", 3, "map"), IndexDim("k", 5, "reduce", "sum")),
+        inputs=(Projection(((1, -2),), (8,), (1,)),),
+        outputs=(Projection(((1, 0),), (0,), (1,)),),
+        input_types=(TensorType((11,), "float32"),),
+        output_types=(TensorType((3,), "float32"),),
+    )
+    folded = [_folded(p, signature) for p in (*signature.inputs, *signature.outputs)]
+    assert folded == [Projection(((1,),), (0,), (9,)), Projection(((1,),), (0,), (1,))]
