@@ -99,7 +99,7 @@ def run_operation(
     outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in signature.output_types]
     written = [np.zeros(t.shape, bool) for t in signature.output_types]
     counted = {p: np.zeros(signature.input_types[p].shape, bool) for p in signature.initial}
-    for box in (b for given in boxes for b in _filled(signature, given)):
+    for box in (b for given in boxes for b in without_gaps(signature, given)):
         local = []
         for p, x in enumerate(operands):
             at = _slices(signature.operand_box(p, box))
@@ -173,7 +173,7 @@ def check_cover(signature: OperationSignature, cover: Sequence[ZRange], where: s
         )
 
 
-def _filled(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]:
+def without_gaps(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]:
     """Parts of an index box whose images have no gaps but those that the whole images have."""
     if not box.is_empty:
         for projection in (*signature.inputs, *signature.outputs):
@@ -182,7 +182,7 @@ def _filled(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]:
                     moving = [d for d, n in enumerate(box.shape) if n > 1]
                     widest = max(moving, key=lambda d: abs(row[d]))
                     for part in box.split(widest, 1):
-                        yield from _filled(signature, part)
+                        yield from without_gaps(signature, part)
                     return
     yield box
 

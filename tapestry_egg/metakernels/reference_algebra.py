@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .reference_call import Array, Call, Reference, wide
+from .reference_movement import pad
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -86,7 +87,7 @@ def _conv(call: Call) -> Array:
     lhs = np.transpose(wide(call.operands[0]), spec["lhs_spec"])
     rhs = np.transpose(wide(call.operands[1]), spec["rhs_spec"])
     space = range(lhs.ndim - 2)
-    lhs = _holes(lhs, (1, 1, *p["lhs_dilation"]), ((0, 0), (0, 0), *p["padding"]), 0)
+    lhs = pad(lhs, (1, 1, *p["lhs_dilation"]), ((0, 0), (0, 0), *p["padding"]), 0)
     channels, batches = p["feature_group_count"], p["batch_group_count"]
     reach = [(rhs.shape[2 + d] - 1) * p["rhs_dilation"][d] + 1 for d in space]
     size = [max(0, (lhs.shape[2 + d] - reach[d]) // p["window_strides"][d] + 1) for d in space]
@@ -105,19 +106,6 @@ def _conv(call: Call) -> Array:
             seen = seen[(slice(None), slice(None), *(slice(n) for n in size))]
             out[:, mine] += np.einsum("nk...,ok->no...", seen, rhs[(mine, slice(None), *w)])
     return np.transpose(out, np.argsort(spec["out_spec"]))
-
-
-def _holes(x: Array, dilation: Sequence[int], padding: Sequence[Any], value: Any) -> Array:
-    """`x` with holes between its elements and a margin around, both filled with `value`."""
-    spread = np.full(
-        [max(0, (n - 1) * h + 1) for n, h in zip(x.shape, dilation, strict=True)], value, x.dtype
-    )
-    spread[tuple(slice(None, None, h) for h in dilation)] = x
-    crop = tuple(
-        slice(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(spread.shape, padding, strict=True)
-    )
-    margins = [(max(0, a), max(0, b)) for a, b in padding]
-    return np.pad(spread[crop], margins, constant_values=value)
 
 
 def _reduction(function: Callable[..., Any]) -> Reference:
@@ -175,7 +163,7 @@ def _reduce_window(function: Any, least: str) -> Reference:
             ends = np.iinfo(kept) if kept.kind in "iu" else None
             bounds = (ends.min, ends.max) if ends else (-np.inf, np.inf)
             fill = bounds[least == "max"]
-        x = _holes(x, p["base_dilation"], p["padding"], fill)
+        x = pad(x, p["base_dilation"], p["padding"], fill)
         strides, dilation = p["window_strides"], p["window_dilation"]
         out: Any = None
         for w in np.ndindex(*p["window_dimensions"]):

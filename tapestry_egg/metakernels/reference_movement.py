@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from .reference_call import Array, Call, Reference
@@ -37,21 +40,22 @@ def _slice(call: Call) -> Array:
 
 def _pad(call: Call) -> Array:
     x, value = call.operands
-    shape = list(x.shape)
-    inner = []
-    for d, (low, high, hole) in enumerate(call.local["padding_config"]):
-        n = shape[d]
-        shape[d] = n + max(n - 1, 0) * hole
-        inner.append((low, high, hole))
-    spread = np.full(shape, value, x.dtype)
-    spread[tuple(slice(None, None, hole + 1) for _, _, hole in inner)] = x
-    for d, (low, high, _) in enumerate(inner):
-        n = spread.shape[d]
-        spread = np.take(spread, range(max(0, -low), n - max(0, -high)), d)
-        widths = [(0, 0)] * spread.ndim
-        widths[d] = (max(0, low), max(0, high))
-        spread = np.pad(spread, widths, constant_values=value)
-    return spread
+    config = call.local["padding_config"]
+    return pad(x, [hole + 1 for _, _, hole in config], [c[:2] for c in config], value)
+
+
+def pad(x: Array, dilation: Sequence[int], padding: Sequence[Any], value: Any) -> Array:
+    """`x` with holes between its elements and margins around, filled with `value`.
+
+    Negative margins crop, the margin on the other side included.
+    """
+    spread = np.full(
+        [max(0, (n - 1) * h + 1) for n, h in zip(x.shape, dilation, strict=True)], value, x.dtype
+    )
+    spread[tuple(slice(None, None, h) for h in dilation)] = x
+    wide = np.pad(spread, [(max(0, a), max(0, b)) for a, b in padding], constant_values=value)
+    ends = zip(wide.shape, padding, strict=True)
+    return wide[tuple(slice(max(0, -a), n - max(0, -b)) for n, (a, b) in ends)]
 
 
 def _iota(call: Call) -> Array:

@@ -1,0 +1,25 @@
+"""All cases: importing this module registers those of every family."""
+
+from __future__ import annotations
+
+from tests import (
+    cases_contraction,
+    cases_elementwise,
+    cases_indexing,
+    cases_movement,
+    cases_reduction,
+)
+from tests.cases import CASES, FAMILY, Case, Draw, drawn
+
+__all__ = [
+    "CASES",
+    "FAMILY",
+    "Case",
+    "Draw",
+    "cases_contraction",
+    "cases_elementwise",
+    "cases_indexing",
+    "cases_movement",
+    "cases_reduction",
+    "drawn",
+]

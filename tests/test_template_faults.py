@@ -1,0 +1,143 @@
+"""A template that reads less than it needs, or claims too much, fails the cover property.
+
+Every family has such faults planted: a box one smaller, an offset off by one or lost, a row that
+misses an index dim, a role that allows a cut it must not allow. What the shards then give is
+compared with what the right template gives for the whole (which `test_template_jax` holds against
+JAX); some covers must differ, or be refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tapestry_egg.errors import TapestryError
+from tapestry_egg.metakernels import registry
+from tests.cases import SHARDS, Application, application, close
+from tests.covers import random_cover
+from tests.template_cases import FAMILY
+
+TEMPLATES = Path(registry.__file__).with_name("templates")
+Plant = Callable[[str], None]
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+    """Puts a template file before the package's own for the length of a test."""
+    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
+    monkeypatch.setattr(registry, "_INSTANCES", {})
+    monkeypatch.setattr(registry, "_SIGNATURES", {})
+
+    def put(text: str) -> None:
+        path = tmp_path / "planted.yaml"
+        path.write_text(text, "utf-8")
+        registry.add_templates(path)
+
+    yield put
+
+
+def wrong(kernel: str, put: Callable[[], None], seeds: int = 20) -> bool:
+    """Whether a random case fails the property once `put` has planted a template."""
+    cases = [application(kernel, random.Random(seed)) for seed in range(seeds)]
+    right = [app.run() for app in cases]
+    put()
+    pairs = zip(cases, right, strict=True)
+    return not all(agrees(app, want, seed) for seed, (app, want) in enumerate(pairs))
+
+
+def agrees(app: Application, right: tuple[object, ...], seed: int) -> bool:
+    try:
+        made = app.run(random_cover(app.signature, random.Random(seed), cuts=4))
+        for q, (got, want) in enumerate(zip(made, right, strict=True)):
+            close(got, want, f"output {q}", SHARDS)
+    except (AssertionError, TapestryError, ValueError, IndexError):
+        return False
+    return True
+
+
+MUL = """
+- kernels: [mul]
+  inputs: {x: , y: }
+  when: $x.shape == $y.shape
+  out: {shape: $x.shape, dtype: $x.dtype}
+  project: {y: "[%s for $d, $n in enumerate($y.shape)]"}
+"""
+CUM = "- {kernels: [%s], inputs: {x: }, out: {shape: $x.shape, dtype: $x.dtype}, roles: {i: map}}"
+
+#: (what is wrong, kernel, the file it is in, a text of it, what stands there instead)
+EDITS = [
+    # contraction
+    ("missing row", "dot_general", "contraction", "[@b..., @n..., @k...]",
+     "[@b..., @n..., [0 for $q in @k]...]"),
+    ("missing batch", "dot_general", "contraction", "[@b..., @m..., @k...]",
+     "[[0 for $q in @b]..., @m..., @k...]"),
+    ("one group less", "ragged_dot_general", "contraction", "@k..., 0 :+ $groups]",
+     "@k..., 0 :+ max(1, $groups - 1)]"),
+    ("box smaller", "conv_general_dilated", "contraction", ":+ $extent[$d] if",
+     ":+ max(1, $extent[$d] - 1) if"),
+    ("offset", "conv_general_dilated", "contraction", "* @y[$d] - $low[$d] //",
+     "* @y[$d] - ($low[$d] + 1) //"),
+    ("groups mixed up", "conv_general_dilated", "contraction", "$inner * @g + @k,", "@g + @k,"),
+    # window
+    ("box smaller", "reduce_window_sum", "window", ":+ $extent[$d] if",
+     ":+ max(1, $extent[$d] - 1) if"),
+    ("offset", "reduce_window_max", "window", "* @i[$d] - $low[$d] //",
+     "* @i[$d] - ($low[$d] - 1) //"),
+    ("wrong value outside", "reduce_window_min", "window", "max if $kernel == reduce_window_max",
+     "max if true"),
+    # movement
+    ("offset lost", "slice", "movement", "[$a + $s * @i[$d] for", "[$s * @i[$d] for"),
+    ("offset", "pad", "movement", "@i[$d] - $low[$d] //", "@i[$d] - ($low[$d] + 1) //"),
+    ("stretched", "broadcast_in_dim", "movement", "[@i[$to[$d]] if", "[0 * @i[$to[$d]] if"),
+    ("not reversed", "rev", "movement", "[$n - 1 - @i[$d] if", "[@i[$d] if"),
+    ("box smaller", "reshape", "movement", "[dot($c, @i) :+ $n for $c, $n in $d.source]",
+     "[dot($c, @i) :+ max(1, $n - 1) for $c, $n in $d.source]"),
+    ("not permuted", "transpose", "movement", "arrange($permutation, @i)", "@i"),
+    # indexing
+    ("first index only", "gather", "indexing", 'indices: "[@b..., 0 :+ $depth]"',
+     'indices: "[[0 for $q in @b]..., 0 :+ $depth]"'),
+    ("first update only", "scatter-add", "indexing", "for $d in $own]..., @b...])",
+     "for $d in $own]..., [0 for $q in @b]...])"),
+    ("monoid", "scatter-mul", "indexing", "prod if $kernel in", "sum if $kernel in"),
+    # reduction
+    ("missing row", "reduce_sum", "reduction", "[@i..., @r...]", "[@i..., [0 for $q in @r]...]"),
+    ("monoid", "reduce_max", "reduction", "else reduce(max)", "else reduce(sum)"),
+    ("cut", "argmax", "reduction", "roles: {r: whole}", "roles: {r: reduce(max)}"),
+    ("box smaller", "top_k", "reduction", "[0 :+ $n if $d == $at", "[0 :+ $params.k if $d == $at"),
+    ("cut", "sort", "reduction", "[whole if $d == $dimension else map for", "[map for"),
+    # linalg
+    ("box smaller", "cholesky", "linalg", 'x: "[@i..., 0 :+ $n, 0 :+ $n]"',
+     'x: "[@i..., 0 :+ max(1, $n - 1), 0 :+ max(1, $n - 1)]"'),
+    ("batch lost", "triangular_solve", "linalg", 'a: "[@i..., ', 'a: "[[0 for $q in @i]..., '),
+    ("box smaller", "fft", "linalg", 'x: "[@i..., [0 :+ $n for', 'x: "[@i..., [0 :+ $n - 1 for'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "file", "old", "new"),
+    [pytest.param(*edit[1:], id=f"{edit[1]}-{edit[0]}") for edit in EDITS],
+)
+def test_an_edited_template_fails(plant: Plant, kernel: str, file: str, old: str, new: str) -> None:
+    text = (TEMPLATES / f"{file}.yaml").read_text("utf-8")
+    assert old in text, "the template has changed: plant the fault anew"
+    assert not wrong(kernel, lambda: plant(text), seeds=3), "without the fault all agree"
+    assert wrong(kernel, lambda: plant(text.replace(old, new)))
+
+
+@pytest.mark.parametrize("row", ["0 * @i[$d]", "@i[$d] + 1", "@i[$d] - 1"])
+def test_an_elementwise_kernel_that_reads_other_elements_fails(plant: Plant, row: str) -> None:
+    assert not wrong("mul", lambda: plant(MUL % "@i[$d]"))
+    assert wrong("mul", lambda: plant(MUL % row))
+
+
+@pytest.mark.parametrize("kernel", [k for k, family in FAMILY.items() if family == "cumulative"])
+def test_a_cumulative_kernel_cut_along_its_axis_fails(plant: Plant, kernel: str) -> None:
+    assert wrong(kernel, lambda: plant(CUM % kernel))
+
+
+def test_every_family_has_a_planted_fault() -> None:
+    planted = {FAMILY[edit[1]] for edit in EDITS} | {"elementwise", "cumulative"}
+    assert planted == set(FAMILY.values())
