@@ -1,8 +1,10 @@
-"""Training steps as people write them: plain JAX, no sharding, nothing bent to suit a planner.
+"""Programs as people write them: no sharding, nothing bent to suit a planner.
 
-Every module here has `example() -> (fn, args)`: a train step and small arguments for it.
-`fn(state, *batch)` returns `(state, loss)` for the programs trained by stochastic gradient descent;
-`gpt2`, trained by AdamW, takes and returns its optimizer state too. The batch divides by eight.
+Plain JAX, Flax NNX (`nnx_gpt2`, `lora`, `resnet`) and Equinox (`graph_network`, `state_space`). Every
+module has `forward` and `forward_args()`, the arguments of one call, and `example() -> (fn, args)`: a
+train step, `fn(state, *batch) -> (state, loss)`, and small arguments for it. Two differ: the step of
+`gpt2` takes and returns its optimizer state by itself, and the example of `decode` generates tokens.
+The leading dim of everything in a batch divides by eight.
 """
 
 from __future__ import annotations
@@ -13,12 +15,19 @@ from typing import Any
 
 PROGRAMS = (
     "convnet",
+    "decode",
     "gpt2",
+    "graph_network",
     "llama",
+    "lora",
     "mlp",
     "moe",
+    "nnx_gpt2",
+    "ragged_moe",
     "recurrent",
+    "resnet",
     "sorting",
+    "state_space",
     "vit",
     "while_loop",
 )
@@ -26,6 +35,15 @@ PROGRAMS = (
 
 def example(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return `models.<name>.example()`: the train step and concrete arguments for one call."""
-    module = importlib.import_module(f"{__name__}.{name}")
-    fn, args = module.example()
+    fn, args = _module(name).example()
     return fn, args
+
+
+def forward(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return `models.<name>.forward` and concrete arguments for one call."""
+    module = _module(name)
+    return module.forward, module.forward_args()
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")

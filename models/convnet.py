@@ -68,7 +68,7 @@ def batch_norm(p: State, running: State, x: jax.Array) -> tuple[jax.Array, State
     return (x - mean) * lax.rsqrt(var + 1e-5) * p["scale"] + p["bias"], running
 
 
-def apply(params: State, running: State, images: jax.Array) -> tuple[jax.Array, State]:
+def forward(params: State, running: State, images: jax.Array) -> tuple[jax.Array, State]:
     """Map images `[batch, height, width, 3]` to logits `[batch, classes]` and new statistics."""
     new = {}
     x = convolve(images, params["stem"]["kernel"])
@@ -87,7 +87,7 @@ def loss(
     params: State, running: State, images: jax.Array, labels: jax.Array
 ) -> tuple[jax.Array, State]:
     """Mean cross-entropy against integer labels, and the new running statistics."""
-    logits, running = apply(params, running, images)
+    logits, running = forward(params, running, images)
     log_probabilities = jax.nn.log_softmax(logits)
     picked = jnp.sum(log_probabilities * jax.nn.one_hot(labels, logits.shape[-1]), axis=-1)
     return -jnp.mean(picked), running
@@ -113,3 +113,9 @@ def example(
     images = rng.normal(size=(batch, size, size, 3)) + labels[:, None, None, None] / 10
     state = init(rng, channels)
     return step, (state, jnp.asarray(images, jnp.float32), jnp.asarray(labels))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: weights, running statistics and images."""
+    _, (state, images, _) = example()
+    return state["params"], state["running"], images

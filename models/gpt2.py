@@ -154,18 +154,33 @@ def embed(params: Params, tokens: jax.Array) -> jax.Array:
     return wte[tokens] + wpe[: tokens.shape[-1]]
 
 
-def loss(params: Params, batch: Batch) -> jax.Array:
-    """Mean cross-entropy, in nats per token, of predicting `targets` from `tokens`."""
-    x = embed(params, batch["tokens"])
+def stream(params: Params, tokens: jax.Array) -> jax.Array:
+    """The last residual stream, `[batch, sequence, width]`."""
+    x = embed(params, tokens)
     for layer in params["layers"]:
         x = block(layer, x)
-    return head_loss(params, x, batch["targets"])
+    return x
+
+
+def head_logits(params: Params, x: jax.Array) -> jax.Array:
+    """Logits of the last residual stream, `[batch, sequence, vocabulary]`."""
+    head = params["head"] if "head" in params else params["wte"].T
+    return layernorm(params["lnf"], x) @ head
+
+
+def forward(params: Params, tokens: jax.Array) -> jax.Array:
+    """Map tokens `[batch, sequence]` to logits `[batch, sequence, vocabulary]`."""
+    return head_logits(params, stream(params, tokens))
+
+
+def loss(params: Params, batch: Batch) -> jax.Array:
+    """Mean cross-entropy, in nats per token, of predicting `targets` from `tokens`."""
+    return head_loss(params, stream(params, batch["tokens"]), batch["targets"])
 
 
 def head_loss(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean cross-entropy of the last residual stream against `targets`, both per token."""
-    head = params["head"] if "head" in params else params["wte"].T
-    logits = layernorm(params["lnf"], x) @ head
+    logits = head_logits(params, x)
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
@@ -212,3 +227,9 @@ def abstract(config: Config) -> tuple[Any, Any, Any]:
 def example(preset: str = "tiny") -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the donating train step and arguments of the named preset."""
     return train_step, arguments(config(preset))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and `i32[batch, sequence]`."""
+    params, _, batch = example()[1]
+    return params, batch["tokens"]

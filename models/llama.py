@@ -87,11 +87,16 @@ def block(x: jax.Array, p: Params) -> tuple[jax.Array, None]:
     return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
 
 
-def loss(params: Params, tokens: jax.Array, targets: jax.Array, remat: bool = False) -> jax.Array:
-    """Mean cross-entropy, in nats per token, of predicting `targets` from `tokens`."""
+def forward(params: Params, tokens: jax.Array, remat: bool = False) -> jax.Array:
+    """Map tokens `[batch, sequence]` to logits `[batch, sequence, vocabulary]`."""
     body = jax.checkpoint(block) if remat else block
     x, _ = lax.scan(body, params["embedding"][tokens], params["layers"])
-    logits = rms_norm(params["norm"], x) @ params["head"]
+    return rms_norm(params["norm"], x) @ params["head"]
+
+
+def loss(params: Params, tokens: jax.Array, targets: jax.Array, remat: bool = False) -> jax.Array:
+    """Mean cross-entropy, in nats per token, of predicting `targets` from `tokens`."""
+    logits = forward(params, tokens, remat)
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
@@ -115,3 +120,8 @@ def example(
     text = ((start + np.arange(sequence + 1)) % vocabulary).astype(np.int32)
     params = init(rng, vocabulary=vocabulary, **sizes)
     return train_step(remat), (params, jnp.asarray(text[:, :-1]), jnp.asarray(text[:, 1:]))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and `i32[batch, sequence]`."""
+    return example()[1][:2]

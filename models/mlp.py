@@ -24,7 +24,7 @@ def init(rng: np.random.Generator, widths: Sequence[int]) -> Params:
     ]
 
 
-def apply(params: Params, x: jax.Array) -> jax.Array:
+def forward(params: Params, x: jax.Array) -> jax.Array:
     """Map `[batch, widths[0]]` to `[batch, widths[-1]]`."""
     for layer in params[:-1]:
         x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
@@ -33,7 +33,7 @@ def apply(params: Params, x: jax.Array) -> jax.Array:
 
 def loss(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
     """Mean squared error."""
-    return jnp.mean(jnp.square(apply(params, x) - y))
+    return jnp.mean(jnp.square(forward(params, x) - y))
 
 
 def step(
@@ -52,3 +52,8 @@ def example(
     x = rng.normal(size=(batch, widths[0])).astype(np.float32)
     y = np.sin(x[:, : widths[-1]])
     return step, (init(rng, widths), jnp.asarray(x), jnp.asarray(y))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and inputs."""
+    return example()[1][:2]

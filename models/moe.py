@@ -49,7 +49,7 @@ def route(logits: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     return combine, balance
 
 
-def apply(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Map `[group, token, width]` to the same shape; also return the load-balancing loss."""
     capacity = 2 * TOP * x.shape[1] // params["router"].shape[-1]
     combine, balance = route(x @ params["router"], capacity)
@@ -62,7 +62,7 @@ def apply(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def loss(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
     """Mean squared error plus a hundredth of the load-balancing loss."""
-    out, balance = apply(params, x)
+    out, balance = forward(params, x)
     return jnp.mean(jnp.square(out - y)) + 0.01 * balance
 
 
@@ -82,3 +82,8 @@ def example(
     x = rng.normal(size=(batch, tokens, width)).astype(np.float32)
     y = np.abs(x)
     return step, (init(rng, width, hidden, experts), jnp.asarray(x), jnp.asarray(y))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and `f32[batch, tokens, width]`."""
+    return example()[1][:2]

@@ -62,6 +62,11 @@ def gru(params: Params, xs: jax.Array) -> jax.Array:
     return lax.scan(cell, jnp.zeros((xs.shape[1], hidden), xs.dtype), projected)[1]
 
 
+def forward(params: Params, xs: jax.Array) -> jax.Array:
+    """Predict every next value of `[batch, time, inputs]` with an LSTM."""
+    return lstm(params, jnp.swapaxes(xs, 0, 1)) @ params["readout"]
+
+
 CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}
 
 
@@ -90,3 +95,8 @@ def example(
     xs = np.sin(phase + 0.4 * np.arange(time)[:, None])
     params = init(rng, CELLS[cell][1], inputs, hidden)
     return train_step(cell), (params, jnp.asarray(xs, jnp.float32))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and `f32[batch, time, inputs]`."""
+    return example()[1]

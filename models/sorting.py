@@ -45,11 +45,16 @@ def features(params: Params, signals: jax.Array, channels: jax.Array) -> jax.Arr
     return jnp.concatenate(parts, axis=-1) + params["channel"][channels]
 
 
+def forward(params: Params, signals: jax.Array, channels: jax.Array) -> jax.Array:
+    """Map signals `[batch, length]` and their channels to logits `[batch, classes]`."""
+    return features(params, signals, channels) @ params["head"]
+
+
 def loss(
     params: Params, signals: jax.Array, channels: jax.Array, labels: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Cross-entropy of the harder half of the batch, and the class guessed for each row."""
-    logits = features(params, signals, channels) @ params["head"]
+    logits = forward(params, signals, channels)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
     hardest = jnp.argsort(picked)[: labels.shape[0] // 2]
     return -jnp.mean(picked[hardest]), jnp.argmax(logits, axis=-1)
@@ -83,3 +88,9 @@ def example(
     state = init(rng, length, channels, classes)
     arrays = (jnp.asarray(signals, jnp.float32), jnp.asarray(channel), jnp.asarray(labels))
     return step, (state, *arrays)
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters, signals and channels."""
+    _, (state, signals, channels, _) = example()
+    return state["params"], signals, channels

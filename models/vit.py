@@ -85,7 +85,7 @@ def attention(p: Params, x: jax.Array) -> jax.Array:
     return y.transpose(0, 2, 1, 3).reshape(batch, tokens, width) @ out
 
 
-def apply(params: Params, images: jax.Array) -> jax.Array:
+def forward(params: Params, images: jax.Array) -> jax.Array:
     """Map images `[batch, size, size, 3]` to logits `[batch, classes]`."""
     x = dense(params["patch"], patches(images))
     token = jnp.broadcast_to(params["token"], (x.shape[0], 1, x.shape[2]))
@@ -98,7 +98,7 @@ def apply(params: Params, images: jax.Array) -> jax.Array:
 
 def loss(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean cross-entropy against integer labels."""
-    logits = apply(params, images)
+    logits = forward(params, images)
     log_probabilities = jax.nn.log_softmax(logits)
     return -jnp.mean(log_probabilities[jnp.arange(labels.shape[0]), labels])
 
@@ -120,3 +120,8 @@ def example(
     images = rng.normal(size=(batch, size, size, 3)) + labels[:, None, None, None] / 8
     params = init(rng, size, width, layers)
     return step, (params, jnp.asarray(images, jnp.float32), jnp.asarray(labels))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and images."""
+    return example()[1][:2]

@@ -79,9 +79,14 @@ def _backward(saved: tuple[Params, jax.Array, jax.Array], g: jax.Array) -> tuple
 fixed_point.defvjp(_forward, _backward)
 
 
+def forward(params: Params, x: jax.Array) -> jax.Array:
+    """A linear function of the fixed point, `[batch, outputs]`."""
+    return fixed_point(params, x) @ params["output"]
+
+
 def loss(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
     """Mean squared error of a linear function of the fixed point."""
-    return jnp.mean(jnp.square(fixed_point(params, x) @ params["output"] - y))
+    return jnp.mean(jnp.square(forward(params, x) - y))
 
 
 def step(
@@ -101,3 +106,8 @@ def example(
     y = np.sin(x[:, :outputs])
     params = init(rng, inputs, width, outputs)
     return step, (params, jnp.asarray(x), jnp.asarray(y))
+
+
+def forward_args() -> tuple[Any, ...]:
+    """Return arguments of `forward`: parameters and `f32[batch, inputs]`."""
+    return example()[1][:2]

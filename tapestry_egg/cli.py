@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import cli_read
+from . import cli_census, cli_read
 from .console import (
     File,
     Json,
@@ -26,6 +26,7 @@ from .console import (
     Quiet,
     choose_plan,
     complain,
+    host_only,
     parse_limits,
     print_json,
     say,
@@ -102,7 +103,7 @@ def _trace_to(program: str, out: Path, on_progress: Progress) -> None:
     from .files import save
     from .progress import Phase
 
-    _host_only()
+    host_only()
     entry = load_entry(program)
     on_progress(Phase("trace", subject=entry.name))
     from .trace import trace as trace_function
@@ -153,7 +154,7 @@ def optimize(
     from .progress import reporter
     from .target import load_target
 
-    _host_only()
+    host_only()
     for name in objective or ():
         if name not in QUANTITIES:
             raise typer.BadParameter(f"unknown objective {name!r}; known: {', '.join(QUANTITIES)}")
@@ -280,7 +281,7 @@ def demo(
     from .progress import reporter
     from .rehearse import simulate_devices
 
-    _host_only()
+    host_only()
     simulate_devices(DEVICES)
     with reporter(quiet=quiet) as on_progress:
         ok = run_demo(Path(out), on_progress=on_progress)
@@ -290,6 +291,7 @@ def demo(
 
 
 for command in (
+    cli_census.census,
     cli_read.show,
     cli_read.front,
     cli_read.explain,
@@ -299,11 +301,6 @@ for command in (
     cli_read.verify,
 ):
     app.command()(command)
-
-
-def _host_only() -> None:
-    """Keep JAX off the accelerators: tracing and searching need none."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 if __name__ == "__main__":
