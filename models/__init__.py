@@ -1,10 +1,10 @@
 """Programs as people write them: no sharding, nothing bent to suit a planner.
 
-Plain JAX, Flax NNX (`nnx_gpt2`, `lora`, `resnet`) and Equinox (`graph_network`, `state_space`). Every
-module has `forward` and `forward_args()`, the arguments of one call, and `example() -> (fn, args)`: a
-train step, `fn(state, *batch) -> (state, loss)`, and small arguments for it. Two differ: the step of
-`gpt2` takes and returns its optimizer state by itself, and the example of `decode` generates tokens.
-The leading dim of everything in a batch divides by eight.
+Plain JAX, Flax NNX (`lora`, `nnx_gpt2`, `resnet`) and Equinox (`graph_network`, `state_space`).
+Every module has `forward` and `forward_args()`, the arguments of one call, and
+`example() -> (fn, args)`: a train step, `fn(state, *batch) -> (state, loss)`, and small arguments
+for it. Two differ: the step of `gpt2` takes and returns its optimizer state by itself, and the
+example of `decode` generates tokens. The leading dim of everything in a batch divides by eight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""The example programs trace, run and learn; each is checked against a slow version in NumPy."""
+"""The example programs trace, run and learn.
+
+What is particular to one is checked against a slow version in NumPy. All run in the reference
+executor too, operation by operation, and give what JAX gives; some are planned for eight devices.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +16,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import models
-from models import convnet, gpt2, llama, moe, recurrent, sorting, vit, while_loop
+import tapestry_egg as te
+from models import (
+    convnet,
+    decode,
+    gpt2,
+    graph_network,
+    llama,
+    lora,
+    moe,
+    nnx_gpt2,
+    ragged_moe,
+    recurrent,
+    resnet,
+    sorting,
+    state_space,
+    vit,
+    while_loop,
+)
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.reference_executor import execute
 
 Example = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -24,6 +50,9 @@ EXAMPLES: dict[str, Example] = {
 EXAMPLES["recurrent-gru"] = lambda: recurrent.example("gru")
 
 
+SLOW = {"graph_network", "lora", "nnx_gpt2", "resnet", "state_space"}  # to initialise and compile
+
+
 def quick(fn: Callable[..., Any], **options: Any) -> Any:
     """Compile with little optimisation: these programs run a few times only."""
     flags = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -31,16 +60,95 @@ def quick(fn: Callable[..., Any], **options: Any) -> Any:
 
 
 def shapes(tree: Any) -> Any:
-    """The tree with every array replaced by its shape and dtype."""
-    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    """The structure of a tree, and the shapes and dtypes of its arrays."""
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@functools.cache
+def started(name: str) -> Any:
+    """The train step of a program, compiled, and its arguments; some take long to make."""
+    step, args = EXAMPLES[name]()
+    return quick(step), step, args
+
+
+def words(tree: Any) -> list[np.ndarray]:
+    """The leaves of a tree as NumPy arrays, random keys as their words."""
+
+    def plain(x: Any) -> Any:
+        keys = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if keys else x)
+
+    return [plain(x) for x in jax.tree.leaves(tree)]
+
+
+def assert_close(got: list[np.ndarray], expected: list[np.ndarray], atol: float = 1e-5) -> None:
+    for x, y in zip(got, expected, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        if not np.issubdtype(y.dtype, np.inexact):
+            np.testing.assert_array_equal(x, y)
+            continue
+        near = max(1.0, float(np.max(np.abs(y), initial=0)))
+        np.testing.assert_allclose(x, y, 1e-4, atol * near)
+
+
+def filled(tree: Any) -> Any:
+    """The tree of shapes with made-up values: cheaper than what the programs start with."""
+    rng = np.random.default_rng(0)
+
+    def fill(x: Any) -> jax.Array:
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.key(0)
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            return jnp.asarray(rng.integers(0, 4, x.shape), x.dtype)
+        return jnp.asarray(rng.uniform(0.05, 0.2, x.shape), x.dtype)
+
+    return jax.tree.map(fill, tree)
+
+
+def traced_result(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[np.ndarray]:
+    """What the traced function gives in the reference executor; with random keys, in JAX."""
+    program = te.trace(fn, *args)
+    if any(t.dtype.startswith("key<") for t in program.input_types):
+        return words(quick(program)(*args))
+    return list(execute(program.graph, words(program.flatten(*args))))
+
+
+@pytest.mark.parametrize("name", models.PROGRAMS)
+def test_traced_forward_gives_what_jax_gives(name: str) -> None:
+    module = importlib.import_module(f"models.{name}")
+    args = filled(jax.eval_shape(module.forward_args))
+    assert_close(traced_result(module.forward, args), words(quick(module.forward)(*args)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decode", "ragged_moe", *sorted(SLOW)])
+def test_traced_step_gives_what_jax_gives(name: str) -> None:
+    jitted, step, args = started(name)
+    # A gradient that is zero but for rounding is as large as any other after Adam's division.
+    assert_close(traced_result(step, args), words(jitted(*args)), 6e-3 if "gpt" in name else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decode", "graph_network", "ragged_moe"])
+def test_smallest_plan_gives_what_jax_gives(name: str) -> None:
+    jitted, step, args = started(name)
+    optimized = te.jit(step, minimize="peak_bytes", settings=Settings(seconds=1.0))
+    assert_close(words(optimized(*args)), words(jitted(*args)), 1e-4)
+    assert optimized.plan(*args).costs.wire_bytes > 0  # it is divided
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in EXAMPLES
+        if name != "decode"
+    ],
+)
 def test_example_learns(name: str) -> None:
-    step, (state, *batch) = EXAMPLES[name]()
+    jitted, _, (state, *batch) = started(name)
     assert all(x.shape[0] % 8 == 0 for x in batch)
-    assert jax.make_jaxpr(step)(state, *batch).eqns
-    jitted, before, losses = quick(step), shapes(state), []
+    before, losses = shapes(state), []
     for _ in range(6):
         state, loss = jitted(state, *batch)
         losses.append(float(loss))
@@ -157,6 +265,23 @@ def test_moe_routes_first_come_first_served(seed: int) -> None:
     np.testing.assert_allclose(combine, expected, atol=1e-6)
 
 
+def test_ragged_moe_weighs_what_the_two_best_experts_give() -> None:
+    rng = np.random.default_rng(0)
+    params = ragged_moe.init(rng, width=6, hidden=5, experts=4)
+    w = {name: np.asarray(value, np.float64) for name, value in params.items()}
+    tokens = rng.normal(size=(9, 6))
+    expected = np.zeros((9, 6))
+    for t, x in enumerate(tokens):
+        likely = np.exp(x @ w["router"])
+        best = np.argsort(-likely)[: ragged_moe.TOP]
+        for e in best:
+            gate = x @ w["gate"][e]
+            hidden = gate / (1 + np.exp(-gate)) * (x @ w["up"][e])
+            expected[t] += likely[e] / likely[best].sum() * (hidden @ w["down"][e])
+    actual = quick(ragged_moe.mixture)(params, jnp.asarray(tokens, jnp.float32))
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_recurrent_agrees_with_a_loop(cell: str) -> None:
     network, gates = recurrent.CELLS[cell]
@@ -231,6 +356,85 @@ def test_vit_cuts_patches_in_reading_order() -> None:
         row, column = divmod(i, 2)
         expected = images[:, row * n : row * n + n, column * n : column * n + n]
         np.testing.assert_array_equal(cut[:, i], expected.reshape(2, -1))
+
+
+def test_decoding_with_a_cache_gives_the_logits_of_all_tokens_at_once() -> None:
+    _, (params, cache, prompt) = decode.example(batch=2, prompt=3)
+    forward = quick(decode.forward)
+    logits = []
+    for t in range(prompt.shape[1]):
+        one, cache = forward(params, cache, prompt[:, t])
+        logits.append(one)
+    assert int(cache["position"]) == 3
+    expected = quick(llama.forward)(params, prompt)
+    np.testing.assert_allclose(np.stack(logits, 1), expected, atol=1e-4)
+
+
+def state_space_by_loop(layer: Any, x: Any) -> Any:
+    """The selective recurrence token by token, in float64."""
+
+    def linear(p: Any, v: Any) -> Any:
+        return np.asarray(p.weight, np.float64) @ v + (0 if p.bias is None else np.asarray(p.bias))
+
+    h, out = 0.0, []
+    for v in x:
+        into, outwards = np.split(linear(layer.select, v), 2)
+        size = np.log1p(np.exp(linear(layer.step, v)))
+        a = np.exp(-size[:, None] * np.exp(np.asarray(layer.decay, np.float64)))
+        h = a * h + (size * v)[:, None] * into
+        out.append(h @ outwards + np.asarray(layer.skip) * v)
+    return np.stack(out)
+
+
+def test_state_space_scan_is_the_recurrence() -> None:
+    shaped = jax.eval_shape(lambda: state_space.Selective(6, 4, jax.random.key(0)))
+    layer = filled(shaped)
+    x = np.random.default_rng(1).normal(size=(7, 6))
+    actual = quick(lambda layer, x: layer.recur(x))(layer, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(actual, state_space_by_loop(layer, x), atol=1e-5)
+
+
+def test_graph_network_sums_messages_where_they_arrive() -> None:
+    shaped = jax.eval_shape(lambda: graph_network.Layer(4, jax.random.key(0)))
+    layer, batch = filled(shaped), graph_network.graphs(nodes=3, edges=5, features=4)
+    x = np.asarray(batch.nodes, np.float64)
+    w = jax.tree.map(lambda p: np.asarray(p, np.float64), layer)
+    arrived = np.zeros_like(x)
+    for sender, receiver in zip(batch.senders, batch.receivers, strict=True):
+        ends = np.concatenate([x[sender], x[receiver]])
+        arrived[receiver] += np.maximum(w.message.weight @ ends + w.message.bias, 0)
+    y = np.concatenate([x, arrived], axis=1) @ w.update.weight.T + w.update.bias
+    y = x + np.maximum(y, 0)
+    y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + 1e-5)
+    expected = y * w.norm.weight + w.norm.bias
+    actual = quick(lambda layer, batch: layer(batch.nodes, batch))(layer, batch)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_lora_starts_at_the_model_and_changes_its_adapters_only() -> None:
+    jitted, _, ((model, opt_state), *batch) = started("lora")
+    (trained, _), _ = jitted((model, opt_state), *batch)
+    _, adapters, frozen = nnx.split(trained, nnx.LoRAParam, ...)
+    _, first, before = nnx.split(model, nnx.LoRAParam, ...)
+    assert all(np.array_equal(a, b) for a, b in zip(words(frozen), words(before), strict=True))
+    changed = [not np.array_equal(a, b) for a, b in zip(words(adapters), words(first), strict=True)]
+    assert len(changed) == 8 and any(changed)
+    plain, _ = started("nnx_gpt2")[2][0]
+    np.testing.assert_allclose(
+        quick(lora.forward)(model, batch[0]), quick(nnx_gpt2.forward)(plain, batch[0]), atol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_resnet_and_dropout_change_their_statistics_and_streams() -> None:
+    for module, kind in ((resnet, nnx.BatchStat), (nnx_gpt2, nnx.RngCount)):
+        jitted, _, ((model, opt_state), *batch) = started(module.__name__.removeprefix("models."))
+        (trained, _), _ = jitted((model, opt_state), *batch)
+        before, after = words(nnx.state(model, kind)), words(nnx.state(trained, kind))
+        assert before and not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+        logits = quick(module.forward)(model, batch[0])
+        assert np.array_equal(logits, quick(module.forward)(model, batch[0]))
 
 
 @pytest.mark.slow
