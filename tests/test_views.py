@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[View, np.ndarray, np.ndarray]:
-    """A view made in up to four steps, its base, and what NumPy makes of the base in these steps."""
+    """A view made in up to four steps, its base, and what NumPy makes of it in these steps."""
     base = numbered(tuple(draw(st.lists(st.integers(1, 4), max_size=3))))
     view, array = View.of(base.shape), base
     for _ in range(draw(st.integers(0, 4))):
@@ -210,15 +210,11 @@ def test_composites_are_what_numpy_makes(lengths: list[int], dim: int) -> None:
     arrays = [numbered(s) + 100 * k for k, s in enumerate(shapes)]
     joined = Composite.concat(shapes, dim)
     np.testing.assert_array_equal(joined.read(arrays), np.concatenate(arrays, dim))
-    cells = (
-        [c for p in joined.pieces for c in map(tuple, p.place.projection_cells())]
-        if False
-        else [
-            p.place.projection().point(i).start
-            for p in joined.pieces
-            for i in np.ndindex(*p.place.shape)
-        ]
-    )
+    cells = [
+        p.place.projection().point(i).start
+        for p in joined.pieces
+        for i in np.ndindex(*p.place.shape)
+    ]
     assert sorted(cells) == sorted(product(*map(range, joined.shape)))
 
 
@@ -288,9 +284,7 @@ def test_reshapes_that_split_are_views(data: st.DataObject) -> None:
     pieces = data.draw(st.lists(st.integers(1, 4), max_size=4))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(pieces)), max_size=2)))
     ends = [0, *cuts, len(pieces)]
-    source = tuple(
-        int(np.prod(pieces[a:b], dtype=int)) for a, b in zip(ends, ends[1:], strict=False)
-    )
+    source = tuple(int(np.prod(pieces[a:b], dtype=int)) for a, b in pairwise(ends))
     x = numbered(source).astype(np.float32)
     graph = trace(lambda x: lax.reshape(x, pieces), x).graph
     if graph.operations:
