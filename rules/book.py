@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from ..errors import RuleError
+from .language import compile_rule
 from .recipe import Recipe, read_recipe
 
 Numerics = Literal["exact", "reorders", "changes_rounding"]
@@ -20,14 +22,24 @@ PROGRAM_RULESETS = ("algebra", "fusion", "reduction")
 #: The books that `optimize` uses when nothing else is asked for.
 DEFAULT_BOOKS = ("sharding", "collectives", "algebra", "fusion")
 
+#: Ends the name of a rule that is read from right to left (`way: both`).
+BACK = "-back"
+
 _HERE = Path(__file__).parent
-_REQUIRED = ("name", "law", "reason", "numerics", "egg")
-_OPTIONAL = ("ruleset", "example", "given", "guard", "let", "wants", "provenance")
+_REQUIRED = ("name", "law", "reason", "numerics")
+_OPTIONAL = ("ruleset", "example", "guard", "let", "provenance")
+#: What a rule written as terms has besides, and one written as egglog text (`include`: the text of
+#: a file beside the rule file).
+_TERMS = ("match", "replace", "way", "dtype")
+_TEXT = ("egg", "include", "given", "wants")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One named rule: the law it states, why it holds, and its egglog text."""
+    """One named rule, in one direction: the law it states, why it holds, and its egglog text.
+
+    `text` is the rule as its author wrote it: `match` and `replace`, or nothing for egglog text.
+    """
 
     name: str
     law: str
@@ -41,6 +53,7 @@ class Rule:
     guard: str = ""
     provenance: str = ""
     recipe: Recipe | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,11 +65,12 @@ class RuleBook:
     path: str
 
     def without(self, *names: str) -> RuleBook:
-        """The same book with the named rules removed.
+        """The same book with the named rules removed, in both directions.
 
         Raises RuleError when a name is not in the book.
         """
-        missing = set(names) - {r.name for r in self.rules}
+        names = (*names, *(f"{n}{BACK}" for n in names))
+        missing = {n for n in names if not n.endswith(BACK)} - {r.name for r in self.rules}
         if missing:
             raise RuleError(
                 f"no rule {sorted(missing)[0]!r} in book {self.name!r}", where=self.path
@@ -147,15 +161,17 @@ def _book(path: Path, root: yaml.Node | None, data: Any) -> RuleBook:
     if unknown:
         raise RuleError(f"unknown key {sorted(unknown)[0]!r}", where=_at(path, root))
     rules = [
-        _rule(path, node, item, ruleset)
+        rule
         for node, item in zip(entries.value, data["rules"], strict=True)
+        for rule in _rules(path, node, item, ruleset)
     ]
     return RuleBook(path.stem, tuple(rules), str(path))
 
 
-def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
+def _rules(path: Path, node: yaml.Node, item: Any, ruleset: str) -> list[Rule]:
+    """The rules of one entry: one, or one for each direction."""
     where = _at(path, node)
-    if not isinstance(item, dict):
+    if not isinstance(item, dict) or not isinstance(node, yaml.MappingNode):
         raise RuleError("a rule is a mapping", where=where)
     for key in _REQUIRED:
         if not isinstance(item.get(key), str):
@@ -164,10 +180,20 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
                 where=where,
                 hint=f"Every rule has {', '.join(_REQUIRED)}.",
             )
-    unknown = set(item) - set(_REQUIRED) - set(_OPTIONAL)
-    if unknown:
-        key = sorted(unknown)[0]
-        raise RuleError(f"unknown key {key!r}", where=_at(path, _child(node, key) or node))
+    forms = [k for k in ("match", "egg", "include") if k in item]
+    if len(forms) != 1:
+        raise RuleError(
+            "a rule needs either `match` and `replace`, or `egg`, or `include`", where=where
+        )
+    allowed = {*_REQUIRED, *_OPTIONAL, *(_TERMS if forms == ["match"] else _TEXT)}
+    for key in item:
+        if key not in allowed:
+            near = difflib.get_close_matches(str(key), sorted(allowed), 1)
+            raise RuleError(
+                f"unknown key {key!r}",
+                where=_key_at(path, node, str(key)),
+                hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(allowed)}.",
+            )
     if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
         raise RuleError(
             f"numerics is {item['numerics']!r}",
@@ -181,22 +207,44 @@ def _rule(path: Path, node: yaml.Node, item: Any, ruleset: str) -> Rule:
             where=_at(path, _child(node, "ruleset") or node),
             hint=f"Rulesets are {', '.join(RULESETS)}.",
         )
-    _check_egg(path, _child(node, "egg"), item["egg"])
-    assert isinstance(node, yaml.MappingNode)
-    return Rule(
-        name=item["name"],
-        law=item["law"],
-        reason=item["reason"],
-        numerics=item["numerics"],
-        egg=item["egg"],
-        ruleset=chosen,
-        book=path.stem,
-        where=where,
-        example=str(item.get("example", "")),
-        guard=str(item.get("guard", "")),
-        provenance=str(item.get("provenance", "")),
-        recipe=read_recipe(path, node),
-    )
+    if forms == ["match"]:
+        text = f"match: {item['match']}\nreplace: {item.get('replace')}"
+        found = [(c.egg, c.recipe, text) for c in compile_rule(path, node)]
+    else:
+        found = [(_egg(path, node, item), read_recipe(path, node), "")]
+    return [
+        Rule(
+            name=item["name"] + (BACK if k else ""),
+            law=item["law"],
+            reason=item["reason"],
+            numerics=item["numerics"],
+            egg=egg,
+            ruleset=chosen,
+            book=path.stem,
+            where=where,
+            example=str(item.get("example", "")),
+            guard=str(item.get("guard", "")),
+            provenance=str(item.get("provenance", "")),
+            recipe=recipe,
+            text=text,
+        )
+        for k, (egg, recipe, text) in enumerate(found)
+    ]
+
+
+def _egg(path: Path, node: yaml.Node, item: Any) -> str:
+    """The egglog text of a rule: its own, or that of the file that it includes."""
+    if "egg" in item:
+        _check_egg(path, _child(node, "egg"), item["egg"])
+        return str(item["egg"])
+    file = path.parent / str(item["include"])
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        at = _at(path, _child(node, "include") or node)
+        raise RuleError(f"cannot read the egglog file: {e}", where=at) from None
+    _check_egg(file, None, text)
+    return text
 
 
 def _check_egg(path: Path, node: yaml.Node | None, text: str) -> None:
@@ -268,6 +316,10 @@ def _child(node: yaml.Node, key: str) -> yaml.Node | None:
             if getattr(k, "value", None) == key:
                 return v  # type: ignore[no-any-return]
     return None
+
+
+def _key_at(path: Path, node: yaml.MappingNode, key: str) -> str:
+    return next((_at(path, k) for k, _ in node.value if k.value == key), _at(path, node))
 
 
 def _at(path: Path, node: yaml.Node) -> str:

@@ -13,7 +13,8 @@ expression language of the metakernel templates when it holds and how what it bu
         params: {axis: 0}               parameters that differ, or all of them
 
 Each given signature, and each wanted one, is a mapping with `kernel`, `params`, `inputs` (tensor
-types), `output` (a tensor type) and `flops`.
+types), `output` (a tensor type) and `flops`. Rules written as terms (language.py) have their
+`given` and `wants` made for them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..errors import RuleError, TemplateError
 from ..metakernels.language import Expression, Origin
 
 #: A row of `want` has room for this many signatures.
-MOST_GIVEN = 4
+MOST_GIVEN = 6
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,17 @@ class Want:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The guard of a rule and what it wants, over the signatures `given`."""
+    """The guards of a rule, all of which must hold, and what it wants, over the signatures
+    `given`."""
 
     given: tuple[str, ...]
-    guard: Expression | None
+    guards: tuple[Expression, ...]
     let: Mapping[str, Expression]
     wants: Mapping[str, Want]
 
 
 def read_recipe(path: Path, node: yaml.MappingNode) -> Recipe | None:
-    """The recipe in a rule's YAML node; None when the rule has none.
+    """The recipe in the YAML node of a rule written as egglog text; None when it has none.
 
     Raises RuleError with file, line and column.
     """
@@ -61,57 +63,71 @@ def read_recipe(path: Path, node: yaml.MappingNode) -> Recipe | None:
     if not any(k in fields for k in ("given", "guard", "let", "wants")):
         return None
     if "given" not in fields:
-        raise _error(path, node, "a rule with a guard or wants needs `given: [variables]`")
+        raise rule_error(path, node, "a rule with a guard or wants needs `given: [variables]`")
     given = fields["given"]
     names = [n.value for n in given.value] if isinstance(given, yaml.SequenceNode) else []
     if not 1 <= len(names) <= MOST_GIVEN or not all(isinstance(n, str) for n in names):
-        raise _error(path, given, f"`given` lists 1 to {MOST_GIVEN} variables of the rule")
-    wants = {name: _want(path, value, names) for name, value in _mapping(path, fields.get("wants"))}
+        raise rule_error(path, given, f"`given` lists 1 to {MOST_GIVEN} variables of the rule")
+    wants = {
+        name: _want(path, value, names) for name, value in read_mapping(path, fields.get("wants"))
+    }
     clash = set(wants) & set(names)
     if clash:
-        raise _error(path, node, f"{sorted(clash)[0]!r} is both given and wanted")
-    guard = fields.get("guard")
+        raise rule_error(path, node, f"{sorted(clash)[0]!r} is both given and wanted")
     return Recipe(
         given=tuple(names),
-        guard=None if guard is None else _expression(path, guard),
-        let={k: _expression(path, v) for k, v in _mapping(path, fields.get("let"))},
+        guards=read_guard(path, fields.get("guard")),
+        let={k: read_expression(path, v) for k, v in read_mapping(path, fields.get("let"))},
         wants=wants,
     )
 
 
+def read_guard(path: Path, node: yaml.Node | None) -> tuple[Expression, ...]:
+    """The expressions of `guard:`, one or a list of them. Raises RuleError with the place."""
+    if node is None:
+        return ()
+    several = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    return tuple(read_expression(path, n) for n in several)
+
+
 def _want(path: Path, node: Any, given: list[str]) -> Want:
-    fields = dict(_mapping(path, node))
+    fields = dict(read_mapping(path, node))
     unknown = set(fields) - {"like", "kernel", "inputs", "params"}
     if unknown:
-        raise _error(path, node, f"unknown key {sorted(unknown)[0]!r}")
+        raise rule_error(path, node, f"unknown key {sorted(unknown)[0]!r}")
     if "inputs" not in fields or ("like" in fields) == ("kernel" in fields):
-        raise _error(path, node, "a want has `inputs`, and either `kernel` or `like`")
+        raise rule_error(path, node, "a want has `inputs`, and either `kernel` or `like`")
     like = fields["like"].value if "like" in fields else ""
     if like and like not in given:
-        raise _error(path, fields["like"], f"{like!r} is not one of `given`")
+        raise rule_error(path, fields["like"], f"{like!r} is not one of `given`")
     return Want(
-        inputs=_expression(path, fields["inputs"]),
+        inputs=read_expression(path, fields["inputs"]),
         kernel=str(fields["kernel"].value) if "kernel" in fields else "",
         like=str(like),
-        params={k: _expression(path, v) for k, v in _mapping(path, fields.get("params"))},
+        params={k: read_expression(path, v) for k, v in read_mapping(path, fields.get("params"))},
     )
 
 
-def _mapping(path: Path, node: Any) -> list[tuple[str, Any]]:
+def read_mapping(path: Path, node: Any) -> list[tuple[str, Any]]:
+    """The entries of a YAML mapping, none when it is absent. Raises RuleError with the place."""
     if node is None:
         return []
     if not isinstance(node, yaml.MappingNode):
-        raise _error(path, node, "expected a mapping")
+        raise rule_error(path, node, "expected a mapping")
     return [(str(k.value), v) for k, v in node.value]
 
 
-def _expression(path: Path, node: Any) -> Expression:
+def read_expression(path: Path, node: Any) -> Expression:
+    """The expression in a YAML scalar, parsed. Raises RuleError with the place of a fault."""
     if not isinstance(node, yaml.ScalarNode):
-        raise _error(path, node, "expected an expression; quote one that starts with `[` or `{`")
-    start, end = node.start_mark, node.end_mark
-    quoted = int(node.style in ('"', "'"))
-    origin = Origin(str(path), start.line + 1, start.column + 1 + quoted, start.line != end.line)
-    expression = Expression(str(node.value), origin)
+        raise rule_error(path, node, "expected an expression; quote one that starts with `[` or `{`")
+    expression = Expression(str(node.value), origin_of(path, node))
+    checked(expression)
+    return expression
+
+
+def checked(expression: Expression) -> Expression:
+    """The expression, parsed. Raises RuleError with the place of a fault."""
     try:
         expression.check()
     except TemplateError as e:
@@ -119,6 +135,14 @@ def _expression(path: Path, node: Any) -> Expression:
     return expression
 
 
-def _error(path: Path, node: Any, what: str) -> RuleError:
+def origin_of(path: Path, node: yaml.Node) -> Origin:
+    """Where the text of a YAML scalar stands."""
+    start, end = node.start_mark, node.end_mark
+    quoted = int(getattr(node, "style", None) in ('"', "'"))
+    return Origin(str(path), start.line + 1, start.column + 1 + quoted, start.line != end.line)
+
+
+def rule_error(path: Path, node: yaml.Node, what: str, hint: str = "") -> RuleError:
+    """The error about one node of a rule file."""
     mark = node.start_mark
-    return RuleError(what, where=f"{path}:{mark.line + 1}:{mark.column + 1}")
+    return RuleError(what, where=f"{path}:{mark.line + 1}:{mark.column + 1}", hint=hint)

@@ -23,9 +23,10 @@ from .metakernels import registry
 from .rebuild import Rebuilt, rebuild
 from .roofline import least_seconds, program_seconds
 from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
+from .rules.families import families_of
 from .rules.recipe import MOST_GIVEN
 from .target import Target
-from .wants import Applied, Catalogue, Row, answers, rule_forms
+from .wants import Applied, Catalogue, Row, answers, rule_forms, splat
 
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
@@ -35,6 +36,7 @@ BUDGET = Budget(iterations=12, rows=150_000, seconds=10.0)
 LEAST_GAIN = 0.02
 _LOAD = """
 (ruleset load)
+(rule ((constant v x)) ((splat (N v) x)) :ruleset load)
 (rule ((leaf v)) ((union (N v) (Leaf v)) (set (order (N v)) v)) :ruleset load)
 (rule ((node0 v s)) ((union (N v) (Op0 s)) (set (order (N v)) v)) :ruleset load)
 (rule ((node1 v s a)) ((union (N v) (Op1 s (N a))) (set (order (N v)) v)) :ruleset load)
@@ -180,9 +182,9 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
         answered: set[Row] = set()
         saturated = False
         for _ in range(budget.iterations):
-            egraph.load(
-                "kernel", [(s, a.kernel) for s, a in enumerate(catalogue.entries) if s >= known]
-            )
+            new = list(enumerate(catalogue.entries))[known:]
+            egraph.load("kernel", [(s, a.kernel) for s, a in new])
+            egraph.load("member", [(s, f) for s, a in new for f in families_of(a.kernel)])
             known = len(catalogue.entries)
             changed = [egraph.step(ruleset) for ruleset in PROGRAM_RULESETS]
             served = _serve(egraph, catalogue, by_name, answered)
@@ -199,7 +201,10 @@ def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]
     """The graph as nodes over values, and the signature number of every value that is one."""
     made = {v for op in graph.operations for v in op.outputs}
     facts: dict[str, list[Row]] = {
-        "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made]
+        "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made],
+        "constant": [
+            (v, value) for v, a in graph.constants.items() if (value := splat(a)) is not None
+        ],
     }
     signatures: dict[int, int] = {}
     for op in graph.operations:

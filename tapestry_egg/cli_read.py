@@ -208,14 +208,30 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def verify(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Saved files, rule files.")],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE...]", help="Saved files, rule files; our own rules if none."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also rules that have passed before.")
+    ] = False,
+    receipts: Annotated[
+        bool, typer.Option("--receipts", help="Note in the package that its own rules passed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check saved files and rule files."""
+    """Check saved files, and rules by trying them.
+
+    A rule file is checked rule by rule: both sides are computed on random small programs, and a
+    rule that is not true is refused with a counterexample. Without a file, the rules that ship
+    with tapestry-egg are checked.
+    """
+    from .rules.book import book_names
+
     verdicts: list[dict[str, Any]] = []
-    for file in files:
+    for file in files or book_names():
         try:
-            verdict = {"file": file, "ok": True, "holds": _verify(file)}
+            verdict = {"file": file, "ok": True, "holds": _verify(file, again)}
         except TapestryError as error:
             verdict = {"file": file, "ok": False, "error": str(error)}
         verdicts.append(verdict)
@@ -227,18 +243,21 @@ def verify(
             complain(str(verdict["error"]))
     if not all(verdict["ok"] for verdict in verdicts):
         raise typer.Exit(1)
+    if receipts:
+        from .rules import load_books
+        from .rules.trust import write_receipts
+
+        write_receipts([rule for book in load_books(book_names()) for rule in book.rules])
 
 
-def _verify(file: str) -> str:
+def _verify(file: str, again: bool) -> str:
     """What a file holds, in words. Raises the TapestryError that is wrong with it."""
     from .blockgraph import verify_graph
     from .extract.front import Front
+    from .rules.book import book_names
 
-    if Path(file).suffix in (".yaml", ".yml"):
-        from .rules import load_book
-
-        count = len(load_book(Path(file)).rules)
-        return f"{count} rule{'' if count == 1 else 's'}"
+    if Path(file).suffix in (".yaml", ".yml") or file in book_names():
+        return _verify_rules(file, again)
     loaded = load_any(file)
     if isinstance(loaded, Front):
         for plan in loaded.plans:
@@ -246,6 +265,32 @@ def _verify(file: str) -> str:
         return f"{len(loaded.plans)} plan{'' if len(loaded.plans) == 1 else 's'}"
     verify_graph(loaded.graph, where=file)
     return f"{len(loaded.graph.operations)} operations"
+
+
+def _verify_rules(file: str, again: bool) -> str:
+    """How many rules a file holds, and on how many programs they were tried. Raises RuleRefused
+    that tells of every rule that fails."""
+    from .rules import load_book
+    from .rules.trust import verified
+
+    rules = load_book(file).rules
+    refused: list[RuleError] = []
+    programs = tried = 0
+    for rule in rules:
+        try:
+            verdict = verified(rule, again)
+        except RuleError as error:
+            refused.append(error)
+            continue
+        if verdict is not None:
+            tried += 1
+            programs += verdict.instances
+    if refused:
+        raise RuleError("\n".join(map(str, refused)))
+    words = f"{len(rules)} rule{'' if len(rules) == 1 else 's'}"
+    if not tried:
+        return words
+    return f"{words}, {tried} of them tried on {programs} programs"
 
 
 def _print_fields(fields: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from .flatten import feedback_pairs, flatten
 from .layout import MeshShape
 from .progress import Phase, Progress
 from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
+from .rules.trust import ensure_verified
 from .saturate import Budget, Saturated, saturate
 from .schedule import Schedule, in_order, repeat_cheap, schedule
 from .target import Target, load_target
@@ -81,8 +82,8 @@ def optimize(
     inputs that they become in the next call, by path; donated inputs pair by themselves. `pins`
     fixes the layouts of inputs by path or prefix (`{"[0]['w']": (None, "x")}`, see
     `extract/pins.py`), and so those of the outputs that feed back to them. Rules that change
-    rounding are used only with `numerics="relaxed"`.
-    Raises TargetError, RuleError, GraphError, and ExtractError when no plan meets the limits.
+    rounding are used only with `numerics="relaxed"`. Every rule is verified before it is used.
+    Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and ExtractError when no plan meets the limits.
     """
     settings = settings or Settings()
     tell = on_progress or _silent
@@ -91,6 +92,7 @@ def optimize(
     _check_objectives(objectives)
     program, block_graph = _split(graph)
     sets = permitted(load_books((*books, *rules)), numerics)
+    ensure_verified(sets)
     pairs = feedback_pairs(block_graph, state)
     fixed = read_pins(block_graph, pins)
     shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))

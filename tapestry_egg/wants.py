@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .blockgraph import TensorType
 from .errors import RuleError, TemplateError
 from .metakernels import registry
@@ -19,9 +21,19 @@ from .metakernels.parameters import hashable, plain, readable
 from .metakernels.scopes import Names, Scope
 from .metakernels.signature import OperationSignature, evaluate
 from .rules.book import Rule, commands
+from .rules.language import defaults
 from .rules.recipe import MOST_GIVEN, Want
 
 Row = tuple[int | str, ...]
+# Faults of whoever wrote an expression. Any other (an index beyond the end of a list, a division
+# that is not exact) only says that the rule does not apply to these signatures.
+_AUTHORS = (
+    "is not a name here",
+    "is not an attribute of",
+    "there is no function",
+    "are not the types of operands",
+    "is defined by itself",
+)
 #: An egglog form: an atom, or a list of forms.
 Form = str | list["Form"]
 
@@ -57,6 +69,7 @@ class Catalogue:
 
     def __init__(self) -> None:
         self.entries: list[Applied] = []
+        self.reason = ""  # why the last answer was None
         self._numbers: dict[Any, int] = {}
 
     def number(self, a: Applied) -> int:
@@ -75,6 +88,7 @@ class Catalogue:
         """
         recipe = rule.recipe
         assert recipe is not None
+        self.reason = ""
         entries = [self.entries[s] for s in given]
         if len({e.remat for e in entries}) > 1:
             return None
@@ -86,6 +100,7 @@ class Catalogue:
             kernel = model.kernel if model else want.kernel
             params = dict(model.params) if model else {}
             params.update({k: plain(value(scope)) for k, value in want.params.items()})
+            params = defaults(kernel, params) if model is None else params
             inputs = want.inputs(scope)
             if not isinstance(inputs, tuple) or not all(isinstance(t, TensorType) for t in inputs):
                 raise want.inputs.error(f"{inputs!r:.60} are not the types of operands")
@@ -106,17 +121,25 @@ class Catalogue:
         assert isinstance(scope, Names)
         scope.update({f"${g}": e.described() for g, e in zip(recipe.given, entries, strict=True)})
         try:
-            if recipe.guard is not None and not recipe.guard(scope):
+            if not all(guard(scope) for guard in recipe.guards):
                 return None
             for name in recipe.wants:
                 scope[f"${name}"]
         except TemplateError as e:
-            if failed:
+            self.reason = e.what
+            if failed or not any(x in e.what for x in _AUTHORS):
                 return None
             raise RuleError(
                 f"rule {rule.name!r}: {e.what}", where=e.where or rule.where, hint=e.hint
             ) from None
         return {name: self.number(entry) for name, entry in made.items()}
+
+
+def splat(array: Any) -> str | None:
+    """A scalar constant as rules write it; None for any other constant."""
+    value = np.asarray(array)
+    number = value.ndim == 0 and (value.dtype.kind in "biuf" or value.dtype.name == "bfloat16")
+    return repr(float(value)) if number else None
 
 
 def answers(
@@ -139,14 +162,14 @@ def rule_forms(rule: Rule) -> list[str]:
     out: list[str] = []
     for _, _, text in commands(rule.egg):
         form = parse(text)
-        for body, actions in _as_rules(form):
+        for body, actions in rule_sides(form):
             out.extend(_split(rule, body, actions))
         if isinstance(form, list) and form[0] == "relation":
             out.append(text)
     return out
 
 
-def _as_rules(form: Form) -> list[tuple[list[Form], list[Form]]]:
+def rule_sides(form: Form) -> list[tuple[list[Form], list[Form]]]:
     """(body, actions) of a rule; rewrites are rules that unite their two sides."""
     if isinstance(form, str):
         return []

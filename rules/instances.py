@@ -1,0 +1,389 @@
+"""Instances: small programs that a rule's pattern matches, and what the rule makes of each.
+
+What is read here is the egglog text that runs, not the text that its author wrote: operations of
+the body, kernels and constants that it asks for, and the terms that its actions build. Anything
+else in a body (an order among values, say) can only keep a rule from firing, so it is ignored: the
+law must hold without it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..blockgraph import BlockGraph, TensorType
+from ..errors import RuleError, TemplateError
+from ..metakernels import registry
+from ..metakernels.instantiate import hashable, plain
+from ..metakernels.language import Expression
+from ..metakernels.scopes import Names
+from ..wants import Applied, Catalogue, Form, parse, rule_sides
+from .book import Rule, commands
+from .example import example_graph
+from .families import FAMILIES
+from .language import defaults
+from .proposals import BY_ARITY, DTYPES, Draw, propose
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation of a pattern or of what is built: a signature's name, and operand names."""
+
+    name: str
+    signature: str
+    operands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One egglog rule as a law: the pattern's operations, operands first, and what each root of
+    the pattern is equal to, with the operations that build it."""
+
+    nodes: tuple[Node, ...]
+    built: tuple[Node, ...]
+    unions: tuple[tuple[str, str], ...]
+    kernels: Mapping[str, tuple[str, ...]]  # signature -> kernels that it may be of
+    constants: Mapping[str, float]  # tensor of rank 0 -> its value
+    params: Mapping[str, Mapping[str, object]]  # signature -> parameters that the guard fixes
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A program that a pattern matches: types of its inputs, the applied kernels by signature name
+    (those of the pattern and those that the rule wants), and the law."""
+
+    side: Side
+    inputs: Mapping[str, TensorType]
+    applied: Mapping[str, Applied]
+    types: Mapping[str, TensorType]
+
+    @property
+    def size(self) -> int:
+        """Elements of all inputs, and what makes parameters long: small ones are read first."""
+        return sum(t.size + t.rank for t in self.inputs.values())
+
+    @property
+    def structure(self) -> tuple[object, object]:
+        """What makes programs alike but for their sizes; and their dtypes."""
+        parts = [
+            (name, a.kernel, hashable(a.params), tuple(t.rank for t in a.inputs))
+            for name, a in self.applied.items()
+        ]
+        return tuple(parts), tuple(t.dtype for t in self.inputs.values())
+
+
+@dataclass
+class Drawn:
+    """What a search for instances found: how many were tried, and what kept the rule from firing."""
+
+    tried: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+# Reading the egglog text
+
+
+def sides(rule: Rule) -> tuple[Side, ...]:
+    """The laws of a rule's egglog text; those that unite nothing are left out.
+
+    Raises RuleError when the operations of a body depend on each other in a circle.
+    """
+    found = []
+    for _, _, text in commands(rule.egg):
+        for body, actions in rule_sides(parse(text)):
+            side = _side(rule, body, actions)
+            if side.unions:
+                found.append(side)
+    return tuple(found)
+
+
+class _Flat:
+    """Nested operator terms as nodes with names; equal ones share theirs."""
+
+    def __init__(self, stem: str) -> None:
+        self.stem = stem
+        self.nodes: dict[tuple[str, tuple[str, ...]], str] = {}
+        self.names: dict[str, str] = {}
+
+    def name(self, form: Form) -> str:
+        if isinstance(form, str):
+            return self.names.get(form, form)
+        head, *rest = form
+        if not _is_operation(form):
+            raise ValueError(head)
+        key = (str(rest[0]), tuple(self.name(f) for f in rest[1:]))
+        return self.nodes.setdefault(key, f"{self.stem}{len(self.nodes)}")
+
+
+def _is_operation(form: Form) -> bool:
+    return isinstance(form, list) and bool(form) and re.fullmatch(r"Op\d", str(form[0])) is not None
+
+
+def _side(rule: Rule, body: Sequence[Form], actions: Sequence[Form]) -> Side:
+    flat = _Flat("body ")
+    kernels: dict[str, tuple[str, ...]] = {}
+    constants: dict[str, float] = {}
+    for atom in body:
+        if not isinstance(atom, list):
+            continue
+        head, *rest = atom
+        if head == "=" and any(map(_is_operation, rest)):
+            named = [f for f in rest if isinstance(f, str)]
+            operations = [f for f in rest if _is_operation(f)]
+            for operation in operations:
+                flat.name(operation)
+                assert isinstance(operation, list)
+                key = (str(operation[1]), tuple(flat.name(f) for f in operation[2:]))
+                if named and flat.nodes[key].startswith("body "):
+                    old, flat.nodes[key] = flat.nodes[key], named[0]
+                    flat.names[old] = named[0]
+        elif _is_operation(atom):
+            flat.name(atom)
+        elif head == "kernel" and isinstance(rest[0], str):
+            kernels[rest[0]] = (str(rest[1]).strip('"'),)
+        elif head == "member" and isinstance(rest[0], str):
+            kernels[rest[0]] = FAMILIES[str(rest[1]).strip('"')]
+        elif head == "splat" and isinstance(rest[0], str):
+            constants[rest[0]] = float(str(rest[1]).strip('"'))
+    nodes = [Node(name, s, operands) for (s, operands), name in flat.nodes.items()]
+    for node in nodes:
+        kernels.setdefault(node.signature, _hinted(rule, node.signature))
+    made = _Flat("made ")
+    unions = []
+    for action in actions:
+        if not isinstance(action, list):
+            continue
+        if action[0] == "let" and isinstance(action[1], str):
+            made.names[action[1]] = made.name(action[2])
+        elif action[0] == "union":
+            unions.append((made.name(action[1]), made.name(action[2])))
+    return Side(
+        _ordered(rule, nodes),
+        tuple(Node(name, s, operands) for (s, operands), name in made.nodes.items()),
+        tuple(unions),
+        kernels,
+        constants,
+        {node.signature: _fixed(rule, node.signature) for node in nodes},
+    )
+
+
+def _fixed(rule: Rule, signature: str) -> dict[str, object]:
+    """Parameters that a pattern gives a value that depends on nothing."""
+    found: dict[str, object] = {}
+    begin = re.compile(rf"get\(\${signature}\.params, (\w+)\) == \((.*)\)$", re.DOTALL)
+    for guard in rule.recipe.guards if rule.recipe else ():
+        if (match := begin.match(guard.text)) and "$" not in match[2]:
+            found[match[1]] = plain(Expression(match[2])(Names({})))
+    return found
+
+
+def _hinted(rule: Rule, signature: str) -> tuple[str, ...]:
+    """Kernels that a rule's guards speak of for a signature; all that can be drawn if none."""
+    found: list[str] = []
+    for guard in rule.recipe.guards if rule.recipe else ():
+        name = re.escape(f"${signature}.kernel")
+        found += re.findall(rf"{name} == ([\w-]+)", guard.text)
+        for several in re.findall(rf"{name} in \[([^\]]*)\]", guard.text):
+            found += [k.strip() for k in several.split(",")]
+    return tuple(found)
+
+
+def _ordered(rule: Rule, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    left = {n.name: n for n in nodes}
+    out: list[Node] = []
+    while left:
+        ready = [n for n in left.values() if not any(o in left for o in n.operands)]
+        if not ready:
+            raise RuleError(
+                f"the operations of rule {rule.name!r} depend on each other", where=rule.where
+            )
+        for node in ready:
+            out.append(left.pop(node.name))
+    return tuple(out)
+
+
+# Drawing programs
+
+
+def instances(
+    rule: Rule, side: Side, rng: random.Random, tries: int, drawn: Drawn
+) -> Iterator[Instance]:
+    """Random programs that the pattern matches and the guard admits, the rule's example first.
+
+    Raises RuleError, with its place, for a fault in one of the rule's expressions.
+    """
+    yield from _from_example(rule, side, rng, drawn)
+    for turn in range(tries):
+        drawn.tried += 1
+        found = _draw(side, rng, turn)
+        if found is not None:
+            yield from _answered(rule, side, *found, drawn)
+
+
+def _answered(
+    rule: Rule,
+    side: Side,
+    inputs: dict[str, TensorType],
+    applied: dict[str, Applied],
+    types: dict[str, TensorType],
+    drawn: Drawn,
+) -> Iterator[Instance]:
+    recipe = rule.recipe
+    wanted: dict[str, Applied] = {}
+    if recipe is not None:
+        missing = [g for g in recipe.given if g not in applied]
+        if missing:
+            if all(m not in {n.signature for n in side.nodes} for m in recipe.given):
+                return  # a part of the rule that asks nothing
+            raise RuleError(
+                f"rule {rule.name!r} does not bind {missing[0]!r}, which is in `given`",
+                where=rule.where,
+            )
+        catalogue = Catalogue()
+        given = [catalogue.number(applied[g]) for g in recipe.given]
+        found = catalogue.answer(rule, given)
+        if found is None:
+            reason = catalogue.reason or "the guard does not hold"
+            drawn.refused[reason] = drawn.refused.get(reason, 0) + 1
+            return
+        wanted = {name: catalogue.entries[n] for name, n in found.items()}
+    # Types that the replacement has, operation by operation.
+    types = dict(types)
+    for node in side.built:
+        entry = wanted.get(node.signature) or applied.get(node.signature)
+        if entry is None:
+            raise RuleError(
+                f"rule {rule.name!r} builds with {node.signature!r}, which is neither bound by its"
+                " body nor wanted",
+                where=rule.where,
+            )
+        types[node.name] = entry.output
+    yield Instance(side, inputs, {**applied, **wanted}, types)
+
+
+def _draw(
+    side: Side, rng: random.Random, turn: int
+) -> tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]] | None:
+    draw = Draw(rng, DTYPES[turn % len(DTYPES)])
+    types: dict[str, TensorType] = {}
+    inputs: dict[str, TensorType] = {}
+    applied: dict[str, Applied] = {}
+    made = {n.name for n in side.nodes}
+    for name in side.constants:
+        types[name] = inputs[name] = TensorType((), draw.dtype)
+    for node in side.nodes:
+        known = [types.get(o) for o in node.operands]
+        entry = applied.get(node.signature)
+        if entry is None:
+            entry = _apply(side, node, known, applied, draw)
+            if entry is None:
+                return None
+            applied[node.signature] = entry
+        if len(entry.inputs) != len(known):
+            return None
+        for o, t in zip(node.operands, entry.inputs, strict=True):
+            if types.setdefault(o, t) != t:
+                return None
+            if o not in made:
+                inputs[o] = t
+        if types.setdefault(node.name, entry.output) != entry.output:
+            return None
+    return inputs, applied, types
+
+
+def _apply(
+    side: Side,
+    node: Node,
+    known: Sequence[TensorType | None],
+    applied: Mapping[str, Applied],
+    draw: Draw,
+) -> Applied | None:
+    allowed = side.kernels[node.signature] or BY_ARITY.get(len(known), ())
+    if not allowed:
+        return None
+    alike = [a for a in applied.values() if a.kernel in allowed and len(a.inputs) == len(known)]
+    if alike and draw.chance(0.6):
+        model = draw.rng.choice(alike)
+        inputs = [k or t for k, t in zip(known, model.inputs, strict=True)]
+        entry = applied_to(model.kernel, model.params, inputs)
+        if entry is not None and (len(allowed) == 1 or draw.chance(0.8)):
+            return entry
+    kernel = draw.rng.choice(allowed)
+    proposal = propose(kernel, known, draw)
+    if proposal is None:
+        return None
+    params, inputs = proposal
+    return applied_to(kernel, defaults(kernel, {**params, **side.params[node.signature]}), inputs)
+
+
+def applied_to(
+    kernel: str, params: Mapping[str, object], inputs: Sequence[TensorType]
+) -> Applied | None:
+    """A kernel on operands of these types; None where no template fits, or not with one output."""
+    try:
+        signature = registry.signature(kernel, params, tuple(inputs))
+    except TemplateError:
+        return None
+    if len(signature.output_types) != 1 or any(n < 0 for n in signature.output_types[0].shape):
+        return None
+    if signature.output_types[0].size > 4096:
+        return None
+    return Applied(kernel, params, tuple(inputs), signature.output_types[0], None)
+
+
+# The rule's own example
+
+
+def _from_example(
+    rule: Rule, side: Side, rng: random.Random, drawn: Drawn
+) -> Iterator[Instance]:
+    if not rule.example.strip():
+        return
+    for dtype in ("", "float32", "int32"):
+        text = re.sub(r"\b(float32|int32)\b", dtype, rule.example) if dtype else rule.example
+        try:
+            graph = example_graph(text, f"{rule.where}: example")
+        except TemplateError as e:
+            if not dtype:
+                raise RuleError(
+                    f"the example of rule {rule.name!r}: {e.what}", where=rule.where
+                ) from None
+            continue
+        for found in _matches(graph, side):
+            drawn.tried += 1
+            yield from _answered(rule, side, *found, drawn)
+
+
+def _matches(
+    graph: BlockGraph, side: Side
+) -> Iterator[tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]]]:
+    """Every way in which a pattern's operations are operations of a graph."""
+    operations = [
+        (op, Applied(op.kernel, op.params, tuple(graph.values[v] for v in op.inputs), graph.values[op.outputs[0]], None))
+        for op in graph.operations
+        if len(op.outputs) == 1
+    ]
+    made = {n.name for n in side.nodes}
+
+    def search(k: int, values: dict[str, int], applied: dict[str, Applied]) -> Iterator[tuple[dict[str, int], dict[str, Applied]]]:
+        if k == len(side.nodes):
+            yield values, applied
+            return
+        node = side.nodes[k]
+        for op, entry in operations:
+            allowed = side.kernels[node.signature]
+            if len(op.inputs) != len(node.operands) or (allowed and op.kernel not in allowed):
+                continue
+            if node.signature in applied and applied[node.signature] != entry:
+                continue
+            bound = dict(values)
+            pairs = [*zip(node.operands, op.inputs, strict=True), (node.name, op.outputs[0])]
+            if all(bound.setdefault(name, v) == v for name, v in pairs):
+                yield from search(k + 1, bound, {**applied, node.signature: entry})
+
+    for values, applied in search(0, {}, {}):
+        types = {name: graph.values[v] for name, v in values.items()}
+        inputs = {name: t for name, t in types.items() if name not in made}
+        yield inputs, applied, types

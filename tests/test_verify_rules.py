@@ -1,0 +1,165 @@
+"""Verification of rules: what is not true is refused with an example, what is true passes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tapestry_egg.errors import RuleError
+from tapestry_egg.rules import Rule, load_book, load_books
+from tapestry_egg.rules import trust as trust_module
+from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names
+from tapestry_egg.rules.trust import content, ensure_verified, receipts, verified
+from tapestry_egg.rules.verify import RuleRefused, verify_rule, verify_rules
+
+HERE = Path(__file__).parent
+SOUND = load_book(HERE / "rules_sound.yaml").rules
+UNSOUND = load_book(HERE / "rules_unsound.yaml").rules
+SHIPPED = [r for b in load_books(book_names()) for r in b.rules if r.ruleset in PROGRAM_RULESETS]
+
+
+def test_the_lists_are_long_enough_to_mean_something() -> None:
+    assert len(UNSOUND) >= 30
+    assert len(SOUND) >= 50
+    assert not {r.name for r in SOUND} & {r.name for r in SHIPPED}
+
+
+@pytest.mark.parametrize("rule", UNSOUND, ids=lambda r: r.name)
+def test_what_is_not_true_is_refused_with_a_counterexample(rule: Rule) -> None:
+    with pytest.raises(RuleRefused, match=rule.name) as caught:
+        verify_rule(rule)
+    found = caught.value.counterexample
+    assert found is not None
+    assert caught.value.where == rule.where
+    assert found.pattern != found.replacement
+    if found.numbers != "type":
+        assert found.inputs  # values of every input
+    assert found.pattern in str(caught.value) and found.replacement in str(caught.value)
+    assert "becomes" in found.program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_seed_lets_one_through(seed: int) -> None:
+    for rule in UNSOUND:
+        with pytest.raises(RuleRefused):
+            verify_rule(rule, seed)
+
+
+@pytest.mark.slow
+def test_what_is_true_passes() -> None:
+    for rule in SOUND:
+        verdict = verify_rule(rule)
+        assert verdict is not None and verdict.instances >= 3, rule.name
+
+
+@pytest.mark.parametrize("rule", SOUND[::5], ids=lambda r: r.name)
+def test_some_of_what_is_true_passes(rule: Rule) -> None:
+    verdict = verify_rule(rule, wanted=6)
+    assert verdict is not None and verdict.instances >= 3
+
+
+@pytest.mark.slow
+def test_every_shipped_rule_is_true() -> None:
+    assert len(verify_rules(SHIPPED)) >= len(SHIPPED) - 1  # one only numbers the program's values
+
+
+def test_shipped_rules_carry_receipts_of_what_they_say_now() -> None:
+    missing = [r.name for r in SHIPPED if content(r) not in receipts()]
+    assert not missing, "run `tapestry-egg verify --again --receipts`"
+
+
+def test_a_smaller_program_is_shown_where_one_fails() -> None:
+    rule = next(r for r in UNSOUND if r.name == "slice-forgets-offset")
+    with pytest.raises(RuleRefused) as caught:
+        verify_rule(rule)
+    assert caught.value.counterexample is not None
+    values = caught.value.counterexample.inputs
+    assert all(np.size(json.loads(v.replace("True", "1").replace("False", "0").replace(".", ""))) <= 24
+               for v in values.values() if "j" not in v and "e" not in v and "n" not in v)  # fmt: skip
+
+
+MINE = """
+ruleset: algebra
+rules:
+  - name: mine
+    law: "{law}"
+    reason: none
+    numerics: exact
+    match: neg(neg(x))
+    replace: {replace}
+"""
+
+
+def write(path: Path, replace: str = "x", law: str = "--x = x") -> Rule:
+    path.write_text(MINE.format(replace=replace, law=law))
+    return load_book(path).rules[0]
+
+
+def test_a_verdict_is_kept_under_what_the_rule_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAPESTRY_EGG_CACHE", str(tmp_path / "cache"))
+    calls: list[str] = []
+
+    def counted(rule: Rule) -> object:
+        calls.append(rule.name)
+        return verify_rule(rule, wanted=3)
+
+    monkeypatch.setattr(trust_module, "verify_rule", counted)
+    rule = write(tmp_path / "mine.yaml")
+    first = verified(rule)
+    again = verified(write(tmp_path / "other.yaml", law="another text for people"))
+    assert calls == ["mine"], "the text for people is not what was verified"
+    assert first is not None and again is not None and first.instances == again.instances
+    (kept,) = (tmp_path / "cache" / "rules").iterdir()
+    kept.write_text("not JSON")
+    verified(rule)
+    assert len(calls) == 2, "a broken entry is as none"
+    with pytest.raises(RuleRefused):
+        verified(write(tmp_path / "mine.yaml", replace="neg(x)"))
+    assert len(list((tmp_path / "cache" / "rules").iterdir())) == 1, "refusals are not kept"
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TAPESTRY_EGG_CACHE", str(tmp_path / "file"))
+    assert verified(write(tmp_path / "mine.yaml")) is not None
+
+
+def test_books_are_verified_before_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAPESTRY_EGG_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "bad.yaml", replace="neg(x)")
+    with pytest.raises(RuleRefused, match="mine"):
+        ensure_verified([load_book(tmp_path / "bad.yaml")])
+    write(tmp_path / "good.yaml")
+    ensure_verified([load_book(tmp_path / "good.yaml")])
+
+
+def test_a_rule_that_never_applies_is_not_trusted(tmp_path: Path) -> None:
+    rule = write(tmp_path / "mine.yaml")
+    assert rule.recipe is not None
+    path = tmp_path / "never.yaml"
+    path.write_text(MINE.format(replace="x", law="never") + "    guard: $x.rank > 9\n")
+    with pytest.raises(RuleRefused, match="applies to none of .* programs"):
+        verify_rule(load_book(path).rules[0])
+
+
+def test_faults_in_expressions_have_a_place(tmp_path: Path) -> None:
+    path = tmp_path / "fault.yaml"
+    path.write_text(MINE.format(replace="x", law="fault") + "    guard: $x.rnk > 9\n")
+    with pytest.raises(RuleError, match=r"fault.yaml:10:\d+: .*'rnk' is not an attribute"):
+        verify_rule(load_book(path).rules[0])
+
+
+def test_a_class_that_claims_too_much_is_refused() -> None:
+    rule = next(r for r in SOUND if r.name == "add-associates")
+    assert verify_rule(rule, wanted=5) is not None
+    with pytest.raises(RuleRefused, match="numerics class"):
+        verify_rule(replace(rule, numerics="exact"))
