@@ -209,7 +209,9 @@ def _rules(path: Path, node: yaml.Node, item: Any, ruleset: str) -> list[Rule]:
         )
     if forms == ["match"]:
         text = f"match: {item['match']}\nreplace: {item.get('replace')}"
-        found = [(c.egg, c.recipe, text) for c in compile_rule(path, node)]
+        found: list[tuple[str, Recipe | None, str]] = [
+            (c.egg, c.recipe, text) for c in compile_rule(path, node)
+        ]
     else:
         found = [(_egg(path, node, item), read_recipe(path, node), "")]
     return [

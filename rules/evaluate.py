@@ -48,7 +48,11 @@ def has_field(instance: Instance) -> bool:
     """Whether both sides consist of sums, products and quotients of numbers, and of moves."""
     return all(
         a.kernel in _FIELD
-        and all(kind(t.dtype) in ("float", "complex") for t in (*a.inputs, a.output) if t.rank or t.dtype != "int32")
+        and all(
+            kind(t.dtype) in ("float", "complex")
+            for t in (*a.inputs, a.output)
+            if t.rank or t.dtype != "int32"
+        )
         and (a.kernel != "integer_pow" or 0 <= a.params["y"] <= 2)
         for a in instance.applied.values()
     ) and all(v == int(v) for v in instance.side.constants.values())
@@ -82,13 +86,15 @@ def _run(entry: Applied, operands: list[Array], numbers: Numbers) -> Array:
     signature = registry.signature(entry.kernel, entry.params, entry.inputs, (entry.output,))
     whole = ZRange.from_shape(signature.extents)
     read = []
-    for x, projection in zip(operands, signature.inputs, strict=True):
-        box = projection.image(whole)
+    for p, x in enumerate(operands):
+        box = signature.operand_box(p, whole)
         read.append(x[tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))])
     try:
         out = reference(entry.kernel, entry.params, signature, read)[0]
-    except (TypeError, ValueError, IndexError) as e:
-        raise NoReference(f"{entry.kernel}: {e}") from None  # an odd case that NumPy has no word for
+    except (TypeError, ValueError, IndexError, TemplateError) as e:
+        raise NoReference(
+            f"{entry.kernel}: {e}"
+        ) from None  # an odd case that NumPy has no word for
     if numbers == "field" and out.dtype == np.int64:
         return np.asarray(out % PRIME)
     return out

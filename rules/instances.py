@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from ..blockgraph import BlockGraph, TensorType
 from ..errors import RuleError, TemplateError
 from ..metakernels import registry
-from ..metakernels.instantiate import hashable, plain
 from ..metakernels.language import Expression
+from ..metakernels.parameters import hashable, plain
 from ..metakernels.scopes import Names
 from ..wants import Applied, Catalogue, Form, parse, rule_sides
 from .book import Rule, commands
+from .draws import DTYPES, Draw
 from .example import example_graph
 from .families import FAMILIES
 from .language import defaults
-from .proposals import BY_ARITY, DTYPES, Draw, propose
+from .proposals import BY_ARITY, propose
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Instance:
 
 @dataclass
 class Drawn:
-    """What a search for instances found: how many were tried, and what kept the rule from firing."""
+    """What a search for instances tried, and what kept the rule from firing."""
 
     tried: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -336,9 +337,7 @@ def applied_to(
 # The rule's own example
 
 
-def _from_example(
-    rule: Rule, side: Side, rng: random.Random, drawn: Drawn
-) -> Iterator[Instance]:
+def _from_example(rule: Rule, side: Side, rng: random.Random, drawn: Drawn) -> Iterator[Instance]:
     if not rule.example.strip():
         return
     for dtype in ("", "float32", "int32"):
@@ -361,13 +360,24 @@ def _matches(
 ) -> Iterator[tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]]]:
     """Every way in which a pattern's operations are operations of a graph."""
     operations = [
-        (op, Applied(op.kernel, op.params, tuple(graph.values[v] for v in op.inputs), graph.values[op.outputs[0]], None))
+        (
+            op,
+            Applied(
+                op.kernel,
+                op.params,
+                tuple(graph.values[v] for v in op.inputs),
+                graph.values[op.outputs[0]],
+                None,
+            ),
+        )
         for op in graph.operations
         if len(op.outputs) == 1
     ]
     made = {n.name for n in side.nodes}
 
-    def search(k: int, values: dict[str, int], applied: dict[str, Applied]) -> Iterator[tuple[dict[str, int], dict[str, Applied]]]:
+    def search(
+        k: int, values: dict[str, int], applied: dict[str, Applied]
+    ) -> Iterator[tuple[dict[str, int], dict[str, Applied]]]:
         if k == len(side.nodes):
             yield values, applied
             return

@@ -9,9 +9,10 @@ Terms are those of terms.py. Every kernel of the pattern has a signature, called
 replacement may use it as a kernel (same kernel, same parameters), and all expressions see
 `$s.params`, `$s.inputs`, `$s.output`, and `$x`, the type of tensor x. One label twice is one
 signature; a label used as a kernel in a pattern asks for equal kernel and parameters on operands of
-any type. Signatures of what a replacement builds are computed from the types of its operands. `match` and `replace` may be lists
-of the same length: several results that are rewritten together. `way: both` adds the rule read
-from right to left, where every parameter is the name of one that the other side binds.
+any type. Signatures of what a replacement builds are computed from the types of its operands.
+`match` and `replace` may be lists of the same length: several results that are rewritten together.
+`way: both` adds the rule read from right to left, where every parameter is the name of one that the
+other side binds.
 """
 
 from __future__ import annotations
@@ -111,13 +112,13 @@ def _side(path: Path, node: yaml.Node) -> _Side:
 class _Direction:
     """Compiles one direction: the pattern to atoms, the replacement to actions and wants."""
 
-    def __init__(
-        self, path: Path, fields: Mapping[str, Any], pattern: _Side, made: _Side
-    ) -> None:
+    def __init__(self, path: Path, fields: Mapping[str, Any], pattern: _Side, made: _Side) -> None:
         self.path, self.fields, self.pattern, self.made = path, fields, pattern, made
         self.atoms: list[str] = []
         self.given: dict[str, Apply] = {}  # label -> the application that it names
-        self.classes: dict[Any, str] = {}  # tensor, or application with its label -> egglog variable
+        self.classes: dict[
+            Any, str
+        ] = {}  # tensor, or application with its label -> egglog variable
         self.guards: list[Expression] = []
         self.let: dict[str, Expression] = {}
         self.wants: dict[str, Want] = {}
@@ -189,8 +190,9 @@ class _Direction:
         if known is term:
             self.atoms.append(kind.format(label))
             if model is not None:
-                text = f"${label}.kernel == ${term.head}.kernel and ${label}.params == ${term.head}.params"
-                self.guards.append(Expression(text))
+                for part in ("kernel", "params"):
+                    same = f"${label}.{part} == ${term.head}.{part}"
+                    self.guards.append(Expression(same))
             for key_, text, at in term.params:
                 self._bind(label, key_, text, at)
         for p, operand in enumerate(term.operands):

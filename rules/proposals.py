@@ -7,52 +7,15 @@ permutations, whole slices, repeated sizes.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 from ..blockgraph import TensorType
 from ..metakernels.values import kind
+from .contractions import conv, dot
+from .draws import DTYPES, Draw, Known, Proposal, first
 from .families import MAP, MAP2
-
-#: Parameters, and the types of all operands.
-Proposal = tuple[dict[str, Any], list[TensorType]]
-Known = Sequence[TensorType | None]
-#: The dtypes that instances have in turn, common ones more often.
-DTYPES = (
-    *("float32", "int32", "bfloat16", "float32", "int8", "float32", "complex64", "float32"),
-    *("uint8", "bool", "float32", "float16", "int32", "bfloat16"),
-)
-_EXTENTS = (1, 1, 2, 2, 2, 3, 3, 4)
-
-
-class Draw:
-    """A source of random choices, with the one dtype that most tensors of an instance have."""
-
-    def __init__(self, rng: random.Random, dtype: str) -> None:
-        self.rng, self.dtype = rng, dtype
-        self.extents = rng.choice((_EXTENTS, (2, 3), (1, 2), (2, 4, 6)))
-
-    def extent(self) -> int:
-        return self.rng.choice(self.extents)
-
-    def shape(self, rank: int | None = None) -> tuple[int, ...]:
-        rank = self.rng.choice((0, 1, 2, 2, 2, 3, 3, 4)) if rank is None else rank
-        return tuple(self.extent() for _ in range(rank))
-
-    def tensor(self, rank: int | None = None) -> TensorType:
-        return TensorType(self.shape(rank), self.dtype)
-
-    def chance(self, p: float) -> bool:
-        return self.rng.random() < p
-
-    def subset(self, values: Sequence[int], least: int = 0) -> list[int]:
-        """Some of the values in their order, at least so many."""
-        if len(values) < least:
-            return []
-        count = self.rng.randint(least, len(values))
-        return sorted(self.rng.sample(list(values), count))
 
 
 def propose(kernel: str, known: Known, draw: Draw) -> Proposal | None:
@@ -115,10 +78,6 @@ def _fit(kernel: str, port: int, t: TensorType) -> tuple[str, ...]:
     return (t.dtype,) if kind(t.dtype) in _KINDS.get(kernel, _ANY) else ()
 
 
-def _first(known: Known, draw: Draw, rank: int | None = None) -> TensorType:
-    return next((t for t in known if t is not None), None) or draw.tensor(rank)
-
-
 def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
     params: dict[str, Any] = {}
     if kernel == "convert_element_type":
@@ -127,7 +86,10 @@ def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
     elif kernel == "integer_pow":
         params = {"y": draw.rng.choice((0, 1, 2, 2, 3))}
     elif kernel == "reduce_precision":
-        params = {"exponent_bits": draw.rng.choice((5, 8)), "mantissa_bits": draw.rng.choice((3, 7))}
+        params = {
+            "exponent_bits": draw.rng.choice((5, 8)),
+            "mantissa_bits": draw.rng.choice((3, 7)),
+        }
     elif kernel == "name":
         params = {"name": "x"}
     elif kernel == "round":
@@ -139,7 +101,7 @@ def _binary(kernel: str, known: Known, draw: Draw) -> Proposal:
     params = {"out_dtype": None} if kernel == "mul" else {}
     types = list(known)
     free = [p for p, t in enumerate(types) if t is None]
-    model = _first(known, draw)
+    model = first(known, draw)
     if len(free) == 2:
         types[draw.rng.choice(free)] = model
         free = [p for p, t in enumerate(types) if t is None]
@@ -157,7 +119,7 @@ def _binary(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 def _select(kernel: str, known: Known, draw: Draw) -> Proposal:
     which, *cases = known
-    case = _first(cases, draw)
+    case = first(cases, draw)
     if which is None:
         which = TensorType(() if draw.chance(0.2) else case.shape, "bool")
     if all(c is None for c in cases) and which.rank:
@@ -169,134 +131,6 @@ def _clamp(kernel: str, known: Known, draw: Draw) -> Proposal:
     x = known[1] or draw.tensor()
     bound = TensorType(() if draw.chance(0.7) else x.shape, x.dtype)
     return {}, [known[0] or bound, x, known[2] or bound]
-
-
-def _dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    rng = draw.rng
-    lhs, rhs = known
-    dtype = _first(known, draw, 1).dtype
-    out: Any = {"$dtype": dtype}
-    narrow = kind(dtype) in ("float", "int") and dtype not in ("float32", "int32")
-    if draw.chance(0.5 if narrow else 0.1):
-        out = {"$dtype": "float32" if kind(dtype) == "float" else "int32"} if narrow else None
-    params = {"precision": None, "preferred_element_type": out, "out_sharding": None}
-    if lhs is None and rhs is None:
-        lhs = draw.tensor(rng.choice((1, 2, 2, 2, 3, 3, 4)))
-    own = lhs if lhs is not None else rhs
-    assert own is not None
-    batches = 1 if own.rank >= 2 and draw.chance(0.35) else 0
-    if own.rank >= 3 and batches and draw.chance(0.2):
-        batches = 2
-    most = own.rank - batches
-    count = min(most, rng.choice((1, 1, 1, 1, 1, 2, 0)))
-    dims = list(range(own.rank))
-    if draw.chance(0.5):
-        batch = dims[:batches]
-        rest = dims[batches:]
-        contract = (rest[len(rest) - count :] if lhs is not None else rest[:count]) if count else []
-    else:
-        chosen = rng.sample(dims, batches + count)
-        batch, contract = chosen[:batches], chosen[batches:]
-    if lhs is not None and rhs is not None:
-        other: list[int] = []
-        for d in (*batch, *contract):
-            fits = [e for e in range(rhs.rank) if e not in other and rhs.shape[e] == lhs.shape[d]]
-            if not fits:
-                return None
-            other.append(fits[0] if draw.chance(0.6) else rng.choice(fits))
-        paired = (other[:batches], other[batches:])
-    else:
-        spare = [draw.extent() for _ in range(rng.choice((0, 1, 1, 1, 1, 2)))]
-        slots: list[tuple[int, int]] = [(own.shape[d], k) for k, d in enumerate((*batch, *contract))]
-        order = slots[:batches]
-        tail = [*slots[batches:], *((n, -1) for n in spare)]
-        if rhs is not None:  # the left operand is made: contracted dims last
-            tail = [*((n, -1) for n in spare), *slots[batches:]]
-        if draw.chance(0.4):
-            tail = [*order, *tail]
-            order = []
-            rng.shuffle(tail)
-        made = [*order, *tail]
-        at = [next(i for i, (_, k) in enumerate(made) if k == j) for j in range(len(slots))]
-        paired = (at[:batches], at[batches:])
-        filled = TensorType(tuple(n for n, _ in made), dtype)
-        if rhs is None:
-            rhs = filled
-        else:
-            lhs = filled
-            batch, contract, paired = paired[0], paired[1], (batch, contract)
-    assert lhs is not None and rhs is not None
-    if lhs.dtype != rhs.dtype:
-        return None
-    params["dimension_numbers"] = [[contract, paired[1]], [batch, paired[0]]]
-    return params, [lhs, rhs]
-
-
-def _conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    rng = draw.rng
-    lhs, rhs = known
-    rank = next((t.rank for t in known if t is not None), rng.choice((3, 3, 4)))
-    if rank not in (3, 4) or (lhs and rhs and lhs.rank != rhs.rank):
-        return None
-    space = rank - 2
-    if draw.chance(0.5):
-        specs = [list(range(rank))] * 3
-    else:
-        specs = [[0, rank - 1, *range(1, rank - 1)], [rank - 1, rank - 2, *range(space)]]
-        specs.append(specs[0])
-    ls, rs, os = specs
-    window = [rhs.shape[rs[2 + d]] if rhs else rng.choice((1, 2, 3, 3)) for d in range(space)]
-    dilated = [rng.choice((1, 1, 1, 2)) for _ in range(space)]
-    padding = [[rng.choice((0, 0, 1)), rng.choice((0, 0, 1))] for _ in range(space)]
-    if draw.chance(0.4):
-        padding = [[0, 0]] * space
-    elif draw.chance(0.3):
-        padding = [[((w - 1) * r) // 2, (w - 1) * r - ((w - 1) * r) // 2] for w, r in zip(window, dilated, strict=True)]
-    groups = rng.choice((1, 1, 1, 2))
-    channels = lhs.shape[ls[1]] if lhs else 0
-    inner = rhs.shape[rs[1]] if rhs else (channels // groups if lhs else rng.choice((1, 2, 3)))
-    if rhs and lhs:
-        groups = channels // inner if inner else 0
-    if groups == 0 or inner == 0 or (lhs and inner * groups != channels):
-        return None
-    outer = rhs.shape[rs[0]] if rhs else groups * rng.choice((1, 2))
-    if outer % groups:
-        return None
-    dtype = _first(known, draw, 1).dtype
-    if lhs is None:
-        sizes = [(w - 1) * r + rng.choice((1, 2, 3)) for w, r in zip(window, dilated, strict=True)]
-        lhs = _placed(ls, [rng.choice((1, 2)), inner * groups, *sizes], dtype)
-    if rhs is None:
-        rhs = _placed(rs, [outer, inner, *window], dtype)
-    if lhs.dtype != rhs.dtype:
-        return None
-    holes = [1 if draw.chance(0.9) else 2 for _ in range(space)]
-    for d in range(space):
-        size = (lhs.shape[ls[2 + d]] - 1) * holes[d] + 1 + sum(padding[d])
-        if size < (window[d] - 1) * dilated[d] + 1:
-            return None
-    return {
-        "window_strides": [rng.choice((1, 1, 2)) for _ in range(space)],
-        "padding": padding,
-        "lhs_dilation": holes,
-        "rhs_dilation": dilated,
-        "dimension_numbers": {
-            "$class": "ConvDimensionNumbers",
-            "lhs_spec": ls,
-            "rhs_spec": rs,
-            "out_spec": os,
-        },
-        "feature_group_count": groups,
-        "batch_group_count": 1,
-        "precision": None,
-        "preferred_element_type": None,
-        "out_sharding": None,
-    }, [lhs, rhs]
-
-
-def _placed(spec: Sequence[int], sizes: Sequence[int], dtype: str) -> TensorType:
-    at = dict(zip(spec, sizes, strict=True))
-    return TensorType(tuple(at[d] for d in range(len(at))), dtype)
 
 
 def _transpose(kernel: str, known: Known, draw: Draw) -> Proposal:
@@ -388,7 +222,7 @@ def _rev(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _concatenate(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    model = _first(known, draw, draw.rng.choice((1, 2, 2, 3)))
+    model = first(known, draw, draw.rng.choice((1, 2, 2, 3)))
     if not model.rank:
         return None
     fits = [
@@ -396,7 +230,10 @@ def _concatenate(kernel: str, known: Known, draw: Draw) -> Proposal | None:
         for d in range(model.rank)
         if all(
             t is None
-            or (t.rank == model.rank and all(t.shape[e] == model.shape[e] for e in range(t.rank) if e != d))
+            or (
+                t.rank == model.rank
+                and all(t.shape[e] == model.shape[e] for e in range(t.rank) if e != d)
+            )
             for t in known
         )
     ]
@@ -411,7 +248,7 @@ def _concatenate(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 
 
 def _stack(kernel: str, known: Known, draw: Draw) -> Proposal:
-    model = _first(known, draw)
+    model = first(known, draw)
     return {"axis": draw.rng.randint(0, model.rank)}, [t or model for t in known]
 
 
@@ -486,15 +323,17 @@ def _dynamic_slice(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 _PROPOSALS: Mapping[str, Callable[[str, Known, Draw], Proposal | None]] = {
     **dict.fromkeys((*MAP, "copy_p", "optimization_barrier"), _unary),
     **dict.fromkeys(MAP2, _binary),
-    **dict.fromkeys("reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or".split(), _reduce),
+    **dict.fromkeys(
+        "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or".split(), _reduce
+    ),
     **dict.fromkeys(("argmax", "argmin"), _reduce),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _scan),
     **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), _window),
     "broadcast_in_dim": _broadcast,
     "clamp": _clamp,
     "concatenate": _concatenate,
-    "conv_general_dilated": _conv,
-    "dot_general": _dot,
+    "conv_general_dilated": conv,
+    "dot_general": dot,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_slice,
     "iota": _iota,
@@ -515,9 +354,9 @@ BY_ARITY: Mapping[int | None, tuple[str, ...]] = {
     0: ("iota",),
     1: (
         *MAP,
-        *"transpose reshape squeeze broadcast_in_dim slice rev tile reduce_sum reduce_prod reduce_max "
-        "reduce_min reduce_and reduce_or argmax argmin cumsum cumprod cummax cummin sort "
-        "reduce_window_sum reduce_window_max reduce_window_min".split(),
+        *"transpose reshape squeeze broadcast_in_dim slice rev tile reduce_sum reduce_prod "
+        "reduce_max reduce_min reduce_and reduce_or argmax argmin cumsum cumprod cummax cummin "
+        "sort reduce_window_sum reduce_window_max reduce_window_min".split(),
     ),
     2: (*MAP2, "dot_general", "conv_general_dilated", "pad", "concatenate", "stack"),
     3: ("select_n", "clamp", "concatenate", "stack", "dynamic_slice"),

@@ -120,7 +120,9 @@ def read_mapping(path: Path, node: Any) -> list[tuple[str, Any]]:
 def read_expression(path: Path, node: Any) -> Expression:
     """The expression in a YAML scalar, parsed. Raises RuleError with the place of a fault."""
     if not isinstance(node, yaml.ScalarNode):
-        raise rule_error(path, node, "expected an expression; quote one that starts with `[` or `{`")
+        raise rule_error(
+            path, node, "expected an expression; quote one that starts with `[` or `{`"
+        )
     expression = Expression(str(node.value), origin_of(path, node))
     checked(expression)
     return expression

@@ -1,14 +1,14 @@
 """Terms: the two sides of a rule as text, `t:add(s:matmul(x, w), s:matmul(x, v))`.
 
-    x                       any tensor; the same name is the same tensor
-    0, 1.5, z=0             a scalar constant of this value, in patterns; with a name, replacements
-                            may use it
-    matmul(x, w)            a kernel, or a family of kernels (families.yaml), on operands
-    s:matmul(x, w)          the same, and its signature is called s
-    reduce[max](x)          the one kernel of a family that the bracket selects
-    transpose{permutation=$p}(x)   in a pattern: binds $p, or is compared where it is more than a
-                                    new name; in a replacement: the parameters of what is built
-    s(x, y)                 in a replacement: kernel and parameters as those of s
+x                       any tensor; the same name is the same tensor
+0, 1.5, z=0             a scalar constant of this value, in patterns; with a name, replacements
+                        may use it
+matmul(x, w)            a kernel, or a family of kernels (families.yaml), on operands
+s:matmul(x, w)          the same, and its signature is called s
+reduce[max](x)          the one kernel of a family that the bracket selects
+transpose{permutation=$p}(x)   in a pattern: binds $p, or is compared where it is more than a
+                                new name; in a replacement: the parameters of what is built
+s(x, y)                 in a replacement: kernel and parameters as those of s
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _RECEIPTS = _HERE / "verified.txt"
 
 
 def ensure_verified(books: Iterable[RuleBook]) -> None:
-    """Verify the rules that nobody has verified yet. Raises RuleRefused for the first that fails."""
+    """Verify the rules that have not been yet. Raises RuleRefused for the first that fails."""
     for book in books:
         for rule in book.rules:
             if rule.ruleset in PROGRAM_RULESETS and content(rule) not in receipts():
@@ -117,7 +117,9 @@ def _judges() -> str:
     from .. import metakernels
 
     for folder in (_HERE, Path(metakernels.__file__).parent):
-        kept = (p for p in folder.rglob("*") if p.suffix in (".py", ".lark") or "templates" in p.parts)
+        kept = (
+            p for p in folder.rglob("*") if p.suffix in (".py", ".lark") or "templates" in p.parts
+        )
         for path in sorted(p for p in kept if p.is_file() and p.suffix != ".pyc"):
             found.update(path.name.encode())
             found.update(path.read_bytes())

@@ -63,7 +63,10 @@ class Counterexample:
     def __str__(self) -> str:
         lines = [*self.program.splitlines()]
         lines += [f"with {name} = {value}" for name, value in self.inputs.items()]
-        lines += [f"the pattern gives     {self.pattern}", f"the replacement gives {self.replacement}"]
+        lines += [
+            f"the pattern gives     {self.pattern}",
+            f"the replacement gives {self.replacement}",
+        ]
         return "\n".join(lines)
 
 
@@ -95,7 +98,8 @@ class Verdict:
 
 
 def verify_rule(rule: Rule, seed: int = 0, wanted: int = WANTED) -> Verdict | None:
-    """Try one rule on at most `wanted` programs; None for a rule that rewrites nothing, such as those of layouts.
+    """Try one rule on at most `wanted` programs; None for a rule that rewrites nothing, such as
+    those of layouts.
 
     Raises RuleRefused for a rule that is not true, that never applies, or whose kernels have no
     reference; RuleError for a fault in one of its expressions.
@@ -124,7 +128,7 @@ def _verify(rule: Rule, laws: tuple[Side, ...], seed: int, wanted: int) -> Verdi
         for matched, instance in enumerate(instances(rule, law, rng, TRIES, drawn)):
             shape, dtypes = instance.structure
             alike.update((shape, (shape, dtypes)))
-            if matched >= MATCHES:
+            if matched >= min(MATCHES, 4 * wanted):
                 break
             if alike[shape] > _ALIKE or alike[shape, dtypes] > 1:
                 continue
@@ -252,7 +256,7 @@ def _compare(
             texts = [_shown(left), _shown(right)]
             if texts[0] == texts[1]:
                 texts = [_shown(left, 17), _shown(right, 17)]
-            return _counterexample(instance, values, *texts, kind), False
+            return _counterexample(instance, values, texts[0], texts[1], kind), False
     return None, judged
 
 
@@ -276,7 +280,10 @@ def _differ(
             close = (a == b) | (np.abs(a - b) <= allowed)
         return bool((told & (nan_b | ~close)).any()), True
     steps = len(instance.side.nodes) + len(instance.side.built)
-    longest = max((max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs), default=1)
+    longest = max(
+        (max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs),
+        default=1,
+    )
     allowed = _ROUNDINGS * (steps + min(longest, 64)) * _epsilon(left) * most
     with np.errstate(all="ignore"):
         return bool((told & (np.abs(a - b) > allowed)).any()), True

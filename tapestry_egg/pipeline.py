@@ -83,7 +83,8 @@ def optimize(
     fixes the layouts of inputs by path or prefix (`{"[0]['w']": (None, "x")}`, see
     `extract/pins.py`), and so those of the outputs that feed back to them. Rules that change
     rounding are used only with `numerics="relaxed"`. Every rule is verified before it is used.
-    Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and ExtractError when no plan meets the limits.
+    Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
+    ExtractError when no plan meets the limits.
     """
     settings = settings or Settings()
     tell = on_progress or _silent

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.rules import Rule, load_book, load_books
 from tapestry_egg.rules import trust as trust_module
+from tapestry_egg.rules import verify as verify_module
 from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.trust import content, ensure_verified, receipts, verified
 from tapestry_egg.rules.verify import RuleRefused, verify_rule, verify_rules
@@ -57,7 +56,7 @@ def test_what_is_true_passes() -> None:
         assert verdict is not None and verdict.instances >= 3, rule.name
 
 
-@pytest.mark.parametrize("rule", SOUND[::5], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", SOUND[::6], ids=lambda r: r.name)
 def test_some_of_what_is_true_passes(rule: Rule) -> None:
     verdict = verify_rule(rule, wanted=6)
     assert verdict is not None and verdict.instances >= 3
@@ -73,14 +72,13 @@ def test_shipped_rules_carry_receipts_of_what_they_say_now() -> None:
     assert not missing, "run `tapestry-egg verify --again --receipts`"
 
 
-def test_a_smaller_program_is_shown_where_one_fails() -> None:
+def test_a_small_program_is_shown_where_one_fails() -> None:
     rule = next(r for r in UNSOUND if r.name == "slice-forgets-offset")
     with pytest.raises(RuleRefused) as caught:
         verify_rule(rule)
     assert caught.value.counterexample is not None
-    values = caught.value.counterexample.inputs
-    assert all(np.size(json.loads(v.replace("True", "1").replace("False", "0").replace(".", ""))) <= 24
-               for v in values.values() if "j" not in v and "e" not in v and "n" not in v)  # fmt: skip
+    (value,) = caught.value.counterexample.inputs.values()
+    assert len(value.split(",")) <= 24
 
 
 MINE = """
@@ -142,12 +140,13 @@ def test_books_are_verified_before_use(tmp_path: Path, monkeypatch: pytest.Monke
     ensure_verified([load_book(tmp_path / "good.yaml")])
 
 
-def test_a_rule_that_never_applies_is_not_trusted(tmp_path: Path) -> None:
-    rule = write(tmp_path / "mine.yaml")
-    assert rule.recipe is not None
+def test_a_rule_that_never_applies_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "TRIES", 300)
     path = tmp_path / "never.yaml"
     path.write_text(MINE.format(replace="x", law="never") + "    guard: $x.rank > 9\n")
-    with pytest.raises(RuleRefused, match="applies to none of .* programs"):
+    with pytest.raises(RuleRefused, match=r"applies to none of .* programs"):
         verify_rule(load_book(path).rules[0])
 
 
