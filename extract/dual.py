@@ -141,6 +141,16 @@ class Dual:
         self.most_bytes = np.array(uses).reshape(-1, 3)
         self.rows = Tables(problem.variables)
         self.unary = [self.rows.of(i) for i in range(n)]
+        self.row_start = self.rows.start
+        self.folded_flat = self.rows.flat.copy()
+        self.folded = [
+            self.folded_flat[start : start + len(u)]
+            for start, u in zip(self.row_start.tolist(), self.unary, strict=True)
+        ]
+        self.rows_of = [
+            self.row_start[b.members, None] + np.arange(len(self.unary[b.members[0]]))
+            for b in self.batches
+        ]
         self.beliefs = [
             np.zeros((len(b.members), len(self.unary[b.members[0]]))) for b in self.batches
         ]
@@ -161,14 +171,10 @@ class Dual:
 
     def _fold(self) -> None:
         """Fold the leaves into their neighbours, exactly; what stays is the core."""
-        self.folded = [u for u in self.unary]
+        np.copyto(self.folded_flat, self.rows.flat)
         self.constant = 0.0
-        touched: set[int] = set()
 
         def add(i: int, more: Floats) -> None:
-            if i not in touched:
-                touched.add(i)
-                self.folded[i] = self.folded[i].copy()
             self.folded[i] += more
 
         for i, links in self.leaves:
@@ -190,7 +196,7 @@ class Dual:
         for i in range(len(self.unary)):
             if not self.around[i]:
                 self.constant += float(self.folded[i].min())
-        self.costs = [np.stack([self.folded[i] for i in b.members]) for b in self.batches]
+        self.costs = [self.folded_flat[at] for at in self.rows_of]
 
     def messages(self) -> Messages:
         """The state of message passing."""

@@ -7,6 +7,9 @@ has a small treewidth (at most 5 for a transformer's train step), and a handful 
 variable, those with the least beliefs in message passing, is searched exactly in some hundredths of
 a second. Where the product is too large, domains are cut down to rows of labellings that are known
 already, some variables here, others the next time.
+
+Buckets that wait for nothing of each other and are linked alike, as in equal layers, are eliminated
+together.
 """
 
 from __future__ import annotations
@@ -24,20 +27,25 @@ from .problem import Floats, Ints, pooled
 # A bucket's table has at most this many entries.
 _CELLS = 1 << 17
 
+# So many entries are eliminated at once, so that they stay in the processor's cache.
+_TOGETHER = 1 << 16
 
-@dataclass(frozen=True)
-class _Bucket:
-    """A variable, and those neighbours that are eliminated later, in the order of elimination.
+Shape = tuple[int, ...]  # per axis of a bucket's table: the axis of a smaller one there, or -1
 
-    Shapes say for each axis of the bucket's table which axis of a smaller one belongs there; -1 for
-    none.
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Buckets linked alike that wait for nothing of each other.
+
+    `scope[m]` is the variable of bucket m and those neighbours that are eliminated later, in the
+    order of elimination. `pairs` and `left` say how pairs of the core and what earlier buckets
+    left are shaped in their tables, and which they are: per bucket one number.
     """
 
-    variable: int
-    later: tuple[int, ...]
-    pairs: tuple[tuple[int, tuple[int, ...]], ...]  # (pair of the core, its shape here)
-    next: int = -1  # the bucket that what is left goes to, and its shape there
-    axes: tuple[int, ...] = ()
+    buckets: Ints
+    scope: Ints
+    pairs: tuple[tuple[Shape, Ints], ...]
+    left: tuple[tuple[Shape, Ints], ...]
 
 
 class Elimination:
@@ -56,20 +64,39 @@ class Elimination:
             near[pair.b].add(pair.a)
         order = _min_fill(near)
         at = {i: k for k, (i, _) in enumerate(order)}
-        scopes = [(i, *sorted(others, key=at.__getitem__)) for i, others in order]
-        inside: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in scopes]
-        for n, k in enumerate(edges):
-            ends = sorted((dual.edges[k].pair.a, dual.edges[k].pair.b), key=at.__getitem__)
-            scope = scopes[at[ends[0]]]
-            inside[at[ends[0]]].append((n, _shape(ends, scope)))
-        self.buckets = [
-            _Bucket(i, later, tuple(pairs), at[later[0]], _shape(later, scopes[at[later[0]]]))
-            if later
-            else _Bucket(i, later, tuple(pairs))
-            for (i, *rest), pairs in zip(scopes, inside, strict=True)
-            for later in (tuple(rest),)
-        ]
+        self.scopes = [(i, *sorted(others, key=at.__getitem__)) for i, others in order]
+        self.levels = self._levels(edges, at)
         self._gather(edges, at)
+
+    def _levels(self, edges: Sequence[int], at: Mapping[int, int]) -> list[_Level]:
+        scopes = self.scopes
+        pairs: list[list[tuple[Shape, int]]] = [[] for _ in scopes]
+        for n, k in enumerate(edges):
+            pair = self.dual.edges[k].pair
+            ends = sorted((pair.a, pair.b), key=at.__getitem__)
+            pairs[at[ends[0]]].append((_shape(ends, scopes[at[ends[0]]]), n))
+        left: list[list[tuple[Shape, int]]] = [[] for _ in scopes]
+        depth = [0] * len(scopes)
+        for k, (_, *later) in enumerate(scopes):
+            if later:  # what is left goes to the next of these to be eliminated
+                n = at[later[0]]
+                left[n].append((_shape(later, scopes[n]), k))
+                depth[n] = max(depth[n], depth[k] + 1)
+        alike: dict[tuple[int, object], list[int]] = {}
+        for k, scope in enumerate(scopes):
+            pairs[k].sort()
+            left[k].sort()
+            shapes = tuple(s for s, _ in pairs[k]), tuple(s for s, _ in left[k])
+            alike.setdefault((depth[k], (len(scope), *shapes)), []).append(k)
+        return [
+            _Level(
+                np.array(members, dtype=np.int64),
+                np.array([scopes[k] for k in members], dtype=np.int64),
+                _columns([pairs[k] for k in members]),
+                _columns([left[k] for k in members]),
+            )
+            for _, members in sorted(alike.items(), key=lambda entry: entry[0][0])
+        ]
 
     def _gather(self, edges: Sequence[int], at: Mapping[int, int]) -> None:
         """Where the labels and tables of the core's pairs lie, to read all of them at once."""
@@ -96,76 +123,95 @@ class Elimination:
         self.held = self._fit(domains, rng)
         return self._minimise(domains)
 
-    def _domains(self, known: Sequence[Ints], keep: int) -> dict[int, Ints]:
+    def _domains(self, known: Sequence[Ints], keep: int) -> dict[int, list[int]]:
         best = self.dual.promising(keep)
         taken = np.stack(known, axis=1).tolist()
-        return {
-            b.variable: np.array(
-                list(dict.fromkeys(taken[b.variable] + best[b.variable].tolist())), dtype=np.int64
-            )
-            for b in self.buckets
-        }
+        return {i: list(dict.fromkeys(taken[i] + best[i].tolist())) for i, *_ in self.scopes}
 
-    def _fit(self, domains: dict[int, Ints], rng: np.random.Generator) -> bool:
+    def _fit(self, domains: dict[int, list[int]], rng: np.random.Generator) -> bool:
         """Cut domains, at random but from their ends, until every bucket's table is small;
         whether they were so from the start."""
         held = True
-        for b in self.buckets:
-            scope = (b.variable, *b.later)
-            while prod(len(domains[i]) for i in scope) > self.cells:
+        for scope in self.scopes:
+            while prod([len(domains[i]) for i in scope]) > self.cells:
                 wide = [i for i in scope if len(domains[i]) > 1]
                 i = wide[rng.integers(len(wide))]
                 domains[i] = domains[i][: len(domains[i]) // 2]
                 held = False
         return held
 
-    def _minimise(self, domains: dict[int, Ints]) -> Ints:
+    def _minimise(self, domains: dict[int, list[int]]) -> Ints:
         """The best labelling within the domains; leaves take what is best for it."""
         dual = self.dual
-        tables = self._tables(domains)
-        left: list[list[tuple[tuple[int, ...], Floats]]] = [[] for _ in self.buckets]
-        choices: list[Ints] = []
-        for k, b in enumerate(self.buckets):
-            total = dual.folded[b.variable][domains[b.variable]].reshape(-1, *(1,) * len(b.later))
-            for edge, shape in b.pairs:
-                table = tables[edge]
-                total = total + table.reshape(*(table.shape[x] if x >= 0 else 1 for x in shape))
-            for axes, table in left[k]:
-                total = total + table.reshape(*(table.shape[x] if x >= 0 else 1 for x in axes))
-            left[k] = []
-            choices.append(total.argmin(axis=0))
-            if b.later:
-                left[b.next].append((b.axes, total.min(axis=0)))
+        sizes = np.zeros(len(dual.unary), dtype=np.int64)
+        padded = np.zeros((len(dual.unary), max(map(len, domains.values()), default=0)), np.int64)
+        for i, d in domains.items():
+            sizes[i] = len(d)
+            padded[i, : len(d)] = d
+        tables = self._tables(padded)
+        left: list[Floats] = [np.zeros(0)] * len(self.scopes)
+        taken: list[tuple[Ints, Ints]] = []  # (scopes, best place of the first given the others')
+        for level in self.levels:
+            for some in _equal(sizes[level.scope], self.cells):
+                scope, shape = level.scope[some], sizes[level.scope[some[0]]].tolist()
+                own = dual.folded_flat[dual.row_start[scope[:, 0], None] + padded[scope[:, 0]]]
+                total = own[:, : shape[0]].reshape(-1, shape[0], *(1,) * (len(shape) - 1))
+                for places, numbers in level.pairs:
+                    m, n = (shape[places.index(axis)] for axis in (0, 1))
+                    total = total + _fitted(tables[numbers[some], :m, :n], places)
+                for places, numbers in level.left:
+                    total = total + _fitted(np.stack([left[k] for k in numbers[some]]), places)
+                best = total.min(axis=1)
+                taken.append((scope, total.argmin(axis=1)))
+                for k, table in zip(level.buckets[some], best, strict=True):
+                    left[k] = table
+        picked = np.zeros(len(dual.unary), dtype=np.int64)
+        for scope, choice in reversed(taken):
+            later = [picked[scope[:, d]] for d in range(1, scope.shape[1])]
+            picked[scope[:, 0]] = choice[(np.arange(len(scope)), *later)]
         rows = np.zeros(len(dual.unary), dtype=np.int64)
-        picked: dict[int, int] = {}
-        for b, best in zip(reversed(self.buckets), reversed(choices), strict=True):
-            picked[b.variable] = int(best[tuple([picked[i] for i in b.later])])
-            rows[b.variable] = domains[b.variable][picked[b.variable]]
+        if len(dual.core):
+            rows[dual.core] = padded[dual.core, picked[dual.core]]
         return dual.complete(rows)
 
-    def _tables(self, domains: dict[int, Ints]) -> list[Floats]:
+    def _tables(self, padded: Ints) -> Floats:
         """The cost of every pair of the core over two domains, the earlier variable's first."""
-        dual = self.dual
-        widest = max((len(d) for d in domains.values()), default=0)
-        padded = np.zeros((len(dual.unary), widest), dtype=np.int64)
-        for i, d in domains.items():
-            padded[i, : len(d)] = d
         first = self.first_label[self.first_start[:, None] + padded[self.first]] * self.first_step
         second = self.second_label[self.second_start[:, None] + padded[self.second]]
         second = second * self.second_step
         at = self.start[:, None, None] + first[:, :, None] + second[:, None, :]
-        cells = dual.tables.flat[at]
-        sizes = np.array([len(domains.get(i, ())) for i in range(len(dual.unary))])
-        return [
-            table[:n, :m]
-            for table, n, m in zip(
-                cells, sizes[self.first].tolist(), sizes[self.second].tolist(), strict=True
-            )
-        ]
+        return self.dual.tables.flat[at]
 
 
-def _shape(variables: Sequence[int], scope: Sequence[int]) -> tuple[int, ...]:
+def _shape(variables: Sequence[int], scope: Sequence[int]) -> Shape:
     return tuple(variables.index(i) if i in variables else -1 for i in scope)
+
+
+def _columns(entries: Sequence[Sequence[tuple[Shape, int]]]) -> tuple[tuple[Shape, Ints], ...]:
+    """Entries of buckets linked alike, by place: the shape that all have, and each one's number."""
+    return tuple(
+        (column[0][0], np.array([n for _, n in column], dtype=np.int64))
+        for column in zip(*entries, strict=True)
+    )
+
+
+def _fitted(tables: Floats, places: Shape) -> Floats:
+    """Tables [members, ...] with axes of length one where a bucket's table has more."""
+    return tables.reshape(
+        len(tables), *(tables.shape[1 + axis] if axis >= 0 else 1 for axis in places)
+    )
+
+
+def _equal(shapes: Ints, most: int) -> list[Ints]:
+    """Rows that are equal, in groups whose tables have few entries together."""
+    groups: dict[bytes, list[int]] = {}
+    for m, shape in enumerate(np.ascontiguousarray(shapes)):
+        groups.setdefault(shape.tobytes(), []).append(m)
+    out = []
+    for members in groups.values():
+        count = max(1, min(most, _TOGETHER) // max(int(shapes[members[0]].prod()), 1))
+        out += [np.array(members[k : k + count]) for k in range(0, len(members), count)]
+    return out
 
 
 def _min_fill(near: dict[int, set[int]]) -> list[tuple[int, set[int]]]:
