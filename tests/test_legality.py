@@ -286,7 +286,7 @@ def random_axes(rng: Random, rank: int) -> dict[int, tuple[int, ...]]:
     return {d: rng.choice(sizes) for d in dims}
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_exactly_what_brute_force_accepts(seed: int) -> None:
     rng = Random(seed)
@@ -365,8 +365,11 @@ def test_windows_have_halos() -> None:
     assert reads(line(2, -1, 3), 8, 4, 4) == Blocks(0, 1, 0)
     assert reads(line(1, -3, 7), 8, 8, 4) == Gathered()  # three cells of a block of two
     assert reads(line(1, -2, 5), 8, 8, 4) == Blocks(0, 2, 2)  # one whole block on both sides
-    three = split(op({"i": 8}, [(line(1, -1, 3), (8,))], [(line(1), (8,))]), {0: (4,)})
-    assert three.halos == ((0, 0, 1, 1),)
+    assert reads(line(1, -2, 3), 4, 4, 2) == Blocks(0, 2, 0)  # 0:2 and 0:4 begin at one place
+    assert reads(line(1, 0, 3), 4, 4, 2) == Blocks(0, 0, 2)  # 0:4 and 2:4 end at one place
+    windows = [(line(1, -1, 3), (8,)), (line(1, -1, 2), (8,)), (line(1, 1), (8,)), (line(1), (8,))]
+    four = split(op({"i": 8}, windows, [(line(1), (8,))]), {0: (4,)})
+    assert four.halos == ((0, 0, 1, 1), (1, 0, 1, 0), (2, 0, 0, 1))
 
 
 def test_shifted_and_strided_slices() -> None:

@@ -14,11 +14,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.metakernels.signature import OperationSignature
+from tapestry_egg.metakernels.signature import IndexDim, OperationSignature
 from tapestry_egg.metakernels.splits import Access, Blocks, Gathered, Partial, Split, split
 from tapestry_egg.plan import Strategy
-from tapestry_egg.zspace import ZRange
+from tapestry_egg.zspace import Projection, ZRange
 from tests import test_saturate as saturation
 from tests.brute import all_cuts
 from tests.test_legality import random_signature
@@ -96,7 +97,7 @@ def is_inside(s: OperationSignature) -> bool:
     )
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32), st.sampled_from([(2, 2), (4,), (2, 3)]))
 def test_the_rule_derives_the_even_splits_without_margins(
     seed: int, sizes: tuple[int, ...]
@@ -112,3 +113,22 @@ def test_the_rule_derives_the_even_splits_without_margins(
     assert found.saturated
     for number, s in enumerate(found.encoding.signatures):
         assert saturation.derived(found, number) == set(expected(s, mesh)), s
+
+
+def test_a_shift_into_padding_is_no_block() -> None:
+    """Boxes as large as the blocks, in order, and one element off: the operand is gathered."""
+    shifted, plain = Projection(((1,),), (-1,), (1,)), Projection.identity(1)
+    tensor = TensorType((8,), "float32")
+    s = OperationSignature(
+        "pad",
+        (IndexDim("i", 8, "map"),),
+        (shifted,),
+        (plain,),
+        (tensor,),
+        (tensor,),
+        outside=("sum",),
+    )
+    assert split(s, {0: (4,)}).inputs == ({0: Blocks(0, 1, -1)},)
+    derived = saturation.derived(saturation.saturated([s], MeshShape(("x",), (4,))), 0)
+    whole = Layout(((),))
+    assert {(x.cuts, x.needs) for x in derived} == {(((),), (whole,)), (((0,),), (whole,))}

@@ -247,7 +247,7 @@ class _Shards:
         starts, ends = projection.images(first, after)
         most = np.array(shape, np.int64)
         starts, ends = np.clip(starts, 0, most), np.clip(ends, 0, most)
-        some = (first < after).all(axis=1) & (starts < ends).all(axis=1)
+        some = (starts < ends).all(axis=1)
         return _Touched(dims, numbers[some], starts[some], ends[some], short[some])
 
 
@@ -290,8 +290,7 @@ class _Touched:
     def margins(self, k: int, block: Ints, size: int, extent: int) -> tuple[int, int] | None:
         """The margins (lo, hi) with which boxes are the blocks of tensor dim k; None without any.
 
-        `block` numbers the blocks, of `size` each. Of all margins that serve, those of least
-        magnitude are given.
+        `block` numbers the blocks, of `size` each. Of all margins that serve, the least are given.
         """
         starts, ends = self.starts[:, k], self.ends[:, k]
         lo = _margin(block * size - starts, self.short | (starts == 0), size)
@@ -302,7 +301,7 @@ class _Touched:
 def _margin(seen: Ints, at_least: NDArray[np.bool_], most: int) -> int | None:
     """The margin seen by every shard; those marked `at_least` would be content with more."""
     low, exact = int(seen[at_least].max(initial=-most)), seen[~at_least]
-    margin = int(exact[0]) if exact.size else max(0, low)
+    margin = int(exact[0]) if exact.size else low
     if (exact != margin).any() or margin < low or abs(margin) > most:
         return None
     return margin

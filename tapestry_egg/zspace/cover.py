@@ -30,16 +30,14 @@ def cover_fault(boxes: Iterable[ZRange], whole: ZRange) -> CoverFault | None:
     That the sizes add up is not enough: an overlap and a gap of one size cancel. Here every box
     puts +1 and -1 on its 2^rank corners (the mixed difference of its indicator function, a map
     without kernel), and the corners of an exact cover cancel to those of the whole. It takes one
-    pass over the boxes, whatever their number. Empty boxes cover nothing and are welcome anywhere.
-    Raises ZSpaceError where the ranks differ.
+    pass over the boxes, whatever their number. The corners of an empty box cancel: it covers
+    nothing, and is welcome anywhere. Raises ZSpaceError where the ranks differ.
     """
     weights: dict[Point, int] = {}
     them = tuple(boxes)
     signs = tuple(product((0, 1), repeat=whole.rank))
 
     def put(box: ZRange, weight: int) -> None:
-        if box.is_empty:
-            return
         for corner in signs:
             at = tuple(e if c else s for c, s, e in zip(corner, box.start, box.end, strict=True))
             weights[at] = weights.get(at, 0) + (-weight if sum(corner) % 2 else weight)
