@@ -99,7 +99,8 @@ def _run(
             return _on_first_device(call)
         return call.bind(*operands)
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
-    local = None if block.is_sparse else _local_params(op, block, images)
+    placed = op.kernel != "random_bits" or _bits_have_places()
+    local = _local_params(op, block, images) if placed and not block.is_sparse else None
     if local is None:
         larger = block.uncut_where_gathered(layouts)
         if larger == block:
@@ -152,6 +153,93 @@ def _iota(call: Call) -> list[jax.Array]:
 
     (counted,) = call.bind()
     return [counted + jnp.asarray(call.output_offset(call.params["dimension"]), counted.dtype)]
+
+
+def _counters(call: Call, shape: Sequence[int], first: int) -> tuple[jax.Array, jax.Array]:
+    """High and low words u32[local shape] of the row-major numbers that the elements of the output
+    dims from `first` on have in an array of the whole shape."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    local = call.params["shape"]
+    high = low = jnp.zeros(local, jnp.uint32)
+    stride = 1
+    for k in reversed(range(len(shape))):
+        at = lax.broadcasted_iota(jnp.uint32, local, k)
+        at = at + jnp.asarray(call.output_offset(first + k), jnp.uint32)
+        part = at * jnp.uint32(stride % 2**32)
+        low = low + part
+        if stride * shape[k] > 2**32:  # carry into the high word
+            high = high + at * jnp.uint32(stride >> 32) + (low < part).astype(jnp.uint32)
+            high = high + lax.mulhi(at, jnp.full_like(at, stride % 2**32))
+        stride *= shape[k]
+    return high, low
+
+
+def _iota_words(call: Call) -> list[jax.Array]:
+    return list(_counters(call, call.whole["shape"], 0))
+
+
+def _random_bits(call: Call) -> list[jax.Array]:
+    """The Threefry hash of every element's number in the whole array: a shard computes its own."""
+    import jax
+    import jax.numpy as jnp
+
+    from ..codec import primitive
+
+    (keys,) = call.operands
+    words = jax.random.key_data(keys)
+    counters = _counters(call, call.whole["shape"], keys.ndim)
+    shape = (*keys.shape, *call.params["shape"])
+    spread = tuple(range(keys.ndim, len(shape)))
+    pair = [jnp.expand_dims(words[..., k], spread) for k in (0, 1)]
+    hashed = primitive("threefry2x32").bind(
+        *(jnp.broadcast_to(x, shape) for x in (*pair, *counters))
+    )
+    width = call.params["bit_width"]
+    if width == 64:
+        high, low = (x.astype(jnp.uint64) for x in hashed)
+        return [(high << 32) | low]
+    return [(hashed[0] ^ hashed[1]).astype(f"uint{width}")]
+
+
+def _bits_have_places() -> bool:
+    """Whether JAX's Threefry bits are a function of an element's place alone."""
+    import jax
+
+    return bool(getattr(jax.config, "jax_threefry_partitionable", True))
+
+
+def _dynamic_slice(call: Call) -> list[jax.Array]:
+    """The start is clamped as for the whole slice; then this device's part begins further on."""
+    import jax.numpy as jnp
+
+    operand, *starts = call.operands
+    length, sizes = call.signature.input_types[0].shape, call.whole["slice_sizes"]
+    for k, (n, size) in enumerate(zip(length, sizes, strict=True)):
+        if size != n:
+            first = jnp.clip(_signed(starts[k]), 0, n - size)
+            starts[k] = first + jnp.asarray(call.output_offset(k), first.dtype)
+    return call.bind(operand, *(_signed(s).astype(jnp.int32) for s in starts))
+
+
+def _dynamic_update_slice(call: Call) -> list[jax.Array]:
+    """What of the update lies beside this device's part is written into a margin and dropped."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    operand, update, *starts = call.operands
+    length, sent, *_ = (t.shape for t in call.signature.input_types)
+    margins = [(0, 0, 0)] * operand.ndim
+    for k, (n, m) in enumerate(zip(length, sent, strict=True)):
+        starts[k] = jnp.clip(_signed(starts[k]), 0, n - m).astype(jnp.int32)
+        if call.is_part(0, k) and m != n:
+            margins[k] = (m, m, 0)
+            first = starts[k] - jnp.asarray(call.output_offset(k), jnp.int32)
+            starts[k] = jnp.clip(first + m, 0, operand.shape[k] + m)
+    wide = lax.pad(operand, jnp.zeros((), operand.dtype), margins)
+    (out,) = call.bind(wide, update, *starts)
+    return [lax.pad(out, jnp.zeros((), out.dtype), [(-a, -b, 0) for a, b, _ in margins])]
 
 
 def _gather(call: Call) -> list[jax.Array]:
@@ -227,13 +315,19 @@ def _scatter(call: Call) -> list[jax.Array]:
 
 def _places(indices: jax.Array) -> list[jax.Array]:
     """The columns of index vectors s32[..., depth], wide enough to subtract offsets from."""
+    indices = _signed(indices)
+    return [indices[..., t] for t in range(indices.shape[-1])]
+
+
+def _signed(indices: jax.Array) -> jax.Array:
+    """The same places as signed integers of at least 32 bits; those beyond any array end there."""
     import jax.numpy as jnp
 
     if indices.dtype.itemsize < 4:
-        indices = indices.astype(jnp.int32)
-    elif jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
-        indices = jnp.minimum(indices, 2**31 - 1).astype(jnp.int32)
-    return [indices[..., t] for t in range(indices.shape[-1])]
+        return indices.astype(jnp.int32)
+    if jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        return jnp.minimum(indices, 2**31 - 1).astype(jnp.int32)
+    return indices
 
 
 def _localize(
@@ -262,6 +356,10 @@ def _localize(
 #: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
 LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "iota": _iota,
+    "iota_2x32_shape": _iota_words,
+    "random_bits": _random_bits,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
     **dict.fromkeys(
         (

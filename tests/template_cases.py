@@ -7,6 +7,7 @@ from tests import (
     cases_elementwise,
     cases_indexing,
     cases_movement,
+    cases_random,
     cases_reduction,
 )
 from tests.cases import CASES, FAMILY, Case, Draw, drawn
@@ -20,6 +21,7 @@ __all__ = [
     "cases_elementwise",
     "cases_indexing",
     "cases_movement",
+    "cases_random",
     "cases_reduction",
     "drawn",
 ]

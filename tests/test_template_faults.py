@@ -102,6 +102,15 @@ EDITS = [
     ("first update only", "scatter-add", "indexing", "for $d in $own]..., @b...])",
      "for $d in $own]..., [0 for $q in @b]...])"),
     ("monoid", "scatter-mul", "indexing", "prod if $kernel in", "sum if $kernel in"),
+    ("box smaller", "dynamic_update_slice", "indexing", "0 :+ $m for $d, $m",
+     "0 :+ max(1, $m - 1) for $d, $m"),
+    ("follows the slice", "dynamic_slice", "indexing", "@i[$d] if $full[$d] else 0 :+ $n",
+     "@i[$d]"),
+    # random
+    ("one key only", "random_bits", "random", 'keys: "@b"', 'keys: "[0 for $q in @b]"'),
+    ("one word only", "threefry2x32", "random", "  inputs: {k1: , k2: , x1: , x2: }",
+     """  inputs: {k1: , k2: , x1: , x2: }
+  project: {x1: "[0 * $r for $r in @i]"}"""),
     # reduction
     ("missing row", "reduce_sum", "reduction", "[@i..., @r...]", "[@i..., [0 for $q in @r]...]"),
     ("monoid", "reduce_max", "reduction", "else reduce(max)", "else reduce(sum)"),

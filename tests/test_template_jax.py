@@ -16,6 +16,7 @@ import pytest
 from tapestry_egg.codec import decode_params, primitive
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.reference import reference
+from tapestry_egg.metakernels.reference_call import KEY
 from tapestry_egg.reference_executor import without_gaps
 from tapestry_egg.zspace import ZRange
 from tests.cases import JAX, Application, Array, application, close
@@ -24,7 +25,7 @@ from tests.template_cases import CASES, FAMILY
 
 FAMILIES = tuple(dict.fromkeys(FAMILY.values()))
 #: Kernels whose lowering on a block needs more than local parameters: the block's place.
-PLACED = ("iota", "gather", "scatter")
+PLACED = ("iota", "gather", "scatter", "random_bits", "random_split")
 
 
 def drawn(family: str, seeds: Sequence[int]) -> list[Application]:
@@ -44,11 +45,31 @@ def by_jax(calls: Sequence[tuple[str, Any, Sequence[Array]]]) -> list[list[Array
     def run(operands: Any) -> Any:
         out = []
         for (kernel, params, _), xs in zip(calls, operands, strict=True):
-            made = primitive(kernel).bind(*xs, **decode_params(params, kernel=kernel))
-            out.append(made if isinstance(made, list | tuple) else [made])
+            made = primitive(kernel).bind(*map(taken, xs), **decode_params(params, kernel=kernel))
+            out.append([given(x) for x in (made if isinstance(made, list | tuple) else [made])])
         return out
 
-    return compiled(run, [xs for _, _, xs in calls])
+    plain = [[{"words": x["words"]} if x.dtype.names else x for x in xs] for _, _, xs in calls]
+    return [
+        [as_keys(x["words"]) if isinstance(x, dict) else x for x in xs]
+        for xs in compiled(run, plain)
+    ]
+
+
+def taken(x: Any) -> Any:
+    """What JAX takes for an array of ours: random keys are made of their words."""
+    return jax.random.wrap_key_data(x["words"]) if isinstance(x, dict) else x
+
+
+def given(x: Any) -> Any:
+    keys = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return {"words": jax.random.key_data(x)} if keys else x
+
+
+def as_keys(words: Array) -> Array:
+    out = np.zeros(words.shape[:-1], KEY)
+    out["words"] = words
+    return out
 
 
 def check_whole(apps: Sequence[Application]) -> None:

@@ -19,11 +19,18 @@ from .reference_call import Array, Call, Reference, zero
 from .reference_elementwise import ELEMENTWISE
 from .reference_indexing import INDEXING
 from .reference_movement import MOVEMENT
+from .reference_random import RANDOM
 from .registry import localize
 from .signature import OperationSignature
 
 #: Kernel name -> its implementation.
-REFERENCES: Mapping[str, Reference] = {**ELEMENTWISE, **MOVEMENT, **ALGEBRA, **INDEXING}
+REFERENCES: Mapping[str, Reference] = {
+    **ELEMENTWISE,
+    **MOVEMENT,
+    **ALGEBRA,
+    **INDEXING,
+    **RANDOM,
+}
 
 
 def reference(

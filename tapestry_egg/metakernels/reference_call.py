@@ -15,6 +15,9 @@ from .signature import OperationSignature
 
 Array = NDArray[Any]
 
+#: A Threefry key on the host: its two 32-bit words.
+KEY = np.dtype([("words", np.uint32, 2)])
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -22,8 +25,8 @@ class Call:
 
     `operands[p]` is the box `inputs[p]` of operand p, with what lies outside the operand filled in,
     and output q is the box `outputs[q]`; both are images of the index box `box`, in global
-    coordinates. `params` are the operation's own,
-    `local` the same with what differs on local boxes; both are readable (tuples, names).
+    coordinates. `params` are the operation's own, `local` the same with what differs on local
+    boxes; both are readable (tuples, names).
     """
 
     kernel: str
@@ -59,7 +62,9 @@ Reference = Callable[[Call], Any]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name, ml_dtypes' included."""
+    """NumPy's dtype of that name, ml_dtypes' included; `KEY` for random keys."""
+    if name == "key<fry>":
+        return KEY
     try:
         return np.dtype(name)
     except TypeError:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..zspace import ZRange
 from .reference_call import Array, Call, Reference, wide
 
 
@@ -20,18 +21,28 @@ def _clamped(starts: Sequence[Array], sizes: Sequence[int], shape: Sequence[int]
 
 
 def _dynamic_slice(call: Call) -> Array:
-    # Starts are clamped globally; dims that are cut are read at full length, from 0.
+    # Starts are clamped globally; the box of the slice lies at its own place behind them.
     x, *starts = call.operands
     at = _clamped(starts, call.params["slice_sizes"], call.types[0].shape)
-    return x[tuple(slice(a, a + n) for a, n in zip(at, call.shape(), strict=True))]
+    ends = zip(at, call.outputs[0].start, call.inputs[0].start, call.shape(), strict=True)
+    return x[tuple(slice(a + o - s, a + o - s + n) for a, o, s, n in ends)]
 
 
 def _dynamic_update_slice(call: Call) -> Array:
     x, update, *starts = call.operands
     at = _clamped(starts, call.types[1].shape, call.types[0].shape)
+    here, given = call.inputs[0], call.inputs[1]
+    target = given.translate(at)
+    written = target.clip(here)
     out = x.copy()
-    out[tuple(slice(a, a + n) for a, n in zip(at, update.shape, strict=True))] = update
+    if not written.is_empty:
+        to, of = ([-n for n in box.start] for box in (here, target))
+        out[_box(written.translate(to))] = update[_box(written.translate(of))]
     return out
+
+
+def _box(box: ZRange) -> tuple[Any, ...]:
+    return (*(slice(s, e) for s, e in zip(box.start, box.end, strict=True)), ...)
 
 
 def _along(values: Array, dim: int, rank: int) -> Array:
