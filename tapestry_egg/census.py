@@ -7,15 +7,16 @@ nobody knows how often; of a `cond` every branch once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 
 from .blockgraph import BlockGraph, Operation, Source
 from .flatten import flatten
 from .metakernels import registry
 from .metakernels.signature import OperationSignature, evaluate
-from .zspace import Projection
+from .metakernels.splits import split
+from .zspace import ZRange
 
 #: The role of operations without a template; other roles are the files that templates stand in.
 OPAQUE = "opaque"
@@ -122,97 +123,70 @@ def census(graph: BlockGraph) -> Census:
             outer = program.bodies[body.parent].graph.operations[body.operation]
             looped[b] = looped[body.parent] or outer.kernel == "scan"
     counted = []
+    kinds: dict[tuple[int, bool], Counted] = {}  # by signature: there are few, made once each
     for instance in program.instances:
         if instance.port:
             continue
         op = program.bodies[instance.body].graph.operations[instance.operation]
-        signature = instance.signature
-        split = frozenset(signature.index[d].role for d in legal_splits(signature))
-        counted.append(
-            Counted(
-                op,
-                _role(op, signature),
-                _work(signature, instance.weight),
-                split,
-                "" if split else _reason(op, signature),
-                looped[instance.body],
-            )
-        )
+        kind = id(instance.signature), op.effectful
+        if kind not in kinds:
+            kinds[kind] = _counted(op, instance.signature)
+        once = kinds[kind]
+        work = Work(1, instance.weight * once.work.flops, instance.weight * once.work.bytes)
+        counted.append(replace(once, operation=op, work=work, looped=looped[instance.body]))
     return Census(graph.name, tuple(counted))
+
+
+def _counted(op: Operation, signature: OperationSignature) -> Counted:
+    """An operation that runs once."""
+    roles, refusals = legal_roles(signature)
+    reason = "" if roles else _reason(op, signature, refusals)
+    return Counted(op, _role(op, signature), _work(signature), roles, reason)
 
 
 # Legality
 
 
-def legal_splits(signature: OperationSignature) -> tuple[int, ...]:
-    """Index dims of size > 1 that can be split: into their points, hence into any divisor of them.
+def legal_roles(signature: OperationSignature) -> tuple[frozenset[str], str]:
+    """Roles of the index dims of size > 1 that can be split evenly, and what forbids others.
 
-    A dim of role `map` must reach every output, in blocks of one tensor dim in order; a `reduce`
-    dim must reach none. Operands do not matter: what is not a block is read from the whole operand.
-    No dim may reach random keys, which stay whole.
+    A dim that has a legal split into some number of equal parts has one into each prime factor of
+    that number, so only primes are tried.
     """
-    if 0 in signature.extents:
-        return ()
-    legal = []
+    roles: set[str] = set()
+    refusals: dict[str, None] = {}
     for d, dim in enumerate(signature.index):
-        if dim.size < 2 or _reaches_keys(signature, d):
-            continue
-        if dim.role == "reduce":
-            fits = not any(p.reaches(d) for p in signature.outputs)
-        else:
-            fits = dim.role == "map" and all(
-                _in_blocks(p, d, signature.extents, t.shape)
-                for p, t in zip(signature.outputs, signature.output_types, strict=True)
-            )
-        if fits:
-            legal.append(d)
-    return tuple(legal)
+        for parts in () if dim.role in roles else _prime_factors(dim.size):
+            found = split(signature, {d: (parts,)})
+            if found.legal:
+                roles.add(dim.role)
+                break
+            refusals[found.refusal] = None
+    first = "; ".join(list(refusals)[:2])
+    return frozenset(roles), first + (f"; {len(refusals) - 2} more" if len(refusals) > 2 else "")
 
 
-def _reaches_keys(signature: OperationSignature, d: int) -> bool:
-    ports = (*signature.inputs, *signature.outputs)
-    types = (*signature.input_types, *signature.output_types)
-    return any(
-        t.dtype.startswith("key<") and p.reaches(d) for p, t in zip(ports, types, strict=True)
-    )
+def _prime_factors(n: int) -> Iterator[int]:
+    """The primes that divide n, the smallest first; none for n < 2."""
+    p = 2
+    while n > 1 and p * p <= n:
+        if n % p == 0:
+            yield p
+            while n % p == 0:
+                n //= p
+        p += 1
+    if n > 1:
+        yield n
 
 
-def _in_blocks(
-    projection: Projection, d: int, extents: tuple[int, ...], shape: tuple[int, ...]
-) -> bool:
-    """Whether the images of equal blocks of index dim d are equal blocks of one tensor dim.
-
-    The dim's stride a must fill the tensor (a·N = T), from 0 on, and all other index dims and the
-    box together must fill the stride.
-    """
-    reached = projection.reaches(d)
-    if len(reached) != 1:
-        return False
-    k = reached[0]
-    row, size = projection.matrix[k], projection.shape[k]
-    others = [(a, n) for e, (a, n) in enumerate(zip(row, extents, strict=True)) if e != d]
-    least = projection.offset[k] + sum(min(a, 0) * (n - 1) for a, n in others)
-    span = size + sum(abs(a) * (n - 1) for a, n in others)
-    return row[d] == span and row[d] * extents[d] == shape[k] and least == 0
-
-
-def _reason(op: Operation, signature: OperationSignature) -> str:
+def _reason(op: Operation, signature: OperationSignature, refusals: str) -> str:
     """Why an operation has no legal split."""
     if signature.opaque:
         if op.effectful:
             return "has effects"
         known = op.kernel in registry.templates()
         return "no template fits its parameters" if known else "no template"
-    if 0 in signature.extents:
-        return "no index point"
-    large = [dim for dim in signature.index if dim.size > 1]
-    if not large:
-        return "one index point"
-    if any(_reaches_keys(signature, d) for d in range(len(signature.index))):
-        return "random keys stay whole"
-    roles = sorted({dim.role for dim in large})
-    names = ", ".join(f"{dim.name} of {dim.size}" for dim in large)
-    return f"{' and '.join(roles)}: {names}"
+    return refusals or "one index point"
 
 
 # Counting
@@ -225,16 +199,15 @@ def _role(op: Operation, signature: OperationSignature) -> str:
     return OPAQUE if found is None else Path(found.origin.file).stem
 
 
-def _work(signature: OperationSignature, times: float) -> Work:
-    """Work of one operation that runs `times` often, over the whole index space."""
-    extents = signature.extents
+def _work(signature: OperationSignature) -> Work:
+    """Work of one operation over its whole index space."""
+    whole = ZRange.from_shape(signature.extents)
     moved = float(sum(t.nbytes for t in signature.output_types))
     reads = signature.reads or (None,) * len(signature.inputs)
-    for projection, tensor, declared in zip(
-        signature.inputs, signature.input_types, reads, strict=True
-    ):
+    for p, (tensor, declared) in enumerate(zip(signature.input_types, reads, strict=True)):
         if declared is None:
-            moved += prod(projection.footprint(extents)) * tensor.itemsize
+            elements = 0.0 if whole.is_empty else float(signature.operand_box(p, whole).size)
         else:
-            moved += evaluate(declared, extents) * tensor.itemsize
-    return Work(1, times * evaluate(signature.flops, extents), times * moved)
+            elements = evaluate(declared, signature.extents)
+        moved += elements * tensor.itemsize
+    return Work(1, evaluate(signature.flops, signature.extents), moved)
