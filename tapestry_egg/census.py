@@ -7,7 +7,6 @@ nobody knows how often; of a `cond` every branch once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,33 +149,22 @@ def _counted(op: Operation, signature: OperationSignature) -> Counted:
 def legal_roles(signature: OperationSignature) -> tuple[frozenset[str], str]:
     """Roles of the index dims of size > 1 that can be split evenly, and what forbids others.
 
-    A dim that has a legal split into some number of equal parts has one into each prime factor of
-    that number, so only primes are tried.
+    Projections are affine: a dim that can be split evenly into one number of parts can be split
+    into every number that divides it, so only the least is tried.
     """
     roles: set[str] = set()
     refusals: dict[str, None] = {}
     for d, dim in enumerate(signature.index):
-        for parts in () if dim.role in roles else _prime_factors(dim.size):
-            found = split(signature, {d: (parts,)})
-            if found.legal:
-                roles.add(dim.role)
-                break
+        if dim.size < 2 or dim.role in roles:
+            continue
+        least = next(n for n in range(2, dim.size + 1) if dim.size % n == 0)
+        found = split(signature, {d: (least,)})
+        if found.legal:
+            roles.add(dim.role)
+        else:
             refusals[found.refusal] = None
     first = "; ".join(list(refusals)[:2])
     return frozenset(roles), first + (f"; {len(refusals) - 2} more" if len(refusals) > 2 else "")
-
-
-def _prime_factors(n: int) -> Iterator[int]:
-    """The primes that divide n, the smallest first; none for n < 2."""
-    p = 2
-    while n > 1 and p * p <= n:
-        if n % p == 0:
-            yield p
-            while n % p == 0:
-                n //= p
-        p += 1
-    if n > 1:
-        yield n
 
 
 def _reason(op: Operation, signature: OperationSignature, refusals: str) -> str:
