@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import TemplateError
 from ..zspace import ZRange
+from .opaque import opaque_reasons
 from .parameters import readable
 from .reference_algebra import ALGEBRA
 from .reference_call import Array, Call, Reference, zero
@@ -47,7 +48,9 @@ def reference(
     Raises TemplateError for a kernel without a reference, and for operands of other shapes.
     """
     if kernel not in REFERENCES:
-        raise TemplateError(f"there is no reference for {kernel}")
+        raise TemplateError(
+            f"there is no reference for {kernel}", hint=opaque_reasons().get(kernel, "")
+        )
     whole = ZRange.from_shape(sig.extents) if box is None else box
     outputs = tuple(p.image(whole) for p in sig.outputs)
     for p, x in enumerate(operands):

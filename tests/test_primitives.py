@@ -1,0 +1,44 @@
+"""Every primitive of JAX is understood, or listed with the reason why not."""
+
+from __future__ import annotations
+
+from jax.extend.core import primitives
+
+from tapestry_egg.jaxprs import INLINED, REGIONS
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.opaque import opaque_reasons
+
+#: Tracing leaves nothing of these where they do nothing: placements, and solvers' own functions.
+DISSOLVED = {"device_put", "custom_linear_solve", "sharding_constraint", "reshard", "mesh_cast"}
+DISSOLVED |= {"layout_constraint"}
+
+#: What real programs are made of: transformers, convolutional networks, mixtures of experts, with
+#: their gradients and optimizers, in Flax, Equinox and plain JAX.
+IN_PROGRAMS = """
+    mul add broadcast_in_dim div reshape reduce_sum dot_general transpose integer_pow select_n jit
+    add_any sub eq sqrt max convert_element_type neg square lt iota rsqrt gather reduce_max
+    stop_gradient exp conv_general_dilated ge psum tanh scatter-add squeeze sin and gt random_bits
+    shift_right_logical or bitcast_convert_type custom_jvp_call ragged_dot_general slice
+    random_fold_in cos log pow rev cumsum logistic sort scan remat2 is_finite sign abs
+    reduce_window_max select_and_scatter_add top_k argmax scatter reduce_precision custom_vjp_call
+    while cond debug_print fft cholesky
+""".split()
+
+
+def understood() -> set[str]:
+    return set(registry.templates()) | set(INLINED) | set(REGIONS) | DISSOLVED
+
+
+def test_what_real_programs_are_made_of_is_understood() -> None:
+    assert set(IN_PROGRAMS) - understood() == {"debug_print"}
+
+
+def test_every_public_primitive_has_a_template_or_a_reason() -> None:
+    public = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
+    assert len(public) > 150
+    assert public - understood() - set(opaque_reasons()) == set()
+
+
+def test_no_primitive_is_both_and_every_reason_is_a_sentence() -> None:
+    assert set(opaque_reasons()) & understood() == set()
+    assert all(reason.endswith(".") for reason in opaque_reasons().values())
