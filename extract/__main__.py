@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import TapestryError
 from . import formats
+from .choice_front import ChoiceFront, choice_front
 from .choices import ChoiceProblem, Extraction, Number
 from .methods import METHODS, extract
 
@@ -22,11 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
     failed = False
-    if not options.json:
+    if not options.json and not options.front:
         print(_HEAD)
     for path in options.paths:
         try:
             problem, form = formats.read(path)
+            if options.front:
+                failed = _front(path, problem, form, options) or failed
+                continue
             found = extract(problem, options.seconds, options.seed, options.method)
         except TapestryError as e:
             failed = True
@@ -48,6 +52,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
+
+
+def _front(path: Path, problem: ChoiceProblem, form: str, options: argparse.Namespace) -> bool:
+    """Print the front of one file, and write it; whether there is none."""
+    front = choice_front(problem, options.seconds, options.seed)
+    document = front.document()
+    if options.output is not None and front.points:
+        target = options.output / f"{problem.name}.front.json"
+        front.save(target)
+    if options.json:
+        print(json.dumps({"path": str(path), **document, "reason": front.reason}), flush=True)
+    else:
+        print("\n".join(_front_lines(front)), flush=True)
+    return not front.points
+
+
+def _front_lines(front: ChoiceFront) -> list[str]:
+    name = front.problem.name
+    if not front.points:
+        return [f"{name}: no front: {front.reason}"]
+    kind = "exact" if front.exact else f"epsilon {front.epsilon:.3%}"
+    knee = front.knee()
+    lines = [
+        f"{name}: front of {len(front)} answers, {kind}, {front.method}, "
+        f"{front.seconds:.2f} s, hypervolume {front.hypervolume():.6g}",
+        "  " + " ".join(f"{k:>16}" for k in (*front.objectives, "gap")),
+    ]
+    for p in front:
+        values = " ".join(f"{_short(number(v)):>16}" for v in p.values)
+        mark = "  knee" if p is knee else ""
+        lines.append(f"  {values} {p.gap:>16.3%}{mark}")
+    return lines
 
 
 def record(path: Path, problem: ChoiceProblem, found: Extraction) -> dict[str, Any]:
@@ -107,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="default 0")
     names = ["auto", *(m.name for m in METHODS)]
     parser.add_argument("--method", choices=names, default="auto", help="default auto")
+    parser.add_argument(
+        "--front", action="store_true", help="the front of cost and number of selected nodes"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per file")
     parser.add_argument(
         "-o", dest="output", type=Path, metavar="DIR", help="write the chosen nodes there"

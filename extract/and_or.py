@@ -49,12 +49,9 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
         standing.close()
         return
     left: list[AndOr] = []
-    base = form.constant[0]
     found: list[int] = []
     parts = split(form)
     for part in parts:
-        if parts != [form]:
-            part.constant[0] = 0
         narrow = None
         if part.acyclic:
             end = min(deadline, time.perf_counter() + 0.5)
@@ -63,12 +60,13 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
         if narrow is None:
             left.append(part)
         elif narrow.points:
-            base += narrow.points[0][0][0] if parts != [form] else 0
             found += narrow.points[0][1]
+        else:  # nothing is better than what is known
+            standing.close()
+            return
     record.better = lambda value, picks: _offer_picks(problem, standing, picks, "elimination")
     if not left:
-        if found or len(parts) != 1:
-            record.offer(form, {form.home[n]: n for n in found})
+        record.offer(form, {form.home[n]: n for n in found})
         standing.close()
         return
     _solve_left(problem, form, left, found, record, standing, deadline, seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from .andor import AndOr
@@ -17,7 +18,7 @@ from .greedy import Chosen, Improvement
 from .lazy_milp import Record, Scaled, nearest, unit_of
 
 # What the largest cost that is not integral is scaled to.
-_LARGE = 10.0**9
+_LARGE = 10**9
 
 
 def solve(
@@ -32,7 +33,7 @@ def solve(
     unit = unit_of(form)
     step = unit.step
     if not unit.integral:
-        step = max(1.0, max(abs(v) for v in form.cost.values()) / _LARGE)
+        step = max(Fraction(1), Fraction(max(abs(v) for v in form.cost.values()), _LARGE))
     model: Any = cp_model.CpModel()
     x = {n: model.new_bool_var("") for n in form.home}
     y = _active(form, model, x)
@@ -55,8 +56,9 @@ def solve(
     solver.parameters.random_seed = seed
 
     def scaled_bound(value: float) -> Scaled:
-        least = form.constant[0] + math.ceil(value - 1e-6) * step
-        least -= 0.0 if least == int(least) else 1e-12 * abs(least)
+        least = form.constant[0] + Fraction(math.ceil(value - 1e-6)) * step
+        if not isinstance(step, int):  # decimals, which binary fractions differ from
+            least -= abs(least) * Fraction(1, 10**12)
         return min(math.floor(least), record.value)
 
     class Told(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce as fold
 
 import numpy as np
@@ -31,7 +32,7 @@ Picks = list[tuple[int, int]]
 Scaled = int | float
 
 # The largest cost of an objective that is not integral, in the unit of its program.
-_LARGE = 100.0
+_LARGE = 100
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,18 @@ class Unit:
     from them by is far below what tells two answers apart.
     """
 
-    step: float
+    step: int | Fraction
     integral: bool
 
     def bound(self, value: float) -> int:
-        """A scaled lower bound from a program's."""
-        slack = 1e-6 * max(1.0, abs(value)) if abs(value) < 1e6 else 1e-9 * abs(value)
+        """A scaled lower bound from a program's, allowing for the tolerances of its solver."""
         if not self.integral:
-            return math.floor((value - 1e-9 * max(1.0, abs(value))) * self.step)
-        exact = math.ceil(value - slack) * self.step
-        return math.floor(exact - 1e-12 * abs(exact)) if exact % 1 else int(exact)
+            return math.floor(Fraction(value - 1e-9 * max(1.0, abs(value))) * self.step)
+        slack = max(1e-6, 1e-9 * abs(value))
+        least = Fraction(math.ceil(value - slack)) * self.step
+        if isinstance(self.step, int):
+            return int(least)
+        return math.floor(least - abs(least) * Fraction(1, 10**12))
 
     @property
     def gap(self) -> float:
@@ -63,23 +66,25 @@ def unit_of(form: AndOr) -> Unit:
     """The unit for a form's costs."""
     costs = [v for v in form.cost.values() if v]
     if not costs:
-        return Unit(1.0, True)
+        return Unit(1, True)
     scale = form.scales[0]
-    common = fold(math.gcd, costs)
+    common = fold(math.gcd, costs, 0)
     largest = max(abs(v) for v in costs)
     if largest // common < 10**7:
-        return Unit(float(common), True)
+        return Unit(common, True)
     for digits in range(1, 7):
-        steps = [v / scale * 10**digits for v in costs]
-        if all(abs(s - round(s)) <= 1e-9 * max(1.0, abs(s)) for s in steps):
-            return Unit(scale / 10**digits, True)
-    return Unit(largest / _LARGE, False)
+        steps = [v * 10**digits / scale for v in costs]
+        if max(map(abs, steps)) < 10**9 and all(
+            abs(s - round(s)) <= 1e-9 * max(1.0, abs(s)) for s in steps
+        ):
+            return Unit(Fraction(scale, 10**digits), True)
+    return Unit(Fraction(largest) / _LARGE, False)
 
 
 class Model:
     """Columns and rows of one form."""
 
-    def __init__(self, form: AndOr, known: Closure | None) -> None:
+    def __init__(self, form: AndOr, known: Closure | None, limit: int | None = None) -> None:
         self.form = form
         self.unit = unit_of(form)
         self.nodes = sorted(form.home)
@@ -88,14 +93,20 @@ class Model:
         self.class_at = {c: len(self.nodes) + i for i, c in enumerate(self.classes)}
         columns = len(self.nodes) + len(self.classes)
         cost = np.zeros(columns)
-        cost[: len(self.nodes)] = [form.cost[n] / self.unit.step for n in self.nodes]
+        cost[: len(self.nodes)] = [float(form.cost[n] / self.unit.step) for n in self.nodes]
         if self.unit.integral:
             cost = np.round(cost)
         lower = np.zeros(columns)
         lower[[self.class_at[r] for r in sorted(form.roots)]] = 1.0
         self.whole = np.arange(columns) < len(self.nodes)
         self.cuts = LoopCuts(form, self.node_at, self.class_at)
-        self.program = LinearProgram(cost, lower, np.ones(columns), self._rows(known))
+        rows = self._rows(known)
+        if limit is not None:
+            second = form.costs[1]
+            room = float(limit - form.constant[1])
+            columns_of = list(range(len(self.nodes)))
+            rows.append((columns_of, [float(second[n]) for n in self.nodes], -np.inf, room))
+        self.program = LinearProgram(cost, lower, np.ones(columns), rows)
 
     def _rows(self, known: Closure | None) -> list[Row]:
         form, x, y = self.form, self.node_at, self.class_at
@@ -260,10 +271,13 @@ def trivial_bound(form: AndOr) -> int:
 
 @dataclass(frozen=True)
 class Search:
-    """Settings of a search: when it ends (`time.perf_counter`), and its seed."""
+    """Settings of a search: when it ends (`time.perf_counter`), its seed, and how wide forms may be
+    for elimination. `limit` bounds the second objective (scaled, with the constant)."""
 
     deadline: float
     seed: int = 0
+    widest: int = 8
+    limit: int | None = None
 
     def left(self) -> float:
         """Seconds until the deadline."""
@@ -282,25 +296,26 @@ class Search:
             if turn == 0:
                 bound = trivial_bound(form)
                 bounded(bound)
-            parts = split(form)
+            parts = split(form) if self.limit is None else [form]
             if len(parts) > 1:
                 return self._parts(form, parts, record, bounded)
             if form.acyclic:
                 end = min(self.deadline, time.perf_counter() + 1.0)
-                found = eliminate(form, end, record.most, 20_000, widest=8)
+                most = record.most if len(form.costs) == 1 else None
+                found = eliminate(form, end, most, 20_000, widest=self.widest)
                 if found is not None:
-                    if found.points:
-                        nodes = found.points[0][1]
-                        record.offer(form, {form.home[n]: n for n in nodes})
+                    for vector, nodes in found.points:
+                        if self.limit is None or vector[1] <= self.limit:
+                            record.offer(form, {form.home[n]: n for n in nodes})
                     return record.value
             if self.left() <= 0:
                 return bound
             improvement = Improvement(form, self.seed + turn)
             improvement.start(min(self.deadline, time.perf_counter() + 2.0))
             improvement.run(min(self.deadline, time.perf_counter() + 2.0))
-            if record.offer(form, improvement.best):
+            if self._offer(form, improvement.best, record):
                 continue
-            model = Model(form, closure(form, self.deadline))
+            model = Model(form, closure(form, self.deadline), self.limit)
             least, last = self._relax(model, record, improvement)
             bound = max(bound, least)
             bounded(bound)
@@ -314,6 +329,16 @@ class Search:
                 break
             form.remove(dear)
         return max(bound, self._branch(model, record, bound, bounded))
+
+    def _offer(self, form: AndOr, chosen: Chosen | None, record: Record) -> bool:
+        """Take a choice that keeps to the limit."""
+        if chosen is None:
+            return False
+        if self.limit is not None:
+            second = form.costs[1]
+            if form.constant[1] + sum(second[n] for n in chosen.values()) > self.limit:
+                return False
+        return record.offer(form, chosen)
 
     def _parts(
         self,
@@ -334,7 +359,7 @@ class Search:
 
             own = Record(lambda value, picks: None)
             share = max(0.0, self.left()) / (len(parts) - k)
-            inner = Search(time.perf_counter() + share, self.seed)
+            inner = Search(time.perf_counter() + share, self.seed, self.widest)
             bounds[i] = max(bounds[i], inner.solve(parts[i], own, tell))
             records.append(own)
             tell(bounds[i])
@@ -381,13 +406,13 @@ class Search:
         at = model.node_at
         for trust in (1.0, 0.9, 0.5):
             improvement.rebuild(lambda n, trust=trust: max(0.0, 1.0 - trust * x[at[n]]))  # type: ignore[misc]
-        record.offer(model.form, improvement.best)
+        self._offer(model.form, improvement.best, record)
 
     def _too_dear(self, model: Model, solved: Solved, value: Scaled) -> list[int]:
         """Nodes whose reduced cost is more than what a better choice may cost above the bound."""
         if value == math.inf or solved.reduced is None or solved.x is None:
             return []
-        room = (value - model.form.constant[0]) / model.unit.step - solved.value
+        room = float((int(value) - model.form.constant[0]) / model.unit.step) - solved.value
         if model.unit.integral:
             room -= 1.0
         room += 1e-6 * max(1.0, abs(solved.value))
@@ -417,7 +442,7 @@ class Search:
                 bounded(min(bound, record.value))
             if solved.x is None:
                 return min(bound, record.value)
-            record.offer(form, model.chosen(solved.x))
+            self._offer(form, model.chosen(solved.x), record)
             if bound >= record.value or not solved.optimal:
                 return min(bound, record.value)
             rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)

@@ -202,9 +202,12 @@ def too_dear(form: AndOr, known: Closure, most: int) -> None:
     Choosing a node makes everything above its class active, and all that these and its children
     require; each active class costs at least its cheapest node.
     """
-    if len(form.costs) > 1 or form.negative() or not form.home:
+    if form.negative() or not form.home:
         return
-    cheapest = {c: min(form.cost[n] for n in m) for c, m in form.members.items()}
+    # Classes that lost their last node just now, or are gone, count for nothing.
+    cheapest = dict.fromkeys(known.classes, 0)
+    for c, m in form.members.items():
+        cheapest[c] = min((form.cost[n] for n in m), default=0)
     always = 0
     for r in form.roots:
         always |= known.required[r]
@@ -271,6 +274,8 @@ def fix_required(form: AndOr) -> None:
         if not single:
             return
         for c in single:
+            if len(form.members[c]) != 1:  # a bypass took the last one
+                return
             (n,) = form.members[c]
             if c in cyclic:
                 if not _bypass(form, c, n):
