@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +16,7 @@ from . import formats
 from .choice_front import ChoiceFront, choice_front
 from .choices import ChoiceProblem, Extraction, Number
 from .methods import METHODS, extract
+from .standing import Standing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.front:
                 failed = _front(path, problem, form, options) or failed
                 continue
-            found = extract(problem, options.seconds, options.seed, options.method)
+            told = _tell if options.progress else None
+            found = extract(problem, options.seconds, options.seed, options.method, told)
         except TapestryError as e:
             failed = True
             if options.json:
@@ -49,6 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "interrupted" in found.notes:
             return 130
     return int(failed)
+
+
+def _tell(standing: Standing) -> None:
+    """One line of progress: seconds, best value, bound."""
+    value = _short(number(standing.values[0])) if standing.values else "-"
+    seconds = time.perf_counter() - standing.started
+    bound = _short(number(standing.bound))
+    print(f"{standing.problem.name}: {seconds:.1f} s, best {value}, bound {bound}", file=sys.stderr)
 
 
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
@@ -146,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--front", action="store_true", help="the front of cost and number of selected nodes"
     )
+    parser.add_argument("--progress", action="store_true", help="tell of every gain on stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object per file")
     parser.add_argument(
         "-o", dest="output", type=Path, metavar="DIR", help="write the chosen nodes there"

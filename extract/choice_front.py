@@ -279,7 +279,8 @@ class _FrontSearch:
         deadline = time.perf_counter() + max(0.05, seconds)
         widest = min(8, self.widest)
         search = Search(min(self.deadline, deadline), self.seed, widest, limit)
-        record = Record(self._take)
+        known = math.inf if limit is None else self._upper()[limit]
+        record = Record(self._take, known)
         bound = search.solve(form.copy(), record, lambda b: None)
         if limit is not None:
             for k in range(limit + 1):
