@@ -154,6 +154,11 @@ def _infix(table: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Node], C
             x, y = a(scope), b(scope)
             try:
                 return function(x, y)
+            except TypeError as problem:
+                if "operand type" in str(problem) or "not supported" in str(problem):
+                    what = f"{x!r:.60} {sign} {y!r:.60} has no value"
+                    raise Fault(at, what) from None
+                _fault(at, problem)
             except _CAUGHT as problem:
                 _fault(at, problem)
 
@@ -180,9 +185,9 @@ def _extent(tree: Node) -> Compiled:
 
     def apply(scope: Scope) -> Any:
         row, extent = start(scope), size(scope)
-        if not isinstance(extent, int) or extent < 0:
+        if not isinstance(extent, int) or isinstance(extent, bool) or extent < 0:
             raise Fault(at, f"{extent!r} is not an extent")
-        if isinstance(row, int):
+        if type(row) is int:
             row = Row((), row)  # a constant start; whoever builds the projection widens it
         if not isinstance(row, Row):
             raise Fault(at, f"{row!r} is not the start of a tensor dim")
@@ -302,6 +307,9 @@ def _call(tree: Node) -> Compiled:
                 raise Fault(at, f"{name} is given {v!r}, whose size is not known here")
         try:
             return function(*values)
+        except (TypeError, AttributeError):
+            shown = ", ".join(f"{v!r:.60}" for v in values) or "nothing"
+            raise Fault(at, f"{name} cannot take {shown}") from None
         except _CAUGHT as problem:
             _fault(at, problem)
 

@@ -21,6 +21,8 @@ Group = int | tuple[int, ...]
 
 #: No index space and no tensor of a template has more dims.
 MOST_DIMS = 256
+#: Nor longer ones: this many positions are still exact in every kind of number used.
+MOST_ELEMENTS = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,9 @@ class IndexSpace:
 
 
 def is_extent(value: Any) -> bool:
-    """Whether a value of the language is an integer of at least 0."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
+    """Whether a value of the language is an integer from 0 to `MOST_ELEMENTS`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and bool(0 <= value <= MOST_ELEMENTS)
 
 
 def index_space(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -267,6 +268,8 @@ def _polynomial(text: Expression, scope: Mapping[str, Any]) -> Polynomial:
         raise text.error(f"{value!r} is not a polynomial in index groups")
     merged: dict[tuple[int, ...], float] = {}
     for coefficient, dims in value.terms:
+        if not math.isfinite(coefficient):
+            raise text.error(f"a coefficient is {coefficient}")
         key = tuple(sorted(dims))
         merged[key] = merged.get(key, 0.0) + coefficient
     return tuple((c, dims) for dims, c in merged.items() if c)

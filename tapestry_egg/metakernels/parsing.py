@@ -13,7 +13,7 @@ from .faults import Fault
 if TYPE_CHECKING:
     from lark import Lark
 
-_LONGEST = 20_000  # characters; templates are written by people
+_LONGEST = 5_000  # characters; templates are written by people
 _DEEPEST = 60  # brackets within brackets
 
 
