@@ -148,7 +148,10 @@ def verify_graph(graph: BlockGraph, where: str = "") -> None:
 
     Raises GraphError that names the operation and value at fault.
     """
-    where = where or graph.name
+    if not isinstance(graph, BlockGraph):
+        raise GraphError(f"a {type(graph).__name__} is not a graph", where=where)
+    where = where or str(graph.name)
+    _check_fields(graph, where)
     n = len(graph.values)
     defined: set[int] = set()
 
@@ -186,3 +189,32 @@ def verify_graph(graph: BlockGraph, where: str = "") -> None:
     ):
         if names and len(names) != len(of):
             raise GraphError(f"{field_name} has {len(names)} entries for {len(of)}", where=where)
+
+
+def _check_fields(graph: BlockGraph, where: str) -> None:
+    """The types of a graph's parts, so that what follows can rely on them."""
+    for v, type_ in enumerate(graph.values):
+        if not isinstance(type_, TensorType) or not _is_shape(type_.shape):
+            raise GraphError(f"value {v} has no tensor type: {type_!r}", where=where)
+    for ids, what in (
+        (graph.inputs, "the inputs"),
+        (graph.outputs, "the outputs"),
+        (graph.constants, "the constants"),
+    ):
+        _check_ids(ids, what, where)
+    for i, op in enumerate(graph.operations):
+        if not isinstance(op, Operation):
+            raise GraphError(f"operation {i} is a {type(op).__name__}", where=where)
+        _check_ids(op.inputs, f"operation {i} ({op.kernel})", where)
+        _check_ids(op.outputs, f"operation {i} ({op.kernel})", where)
+
+
+def _check_ids(ids: object, what: str, where: str) -> None:
+    if not isinstance(ids, tuple | Mapping) or not all(type(v) is int for v in ids):
+        raise GraphError(f"{what}: {ids!r:.100} are not numbers of values", where=where)
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, tuple) and all(
+        isinstance(n, int | np.integer) and n >= 0 for n in shape
+    )

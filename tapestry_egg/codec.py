@@ -334,15 +334,21 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Handles], Any]] = {
 }
 
 
-def check_plain(value: Any, where: str, *, handles: bool = False) -> None:
+#: Levels of lists and dicts in a parameter.
+MOST_LEVELS = 100
+
+
+def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0) -> None:
     """Check that `value` is in plain form, without importing JAX.
 
     Raises GraphError with `where` extended by the path inside `value`. A handle is refused unless
-    `handles`.
+    `handles`, and so is what lies more than `MOST_LEVELS` deep; `level` is how deep `value` lies.
     """
+    if level > MOST_LEVELS:
+        raise GraphError(f"more than {MOST_LEVELS} levels of lists and dicts", where=where)
     if isinstance(value, list):
         for i, v in enumerate(value):
-            check_plain(v, f"{where}[{i}]", handles=handles)
+            check_plain(v, f"{where}[{i}]", handles=handles, level=level + 1)
     elif isinstance(value, dict):
         tags = [k for k in value if k.startswith("$")]
         extra = {"$class": None, "$jaxpr": {"closed"}}.get(tags[0] if tags else "", set())
@@ -365,7 +371,7 @@ def check_plain(value: Any, where: str, *, handles: bool = False) -> None:
             if name in value and (not isinstance(named, str) or named not in table):
                 raise GraphError(f"{named!r} is not accepted in parameters", where=where)
         for k, v in value.items():
-            check_plain(v, f"{where}.{k}", handles=handles)
+            check_plain(v, f"{where}.{k}", handles=handles, level=level + 1)
 
 
 def handles_in(value: Any) -> list[int]:

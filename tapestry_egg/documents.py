@@ -179,7 +179,13 @@ def convert(document: object, record: Any, where: str = "$") -> Any:
         raise GraphError("nested too deeply", where=where) from None
 
 
-def _graph(record: GraphRecord, rows: Sequence[Source], where: str) -> BlockGraph:
+#: Graphs within graphs: loops in loops, conditionals in loops.
+_MOST_LEVELS = 50
+
+
+def _graph(record: GraphRecord, rows: Sequence[Source], where: str, level: int = 0) -> BlockGraph:
+    if level > _MOST_LEVELS:
+        raise GraphError(f"more than {_MOST_LEVELS} graphs within graphs", where=where)
     values = tuple(
         type_of_text(text, f"{where}.values[{i}]") for i, text in enumerate(record.values)
     )
@@ -190,7 +196,8 @@ def _graph(record: GraphRecord, rows: Sequence[Source], where: str) -> BlockGrap
             raise GraphError(f"{key!r} is not a value of this graph", where=at)
         constants[int(key)] = constant_of(form, values[int(key)], at)
     operations = tuple(
-        _operation(op, rows, f"{where}.operations[{i}]") for i, op in enumerate(record.operations)
+        _operation(op, rows, f"{where}.operations[{i}]", level)
+        for i, op in enumerate(record.operations)
     )
     return BlockGraph(
         name=record.name,
@@ -205,12 +212,15 @@ def _graph(record: GraphRecord, rows: Sequence[Source], where: str) -> BlockGrap
     )
 
 
-def _operation(record: OperationRecord, rows: Sequence[Source], where: str) -> Operation:
+def _operation(
+    record: OperationRecord, rows: Sequence[Source], where: str, level: int
+) -> Operation:
     if record.source is not None and not 0 <= record.source < len(rows):
         raise GraphError(f"there is no source {record.source}", where=f"{where}.source")
     check_plain(record.params, f"{where}.params")
     regions = tuple(
-        _graph(region, rows, f"{where}.regions[{r}]") for r, region in enumerate(record.regions)
+        _graph(region, rows, f"{where}.regions[{r}]", level + 1)
+        for r, region in enumerate(record.regions)
     )
     op = Operation(
         kernel=record.kernel,

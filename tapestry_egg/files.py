@@ -10,6 +10,7 @@ invariants of the graph.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -197,7 +198,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise GraphError(f"cannot be read: {e.strerror or e}", where=str(path)) from None
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            data = _decompressed(data, path)
         except (OSError, EOFError, zlib.error) as e:
             raise GraphError(f"cannot be decompressed: {e}", where=str(path)) from None
     try:
@@ -210,6 +211,18 @@ def _read(path: str | Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise GraphError("expected an object", where=f"{path}: $")
     return document
+
+
+#: Bytes of a decompressed file: a few kilobytes of gzip can stand for gigabytes of nothing.
+_MOST_BYTES = 4 << 30
+
+
+def _decompressed(data: bytes, path: str | Path) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        out = file.read(_MOST_BYTES + 1)
+    if len(out) > _MOST_BYTES:
+        raise GraphError(f"more than {_MOST_BYTES} bytes when decompressed", where=str(path))
+    return out
 
 
 def _place(data: bytes, message: str) -> tuple[int, int]:

@@ -141,10 +141,19 @@ def known_of(treedef: Any) -> dict[str, Any]:
     return found
 
 
-def check_tree(plain: Any, where: str) -> None:
-    """Check that `plain` is a structure. Raises GraphError with the path inside it."""
+#: Containers within containers: more than any program has, few enough to walk recursively.
+MOST_LEVELS = 100
+
+
+def check_tree(plain: Any, where: str, level: int = 0) -> None:
+    """Check that `plain` is a structure, and not more than `MOST_LEVELS` deep.
+
+    `level` is how deep it lies itself. Raises GraphError with the path inside it.
+    """
     if plain is None or plain == LEAF:
         return
+    if level > MOST_LEVELS:
+        raise GraphError(f"more than {MOST_LEVELS} containers within containers", where=where)
     if not isinstance(plain, dict) or not plain:
         raise GraphError("a structure must be null, '*' or one container", where=where)
     kind = next((k for k in (*_SEQUENCES, *_MAPPINGS, "namedtuple", "node") if k in plain), None)
@@ -180,7 +189,7 @@ def check_tree(plain: Any, where: str) -> None:
         ):
             raise GraphError("expected one field name per child", where=f"{where}.fields")
     for i, child in enumerate(items):
-        check_tree(child, f"{where}.{kind}[{i}]")
+        check_tree(child, f"{where}.{kind}[{i}]", level + 1)
 
 
 def _is_field(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Random damage to texts and documents, the same for the same seed; nothing here checks anything."""
+"""Random damage to texts and documents, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def damaged_text(text: str, rng: random.Random) -> str:
             case _:
                 lines = text.split("\n")
                 i = rng.randrange(len(lines))
-                lines[i] = rng.choice(("", "  " + lines[i], lines[i][2:], lines[i] + "\n" + lines[i]))
+                lines[i] = rng.choice(
+                    ("", "  " + lines[i], lines[i][2:], lines[i] + "\n" + lines[i])
+                )
                 text = "\n".join(lines)
     return text
 
@@ -60,7 +62,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def damaged_document(document: Any, rng: random.Random, junk: Sequence[Any]) -> Any:
-    """A copy of the document with one to five changes: entries removed, moved, renamed, replaced."""
+    """A copy with one to five changes: entries removed, moved, renamed, replaced."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         spots = list(places(document))

@@ -13,6 +13,7 @@ from .parameters import readable
 from .patterns import Span, bind
 from .scopes import Inner, Names, Scope
 from .template import Operand, Template
+from .values import is_extent
 
 Spans = dict[int, tuple[Span, ...]]  # operand -> where the names of its pattern stand
 
@@ -110,10 +111,19 @@ def _declared(template: Template, scope: Scope) -> tuple[Any, ...]:
     if template.index is None:
         return tuple(scope[f"${template.outputs[0].name}"].shape)
     out: list[Any] = []
-    for size in template.index.values():
-        value = size(scope)
+    for group in template.index:
+        value = extents_of(template, group, scope)
         out.extend(value if isinstance(value, tuple) else (value,))
     return tuple(out)
+
+
+def extents_of(template: Template, group: str, scope: Scope) -> Any:
+    """The extent of a declared index group, or the list of them. Raises TemplateError."""
+    text = (template.index or {})[group]
+    value = text(scope)
+    if not all(map(is_extent, value if isinstance(value, tuple) else (value,))):
+        raise text.error(f"{value!r} are not extents of index group {group!r}")
+    return value
 
 
 def places(template: Template, name: str, count: int) -> range:

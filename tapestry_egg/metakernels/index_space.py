@@ -6,23 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..blockgraph import TensorType
 from ..monoids import monoids
-from .binding import Spans, places
+from .binding import Spans, extents_of, places
 from .scopes import Scope
 from .signature import IndexDim, Role
 from .template import Reduction, Template
-from .values import RoleOf, Row
+from .values import MOST_DIMS, RoleOf, Row
 
 #: The number of a group's index dim, or the numbers of its index dims.
 Group = int | tuple[int, ...]
-
-#: No index space and no tensor of a template has more dims.
-MOST_DIMS = 256
-#: Nor longer ones: this many positions are still exact in every kind of number used.
-MOST_ELEMENTS = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +67,6 @@ class IndexSpace:
         return Row(tuple(int(d == e) for e in range(len(self.dims))))
 
 
-def is_extent(value: Any) -> bool:
-    """Whether a value of the language is an integer from 0 to `MOST_ELEMENTS`."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return whole and bool(0 <= value <= MOST_ELEMENTS)
-
-
 def index_space(
     template: Template,
     names: Scope,
@@ -127,16 +114,12 @@ def _declared(
     if template.index is None:
         sizes: dict[str, Any] = {"i": outputs[0].shape if outputs else ()}
     else:
-        sizes = {g: size(names) for g, size in template.index.items()}
+        sizes = {g: extents_of(template, g, names) for g in template.index}
     plain_roles: dict[Any, Role] = {"map": "map", "whole": "whole"}
     index: list[IndexDim] = []
     groups: dict[str, Group] = {}
     for group, given in sizes.items():
         extents = given if isinstance(given, tuple) else (given,)
-        if not all(map(is_extent, extents)):
-            text = template.index[group] if template.index else None
-            what = f"{given!r} are not extents of index group {group!r}"
-            raise text.error(what) if text else template.error(what)
         if len(index) + len(extents) > MOST_DIMS:
             raise template.error(f"an index space of more than {MOST_DIMS} dims")
         role = template.roles[group](names) if group in template.roles else "map"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..blockgraph import TensorType
@@ -12,14 +12,14 @@ from ..monoids import monoids, single_monoids
 from ..zspace import Projection, ZRange
 from .binding import bind_names, places, ports
 from .faults import Mismatch
-from .index_space import MOST_DIMS, IndexSpace, index_space, is_extent
+from .index_space import IndexSpace, index_space
 from .language import Expression
 from .parameters import plain
 from .projections import ProjectionForm, RowsText
 from .scopes import Inner, Names
 from .signature import OperationSignature, Passage, Polynomial
 from .template import Template
-from .values import Cost, Row, kind
+from .values import MOST_DIMS, Cost, Row, is_extent, kind
 
 _MOST_OUTPUTS = 4096
 
@@ -140,7 +140,7 @@ def _listed(types: Iterable[TensorType]) -> str:
 # Projections
 
 
-_ALIGNED = RowsText(Expression("aligned($each.shape, $sizes, @i)"))
+_ALIGNED = "aligned($each.shape, $sizes, @i)"
 
 
 def _projections(
@@ -153,18 +153,20 @@ def _projections(
 ) -> tuple[tuple[Projection, ...], tuple[Projection, ...]]:
     whole = ZRange.from_shape([d.size for d in index.dims])
     found: tuple[list[Projection], list[Projection]] = ([], [])
+    # Faults of the text that stands for a missing projection are told of the whole entry.
+    aligned = RowsText(Expression(_ALIGNED, replace(template.origin, folded=True)))
     operands = [(o.name, o.many or o.optional, o.many) for o in template.inputs]
     results = [(o.name, o.count is not None, o.count is not None) for o in template.outputs]
     for side, (declared, types) in enumerate(((operands, inputs), (results, outputs))):
         at = 0
         for name, open_, many in declared:
-            form = template.project.get(name, _ALIGNED)
+            form = template.project.get(name, aligned)
             width = len(types) - len(declared) + 1 if open_ else 1
             for k, tensor in enumerate(types[at : at + width]):
                 own: dict[str, Any] = {"$.shape": tensor.shape}
-                if form is _ALIGNED:
+                if form is aligned:
                     own["$sizes"] = tuple(d.size for d in index.dims[: index.declared])
-                if many or form is _ALIGNED:
+                if many or form is aligned:
                     own |= {"$each": tensor, "$k": k}
                 made = form.rows(Inner(rows, own), tensor.rank, index.declared)
                 if side == 0:

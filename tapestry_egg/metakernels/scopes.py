@@ -8,7 +8,7 @@ from typing import Any
 Scope = Mapping[str, Any]
 
 #: Steps of comprehensions in one scope, those nested in it included: no template loops for long.
-STEPS = 1_000_000
+STEPS = 100_000
 
 
 class Names(dict[str, Any]):

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
+import numpy as np
+
 from ..blockgraph import itemsize
 from .signature import Polynomial, Role
 
 Ints = tuple[int, ...]
+
+#: No index space and no tensor of a template has more dims.
+MOST_DIMS = 256
+#: Nor longer ones: this many positions are still exact in every kind of number used.
+MOST_ELEMENTS = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,12 @@ class RoleOf:
 
     role: Role
     monoid: str
+
+
+def is_extent(value: Any) -> bool:
+    """Whether a value of the language is an integer from 0 to `MOST_ELEMENTS`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and bool(0 <= value <= MOST_ELEMENTS)
 
 
 def digits(source: Sequence[int], target: Sequence[int]) -> dict[str, Any]:
