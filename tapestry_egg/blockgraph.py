@@ -149,7 +149,7 @@ def verify_graph(graph: BlockGraph, where: str = "") -> None:
     Raises GraphError that names the operation and value at fault.
     """
     if not isinstance(graph, BlockGraph):
-        raise GraphError(f"a {type(graph).__name__} is not a graph", where=where)
+        raise GraphError(f"expected a graph, given a {type(graph).__name__}", where=where)
     where = where or str(graph.name)
     _check_fields(graph, where)
     n = len(graph.values)
@@ -193,24 +193,31 @@ def verify_graph(graph: BlockGraph, where: str = "") -> None:
 
 def _check_fields(graph: BlockGraph, where: str) -> None:
     """The types of a graph's parts, so that what follows can rely on them."""
+    for part, what in ((graph.values, "values"), (graph.operations, "operations")):
+        if not isinstance(part, tuple):
+            raise GraphError(f"the {what} are not a tuple: {part!r:.100}", where=where)
     for v, type_ in enumerate(graph.values):
         if not isinstance(type_, TensorType) or not _is_shape(type_.shape):
             raise GraphError(f"value {v} has no tensor type: {type_!r}", where=where)
+    if not isinstance(graph.constants, Mapping):
+        raise GraphError(f"the constants are no mapping: {graph.constants!r:.100}", where=where)
     for ids, what in (
         (graph.inputs, "the inputs"),
         (graph.outputs, "the outputs"),
-        (graph.constants, "the constants"),
+        (tuple(graph.constants), "the constants"),
     ):
         _check_ids(ids, what, where)
     for i, op in enumerate(graph.operations):
         if not isinstance(op, Operation):
             raise GraphError(f"operation {i} is a {type(op).__name__}", where=where)
+        if not isinstance(op.regions, tuple):
+            raise GraphError(f"the regions of operation {i} are no tuple", where=where)
         _check_ids(op.inputs, f"operation {i} ({op.kernel})", where)
         _check_ids(op.outputs, f"operation {i} ({op.kernel})", where)
 
 
 def _check_ids(ids: object, what: str, where: str) -> None:
-    if not isinstance(ids, tuple | Mapping) or not all(type(v) is int for v in ids):
+    if not isinstance(ids, tuple) or not all(type(v) is int for v in ids):
         raise GraphError(f"{what}: {ids!r:.100} are not numbers of values", where=where)
 
 
