@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,12 +27,33 @@ from .errors import RuleError, TapestryError, TargetError, TemplateError
 from .units import format_quantity
 
 
-def show(file: File, as_json: Json = False) -> None:
-    """Print a saved graph, plan or front."""
+def show(
+    file: File,
+    svg: Annotated[
+        str, typer.Option(metavar="PATH", help="Draw the graph into this file; .dot for DOT.")
+    ] = "",
+    operations: Annotated[
+        str, typer.Option(metavar="A:B", help="Draw operations A to B-1 only.")
+    ] = "",
+    cover: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N:DIM=PARTS,...",
+            help="Draw operation N in shards; may be repeated. A plan brings its own.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a saved graph, plan or front, or draw a graph or plan."""
     from .extract.front import Front
     from .plan import Plan
 
     loaded = load_any(file)
+    if svg:
+        _draw(loaded, svg, operations, cover or ())
+        return
+    if operations or cover:
+        raise typer.BadParameter("--operations and --cover need --svg")
     if isinstance(loaded, Front):
         print_json(loaded.table()) if as_json else print(loaded)
     elif isinstance(loaded, Plan):
@@ -39,6 +61,26 @@ def show(file: File, as_json: Json = False) -> None:
     else:
         graph = loaded.graph
         print_json(text.graph_data(graph)) if as_json else print(text.graph_text(graph))
+
+
+def _draw(loaded: Any, path: str, operations: str, covers: Sequence[str]) -> None:
+    """Draw a graph, or a plan in the shards that it makes."""
+    from .drawing import MOST_OPERATIONS, draw, parse_cover, plan_covers
+    from .extract.front import Front
+    from .plan import Plan
+
+    if isinstance(loaded, Front):
+        raise typer.BadParameter("a front is drawn by `tapestry-egg front --svg`; save a plan")
+    first, _, after = operations.partition(":")
+    if operations and not (first.isdigit() and after.isdigit()):
+        raise typer.BadParameter(f"{operations!r} is no range A:B of operations")
+    graph = loaded.body.graph if isinstance(loaded, Plan) else loaded.graph
+    chosen = range(int(first), int(after)) if operations else range(len(graph.operations))
+    shards = {}
+    if isinstance(loaded, Plan) and len(chosen) <= MOST_OPERATIONS:
+        shards = {at: boxes for at, boxes in plan_covers(loaded).items() if at[0] in chosen}
+    shards.update(parse_cover(graph, text) for text in covers)
+    say(f"drawn: {draw(graph, path, shards, chosen if operations else None)}")
 
 
 def front(
