@@ -13,7 +13,6 @@ Shards that differ in a reduce dim write partial values, combined under the dim'
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from .metakernels import registry
 from .metakernels.reference import reference
 from .metakernels.reference_call import Array, numpy_dtype, zero
 from .metakernels.signature import OperationSignature
-from .zspace import ZRange
+from .zspace import ZRange, cover_fault
 
 #: Where an operation stands: its number in the graph, then region and number, level by level.
 Path = tuple[int, ...]
@@ -161,16 +160,9 @@ def check_cover(signature: OperationSignature, cover: Sequence[ZRange], where: s
                     where=where,
                     hint=f"Let every box have 0:{dim.size} there.",
                 )
-    full = [box for box in cover if not box.is_empty]
-    for a, b in combinations(full, 2):
-        common = a.intersection(b)
-        if common is not None and not common.is_empty:
-            raise CoverError(f"{a} and {b} overlap in {common}", where=where)
-    missing = whole.size - sum(box.size for box in full)
-    if missing:
-        raise CoverError(
-            f"the boxes leave {missing} of the {whole.size} points of {whole} out", where=where
-        )
+    fault = cover_fault(cover, whole)
+    if fault is not None:
+        raise CoverError(f"the boxes are no disjoint cover: {fault}", where=where)
 
 
 def without_gaps(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]:

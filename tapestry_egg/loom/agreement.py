@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..zspace import Projection, ZRange, ZSpaceError
+from ..zspace import Projection, ZRange, ZSpaceError, cover_fault
 from .constraints import Checked, selections
-from .cover import cover_fault
 from .issues import ValidationIssue
 from .nodes import APPLICATION, IPF_INDEX, IPF_SIGNATURE, OPERATION, Node, SignatureRecord
 
@@ -44,9 +43,9 @@ def applications_agree(checked: Checked) -> Iterator[ValidationIssue]:
             yield checked.issue("NodeReferenceError", what, node, Reference=body.operationId)
             continue
         _, of = operations[body.operationId]
-        fault = _unlike(of, body)
-        if fault:
-            yield checked.issue("NodeValidationError", fault, node)
+        unlike = _unlike(of, body)
+        if unlike:
+            yield checked.issue("NodeValidationError", unlike, node)
             continue
         shards[body.operationId].append((node, body))
         for (place, whole), (_, part) in zip(selections(of), selections(body), strict=True):

@@ -9,8 +9,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from ..errors import GraphError
-from ..zspace import ZRange
-from .cover import cover_fault
+from ..zspace import ZRange, cover_fault
 from .nodes import (
     APPLICATION,
     IPF_INDEX,

@@ -11,17 +11,23 @@ from .zrange import Point, ZRange
 
 @dataclass(frozen=True, slots=True)
 class CoverFault:
-    """A point that is in `count` of the boxes, and should be in exactly `expected` (0 or 1)."""
+    """A point that is not in as many boxes as it should be: one inside `whole`, none outside.
+
+    `boxes` are all that hold it, or the one box that has another rank than `whole`.
+    """
 
     point: Point
-    count: int
-    expected: int
+    boxes: tuple[ZRange, ...]
+    whole: ZRange
 
     def __str__(self) -> str:
-        at = f"({', '.join(map(str, self.point))})"
-        if not self.expected:
-            return f"point {at} is covered and lies outside"
-        return f"point {at} is covered {self.count} times" if self.count else f"{at} is not covered"
+        if not self.boxes:
+            at = ", ".join(map(str, self.point))
+            return f"point ({at}) of {self.whole} is left out"
+        if len(self.point) != self.whole.rank or self.point not in self.whole:
+            return f"{self.boxes[0]} is not inside {self.whole}"
+        a, b, *_ = self.boxes
+        return f"{a} and {b} overlap in {a.intersection(b)}"
 
 
 def cover_fault(boxes: Iterable[ZRange], whole: ZRange) -> CoverFault | None:
@@ -31,7 +37,7 @@ def cover_fault(boxes: Iterable[ZRange], whole: ZRange) -> CoverFault | None:
     puts +1 and -1 on its 2^rank corners (the mixed difference of its indicator function, a map
     without kernel), and the corners of an exact cover cancel to those of the whole. It takes one
     pass over the boxes, whatever their number. The corners of an empty box cancel: it covers
-    nothing, and is welcome anywhere. Raises ZSpaceError where the ranks differ.
+    nothing, and is welcome anywhere.
     """
     weights: dict[Point, int] = {}
     them = tuple(boxes)
@@ -43,16 +49,16 @@ def cover_fault(boxes: Iterable[ZRange], whole: ZRange) -> CoverFault | None:
             weights[at] = weights.get(at, 0) + (-weight if sum(corner) % 2 else weight)
 
     for box in them:
-        whole._same_rank(box)
+        if box.rank != whole.rank:
+            return CoverFault(box.start, (box,), whole)
         put(box, 1)
     put(whole, -1)
     left = [point for point, weight in weights.items() if weight]
     if not left:
         return None
-    # No corner that is left lies below the least one, so its weight is the excess at that point.
+    # No corner that is left lies below the least one, so there the count is wrong by its weight.
     least = min(left)
-    expected = int(whole.contains(least))
-    return CoverFault(least, weights[least] + expected, expected)
+    return CoverFault(least, tuple(box for box in them if least in box), whole)
 
 
 def is_exact_cover(boxes: Iterable[ZRange], whole: ZRange) -> bool:
