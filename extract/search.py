@@ -116,7 +116,7 @@ class Search:
         largest, until it is small everywhere or the time is spent. `peak` is a memory limit of
         special interest.
         """
-        fastest = self._fastest()
+        fastest = self.fastest()
         least = self._walk(fastest)
         if peak is not None and least.peak > peak:
             self._descended(least, peak)
@@ -131,7 +131,7 @@ class Search:
 
     # The ends of the front
 
-    def _fastest(self) -> Candidate:
+    def fastest(self) -> Candidate:
         """The fastest plan. Raises ExtractError when no legal one is found."""
         found = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
         self._remember(self._here())
