@@ -57,8 +57,8 @@ class Descent:
                 if promising.size > _OPTIONS:
                     order = np.argpartition(cost[promising], _OPTIONS)
                     promising = promising[order[:_OPTIONS]]
-                changes = self._profiles(i, rows, promising)
-                peaks = (profile[None, :] + changes).max(axis=1)
+                starts, changes = self._changes(i, rows, promising)
+                peaks = (np.maximum.reduceat(profile, starts) + changes).max(axis=1)
                 if tight:
                     order = np.lexsort((cost[promising], np.round(peaks / max(peak, 1e-300), 9)))
                     take = order[0]
@@ -73,7 +73,8 @@ class Descent:
                     take = fits[cost[promising[fits]].argmin()]
                     better = True
                 if better and promising[take] != rows[i]:
-                    profile = profile + changes[take]
+                    lengths = np.diff(starts, append=len(profile))
+                    profile = profile + np.repeat(changes[take], lengths)
                     rows[i] = promising[take]
                     changed = True
             if not changed:
@@ -91,25 +92,24 @@ class Descent:
                 cost += p.seconds[p.label_a[rows[p.a]]][p.label_b]
         return cost
 
-    def _profiles(self, i: int, rows: Ints, options: Ints) -> Floats:
-        """Change of the memory profile for each option of variable i: [options, times]."""
-        steps = np.zeros((len(options), self.problem.times + 1))
+    def _changes(self, i: int, rows: Ints, options: Ints) -> tuple[Ints, Floats]:
+        """Change of the memory profile for each option of variable i, [options, stretches], and
+        where the stretches of time begin in which it is constant."""
         now = rows[i]
-        for use in self.problem.variables[i].uses:
-            delta = use.amount[options] - use.amount[now]
-            steps[:, use.start] += delta
-            steps[:, use.end] -= delta
+        deltas = [(u, u.amount[options] - u.amount[now]) for u in self.problem.variables[i].uses]
         for k, is_a in self.pairs[i]:
             p = self.problem.pairs[k]
             for use in p.uses:
                 if is_a:
-                    other = p.label_b[rows[p.b]]
-                    delta = use.amount[p.label_a[options], other]
-                    delta = delta - use.amount[p.label_a[now], other]
+                    amount = use.amount[:, p.label_b[rows[p.b]]]
+                    delta = amount[p.label_a[options]] - amount[p.label_a[now]]
                 else:
-                    other = p.label_a[rows[p.a]]
-                    delta = use.amount[other, p.label_b[options]]
-                    delta = delta - use.amount[other, p.label_b[now]]
-                steps[:, use.start] += delta
-                steps[:, use.end] -= delta
-        return np.cumsum(steps, axis=1)[:, :-1]
+                    amount = use.amount[p.label_a[rows[p.a]]]
+                    delta = amount[p.label_b[options]] - amount[p.label_b[now]]
+                deltas.append((use, delta))
+        ends = {t for use, _ in deltas for t in (use.start, use.end)}
+        starts = np.array(sorted({0} | {t for t in ends if t < self.problem.times}), dtype=np.int64)
+        changes = np.zeros((len(options), len(starts)))
+        for use, delta in deltas:
+            changes[:, (use.start <= starts) & (starts < use.end)] += delta[:, None]
+        return starts, changes

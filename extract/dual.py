@@ -21,6 +21,8 @@ from .problem import Floats, Ints, Pair, Problem, Variable
 # Relative error of a bound, a sum of some thousand terms of a pass, twice over.
 _ROUNDING = 1e-12
 
+# So many sums are made at once.
+_TOGETHER = 1 << 16
 
 Messages = list[tuple[Floats, Floats]]  # per kind of pair: to first variables and to second ones
 
@@ -151,6 +153,7 @@ class Dual:
             self.row_start[b.members, None] + np.arange(len(self.unary[b.members[0]]))
             for b in self.batches
         ]
+        self.sums = np.empty(0)
         self.beliefs = [
             np.zeros((len(b.members), len(self.unary[b.members[0]]))) for b in self.batches
         ]
@@ -233,16 +236,30 @@ class Dual:
                 if s.later != forward:
                     continue
                 outgoing = self._side(s).least(given) - self._incoming(s)[s.at]
-                table = self.tables.kinds[s.kind].table[s.at]
-                if s.is_a:
-                    message = (outgoing[:, :, None] + table).min(axis=1)
-                else:
-                    message = (outgoing[:, None, :] + table).min(axis=2)
+                message = self._through(self.tables.kinds[s.kind].table[s.at], outgoing, s.is_a)
                 low = message.min(axis=1)
                 message -= low[:, None]
                 (self.to_b if s.is_a else self.to_a)[s.kind][s.at] = message
                 bound += float(low.sum())
         return bound
+
+    def _through(self, tables: Floats, outgoing: Floats, is_a: bool) -> Floats:
+        """What the other ends of pairs get: per label the least of table and outgoing message.
+
+        Some tables at a time, so that the sums stay in the processor's cache.
+        """
+        members, la, lb = tables.shape
+        message = np.empty((members, lb if is_a else la))
+        outgoing = outgoing[:, :, None] if is_a else outgoing[:, None, :]
+        count = max(1, _TOGETHER // (la * lb))
+        if self.sums.size < count * la * lb:
+            self.sums = np.empty(count * la * lb)
+        for k in range(0, members, count):
+            some = slice(k, min(k + count, members))
+            sums = self.sums[: (some.stop - k) * la * lb].reshape(-1, la, lb)
+            np.add(outgoing[some], tables[some], out=sums)
+            np.minimum.reduce(sums, axis=1 if is_a else 2, out=message[some])
+        return message
 
     def promising(self, keep: int) -> dict[int, Ints]:
         """Of every variable of the core: the `keep` rows of least belief, in this order."""
