@@ -242,6 +242,21 @@ def _dynamic_update_slice(call: Call) -> list[jax.Array]:
     return [lax.pad(out, jnp.zeros((), out.dtype), [(-a, -b, 0) for a, b, _ in margins])]
 
 
+def _select_and_scatter_add(call: Call) -> list[jax.Array]:
+    """The windows that reach into this device's tiles reach out of them too: cut that off."""
+    from jax import lax
+
+    (out,) = call.bind(*call.operands)
+    tiles, read = call.signature.outputs[0], call.signature.inputs[1]
+    sizes = tiles.footprint(call.block.extents)
+    starts = [
+        t - s if n != m else 0
+        for t, s, n, m in zip(tiles.offset, read.offset, sizes, out.shape, strict=True)
+    ]
+    ends = [s + n for s, n in zip(starts, sizes, strict=True)]
+    return [lax.slice(out, starts, ends)]
+
+
 def _gather(call: Call) -> list[jax.Array]:
     """Rows that another device holds count zero, so that the partial results add up.
 
@@ -360,6 +375,7 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "random_bits": _random_bits,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
+    "select_and_scatter_add": _select_and_scatter_add,
     "gather": _gather,
     **dict.fromkeys(
         (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tapestry_egg.codec import primitive
 from tapestry_egg.layout import Layout
 from tapestry_egg.runtime import compile
 from tapestry_egg.trace import trace
@@ -73,6 +74,27 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "pad with holes": (lambda x: lax.pad(x, F32(2), ((1, 0, 1), (0, 1, 2))), (numbers(8, 8),)),
 }  # fmt: skip
+
+
+def unpooled(window: Array, strides: Array, padding: Array) -> Callable[[Array, Array], Array]:
+    return lambda source, operand: primitive("select_and_scatter_add").bind(
+        source,
+        operand,
+        select_prim=lax.ge_p,
+        window_dimensions=window,
+        window_strides=strides,
+        padding=padding,
+    )
+
+
+CASES["gradient of pooling"] = (
+    unpooled((3, 2), (2, 2), ((1, 1), (0, 0))),
+    (numbers(8, 4), numbers(16, 8, seed=1)),
+)
+CASES["gradient of overlapping pooling"] = (
+    unpooled((3, 3), (1, 1), ((1, 1), (2, 0))),
+    (numbers(16, 8), numbers(16, 8, seed=1)),
+)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -88,6 +88,8 @@ EDITS = [
      "* @i[$d] - ($low[$d] - 1) //"),
     ("wrong value outside", "reduce_window_min", "window", "max if $kernel == reduce_window_max",
      "max if true"),
+    ("a window too few", "select_and_scatter_add", "window",
+     "first: \"[0 - ($w - 1 - $l) // $s for", "first: \"[1 - ($w - 1 - $l) // $s for"),
     # movement
     ("offset lost", "slice", "movement", "[$a + $s * @i[$d] for", "[$s * @i[$d] for"),
     ("offset", "pad", "movement", "@i[$d] - $low[$d] //", "@i[$d] - ($low[$d] + 1) //"),

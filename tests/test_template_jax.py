@@ -25,7 +25,7 @@ from tests.template_cases import CASES, FAMILY
 
 FAMILIES = tuple(dict.fromkeys(FAMILY.values()))
 #: Kernels whose lowering on a block needs more than local parameters: the block's place.
-PLACED = ("iota", "dynamic", "gather", "scatter", "random_bits", "random_split")
+PLACED = ("iota", "dynamic", "gather", "scatter", "select_and", "random_bits", "random_split")
 
 
 def drawn(family: str, seeds: Sequence[int]) -> list[Application]:
