@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import cli_census, cli_read
+from . import cli_census, cli_kernels, cli_read
 from .console import (
     File,
     Json,
@@ -296,7 +296,7 @@ for command in (
     cli_read.front,
     cli_read.explain,
     cli_read.rules,
-    cli_read.kernels,
+    cli_kernels.kernels,
     cli_read.targets,
     cli_read.verify,
 ):

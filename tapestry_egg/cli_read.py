@@ -1,4 +1,4 @@
-"""The commands that only read: show, front, explain, rules, kernels, targets, verify."""
+"""The commands that only read: show, front, explain, rules, targets, verify."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .console import (
     print_json,
     say,
 )
-from .errors import RuleError, TapestryError, TargetError, TemplateError
+from .errors import RuleError, TapestryError, TargetError
 from .units import format_quantity
 
 
@@ -138,58 +138,6 @@ def rules(
         rows = [["rule", "set", "numerics", "law"]]
         rows += [[r.name, r.ruleset, r.numerics, " ".join(r.law.split())] for r in found]
         print(text.columns(rows))
-
-
-def kernels(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One kernel, in full.")] = "",
-    as_json: Json = False,
-) -> None:
-    """List the kernels with a template, or show one."""
-    from .metakernels.registry import templates
-
-    folder = Path(__file__).parent / "metakernels" / "templates"
-    known = templates()
-    if name and name not in known:
-        raise TemplateError(
-            f"no template for kernel {name!r}",
-            hint="It runs all the same, uncut. `tapestry-egg kernels` lists those with a template.",
-        )
-    entries: list[dict[str, Any]] = [
-        {
-            "kernel": kernel,
-            "file": Path(template.origin.file).name,
-            "line": template.origin.line,
-            "fusion": template.fusion,
-            "reason": " ".join(template.reason.split()),
-            "text": _entry_text(folder / template.origin.file, template.origin.line),
-        }
-        for kernel in ([name] if name else sorted(known))
-        for template in known[kernel]
-    ]
-    if as_json:
-        print_json(entries)
-    elif name:
-        for entry in entries:
-            print(f"# {entry['file']}:{entry['line']}\n{entry['text']}")
-    else:
-        rows = [["kernel", "fusion", "template", "reason"]]
-        rows += [
-            [e["kernel"], e["fusion"], f"{e['file']}:{e['line']}", e["reason"]] for e in entries
-        ]
-        print(text.columns([[str(cell) for cell in row] for row in rows]))
-
-
-def _entry_text(path: Path, line: int) -> str:
-    """The entry of a template file that starts at `line`: up to the next one as far left."""
-    lines = path.read_text(encoding="utf-8").splitlines()[line - 1 :]
-    if not lines:
-        return ""
-    left = len(lines[0]) - len(lines[0].lstrip())
-    end = next(
-        (i for i, t in enumerate(lines[1:], 1) if t.strip() and len(t) - len(t.lstrip()) <= left),
-        len(lines),
-    )
-    return "\n".join(t[left:] for t in lines[:end]).rstrip()
 
 
 def targets(

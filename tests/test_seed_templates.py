@@ -147,7 +147,7 @@ def test_matmul_by_position_is_matmul_by_groups(load: Load, batch: tuple[int, ..
     [
         (((2, 3), (4, 5)), "float32", "W: $inner is 4 in [4, 5] as [$batch..., $inner, $out_col]"),
         (((2,), (2, 5)), "float32", "X: [2] has rank 1, the pattern"),
-        (((2, 3),), "float32", "1 operands are given, the template has X, W"),
+        (((2, 3),), "float32", "operands given: 1, declared: X, W"),
         (((6, 2, 3), (3, 5)), "float32", "W: $batch is [] in [3, 5]"),
         (((2, 3), (3, 5)), "float16", "$dtype is float16, not int32 or int64"),
     ],

@@ -30,7 +30,7 @@ def bind_names(
     most = fixed + sum(o.optional for o in template.inputs)
     if len(inputs) < fixed or (len(inputs) > most and not any(o.many for o in template.inputs)):
         declared = ", ".join(map(written, template.inputs)) or "none"
-        raise Mismatch(f"{len(inputs)} operands are given, the template has {declared}")
+        raise Mismatch(f"operands given: {len(inputs)}, declared: {declared}")
     names = Names({f"${name}": value for name, value in template.let.items()})
     given = {k: default(names) for k, default in template.defaults.items() if k not in params}
     given.update((k, readable(v)) for k, v in params.items())
