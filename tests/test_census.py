@@ -299,6 +299,21 @@ def test_the_command_takes_graphs_and_programs_and_goes_on_after_a_fault(
     assert table[2].split() == "double-twice 1 100.00 % 100.00 %".split()
 
 
+def test_a_share_is_never_rounded_up_to_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "large.py"
+    program.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def large(x, n):\n    return x + 1, n + 1\n"
+        "def large_args():\n    return jax.ShapeDtypeStruct((10**6,), jnp.float32), jnp.ones(())\n"
+    )
+    _, out, _ = run(capsys, f"{program}:large")
+    assert "total 2 100.00 % 99.99 % 100.00 % 99.99 %".split() in [
+        s.split() for s in out.splitlines()
+    ]
+
+
 def test_json_has_the_same_numbers(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--json", graph)
     data = json.loads(out)
