@@ -26,9 +26,9 @@ class Projection:
     and `shape` is S, both of length K. All are integers and strides may be negative. A tensor of
     rank 0 has no rows to count columns in, so its projection must be given `index_rank`; elsewhere
     it follows from the matrix. A dim with S = 0 (a tensor without elements) projects to empty
-    boxes. A projection knows no tensor, so it has no bounds: a padded window begins at -1. Whoever
-    joins it to a tensor decides; the templates of metakernels let none leave its tensor.
-    Raises ZSpaceError where the pieces do not fit together.
+    boxes. A projection knows no tensor, so it has no bounds: a padded window begins at -1. What may
+    lie outside a tensor is decided where the two are joined, in an operation's signature. Raises
+    ZSpaceError where the pieces do not fit together.
     """
 
     matrix: tuple[tuple[int, ...], ...]
