@@ -459,7 +459,7 @@ rules:
         ("rules:\n  - 3\n", ":2:5", "mapping"),
         ("rules:\n  - name: a\n", ":2:5", "law"),
         (GOOD.replace("numerics: exact", "numerics: sloppy"), ":6:15", "sloppy"),
-        (GOOD + "    colour: red\n", ":9:13", "colour"),
+        (GOOD + "    colour: red\n", ":9:5", "colour"),
         (GOOD + "    ruleset: nowhere\n", ":9:14", "nowhere"),
         (GOOD.replace("-1 m)))", "-1 m))"), ":8:7", "parenthes"),
         (GOOD.replace("(rule (", "(delete-everything (", 1), ":8:7", "delete-everything"),
