@@ -37,7 +37,8 @@ def reshape(draw: Draw, kernel: str) -> Case:
     old, new = grouped(), grouped()
     if old == new:
         new = (1, *new)
-    return lambda x: lax.reshape(x, new), (draw.floats(old),)
+    order = draw.order(len(old)) if draw.coin() else None
+    return lambda x: lax.reshape(x, new, order), (draw.floats(old),)
 
 
 @of("movement", "squeeze")

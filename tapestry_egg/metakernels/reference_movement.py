@@ -17,6 +17,12 @@ def _broadcast_in_dim(call: Call) -> Array:
     return np.broadcast_to(call.operands[0].reshape(shape), call.shape())
 
 
+def _reshape(call: Call) -> Array:
+    order = call.params.get("dimensions")
+    x = call.operands[0]
+    return (x if order is None else np.transpose(x, order)).reshape(call.shape())
+
+
 def _rev(call: Call) -> Array:
     return np.flip(call.operands[0], call.params["dimensions"])
 
@@ -76,7 +82,7 @@ MOVEMENT: dict[str, Reference] = {
     "concatenate": lambda call: np.concatenate(call.operands, call.params["dimension"]),
     "iota": _iota,
     "pad": _pad,
-    "reshape": lambda call: call.operands[0].reshape(call.shape()),
+    "reshape": _reshape,
     "rev": _rev,
     "slice": _slice,
     "split": _split,
