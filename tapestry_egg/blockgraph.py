@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +143,10 @@ class BlockGraph:
         return out
 
 
+#: Kernels whose operations have nested graphs.
+REGION_KERNELS = ("scan", "while", "cond")
+
+
 def verify_graph(graph: BlockGraph, where: str = "") -> None:
     """Check the invariants of `BlockGraph`, nested regions included.
 
@@ -179,6 +183,10 @@ def verify_graph(graph: BlockGraph, where: str = "") -> None:
             define(v, name)
         for r, region in enumerate(op.regions):
             verify_graph(region, where=f"{where} / {name} / region {r}")
+        if op.regions or op.kernel in REGION_KERNELS:
+            types = [graph.values[v] for v in op.inputs], [graph.values[v] for v in op.outputs]
+            if fault := region_fault(op, *types):
+                raise GraphError(f"{name}: {fault}", where=where)
     for v in graph.outputs:
         if v not in defined:
             raise GraphError(f"output value {v} is never produced", where=where)
@@ -225,3 +233,87 @@ def _is_shape(shape: object) -> bool:
     return isinstance(shape, tuple) and all(
         isinstance(n, int | np.integer) and n >= 0 for n in shape
     )
+
+
+def region_fault(
+    op: Operation, operands: Sequence[TensorType], results: Sequence[TensorType]
+) -> str:
+    """What does not fit between a region operation and its nested graphs, `` if all does.
+
+    They must take and give as many values as the kernel has it, of the same shapes and dtypes;
+    those that a scan streams have its length as their first dim outside.
+    """
+    if op.kernel not in REGION_KERNELS:
+        return "only scan, while and cond have regions"
+    flows = _flows(op, list(operands), list(results))
+    if isinstance(flows, str):
+        return flows
+    ins = [len(r.inputs) for r in op.regions]
+    outs = [len(r.outputs) for r in op.regions]
+    expected = [len(taken) for taken, _ in flows], [len(given) for _, given in flows]
+    if (ins, outs) != expected:
+        return (
+            f"the regions take {ins} values and give {outs}, expected {expected[0]}, {expected[1]}"
+        )
+    if op.kernel == "while":
+        carried = flows[1][0][int(op.params["body_nconsts"]) :]
+        if [(t.shape, t.dtype) for t in carried] != [(t.shape, t.dtype) for t in results]:
+            return "what is carried in differs in type from what comes out"
+    for r, (region, flow) in enumerate(zip(op.regions, flows, strict=True)):
+        for side, values, wanted in (
+            ("input", region.inputs, flow[0]),
+            ("output", region.outputs, flow[1]),
+        ):
+            for k, (v, type_) in enumerate(zip(values, wanted, strict=True)):
+                if not 0 <= v < len(region.values):
+                    continue  # the region's own check says so
+                found = region.values[v]
+                if (found.shape, found.dtype) != (type_.shape, type_.dtype):
+                    return f"{side} {k} of region {r} is {found}, expected {type_}"
+    return ""
+
+
+_Flow = tuple[list[TensorType], list[TensorType]]
+
+
+def _flows(
+    op: Operation, operands: list[TensorType], results: list[TensorType]
+) -> list[_Flow] | str:
+    """The types that every region must take and give, or what keeps them from being known."""
+    p, count = op.params, len(operands)
+    if op.kernel == "cond":
+        if not op.regions:
+            return "no branches"
+        if not operands or operands[0].rank:
+            return "no scalar that chooses the branch"
+        return [(operands[1:], results)] * len(op.regions)
+    if op.kernel == "while":
+        consts = p.get("cond_nconsts"), p.get("body_nconsts")
+        if not all(isinstance(n, int) and 0 <= n <= count for n in consts):
+            return "cond_nconsts and body_nconsts are missing or wrong"
+        cond, body = int(consts[0]), int(consts[1])  # type: ignore[arg-type]
+        carry = operands[cond + body :]
+        return [
+            (operands[:cond] + carry, [TensorType((), "bool")]),
+            (operands[cond : cond + body] + carry, results),
+        ]
+    given = [p.get(name) for name in ("num_consts", "num_carry", "length")]
+    if not all(isinstance(n, int) and n >= 0 for n in given):
+        return "num_consts, num_carry and length are missing or wrong"
+    consts_n, carry_n, length = (int(n) for n in given)  # type: ignore[arg-type]
+    if consts_n + carry_n > count or carry_n > len(results):
+        return "num_consts and num_carry are more than there are values"
+    streams = (*operands[consts_n + carry_n :], *results[carry_n:])
+    for type_ in streams:
+        if type_.shape[:1] != (length,):
+            return f"{type_} is streamed in {length} steps"
+
+    def slices(types: list[TensorType]) -> list[TensorType]:
+        return [TensorType(t.shape[1:], t.dtype) for t in types]
+
+    return [
+        (
+            operands[: consts_n + carry_n] + slices(operands[consts_n + carry_n :]),
+            results[:carry_n] + slices(results[carry_n:]),
+        )
+    ]

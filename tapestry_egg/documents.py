@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 
 from .arrays import decode_bytes, encode_bytes, is_dtype
-from .blockgraph import BlockGraph, Operation, Source, TensorType, verify_graph
+from .blockgraph import (
+    REGION_KERNELS,
+    BlockGraph,
+    Operation,
+    Source,
+    TensorType,
+    region_fault,
+    verify_graph,
+)
 from .codec import check_plain, handles_in
 from .errors import GraphError
 from .trace import Program
@@ -196,7 +204,7 @@ def _graph(record: GraphRecord, rows: Sequence[Source], where: str, level: int =
             raise GraphError(f"{key!r} is not a value of this graph", where=at)
         constants[int(key)] = constant_of(form, values[int(key)], at)
     operations = tuple(
-        _operation(op, rows, f"{where}.operations[{i}]", level)
+        _operation(op, values, rows, f"{where}.operations[{i}]", level)
         for i, op in enumerate(record.operations)
     )
     return BlockGraph(
@@ -213,7 +221,11 @@ def _graph(record: GraphRecord, rows: Sequence[Source], where: str, level: int =
 
 
 def _operation(
-    record: OperationRecord, rows: Sequence[Source], where: str, level: int
+    record: OperationRecord,
+    values: Sequence[TensorType],
+    rows: Sequence[Source],
+    where: str,
+    level: int,
 ) -> Operation:
     if record.source is not None and not 0 <= record.source < len(rows):
         raise GraphError(f"there is no source {record.source}", where=f"{where}.source")
@@ -233,35 +245,12 @@ def _operation(
         remat=record.remat,
         effectful=record.effectful,
     )
-    if fault := _region_fault(op):
-        raise GraphError(f"{op.kernel}: {fault}", where=f"{where}.regions")
+    known = all(0 <= v < len(values) for v in (*op.inputs, *op.outputs))
+    if known and (op.regions or op.kernel in REGION_KERNELS):
+        types = [values[v] for v in op.inputs], [values[v] for v in op.outputs]
+        if fault := region_fault(op, *types):
+            raise GraphError(f"{op.kernel}: {fault}", where=f"{where}.regions")
     return op
-
-
-def _region_fault(op: Operation) -> str:
-    """What is wrong with the numbers of inputs and outputs of the nested graphs, if anything."""
-    ins = [len(r.inputs) for r in op.regions]
-    outs = [len(r.outputs) for r in op.regions]
-    count, results = len(op.inputs), len(op.outputs)
-    if op.kernel == "scan":
-        expected = ([count], [results])
-    elif op.kernel == "while":
-        consts = op.params.get("cond_nconsts"), op.params.get("body_nconsts")
-        if not all(isinstance(n, int) and 0 <= n <= count for n in consts):
-            return "cond_nconsts and body_nconsts are missing or wrong"
-        cond, body = consts
-        expected = ([count - body, count - cond], [1, results])  # type: ignore[operator]
-    elif op.kernel == "cond":
-        if not op.regions:
-            return "no branches"
-        expected = ([count - 1] * len(ins), [results] * len(ins))
-    else:
-        return "only scan, while and cond have regions" if op.regions else ""
-    if (ins, outs) != expected:
-        return (
-            f"the regions take {ins} values and give {outs}, expected {expected[0]}, {expected[1]}"
-        )
-    return ""
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 from .blockgraph import BlockGraph, Operation
 from .plan import BodyPlan, Plan, Strategy
 from .units import format_quantity
+from .views import View, folded_views
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
@@ -46,7 +47,8 @@ def percent(share: float) -> str:
 def graph_text(graph: BlockGraph) -> str:
     """A block graph in the manner of a jaxpr: one line per operation, with its place in the source.
 
-    Regions of control flow are indented below their operation.
+    Regions of control flow are indented below their operation. Views say which element of which
+    tensor they read at the indices i0, i1, ...: `transpose(%2) = %0[i1, 2i0]`.
     """
     head = (
         f"{graph.name}: {len(graph.operations)} operations, {len(graph.values)} values, "
@@ -63,19 +65,26 @@ def _graph_lines(graph: BlockGraph, indent: str) -> Iterator[str]:
         yield f"{indent}%{value} {graph.values[value]} = input  {notes}".rstrip()
     for value in graph.constants:
         yield f"{indent}%{value} {graph.values[value]} = constant"
+    views = folded_views(graph)
     for operation in graph.operations:
-        yield indent + _operation_text(graph, operation)
+        yield indent + _operation_text(graph, operation, views)
         for number, region in enumerate(operation.regions):
             yield f"{indent}  region {number} ({region.name})"
             yield from _graph_lines(region, indent + "    ")
     yield f"{indent}return {', '.join(f'%{v}' for v in graph.outputs)}"
 
 
-def _operation_text(graph: BlockGraph, operation: Operation) -> str:
+def _operation_text(
+    graph: BlockGraph, operation: Operation, views: Mapping[int, tuple[int, View]]
+) -> str:
     out = ", ".join(f"%{v} {graph.values[v]}" for v in operation.outputs)
     arguments = ", ".join(f"%{v}" for v in operation.inputs)
     place = f"  # {operation.source}" if operation.source.file else ""
-    return f"{out} = {operation.kernel}({arguments}){place}"
+    read = ""
+    if operation.outputs[:1] and operation.outputs[0] in views:
+        base, view = views[operation.outputs[0]]
+        read = f" = %{base}{view.show()}"
+    return f"{out} = {operation.kernel}({arguments}){read}{place}"
 
 
 def graph_data(graph: BlockGraph) -> dict[str, Any]:

@@ -375,8 +375,16 @@ def view_of(operation: Operation, source: Ints, target: Ints) -> View | None:
     """The operation as a view of its operand; None where it is none.
 
     Transposes, reversals, slices with steps, broadcasts, squeezes, and reshapes that only split
-    dims and add or drop dims of 1.
+    dims and add or drop dims of 1. An operation whose parameters do not fit its types is none.
     """
+    try:
+        found = _view_of(operation, source, target)
+    except (ViewError, KeyError, TypeError, ValueError, IndexError, ArithmeticError):
+        return None
+    return found if found is not None and found.shape == target else None
+
+
+def _view_of(operation: Operation, source: Ints, target: Ints) -> View | None:
     p, whole = operation.params, View.of(source)
     if operation.kernel == "transpose":
         return whole.permute(p["permutation"])

@@ -194,6 +194,18 @@ def test_regions_are_frames_around_their_graphs() -> None:
             a, b, c, d = frames[by_label[inside[lines[0]]].id]
             assert a <= x0 and b <= y0 and x1 <= c and y1 <= d, lines[0]
     dashed = [link for link in graph_picture(graph).links if link.dashed]
+    # A scan streams rows of x into its body; all else goes in and comes out as it is.
+    ends = Counter((items(svg)[k.source][1], items(svg)[k.target][1], k.title) for k in dashed)
+    assert ends == {
+        ("f32[3, 4]", "f32[4]", "enters scan, 3 steps"): 1,
+        ("f32[4]", "f32[4]", "enters scan, 3 steps"): 1,  # the zeros that it starts with
+        ("f32[4]", "f32[4]", "leaves scan, 3 steps"): 1,
+        ("f32[4]", "f32[4]", "enters cond"): 2,
+        ("f32[4]", "f32[4]", "leaves cond"): 2,
+        ("f32[4]", "f32[4]", "enters while"): 2,
+        ("f32[4]", "f32[4]", "leaves while"): 1,
+    }
+    assert ["broadcast_in_dim", "i 4"] in items(svg).values()  # a view, but not of a tensor here
     assert {link.title for link in dashed} == {
         f"{verb} {region}"
         for verb in ("enters", "leaves")

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+from tapestry_egg.blockgraph import Operation
 from tapestry_egg.trace import trace
-from tapestry_egg.views import Composite, View, ViewError, folded_views
+from tapestry_egg.views import Composite, View, ViewError, folded_views, view_of
 from tapestry_egg.zspace import Projection, ZRange
 
 
@@ -277,6 +278,22 @@ def test_a_chain_of_views_is_one_view_of_where_it_starts() -> None:
 def test_what_is_no_view(function: Any, shape: tuple[int, ...]) -> None:
     graph = trace(function, np.zeros(shape, np.float32)).graph
     assert graph.outputs[0] not in folded_views(graph)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"permutation": [0, 0]},
+        {"permutation": [0]},
+        {"permutation": "ab"},
+        {"permutation": [7]},
+    ],
+)
+def test_parameters_that_do_not_fit_make_no_view(params: dict[str, Any]) -> None:
+    assert view_of(Operation("transpose", (0,), (1,), params), (4, 6), (6, 4)) is None
+    good = Operation("transpose", (0,), (1,), {"permutation": [1, 0]})
+    assert view_of(good, (4, 6), (4, 6)) is None and view_of(good, (4, 6), (6, 4)) is not None
 
 
 @given(st.data())
