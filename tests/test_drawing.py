@@ -370,6 +370,8 @@ def test_dot_has_the_same_boxes_and_arrows(linear: BlockGraph) -> None:
     arrows = Counter(re.findall(r'"([^"]+)" -> "([^"]+)" \[label="([^"]*)"', source))
     assert arrows == Counter((k.source, k.target, k.label) for k in picture.links)
     assert source.count('subgraph "cluster_') == len(picture.clusters) == 2
+    nested = graph_picture(te.trace(control_flow, jnp.ones((3, 4))).graph)
+    assert to_dot(nested).source.count("style=dashed") == sum(k.dashed for k in nested.links) == 10
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz' dot")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from tapestry_egg.blockgraph import Operation
+from tapestry_egg.show import graph_text
 from tapestry_egg.trace import trace
 from tapestry_egg.views import Composite, View, ViewError, folded_views, view_of
 from tapestry_egg.zspace import Projection, ZRange
@@ -264,6 +265,13 @@ def test_a_chain_of_views_is_one_view_of_where_it_starts() -> None:
     ):
         np.testing.assert_array_equal(view.read(x), wanted)
     assert {b for b, _ in found.values()} == {base}
+
+
+def test_a_printed_graph_says_what_views_read() -> None:
+    text = graph_text(trace(lambda x: jnp.sin(x.T[::2]), np.zeros((4, 6), np.float32)).graph)
+    assert "transpose(%0) = %0[i1, i0]" in text
+    assert "slice(%1) = %0[i1, 2i0]" in text
+    assert "sin(%2)  #" in text
 
 
 @pytest.mark.parametrize(
