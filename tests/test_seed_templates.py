@@ -216,6 +216,12 @@ def test_x11_sum_over_any_axis(load: Load, ipf: str, axis: int, left: tuple[int,
     assert sig.inputs[0].shape[axis] == (2, 3, 4, 5)[axis]
 
 
+def test_what_is_inserted_takes_no_index_dim(load: Load) -> None:
+    load(SUM % '{transform: insert, index: "0", source: "[1...]", patch: "[1] :> [2]"}')
+    with pytest.raises(TemplateError, match="1 in a patch: its rows take no index dim, write 0"):
+        of("f", (2, 3), axis=0)
+
+
 def test_a_shape_by_insertion(load: Load) -> None:
     """Undoing a sum: a dim is put back where it was."""
     load("""
@@ -245,12 +251,14 @@ f:
     x: {shape: "[$a, $c]", dtype: $d, ipf: "[1, drop, 1]"}
     y: {shape: "[$b, $n]", dtype: $d, ipf: "[drop, 1, 0] :> [1, $n]"}
     z: {shape: "[$m, $two]", dtype: $d, ipf: "[new, drop..., 2] + [1, 0] :> [$m - 1, 2]"}
+    w: {shape: "[$a, $c]", dtype: $d, ipf: "[1, drop, ...]"}
   outputs: {out: {dtype: $d}}
 """)
-    assert of("f", (2, 4), (3, 7), (5, 8)).inputs == (
+    assert of("f", (2, 4), (3, 7), (5, 8), (2, 4)).inputs == (
         projection([[1, 0, 0], [0, 0, 1]]),
         projection([[0, 1, 0], [0, 0, 0]], shape=(1, 7)),
         projection([[0, 0, 0], [0, 0, 2]], offset=(1, 0), shape=(4, 2)),
+        projection([[1, 0, 0], [0, 0, 1]]),
     )
 
 
