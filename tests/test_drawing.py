@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -341,6 +341,7 @@ def test_crossings_are_counted_pair_by_pair(edges: list[tuple[int, int]]) -> Non
     assert crossings([[0, 1, 2, 3], [4, 5, 6, 7]], down) == crossing
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 20)), min_size=1, max_size=5))
 def test_spreading_is_least_squares(wanted: list[tuple[int, int]]) -> None:
     """Against SciPy's solution of the same quadratic programme."""

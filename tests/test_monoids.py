@@ -149,6 +149,7 @@ def test_a_fold_of_wrapped_elements_is_the_reduction(name: str, data: st.DataObj
 
 
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "logsumexp", "softmax_values"])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_infinities_and_nans_are_reduced_as_numpy_does(name: str, data: st.DataObject) -> None:
     parts = data.draw(elements(name, special=True))
