@@ -13,9 +13,10 @@ from jax import lax
 
 from tapestry_egg.codec import primitive
 from tapestry_egg.layout import Layout
+from tapestry_egg.pipeline import optimize
 from tapestry_egg.runtime import compile
 from tapestry_egg.trace import trace
-from tests.plans import plan_by_hand
+from tests.plans import plan_by_hand, signature_of
 from tests.test_lower import F32, MESH, X, Y, each_strategy, numbers, same
 
 Array = Any
@@ -137,3 +138,15 @@ def test_transposed_convolutions_are_cut_by_the_major_digit() -> None:
     program = trace(lambda g: back(g), np.asarray(out))
     plan = replace(plan_by_hand(graph, MESH, {at: {"y0": (X, Y)}}, *whole), program=program)
     same(compile(plan)(np.asarray(out)), back(out), 1e-5)
+
+
+def test_the_search_divides_one_image_by_its_rows() -> None:
+    """One image, one channel: there is nothing to cut but the positions, padded at the border."""
+    x, k = numbers(1, 1, 64, 63), numbers(1, 1, 3, 3)
+    blur = CASES["padded"][0]
+    program = trace(lambda x, k: blur(x, k), x, k)
+    plan = optimize(program, target="cpu:8").best("seconds")
+    (op,), (strategy,) = program.graph.operations, plan.body.strategies
+    names = [d.name for d in signature_of(program.graph, op).index]
+    assert [n for n, axes in zip(names, strategy.cuts, strict=True) if axes] == ["y0"]
+    same(compile(plan)(x, k), blur(x, k), 1e-5)
