@@ -124,7 +124,9 @@ def test_dropout_in_shards_drops_what_it_drops_whole() -> None:
 
 
 def test_counters_of_more_than_32_bits() -> None:
-    shape, offsets, local = (2**21, 2**9, 2**7 + 1), (2**20 + 3, 500, 60), (2, 3, 4)
+    row = 2**9 * (2**7 + 1)
+    carries = -pow(129, -1, 2**23) % 2**23  # row · carries = 2³² - 2⁹ (mod 2³²)
+    shape, offsets, local = (2**23 + 2, 2**9, 2**7 + 1), (carries, 500, 60), (2, 3, 4)
     call: Any = SimpleNamespace(params={"shape": local}, output_offset=lambda k: offsets[k])
     high, low = _counters(call, shape, 0)
     at = np.indices(local).astype(object)
@@ -133,3 +135,4 @@ def test_counters_of_more_than_32_bits() -> None:
         wanted = wanted * n + at[k] + offsets[k]
     got = np.asarray(high).astype(object) * 2**32 + np.asarray(low).astype(object)
     assert (got == wanted).all() and wanted.max() > 2**33
+    assert (row * carries) % 2**32 + offsets[1] * shape[2] > 2**32

@@ -126,6 +126,23 @@ def test_windows_overlap_between_shards() -> None:
     same(execute(graph, inputs, {(0,): halves}), lax.conv(x, f, (1, 1), "VALID"))
 
 
+@pytest.mark.parametrize("padding", [(1, 1), (-1, 2), (2, -1), (-1, -2), (5, 0)])
+@pytest.mark.parametrize("name", ["n", "y"])
+def test_padding_is_filled_in_where_a_shard_reaches_it(name: str, padding: Any) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(2, 1, 6)
+    f = np.float32([[[1, 10, 100]]])
+
+    def conv(x: Array, f: Array) -> Array:
+        return lax.conv_general_dilated(x, f, (1,), [padding])
+
+    graph, inputs = traced(conv, x, f)
+    signature = signature_at(graph, (0,))
+    cover = ZRange.from_shape(signature.extents).split(
+        [d.name for d in signature.index].index(name), 1
+    )
+    same(execute(graph, inputs, {(0,): cover}), conv(x, f))
+
+
 @pytest.mark.parametrize(("old", "new"), [((6,), (2, 3)), ((4, 6), (24,)), ((2, 6), (4, 3))])
 def test_a_minor_digit_of_a_reshape_runs_slice_by_slice(old: Any, new: Any) -> None:
     x = np.arange(np.prod(old)).reshape(old).astype(np.int32)

@@ -89,7 +89,7 @@ def test_references_give_what_jax_gives(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_references_give_what_jax_gives_at_length(family: str) -> None:
-    check_whole(drawn(family, range(100, 106 if family == "elementwise" else 120)))
+    check_whole(drawn(family, range(100, 102 if family in ("elementwise", "random") else 108)))
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("elementwise", "indexing")])
