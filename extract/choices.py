@@ -96,6 +96,7 @@ class ChoiceProblem:
     all_active: bool = False
     acyclic: bool = True
     labels: tuple[str, ...] = ()  # [nodes] what each computes, for readers; or empty
+    remarks: tuple[str, ...] = ()  # what the reader of a file should tell
 
     def node_class(self) -> Ints:
         """The class of each node: [nodes]."""
@@ -154,7 +155,8 @@ class Extraction:
     """What a method found: a choice with its values, a bound, and how they came about.
 
     `bound` is below the first objective of every feasible choice (-inf where nothing is known);
-    `proven` when no choice is better than this one. Without a choice, `reason` says why.
+    `proven` when no choice is better than this one, or there is none at all. Without a choice,
+    `reason` says why.
     """
 
     method: str
@@ -174,7 +176,7 @@ class Extraction:
     @property
     def gap(self) -> float:
         """(value - bound) / |value|: 0 when proven, inf when nothing is known."""
-        if self.proven:
+        if self.proven and self.values:
             return 0.0
         if not self.values or self.bound == float("-inf"):
             return float("inf")

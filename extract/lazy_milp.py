@@ -432,8 +432,13 @@ class Search:
             if record.picks is not None:
                 chosen = expressed(form, dict(record.picks))
                 start = None if chosen is None else model.columns_of(chosen)
+            target = -math.inf
+            if model.cuts.cyclic and record.value < math.inf:
+                # Any solution below the record gives either a better choice or a cut.
+                room = (int(record.value) - form.constant[0]) / model.unit.step
+                target = float(room) - model.unit.gap * 0.5
             solved = model.program.integral(
-                model.whole, left, model.unit.gap, start, self.seed + turn
+                model.whole, left, model.unit.gap, start, self.seed + turn, target
             )
             if solved.infeasible:
                 return record.value
@@ -442,11 +447,11 @@ class Search:
                 bounded(min(bound, record.value))
             if solved.x is None:
                 return min(bound, record.value)
-            self._offer(form, model.chosen(solved.x), record)
-            if bound >= record.value or not solved.optimal:
-                return min(bound, record.value)
+            better = self._offer(form, model.chosen(solved.x), record)
+            if bound >= record.value:
+                return record.value
             rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)
-            if not rows:
+            if not rows and not better:
                 return min(bound, record.value)
             model.program.add(rows)
         return bound

@@ -88,9 +88,18 @@ class LinearProgram:
         )
 
     def integral(
-        self, whole: Flags, seconds: float, gap: float, start: Floats | None, seed: int = 0
+        self,
+        whole: Flags,
+        seconds: float,
+        gap: float,
+        start: Floats | None,
+        seed: int = 0,
+        target: float = -np.inf,
     ) -> Solved:
-        """The solution with the flagged columns integral, to an absolute gap; from `start`."""
+        """The solution with the flagged columns integral, to an absolute gap; from `start`.
+
+        Ends, where HiGHS allows it, with the first solution of a value of at most `target`.
+        """
         if self._highs is None:
             return self._scipy(whole, seconds, gap)
         import highspy
@@ -101,6 +110,7 @@ class LinearProgram:
         h.setOptionValue("mip_rel_gap", 0.0)
         h.setOptionValue("mip_abs_gap", gap)
         h.setOptionValue("random_seed", seed)
+        h.setOptionValue("objective_target", target)
         h.setOptionValue("time_limit", float(h.getRunTime() + seconds))
         if start is not None:
             guess = highspy.HighsSolution()

@@ -96,8 +96,8 @@ class Standing:
             choice=self.choice,
             values=self.values,
             bound=bound,
-            proven=self.proven and self.choice is not None,
+            proven=self.proven,
             seconds=time.perf_counter() - self.started,
             reason=reason,
-            notes=tuple(self.notes),
+            notes=(*self.problem.remarks, *self.notes),
         )

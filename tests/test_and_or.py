@@ -217,7 +217,8 @@ def test_a_problem_without_answer_says_why(
     nodes: list[list[tuple[float | int, list[int]]]], reason: str
 ) -> None:
     found = extract(and_or.problem_of(nodes, [0]))
-    assert not found.feasible and not found.proven and reason in found.reason
+    assert not found.feasible and found.proven and reason in found.reason
+    assert math.isinf(found.gap)
 
 
 def test_nothing_asked_costs_nothing() -> None:

@@ -65,6 +65,12 @@ def test_a_root_without_nodes_is_a_class_that_cannot_be_had(tmp_path: Path) -> N
     assert "class Z is needed and has no node" in evaluate(problem, choice).violations
 
 
+def test_a_root_beside_others_that_names_no_class_is_left_out(tmp_path: Path) -> None:
+    problem = read(tmp_path, {**EGRAPH, "root_eclasses": ["Z", "G"]})
+    assert problem.roots.tolist() == [1]
+    assert problem.remarks == ("root Z names no class and is left out",)
+
+
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
     problem = read(tmp_path, EGRAPH)

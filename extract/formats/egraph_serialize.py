@@ -29,7 +29,8 @@ def recognises(document: Any) -> bool:
 def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
     """The choice problem of an e-graph: one objective, `cost`.
 
-    Classes and the nodes of a class stand in the order of the file. Raises ExtractError for a
+    Classes and the nodes of a class stand in the order of the file. Roots that name no class are
+    left out, with a remark, unless all do. Raises ExtractError for a
     malformed node or a child that is no node.
     """
     nodes: Mapping[str, Any] = document["nodes"]
@@ -42,7 +43,12 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
     for i, root in enumerate(roots):
         if not isinstance(root, str):
             raise ExtractError(f"{root!r} is no class", where=f"root_eclasses[{i}]")
-        members.setdefault(root, [])  # without a node: nothing can be extracted
+    # lean-egg writes roots under names that other classes have swallowed: they say nothing more.
+    # Where no root is left, nothing can be extracted: they stay, as classes without nodes.
+    kept = [root for root in roots if root in members]
+    stale = [root for root in roots if root not in members] if kept else []
+    for root in kept or roots:
+        members.setdefault(root, [])
     number = {c: i for i, c in enumerate(members)}
     order = list(chain.from_iterable(members.values()))
     class_of = {key: number[node["eclass"]] for key, node in nodes.items()}
@@ -69,7 +75,8 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
         allowed=allowed,
         child_start=child_start,
         children=flat,
-        roots=np.array([number[root] for root in roots], dtype=np.int64),
+        roots=np.array([number[root] for root in kept or roots], dtype=np.int64),
+        remarks=tuple(f"root {root} names no class and is left out" for root in stale),
         labels=tuple(str(nodes[key].get("op", "")) for key in order),
     )
 
