@@ -20,11 +20,15 @@ Chosen = dict[int, int]  # class -> node
 
 
 def bottom_up(
-    form: AndOr, price: Mapping[int, float], parents: Mapping[int, list[int]]
+    form: AndOr,
+    price: Mapping[int, float],
+    parents: Mapping[int, list[int]],
+    every: bool = False,
 ) -> Chosen | None:
     """The choice of least price summed over its tree; acyclic. None where a root cannot be had.
 
-    Prices of nodes must not be negative.
+    Prices of nodes must not be negative. With `every`, classes that no root needs have their nodes
+    too, and all stand in an order of derivation.
     """
     waits = {n: len(needs) for n, needs in form.needs.items()}
     below = dict.fromkeys(form.needs, 0.0)
@@ -45,7 +49,7 @@ def bottom_up(
                 heapq.heappush(heap, (price[p] + below[p], p))
     if any(r not in chosen for r in form.roots):
         return None
-    return form.trimmed(chosen)
+    return chosen if every else form.trimmed(chosen)
 
 
 def greedy_dag(form: AndOr, deadline: float) -> Chosen | None:

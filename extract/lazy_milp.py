@@ -19,7 +19,8 @@ from functools import reduce as fold
 import numpy as np
 
 from .andor import AndOr
-from .closure import Closure, closure
+from .annealing import Annealing
+from .closure import Closure, closure, cyclic_components
 from .cuts import LoopCuts
 from .greedy import Chosen, Improvement, acyclic, cost_of
 from .linear_program import Floats, LinearProgram, Row, Solved
@@ -33,6 +34,9 @@ Scaled = int | float
 
 # The largest cost of an objective that is not integral, in the unit of its program.
 _LARGE = 100
+
+# Forms of more nodes are annealed before their first relaxation is solved.
+_LARGE_FORM = 1500
 
 
 @dataclass(frozen=True)
@@ -315,6 +319,8 @@ class Search:
             improvement.run(min(self.deadline, time.perf_counter() + 2.0))
             if self._offer(form, improvement.best, record):
                 continue
+            if len(form.home) > _LARGE_FORM and turn == 0:  # its relaxation takes a while
+                self._anneal(form, record, 0.05, 1.0)
             model = Model(form, closure(form, self.deadline), self.limit)
             least, last = self._relax(model, record, improvement)
             bound = max(bound, least)
@@ -323,6 +329,10 @@ class Search:
                 return record.value
             if last is None or last.reduced is None:
                 return bound
+            # The relaxation says more about costs above zero than below: these get less time.
+            share, longest = (0.35, 8.0) if form.negative() else (0.15, 2.0)
+            if turn < 2 and self._anneal(form, record, share, longest):
+                continue
             dear = self._too_dear(model, last, record.value)
             if len(dear) < max(1, len(form.home) // 10):
                 model.program.fix(np.array([model.node_at[n] for n in dear], dtype=np.int64))
@@ -407,6 +417,18 @@ class Search:
         for trust in (1.0, 0.9, 0.5):
             improvement.rebuild(lambda n, trust=trust: max(0.0, 1.0 - trust * x[at[n]]))  # type: ignore[misc]
         self._offer(model.form, improvement.best, record)
+
+    def _anneal(self, form: AndOr, record: Record, share: float, most: float) -> bool:
+        """Anneal the best choice of a form without cycles; whether a better one was found."""
+        if self.limit is not None or record.picks is None:
+            return False
+        if cyclic_components(form):
+            return False
+        chosen = expressed(form, dict(record.picks))
+        if chosen is None:
+            return False
+        _, found = Annealing(form, chosen, self.seed).run(min(share * self.left(), most))
+        return record.offer(form, found)
 
     def _too_dear(self, model: Model, solved: Solved, value: Scaled) -> list[int]:
         """Nodes whose reduced cost is more than what a better choice may cost above the bound."""

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.andor import AndOr, working_form
+from tapestry_egg.extract.annealing import Annealing
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import ChoiceProblem
-from tapestry_egg.extract.closure import closure
+from tapestry_egg.extract.closure import closure, cyclic_components
 from tapestry_egg.extract.greedy import Improvement, cost_of, greedy_dag
 from tapestry_egg.extract.lazy_milp import Model, Record, Search, split
 from tapestry_egg.extract.methods import METHODS, extract
@@ -304,3 +305,19 @@ def test_the_working_form_scales_real_costs_exactly() -> None:
     problem = and_or.problem_of([[(0.1, []), (0.3, [])]], [0])
     form: AndOr = working_form(problem)
     assert [form.value([n]) for n in form.home] == [Fraction(0.1), Fraction(0.3)]
+
+
+@cases(150)
+@given(and_or.problems("positive", most=7))
+def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> None:
+    form = working_form(problem)
+    if not reduce(form, LATER) or cyclic_components(form):
+        return
+    improvement = Improvement(form, seed=0)
+    improvement.start(LATER)
+    assert improvement.best is not None
+    annealing = Annealing(form, improvement.best, seed=3)
+    value, chosen = annealing.run(seconds=0.003)
+    assert cost_of(form, chosen) == value <= improvement.value
+    assert form.trimmed(chosen) == chosen
+    assert cost_of(form, annealing.chosen()) == annealing.value + form.constant[0]
