@@ -143,6 +143,14 @@ def test_padding_is_filled_in_where_a_shard_reaches_it(name: str, padding: Any) 
     same(execute(graph, inputs, {(0,): cover}), conv(x, f))
 
 
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("config", [(-1, 2, 0), (2, -1, 1), (1, -1, 1), (4, -2, 0)])
+def test_margins_may_crop(n: int, config: tuple[int, int, int]) -> None:
+    x = np.arange(1, n + 1, dtype=np.int32)
+    graph, inputs = traced(lambda x: lax.pad(x, np.int32(-7), [config]), x)
+    same(execute(graph, inputs), lax.pad(x, np.int32(-7), [config]))
+
+
 @pytest.mark.parametrize(("old", "new"), [((6,), (2, 3)), ((4, 6), (24,)), ((2, 6), (4, 3))])
 def test_a_minor_digit_of_a_reshape_runs_slice_by_slice(old: Any, new: Any) -> None:
     x = np.arange(np.prod(old)).reshape(old).astype(np.int32)
