@@ -160,7 +160,7 @@ def test_a_thousand_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: s
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COUNTS)
 def test_many_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
-    assert fuzz(saved[kind], tmp_path, 1, 5 * COUNTS[kind]) >= 3.75 * COUNTS[kind]
+    assert fuzz(saved[kind], tmp_path, 1, 3 * COUNTS[kind]) >= 2.25 * COUNTS[kind]
 
 
 def test_damaged_loom_graphs(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_is_nested_too_deeply_is_refused(
 def test_files_that_are_traps(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "trap.json"
     path.write_bytes(content)
-    with pytest.raises(GraphError, match=said) as caught:
+    with pytest.raises(GraphError, match=said or None) as caught:
         load(path)
     assert caught.value.where.startswith(str(path))
 
