@@ -141,6 +141,8 @@ def _limits(problem: ChoiceProblem, chosen: list[int], wrong: list[str]) -> None
         if amount and begin < end:
             steps[begin] = steps.get(begin, 0) + amount
             steps[end] = steps.get(end, 0) - amount
+    if not steps:
+        return
     used = 0
     moments = sorted(steps)
     for t, until in zip(moments, [*moments[1:], problem.times()], strict=True):

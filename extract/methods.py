@@ -33,6 +33,12 @@ def _beyond_and_or(problem: ChoiceProblem) -> str:
     return ""
 
 
+def _no_network(problem: ChoiceProblem) -> str:
+    if not problem.all_active or problem.children.size or problem.provides.size:
+        return "choices need others"
+    return ""
+
+
 def _needs_order(problem: ChoiceProblem) -> str:
     return _beyond_and_or(problem) or ("" if problem.acyclic else "cycles must be forbidden")
 
@@ -40,6 +46,7 @@ def _needs_order(problem: ChoiceProblem) -> str:
 #: In the order in which the automatic choice asks.
 METHODS = (
     Method("and-or", "DAG cost", "and_or", "automatic", _beyond_and_or),
+    Method("network", "costs of pairs under limits, where small", "cfn.solver", "run", _no_network),
     Method("elimination", "DAG cost at a small treewidth", "and_or", "elimination", _needs_order),
     Method("milp", "DAG cost", "and_or", "milp", _beyond_and_or),
     Method("cp-sat", "DAG cost (needs ortools)", "and_or", "cp_sat", _beyond_and_or),

@@ -17,7 +17,7 @@ from ...errors import ExtractError
 from ..choices import Choice, ChoiceProblem
 
 #: Name of a format -> its module in this package, asked in this order.
-FORMATS = {"egraph-serialize": "egraph_serialize"}
+FORMATS = {"egraph-serialize": "egraph_serialize", "iopddl": "iopddl"}
 
 
 def read(path: str | Path) -> tuple[ChoiceProblem, str]:

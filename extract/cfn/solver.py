@@ -1,0 +1,130 @@
+"""Cost function networks as a method of extraction: reduce, search, prove, and put back together.
+
+Two processes work at once where there are two processors: this one searches, the other solves a
+small network as a mixed-integer program, or searches a large one from another seed. They share
+what they find; one that is lost loses its own work only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..choices import Choice, ChoiceProblem
+from ..standing import Standing
+from .aside import Aside
+from .network import Ints
+from .reductions import Infeasible, Reduced, reduce
+from .search import Search
+
+# Before the deadline: to put an answer together and check it, as a share and at least.
+_CLOSING, _CLOSING_LEAST = 0.01, 0.05
+
+# A second process is not worth its start for less than so many seconds.
+_WORTH = 3.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The best choice found, its cost, a bound on every choice's, and what led there.
+
+    Without a choice, `infeasible` says why there is none, if that is proven.
+    """
+
+    choice: Choice | None
+    value: float
+    bound: float
+    proven: bool
+    reduced: Reduced
+    infeasible: Infeasible | None
+    steps: int
+
+
+def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
+    """Answer a problem by the deadline (`time.perf_counter`), as a method of the table."""
+    best: list[Choice] = []
+
+    def progress(choice: Callable[[], Choice], value: float, bound: float) -> None:
+        best[:] = [choice()]
+        standing.raise_bound(_whole(problem, bound))
+
+    try:
+        found = solve(problem, deadline - time.perf_counter(), seed, progress)
+    except KeyboardInterrupt:
+        for choice in best:
+            standing.offer(choice, "network")
+        raise
+    standing.notes += found.reduced.log
+    if found.choice is not None:
+        standing.offer(found.choice, "network")
+        standing.raise_bound(_whole(problem, found.bound))
+        if found.proven:
+            standing.close()
+    elif found.infeasible is not None:
+        standing.fail(found.infeasible.reason)
+
+
+def solve(
+    problem: ChoiceProblem,
+    seconds: float,
+    seed: int = 0,
+    on_progress: Callable[[Callable[[], Choice], float, float], None] | None = None,
+    *,
+    limits: Ints | None = None,
+    processes: int | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Result:
+    """The best choice for the first objective found within some seconds.
+
+    `on_progress` is told of every better one: (a function that makes the choice, its cost, the
+    bound). `limits` replace the problem's. Raises ExtractError where choices need others.
+    """
+    begun = clock()
+    reduced = reduce(problem, limits=limits)
+    if reduced.infeasible is not None:
+        return Result(None, math.inf, math.inf, True, reduced, reduced.infeasible, 0)
+    net = reduced.network
+
+    def made(x: Ints) -> Choice:
+        return Choice(problem.node_start[:-1] + reduced.lift(x))
+
+    def report(value: float, bound: float) -> None:
+        if on_progress is not None and search.best is not None:
+            x = search.best
+            on_progress(lambda: made(x), value, bound)
+
+    left = seconds - (clock() - begun)
+    left -= max(_CLOSING * seconds, min(_CLOSING_LEAST, 0.5 * left))
+    count = (os.cpu_count() or 1) if processes is None else processes
+    step = 1.0 if problem.costs[0].dtype.kind == "i" and _integral(problem) else 0.0
+    beside = None
+    if count > 1 and left > _WORTH and len(net) > 1:
+        beside = Aside(net, left, seed + 1, step)
+    try:
+        search = Search(
+            net, left, seed, report, clock, step, None if beside is None else beside.news
+        )
+        found = search.run()
+    finally:
+        if beside is not None:
+            beside.end()
+    if found.x is None:
+        why = Infeasible("no choice keeps all limits") if found.proven else None
+        return Result(None, math.inf, found.bound, found.proven, reduced, why, found.steps)
+    choice = made(found.x)
+    bound = found.value if found.proven else min(found.bound, found.value)
+    return Result(choice, found.value, bound, found.proven, reduced, None, found.steps)
+
+
+def _integral(problem: ChoiceProblem) -> bool:
+    return all(c.dtype.kind == "i" for c in problem.pairs.costs[:1])
+
+
+def _whole(problem: ChoiceProblem, bound: float) -> int | float:
+    """A bound on integers, rounded up."""
+    if not math.isfinite(bound) or not _integral(problem) or problem.costs[0].dtype.kind != "i":
+        return bound
+    return math.ceil(bound - 1e-9 * max(1.0, abs(bound)) * 2.0**-20)

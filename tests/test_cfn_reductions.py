@@ -1,0 +1,115 @@
+"""Each reduction keeps a best answer, by itself and with the others."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tapestry_egg.extract.cfn.network import Network
+from tapestry_egg.extract.cfn.reductions import STEPS, reduce
+from tapestry_egg.extract.formats import iopddl
+from tests import networks
+
+
+def best_rows(net: Network) -> tuple[float, np.ndarray | None]:
+    """The least cost of a network within its limits, summed cell by cell."""
+    best, rows = float("inf"), None
+    a, b = net.sizes[net.first], net.sizes[net.second]
+    start = np.concatenate(([0], np.cumsum(a * b)))
+    uses = net.uses
+    for x in product(*(range(int(k)) for k in net.sizes)):
+        total = net.constant + sum(float(net.cost[net.rows[i] + r]) for i, r in enumerate(x))
+        for e in range(len(net.first)):
+            i, j = int(net.first[e]), int(net.second[e])
+            total += float(net.cells[start[e] + x[i] * b[e] + x[j]])
+        used = [0] * len(uses.room)
+        for u in range(len(uses)):
+            amount = int(uses.amount[uses.start[u] + x[uses.variable[u]]])
+            for t in range(int(uses.lower[u]), int(uses.upper[u])):
+                used[t] += amount
+        if total < best and all(y <= int(r) for y, r in zip(used, uses.room, strict=True)):
+            best, rows = total, np.array(x, dtype=np.int64)
+    return best, rows
+
+
+def check(document: dict[str, Any], steps: tuple[str, ...]) -> None:
+    """The best of what is left is the best of all, and lifts to an answer of that cost."""
+    least = networks.least(document)
+    reduced = reduce(iopddl.read(document, ""), steps)
+    if reduced.infeasible is not None:
+        assert least is None
+        return
+    value, rows = best_rows(reduced.network)
+    if least is None:
+        assert rows is None
+        return
+    assert rows is not None
+    assert value == least
+    x = tuple(reduced.lift(rows).tolist())
+    assert networks.cost(document, x) == least
+    assert x in set(networks.answers(document))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@given(document=networks.problems())
+@settings(max_examples=60)
+def test_one_step_alone_is_exact(step: str, document: dict[str, Any]) -> None:
+    check(document, (step,))
+
+
+@given(networks.problems())
+@settings(max_examples=300)
+def test_all_steps_together_are_exact(document: dict[str, Any]) -> None:
+    check(document, STEPS)
+
+
+@given(networks.problems(unit=10**17))
+@settings(max_examples=100)
+def test_amounts_near_the_largest_integers_are_exact(document: dict[str, Any]) -> None:
+    check(document, STEPS)
+
+
+def chain(length: int) -> dict[str, Any]:
+    """Nodes that must all take the same of three strategies, in a row."""
+    same = [0 if i == j else networks.INFINITE for i in range(3) for j in range(3)]
+    return networks.document(
+        [[0, 1]] * length,
+        [[i % 5, (i * 3) % 7, 4] for i in range(length)],
+        [[1, 1, 0]] * length,
+        [(i, i + 1, same) for i in range(length - 1)],
+        length,
+    )
+
+
+def test_what_must_be_equal_becomes_one_variable() -> None:
+    document = chain(40)
+    reduced = reduce(iopddl.read(document, ""), ("consistency", "merge"))
+    assert len(reduced.network) == 1
+    assert "merged: 39" in reduced.log
+    value, rows = best_rows(reduced.network)
+    costs = [sum(c) for c in zip(*document["problem"]["nodes"]["costs"], strict=True)]
+    assert rows is not None
+    assert (value, int(rows[0])) == (min(costs), costs.index(min(costs)))
+
+
+def test_limits_that_nothing_keeps_are_told_with_their_time() -> None:
+    document = networks.document([[0, 2], [1, 4]], [[1, 2], [0]], [[5, 6], [7]], [], 11)
+    why = reduce(iopddl.read(document, "")).infeasible
+    assert why is not None
+    assert (why.time, why.least) == (1, 12)
+    assert "time 1" in why.reason and "12" in why.reason and "11" in why.reason
+
+
+def test_only_the_times_that_can_exceed_the_limit_are_left() -> None:
+    # Three at once only at time 2; elsewhere no two together reach the limit.
+    spans = [[0, 3], [1, 4], [2, 5]]
+    document = networks.document(
+        spans, [[3, 0]] * 3, [[0, 4]] * 3, [(0, 1, [0, 1, 1, 5]), (1, 2, [0, 1, 1, 5])], 8
+    )
+    net = reduce(iopddl.read(document, ""), ("memory",)).network
+    assert net.uses.room.tolist() == [8]
+    assert len(net.uses) == 3
