@@ -33,7 +33,7 @@ _TREES = (6, 15, 40, 100)
 # Subgraphs of small width: so many are kept; their tables have at most so many cells, and in a
 # network of up to so many variables they take the place of forests.
 _SUBGRAPHS, _CELLS, _SMALL = (24, 6), (1 << 11, 1 << 14, 1 << 17), 1000
-_OFTEN = 0.1  # how often they are used in larger ones
+_OFTEN = 0.25  # how often they are used in larger ones
 
 # A variable with so many neighbours is central; draws begin with a share of these.
 _CENTRAL, _SHARES = 15, (0.02, 0.1, 0.3)
@@ -101,7 +101,6 @@ class Search:
         self.price = np.zeros(self.times)
         self.best_price = self.price
         self.steps = 0
-        self.settled = False  # whether prices are
         self.messages = Messages(net)
         self.degree = net.half.degree()
         self.subgraphs: list[Buckets] = []
@@ -128,7 +127,6 @@ class Search:
         x = self._settled(cost)
         if not self.done():
             x = self._raise_prices(x)
-        self.settled = True
         if not self.done():
             self._branch()
         if not self.done():
@@ -184,7 +182,7 @@ class Search:
     def _moved(self, x: Ints, cost: Floats, moves: int) -> Ints:
         """Best over forests, one after another, at priced costs."""
         for _ in range(moves):
-            if len(self.net) <= _SMALL or (self.settled and self.rng.random() < _OFTEN):
+            if len(self.net) <= _SMALL or self.rng.random() < _OFTEN:
                 x = self._subgraph().minimise(x, cost)
             else:
                 x = self._draw(self.forests, _FORESTS, len(self.net)).minimise(x, cost)
@@ -193,7 +191,7 @@ class Search:
     def _subgraph(self) -> Buckets:
         most = _SUBGRAPHS[0] if len(self.net) <= _SMALL else _SUBGRAPHS[1]
         if len(self.subgraphs) < most or self.rng.random() < 0.02:
-            cells = int(self.rng.choice(_CELLS[:-1]))
+            cells = int(self.rng.choice(_CELLS[:-1] if len(self.net) <= _SMALL else _CELLS[1:]))
             fresh = Buckets(self.net, self.rng, cells)
             if len(self.subgraphs) < most:
                 self.subgraphs.append(fresh)
@@ -218,7 +216,7 @@ class Search:
             if (k > 5 and risen - last <= _RISE * abs(risen)) or self.left() < 0.95 * self.seconds:
                 break
             last = risen
-        x = self._decoded(cost, 12)
+        x = self._decoded(cost, 24)
         self._consider(x)
         return x
 

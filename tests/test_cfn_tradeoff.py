@@ -1,0 +1,74 @@
+"""Fronts of cost against memory: every point is the best within its limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.cfn.tradeoff import Point, _mended, peak, sweep
+from tapestry_egg.extract.check_choices import evaluate
+from tapestry_egg.extract.choices import Choice, Usage
+from tapestry_egg.extract.formats import iopddl
+from tests import networks
+
+
+@given(networks.problems())
+@settings(max_examples=25)
+def test_every_point_is_the_best_within_its_limit(document: dict[str, Any]) -> None:
+    problem = iopddl.read(document, "")
+    limits = [3, 9, 14, 200]
+    points = sweep(problem, 40.0, limits=limits, processes=1)
+    assert [p.limit for p in points] == sorted(limits, reverse=True)
+    for point in points:
+        least = networks.least(document, point.limit)
+        assert point.proven
+        assert (point.value if point.choice is not None else None) == least
+        if point.choice is not None:
+            rows = tuple(iopddl.answer(problem, point.choice))
+            assert point.peak == networks.peak(document, rows) <= point.limit
+            assert point.gap == 0.0
+        else:
+            assert point.reason
+
+
+def test_by_default_limits_go_up_to_what_never_binds() -> None:
+    spans = [[0, 3], [1, 4], [2, 5]]
+    document = networks.document(spans, [[9, 0]] * 3, [[1, 10]] * 3, [], 20)
+    points = sweep(iopddl.read(document, ""), 5.0, processes=1)
+    assert points[0].limit == points[0].peak == 30
+    assert [(p.limit, p.value) for p in points] == [
+        (30, 0), (25, 9), (22, 9), (20, 18), (18, 18), (16, 18), (14, 18),
+    ]  # fmt: skip
+
+
+def test_answers_of_smaller_limits_count_for_larger_ones() -> None:
+    choice = Choice(np.zeros(1, dtype=np.int64))
+    far = Point(20, choice, 9.0, 15, 5.0, False)
+    near = Point(10, choice, 7.0, 8, 6.0, False)
+    high, low = _mended([far, near])
+    assert low == near
+    assert (high.limit, high.value, high.peak, high.bound) == (20, 7.0, 8, 5.0)
+
+
+def test_infeasible_limits_say_when_and_how_much() -> None:
+    document = networks.document([[0, 2], [1, 4]], [[1, 2], [0]], [[5, 6], [7]], [], 12)
+    problem = iopddl.read(document, "")
+    low = sweep(problem, 2.0, limits=[11], processes=1)[0]
+    assert low.choice is None and low.proven
+    assert "time 1" in low.reason and "12" in low.reason
+    high = sweep(problem, 2.0, limits=[12], processes=1)[0]
+    assert high.choice is not None
+    assert evaluate(problem, high.choice).feasible
+    assert peak(problem, None) == 13
+
+
+def test_a_problem_without_a_limit_has_no_such_front() -> None:
+    document = networks.document([[0, 2]], [[1, 2]], [[5, 6]], [], 12)
+    problem = replace(iopddl.read(document, ""), usage=Usage())
+    with pytest.raises(ExtractError, match="one limit"):
+        sweep(problem, 1.0)
