@@ -113,7 +113,8 @@ class Forest:
     def by_tree(self, x: Ints) -> Floats:
         """What each tree costs, with its tables to the rest; at the position of its root."""
         net, half = self.net, self.net.half
-        total: Floats = np.bincount(
+        total = np.zeros(len(self))
+        total += np.bincount(
             self.root, net.cost[net.rows[self.variables] + x[self.variables]], len(self)
         )
         for h in (self.border, self.inner):

@@ -162,10 +162,10 @@ class _Model:
         if not len(uses):
             return np.zeros(len(uses.room))
         each = np.add.reduceat(amount, uses.start[:-1])
-        steps = np.bincount(uses.lower, each, len(uses.room) + 1)
+        steps = np.bincount(uses.lower, each, len(uses.room) + 1).astype(np.float64)
         steps -= np.bincount(uses.upper, each, len(uses.room) + 1)
-        out: Floats = np.cumsum(steps[:-1]) - uses.room
-        return out
+        used: Floats = np.cumsum(steps[:-1])
+        return used - uses.room.astype(np.float64)
 
     def labelling(self, x: Floats) -> Ints:
         """The row of every variable with the largest share."""
