@@ -33,7 +33,7 @@ _TREES = (6, 15, 40, 100)
 # Subgraphs of small width: so many are kept; their tables have at most so many cells, and in a
 # network of up to so many variables they take the place of forests.
 _SUBGRAPHS, _CELLS, _SMALL = (24, 6), (1 << 11, 1 << 14, 1 << 17), 1000
-_OFTEN = 0.25  # how often they are used in larger ones
+_OFTEN = 0.5  # how often they begin a step in larger ones
 
 # A variable with so many neighbours is central; draws begin with a share of these.
 _CENTRAL, _SHARES = 15, (0.02, 0.1, 0.3)
@@ -182,10 +182,16 @@ class Search:
     def _moved(self, x: Ints, cost: Floats, moves: int) -> Ints:
         """Best over forests, one after another, at priced costs."""
         for _ in range(moves):
-            if len(self.net) <= _SMALL or self.rng.random() < _OFTEN:
+            if len(self.net) <= _SMALL:
                 x = self._subgraph().minimise(x, cost)
             else:
                 x = self._draw(self.forests, _FORESTS, len(self.net)).minimise(x, cost)
+        return x
+
+    def _moved_far(self, x: Ints, cost: Floats, moves: int) -> Ints:
+        """The same, over subgraphs of small width, which hold more and take longer."""
+        for _ in range(moves):
+            x = self._subgraph().minimise(x, cost)
         return x
 
     def _subgraph(self) -> Buckets:
@@ -201,7 +207,8 @@ class Search:
         return self.subgraphs[int(self.rng.integers(most))]
 
     def _decoded(self, cost: Floats, moves: int) -> Ints:
-        return self._moved(self.messages.decode(cost), cost, moves)
+        x = self._moved_far(self.messages.decode(cost), cost, 1)
+        return self._moved(x, cost, moves)
 
     def _lagrangian(self, x: Ints) -> float:
         return self.net.value(x) + float(self.price @ self.net.over(x))
@@ -216,7 +223,7 @@ class Search:
             if (k > 5 and risen - last <= _RISE * abs(risen)) or self.left() < 0.95 * self.seconds:
                 break
             last = risen
-        x = self._decoded(cost, 24)
+        x = self._moved(self._moved_far(self._decoded(cost, 12), cost, 4), cost, 12)
         self._consider(x)
         return x
 
@@ -271,6 +278,8 @@ class Search:
             price[price < 1e-6 * price.max(initial=0.0)] = 0.0
             self.price = price
             cost = net.priced(price)
+            if k % 5 == 0:
+                x = self._moved_far(x, cost, 1)
             x = self._moved(x, cost, 2)
             if small or k % 2:
                 self._sweep(cost)
@@ -347,7 +356,11 @@ class Search:
             self.steps += 1
             base = self.best_price if self.rng.random() < 0.5 else last
             price = base * self.rng.uniform(0.3, 1.0)
-            y = self._moved(current, net.priced(price), int(self.rng.integers(1, 4)))
+            cost = net.priced(price)
+            y = current
+            if self.rng.random() < _OFTEN:
+                y = self._moved_far(y, cost, 1)
+            y = self._moved(y, cost, int(self.rng.integers(1, 4)))
             found = self._repaired(y, price)
             if found is None:
                 since += 1
