@@ -54,7 +54,7 @@ CONTEST = {
     "Y": (300, 595085773000, 595085773000),
 }
 
-# Of the limit, what is left for the start of the process, and for reading: seconds, and as many times
+# Of the limit, what is left for the start of the process, and for reading: seconds, and as often
 # what parsing alone takes.
 _RESERVE, _READING = 1.0, 3.0
 

@@ -67,7 +67,12 @@ _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'pr
 
 def _front(path: Path, problem: ChoiceProblem, form: str, options: argparse.Namespace) -> bool:
     """Print the front of one file, and write it; whether there is none."""
-    front = choice_front(problem, options.seconds, options.seed)
+    if problem.usage and problem.all_active:
+        from .cfn.tradeoff import memory_front
+
+        front = memory_front(problem, options.seconds, options.seed)
+    else:
+        front = choice_front(problem, options.seconds, options.seed)
     document = front.document()
     if options.output is not None and front.points:
         target = options.output / f"{problem.name}.front.json"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.cfn.tradeoff import Point, _mended, peak, sweep
+from tapestry_egg.extract.__main__ import main
+from tapestry_egg.extract.cfn.tradeoff import Point, _mended, memory_front, peak, sweep
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import Choice, Usage
 from tapestry_egg.extract.formats import iopddl
@@ -72,3 +75,32 @@ def test_a_problem_without_a_limit_has_no_such_front() -> None:
     problem = replace(iopddl.read(document, ""), usage=Usage())
     with pytest.raises(ExtractError, match="one limit"):
         sweep(problem, 1.0)
+
+
+@given(networks.problems())
+@settings(max_examples=25)
+def test_a_front_of_cost_and_peak_has_no_dominated_point(document: dict[str, Any]) -> None:
+    problem = iopddl.read(document, "")
+    front = memory_front(problem, 40.0, processes=1)
+    every = [
+        (networks.cost(document, x), networks.peak(document, x))
+        for x in networks.answers(document, 10**9)
+    ]
+    assert all(p.values in every for p in front)
+    assert all(p.values[0] == min(c for c, m in every if m <= p.values[1]) for p in front)
+    costs = [p.values[0] for p in front]
+    peaks = [p.values[1] for p in front]
+    assert costs == sorted(set(costs)) and peaks == sorted(set(peaks), reverse=True)
+    if front.epsilon < float("inf"):
+        share = 1 + front.epsilon + 1e-9
+        for c, m in every:
+            assert any(p.values[0] <= share * c and p.values[1] <= share * m for p in front)
+
+
+def test_the_command_prints_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = networks.document([[0, 3], [1, 4]], [[9, 0]] * 2, [[1, 10]] * 2, [], 20)
+    (tmp_path / "two.json").write_text(json.dumps(document))
+    assert main([str(tmp_path / "two.json"), "--front", "--json", "--seconds", "3"]) == 0
+    front = json.loads(capsys.readouterr().out)
+    assert front["objectives"] == ["cost", "peak"]
+    assert [p["values"] for p in front["points"]] == [[0, 20], [9, 11]]

@@ -30,7 +30,7 @@ from .network import Flags, Floats, Ints, Network, Uses, joined, offsets
 STEPS = ("consistency", "fixed", "decompose", "merge", "memory", "dominance", "series")
 
 # Dominance compares rows pairwise for every row of a neighbour: at most so many entries at once.
-_COMPARED = 1 << 22
+_COMPARED = 1 << 23
 
 # A variable is minimised away if the table over it and its neighbours has at most so many entries.
 _SERIES = 1 << 17

@@ -35,6 +35,9 @@ _TREES = (6, 15, 40, 100)
 _SUBGRAPHS, _CELLS, _SMALL = (24, 6), (1 << 11, 1 << 14, 1 << 17), 1000
 _OFTEN = 0.5  # how often they begin a step in larger ones
 
+# Forests together hold about so many cells.
+_HELD = 1 << 23
+
 # A variable with so many neighbours is central; draws begin with a share of these.
 _CENTRAL, _SHARES = 15, (0.02, 0.1, 0.3)
 
@@ -103,6 +106,10 @@ class Search:
         self.steps = 0
         self.messages = Messages(net)
         self.degree = net.half.degree()
+        # Forests hold copies of tables: fewer of them where those are large.
+        self.share = min(1.0, _HELD / max(len(net.cells), 1))
+        largest = net.sizes[net.first] * net.sizes[net.second]
+        self.cells = max(4 * int(largest.max(initial=1)), 1)
         self.subgraphs: list[Buckets] = []
         self.forests = [self._forest(len(net))]
         self.groves = [self._forest(int(self.rng.choice(_TREES)))]
@@ -170,6 +177,7 @@ class Search:
         return Forest(self.net, np.argsort(weight).tolist(), largest)
 
     def _draw(self, kept: list[Forest], most: int, largest: int) -> Forest:
+        most = max(2, int(most * self.share))
         if len(kept) < most or self.rng.random() < 0.02:
             fresh = self._forest(largest)
             if len(kept) < most:
@@ -198,7 +206,7 @@ class Search:
         most = _SUBGRAPHS[0] if len(self.net) <= _SMALL else _SUBGRAPHS[1]
         if len(self.subgraphs) < most or self.rng.random() < 0.02:
             cells = int(self.rng.choice(_CELLS[:-1] if len(self.net) <= _SMALL else _CELLS[1:]))
-            fresh = Buckets(self.net, self.rng, cells)
+            fresh = Buckets(self.net, self.rng, max(cells, self.cells))
             if len(self.subgraphs) < most:
                 self.subgraphs.append(fresh)
             else:

@@ -11,10 +11,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from ...errors import ExtractError
+from .. import pareto
+from ..check_choices import evaluate
+from ..choice_front import ChoiceFront, ChoicePoint
 from ..choices import Choice, ChoiceProblem
 from .solver import solve
 
@@ -140,3 +144,65 @@ def peak(problem: ChoiceProblem, choice: Choice | None) -> int:
         used += change
         most_used = max(most_used, used)
     return most_used
+
+
+#: The objective that is added: the most memory in use at any time.
+PEAK = "peak"
+
+
+def memory_front(
+    problem: ChoiceProblem, seconds: float, seed: int = 0, processes: int | None = None
+) -> ChoiceFront:
+    """The front of cost and peak memory over a sweep of limits; see `sweep`."""
+    begun = time.perf_counter()
+    swept = sweep(problem, seconds, seed, processes=processes)
+    points = []
+    for p in swept:
+        if p.choice is None:
+            continue
+        found = evaluate(replace_limit(problem, p.limit), p.choice)
+        if not found.feasible:
+            raise ExtractError(
+                f"an answer that is none: {found.violations[0]}",
+                where=f"front of {problem.name}",
+                hint="This is a defect of tapestry-egg; please report the file.",
+            )
+        points.append(ChoicePoint((found.values[0], p.peak), p.choice, p.bound))
+    kept = pareto.non_dominated([p.values for p in points])  # type: ignore[misc]
+    return ChoiceFront(
+        problem,
+        (problem.objectives[0], PEAK),
+        tuple(sorted((points[i] for i in kept), key=lambda p: p.values)),
+        _distance(swept),
+        "network",
+        time.perf_counter() - begun,
+        "" if points else swept[0].reason,
+    )
+
+
+def replace_limit(problem: ChoiceProblem, limit: int) -> ChoiceProblem:
+    """The same problem with another limit for all times."""
+    usage = replace(problem.usage, limits=np.array([limit], dtype=np.int64))
+    return replace(problem, usage=usage)
+
+
+def _distance(points: Sequence[Point]) -> float:
+    """By what share an answer may be better than all points in cost, or in memory.
+
+    One that needs more than a limit, and no more than the next, costs at least the bound there:
+    the best within the first limit costs at most so much more, or the best within the second needs
+    at most so much more. Below the least limit nothing is known, unless nothing fits it.
+    """
+    rising = sorted(points, key=lambda p: p.limit)
+    if rising[0].choice is not None or not rising[0].proven:
+        return math.inf
+    most = 0.0
+    for below, p in pairwise(rising):
+        if p.choice is None:
+            continue
+        more = math.inf
+        if p.bound > 0:
+            more = max(p.value / p.bound - 1.0, p.peak / (below.limit + 1) - 1.0, 0.0)
+            more = min(more, max(below.value / p.bound - 1.0, 0.0))
+        most = max(most, more)
+    return most
