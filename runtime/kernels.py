@@ -155,6 +155,24 @@ def _iota(call: Call) -> list[jax.Array]:
     return [counted + jnp.asarray(call.output_offset(call.params["dimension"]), counted.dtype)]
 
 
+def _concatenate(call: Call) -> list[jax.Array]:
+    """On a part of the joined dim, every operand fills the whole part: choose by the place."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    d = call.params["dimension"]
+    lengths = [t.shape[d] for t in call.signature.input_types]
+    size = call.signature.outputs[0].footprint(call.block.extents)[d]
+    if size == sum(lengths):
+        return call.bind(*call.operands)
+    out = call.operands[0]
+    place = lax.broadcasted_iota(jnp.int32, out.shape, d)
+    place = place + jnp.asarray(call.output_offset(d), jnp.int32)
+    for k, x in enumerate(call.operands[1:], 1):
+        out = jnp.where(place >= sum(lengths[:k]), x, out)
+    return [out]
+
+
 def _counters(call: Call, shape: Sequence[int], first: int) -> tuple[jax.Array, jax.Array]:
     """High and low words u32[local shape] of the row-major numbers that the elements of the output
     dims from `first` on have in an array of the whole shape."""
@@ -373,6 +391,7 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "iota": _iota,
     "iota_2x32_shape": _iota_words,
     "random_bits": _random_bits,
+    "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "select_and_scatter_add": _select_and_scatter_add,

@@ -73,6 +73,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x: lax.pad(x, F32(2), ((-3, -1, 0), (12, -4, 0))),
         (numbers(12, 8),),
     ),
+    "join": (
+        lambda *xs: lax.concatenate(xs, 0),
+        (numbers(5, 8), numbers(1, 8, seed=1), numbers(10, 8, seed=2)),
+    ),
+    "join flags": (lambda *xs: lax.concatenate(xs, 0), (numbers(3) > 0, numbers(13) > 0)),
     "pad with holes": (lambda x: lax.pad(x, F32(2), ((1, 0, 1), (0, 1, 2))), (numbers(8, 8),)),
 }  # fmt: skip
 
@@ -119,6 +124,10 @@ def test_edge_shards_fill_what_lies_outside() -> None:
     """Eight shards of two rows; the first and the last reach one row beyond the image."""
     rows_cut(CASES["padded"][0], IMAGE, KERNEL, names=("y0",))
     rows_cut(CASES["padded"][0], IMAGE, KERNEL, names=("y0", "y1"))
+
+
+def test_shards_of_a_join_that_lie_in_one_operand_or_in_two() -> None:
+    rows_cut(lambda *xs: lax.concatenate(xs, 0), numbers(3, 8), numbers(13, 8), names=("i0",))
 
 
 def test_shards_of_nothing_but_padding() -> None:

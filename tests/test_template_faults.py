@@ -94,6 +94,8 @@ EDITS = [
     ("offset lost", "slice", "movement", "[$a + $s * @i[$d] for", "[$s * @i[$d] for"),
     ("offset", "pad", "movement", "@i[$d] - $low[$d] //", "@i[$d] - ($low[$d] + 1) //"),
     ("stretched", "broadcast_in_dim", "movement", "[@i[$to[$d]] if", "[0 * @i[$to[$d]] if"),
+    ("offset", "concatenate", "movement", "@i[$d] - sum($lengths[:$k]) if",
+     "@i[$d] - sum($lengths[:$k]) + $k if"),
     ("not reversed", "rev", "movement", "[$n - 1 - @i[$d] if", "[@i[$d] if"),
     ("box smaller", "reshape", "movement", "[dot($c, @i) :+ $n for $c, $n in $d.source]",
      "[dot($c, @i) :+ max(1, $n - 1) for $c, $n in $d.source]"),

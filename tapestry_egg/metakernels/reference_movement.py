@@ -23,6 +23,21 @@ def _reshape(call: Call) -> Array:
     return (x if order is None else np.transpose(x, order)).reshape(call.shape())
 
 
+def _concatenate(call: Call) -> Array:
+    d = call.params["dimension"]
+    lengths = [t.shape[d] for t in call.types]
+    if call.shape()[d] == sum(lengths):
+        return np.concatenate(call.operands, d)
+    # A part of the joined dim: every operand has been filled up to it, and owns a stretch of it.
+    out = np.empty(call.shape(), call.dtype())
+    begin = -call.outputs[0].start[d]
+    for x, n in zip(call.operands, lengths, strict=True):
+        own = (*(slice(None),) * d, slice(max(begin, 0), max(begin + n, 0)))
+        out[own] = x[own]
+        begin += n
+    return out
+
+
 def _rev(call: Call) -> Array:
     return np.flip(call.operands[0], call.params["dimensions"])
 
@@ -79,7 +94,7 @@ def _unstack(call: Call) -> list[Array]:
 
 MOVEMENT: dict[str, Reference] = {
     "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": lambda call: np.concatenate(call.operands, call.params["dimension"]),
+    "concatenate": _concatenate,
     "iota": _iota,
     "pad": _pad,
     "reshape": _reshape,
