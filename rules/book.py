@@ -20,7 +20,10 @@ RULESETS = ("fold", "sharding", "collectives", "algebra", "fusion", "reduction")
 PROGRAM_RULESETS = ("algebra", "fusion", "reduction")
 
 #: The books that `optimize` uses when nothing else is asked for.
-DEFAULT_BOOKS = ("sharding", "collectives", "algebra", "fusion")
+DEFAULT_BOOKS = (
+    *("sharding", "collectives", "algebra", "linear", "structure", "reduction", "fusion"),
+    "convolution",
+)
 
 #: Ends the name of a rule that is read from right to left (`way: both`).
 BACK = "-back"
@@ -30,7 +33,7 @@ _REQUIRED = ("name", "law", "reason", "numerics")
 _OPTIONAL = ("ruleset", "example", "guard", "let", "provenance")
 #: What a rule written as terms has besides, and one written as egglog text (`include`: the text of
 #: a file beside the rule file).
-_TERMS = ("match", "replace", "way", "dtype")
+_TERMS = ("match", "replace", "way", "dtype", "order")
 _TEXT = ("egg", "include", "given", "wants")
 
 
@@ -191,7 +194,7 @@ def _rules(path: Path, node: yaml.Node, item: Any, ruleset: str) -> list[Rule]:
             near = difflib.get_close_matches(str(key), sorted(allowed), 1)
             raise RuleError(
                 f"unknown key {key!r}",
-                where=_key_at(path, node, str(key)),
+                where=_at(path, _child(node, str(key)) or node),
                 hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(allowed)}.",
             )
     if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
@@ -318,10 +321,6 @@ def _child(node: yaml.Node, key: str) -> yaml.Node | None:
             if getattr(k, "value", None) == key:
                 return v  # type: ignore[no-any-return]
     return None
-
-
-def _key_at(path: Path, node: yaml.MappingNode, key: str) -> str:
-    return next((_at(path, k) for k, _ in node.value if k.value == key), _at(path, node))
 
 
 def _at(path: Path, node: yaml.Node) -> str:

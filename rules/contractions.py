@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..blockgraph import TensorType
@@ -143,3 +143,13 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 def _placed(spec: Sequence[int], sizes: Sequence[int], dtype: str) -> TensorType:
     at = dict(zip(spec, sizes, strict=True))
     return TensorType(tuple(at[d] for d in range(len(at))), dtype)
+
+
+def agrees(params: Mapping[str, Any], lhs: TensorType, rhs: TensorType) -> bool:
+    """Whether the dims that a product pairs have equal extents; templates take that for granted."""
+    contract, batch = params["dimension_numbers"]
+    left, right = (*contract[0], *batch[0]), (*contract[1], *batch[1])
+    return len(left) == len(right) and all(
+        a < lhs.rank and b < rhs.rank and lhs.shape[a] == rhs.shape[b]
+        for a, b in zip(left, right, strict=True)
+    )

@@ -5,22 +5,27 @@
     a = dot_general(x, w) {dimension_numbers: [[[1], [0]], [[], []]], precision: null}
     b = a(w, x)
 
-A line with `:` is an input. `{...}` holds the parameters in the plain form of `codec.py`; the name
-of an earlier operation in place of a kernel's takes kernel and parameters from there. Lines that
-are indented continue the one before. Values that nothing reads are the outputs.
+A line with `:` is an input, and one with `:` and `=` a scalar constant (`z: float32 = 0`). `{...}`
+holds the parameters in the plain form of `codec.py`; the name of an earlier operation in place of a
+kernel's takes kernel and parameters from there. Lines that are indented continue the one before.
+Values that nothing reads are the outputs.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import numpy as np
 import yaml
 
 from ..blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from ..errors import RuleError
 from ..metakernels import registry
+from ..metakernels.reference_call import numpy_dtype
 
 _INPUT = re.compile(r"(\w+)\s*:\s*(\w+)\[([\d,\s]*)\]\s*$")
+_CONSTANT = re.compile(r"(\w+)\s*:\s*(\w+)\s*=\s*(\S+)\s*$")
 _OPERATION = re.compile(r"(\w+)\s*=\s*([\w-]+)\(([\w,\s]*)\)\s*(\{.*\})?\s*$", re.DOTALL)
 
 
@@ -39,6 +44,7 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
     numbers: dict[str, int] = {}
     operations: dict[str, Operation] = {}
     inputs: list[int] = []
+    constants: dict[int, np.ndarray[Any, Any]] = {}
 
     def add(name: str, tensor: TensorType, line: str) -> int:
         if name in numbers:
@@ -51,6 +57,9 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
         if found := _INPUT.match(line):
             shape = tuple(int(n) for n in found[3].split(",") if n.strip())
             inputs.append(add(found[1], TensorType(shape, found[2]), line))
+        elif found := _CONSTANT.match(line):
+            number = add(found[1], TensorType((), found[2]), line)
+            constants[number] = np.asarray(float(found[3])).astype(numpy_dtype(found[2]))
         elif found := _OPERATION.match(line):
             reads = [n.strip() for n in found[3].split(",") if n.strip()]
             missing = [n for n in reads if n not in numbers]
@@ -68,7 +77,8 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
             raise RuleError(f"neither an input nor an operation: {line}", where=where)
     read = {v for op in operations.values() for v in op.inputs}
     names = {v: name for name, v in numbers.items()}
-    outputs = tuple(v for v in range(len(values)) if v not in read and v not in inputs)
+    given = {*inputs, *constants}
+    outputs = tuple(v for v in range(len(values)) if v not in read and v not in given)
     graph = BlockGraph(
         name="example",
         values=tuple(values),
@@ -77,6 +87,7 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
         outputs=outputs,
         input_names=tuple(names[v] for v in inputs),
         output_names=tuple(names[v] for v in outputs),
+        constants=constants,
     )
     verify_graph(graph)
     return graph

@@ -12,6 +12,9 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from ..blockgraph import BlockGraph, TensorType
 from ..errors import RuleError, TemplateError
@@ -21,6 +24,7 @@ from ..metakernels.parameters import hashable, plain
 from ..metakernels.scopes import Names
 from ..wants import Applied, Catalogue, Form, parse, rule_sides
 from .book import Rule, commands
+from .contractions import agrees
 from .draws import DTYPES, Draw
 from .example import example_graph
 from .families import FAMILIES
@@ -320,9 +324,11 @@ def _apply(
 
 
 def applied_to(
-    kernel: str, params: Mapping[str, object], inputs: Sequence[TensorType]
+    kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
 ) -> Applied | None:
     """A kernel on operands of these types; None where no template fits, or not with one output."""
+    if kernel == "dot_general" and not agrees(params, *inputs):
+        return None
     try:
         signature = registry.signature(kernel, params, tuple(inputs))
     except TemplateError:
@@ -396,4 +402,6 @@ def _matches(
     for values, applied in search(0, {}, {}):
         types = {name: graph.values[v] for name, v in values.items()}
         inputs = {name: t for name, t in types.items() if name not in made}
-        yield inputs, applied, types
+        known = {n: float(graph.constants.get(values[n], np.nan)) for n in side.constants}
+        if known == side.constants:
+            yield inputs, applied, types

@@ -12,7 +12,8 @@ signature; a label used as a kernel in a pattern asks for equal kernel and param
 any type. Signatures of what a replacement builds are computed from the types of its operands.
 `match` and `replace` may be lists of the same length: several results that are rewritten together.
 `way: both` adds the rule read from right to left, where every parameter is the name of one that the
-other side binds.
+other side binds. `order: [w, v]` matches only where w comes before v in the program, so that two
+tensors that are treated alike are matched once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,7 @@ class _Direction:
         for k, root in enumerate(roots):
             self.side, self.index = self.made, k
             actions.append(f"(union {root} {self._make(self.made.terms[k])[0]})")
+        self._order()
         self._dtypes()
         self.guards += read_guard(self.path, self.fields.get("guard"))
         egg = f"(rule ({' '.join(self.atoms)})\n      ({' '.join(actions)}))\n"
@@ -240,6 +243,20 @@ class _Direction:
         near = difflib.get_close_matches(term.head, [*words(), *self.given], 1)
         hint = f"Did you mean {near[0]}?" if near and near[0] != term.head else ""
         return self._here(at, f"there is no kernel or family {word}", hint)
+
+    def _order(self) -> None:
+        """Tensors that must come one after the other in the program: each pair is matched once."""
+        node = self.fields.get("order")
+        if node is None:
+            return
+        names = [n.value for n in node.value] if isinstance(node, yaml.SequenceNode) else []
+        missing = [n for n in names if n not in self.classes]
+        if len(names) < 2 or missing:
+            raise rule_error(self.path, node, "`order` lists two or more tensors of the pattern")
+        for name in names:
+            self.atoms.append(f"(= at_{name} (order {self.classes[name]}))")
+        for one, other in pairwise(names):
+            self.atoms.append(f"(< at_{one} at_{other})")
 
     def _dtypes(self) -> None:
         node = self.fields.get("dtype")
@@ -349,7 +366,7 @@ def defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of a kernel as JAX has them: those that a rule did not name, and dtypes in the
     form of `codec.py`."""
     out = {**DEFAULTS.get(kernel, {}), **params}
-    for key in ("new_dtype", "preferred_element_type", "index_dtype"):
+    for key in ("new_dtype", "preferred_element_type", "index_dtype", "dtype"):
         if isinstance(out.get(key), str):
             out[key] = {"$dtype": out[key]}
     return out

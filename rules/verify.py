@@ -34,14 +34,14 @@ from .instances import Drawn, Instance, Side, instances, sides
 
 #: Programs that each rule is tried on, how many that match are looked at to find as many that are
 #: unlike each other, how many draws may fail to match, and seconds for all.
-WANTED = 30
+WANTED = 16
 MATCHES = 120
 TRIES = 8000
-SECONDS = 1.5
+SECONDS = 1.0
 # Programs that differ in sizes and dtypes only are tried so often.
 _ALIKE = 4
 # A rule that few programs fit is given more time to be tried on so many.
-_FEW = 12
+_FEW = 6
 # Further programs that are tried after a failure, for a smaller one.
 _SHRINK = 25
 _LAW = 1e-9
@@ -145,7 +145,7 @@ def _verify(rule: Rule, laws: tuple[Side, ...], seed: int, wanted: int) -> Verdi
                 kernels |= {a.kernel for a in instance.applied.values()}
                 sound += 1
             spent = time.thread_time() - begin
-            if sound >= wanted or spent > SECONDS * (1 if sound >= _FEW else 3) * len(laws):
+            if sound >= wanted or spent > SECONDS * (1 if sound >= _FEW else 4) * len(laws):
                 break
         if not sound:
             raise _never(rule, drawn)

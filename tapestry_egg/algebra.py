@@ -18,7 +18,7 @@ from typing import Any
 from .blockgraph import BlockGraph, Operation
 from .choose import Node, Terms, as_written, choose
 from .codec import handles_in
-from .egraph import Budget, EGraph
+from .egraph import Budget, EGraph, Exhausted, Tick
 from .metakernels import registry
 from .rebuild import Rebuilt, rebuild
 from .roofline import least_seconds, program_seconds
@@ -65,6 +65,7 @@ class Explored:
 
     terms: Terms
     catalogue: tuple[Applied, ...]
+    timeline: tuple[Tick, ...] = ()
 
     def only(self, rules: Collection[str]) -> Explored:
         """Without the nodes that only other rules than these have made."""
@@ -169,8 +170,10 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     catalogue = Catalogue()
     facts, signatures = _facts(graph, catalogue)
     by_name = {r.name: r for r in rules}
-    with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
-        egraph = EGraph(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder,
+        EGraph(Path(folder)) as egraph,
+    ):
         egraph.declare(schema())
         egraph.declare(_LOAD)
         for rule in rules:
@@ -186,7 +189,11 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
             egraph.load("kernel", [(s, a.kernel) for s, a in new])
             egraph.load("member", [(s, f) for s, a in new for f in families_of(a.kernel)])
             known = len(catalogue.entries)
-            changed = [egraph.step(ruleset) for ruleset in PROGRAM_RULESETS]
+            left = budget.seconds - (time.perf_counter() - begin)
+            try:
+                changed = [egraph.step(ruleset, left) for ruleset in PROGRAM_RULESETS]
+            except Exhausted:
+                break
             served = _serve(egraph, catalogue, by_name, answered)
             if not any(changed) and not served:
                 saturated = True
@@ -194,7 +201,8 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
             if egraph.rows() > budget.rows or time.perf_counter() - begin > budget.seconds:
                 break
         tables = egraph.tables(("N", "Leaf", "made", *(f"Op{k}" for k in range(5))))
-    return Explored(_terms(graph, tables, signatures, saturated), tuple(catalogue.entries))
+    terms = _terms(graph, tables, signatures, saturated)
+    return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline))
 
 
 def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]], dict[int, int]]:

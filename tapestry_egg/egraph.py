@@ -1,11 +1,24 @@
-"""egglog's e-graph as the stages use it: text in small pieces, facts as TSV, tables out."""
+"""egglog's e-graph as the stages use it: text in small pieces, facts as TSV, tables out.
+
+The e-graph lives in a process of its own (egraph_worker.py). One iteration may need any amount of
+time and memory; when it needs more than it is given, the process is killed, and another one is
+brought to where the last iteration ended.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from .errors import RuleError
@@ -21,18 +34,57 @@ class Budget:
     seconds: float = 60.0
 
 
+@dataclass(frozen=True)
+class Tick:
+    """One iteration of a ruleset: rows afterwards, seconds that it took, and how often each rule
+    matched, by the rules' own names."""
+
+    ruleset: str
+    rows: int
+    seconds: float
+    matches: dict[str, int]
+
+
+class Exhausted(Exception):
+    """An iteration needed more than it was given; the e-graph is as it was before."""
+
+
 class EGraph:
-    """egglog's e-graph through its bindings."""
+    """egglog's e-graph; a context manager, so that its process serves the next one."""
 
     def __init__(self, folder: Path) -> None:
-        from egglog import bindings
-
         self.folder = folder
-        self.egraph = bindings.EGraph(fact_directory=str(folder))
         self.matches: dict[str, int] = {}
+        self.timeline: list[Tick] = []
+        self._done: list[dict[str, Any]] = [{"new": str(folder)}]
+        self._files: dict[str, int] = {}
+        self._worker = _idle.pop() if _idle else _Worker()
+        try:
+            self._worker.ask(self._done[0])
+        except _Gone:  # it has died since it was last used
+            self._worker = _Worker()
+            self._worker.ask(self._done[0])
 
-    def run(self, text: str) -> list[Any]:
-        return list(self.egraph.run_program(*self.egraph.parse_program(text)))
+    def __enter__(self) -> EGraph:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, RuleError):
+            _idle.append(self._worker)
+        else:
+            self._worker.kill()
+
+    def run(self, text: str) -> dict[str, Any]:
+        """Run egglog commands. Raises ValueError with what egglog says against them."""
+        command = {"run": text}
+        answer: dict[str, Any] = self._worker.ask(command)
+        self._done.append(command)
+        return answer
 
     def declare(self, text: str) -> None:
         # One command at a time: parsing is quadratic in the length of the text.
@@ -49,7 +101,7 @@ class EGraph:
                 form = f'{form[:-1]} :ruleset {rule.ruleset} :name "{rule.name}#{i}")'
             try:
                 self.run(form)
-            except Exception as e:
+            except ValueError as e:
                 raise RuleError(
                     f"rule {rule.name!r} is refused by egglog: {e}",
                     where=rule.where,
@@ -59,57 +111,129 @@ class EGraph:
     def load(self, name: str, rows: Sequence[tuple[int | str, ...]]) -> None:
         if not rows:
             return
-        path = self.folder / f"{name}.tsv"
+        # A file of its own for each time, so that all can be read again.
+        k = self._files[name] = self._files.get(name, -1) + 1
+        path = self.folder / f"{name}-{k}.tsv"
         path.write_text("".join("\t".join(map(str, r)) + "\n" for r in rows), encoding="utf-8")
-        self.run(f'(input {name} "{name}.tsv")')
+        self.run(f'(input {name} "{path.name}")')
 
     def fixpoint(self, ruleset: str, budget: Budget, begin: float) -> tuple[bool, int]:
         """Run one ruleset, an iteration at a time, until nothing changes or the budget is spent."""
         for i in range(budget.iterations):
-            if not self.step(ruleset):
-                return True, i
-            if self.rows() > budget.rows or time.perf_counter() - begin > budget.seconds:
+            try:
+                if not self.step(ruleset, begin + budget.seconds - time.perf_counter()):
+                    return True, i
+            except Exhausted:
+                return False, i
+            if self.timeline[-1].rows > budget.rows:
                 return False, i + 1
         return False, budget.iterations
 
-    def step(self, ruleset: str) -> bool:
-        """Run one iteration of a ruleset; whether it changed anything."""
-        (output,) = self.run(f"(run {ruleset} 1)")
-        for name, count in output.report.num_matches_per_rule.items():
+    def step(self, ruleset: str, seconds: float = float("inf")) -> bool:
+        """Run one iteration of a ruleset; whether it changed anything.
+
+        Raises Exhausted when it takes longer than `seconds`, or more memory than there is.
+        """
+        if seconds <= 0.0:
+            raise Exhausted
+        begin = time.perf_counter()
+        command = {"run": f"(run {ruleset} 1)"}
+        try:
+            answer = self._worker.ask(command, seconds)
+        except _Gone:
+            self._again()
+            raise Exhausted from None
+        self._done.append(command)
+        matches: dict[str, int] = {}
+        for name, count in answer["matches"].items():
             rule = name.split("#")[0]
+            if count:
+                matches[rule] = matches.get(rule, 0) + count
+        for rule, count in matches.items():
             self.matches[rule] = self.matches.get(rule, 0) + count
-        return bool(output.report.updated)
+        spent = time.perf_counter() - begin
+        self.timeline.append(Tick(ruleset, self.rows(), spent, matches))
+        return bool(answer["updated"])
 
     def rows(self) -> int:
-        return sum(count for _, count in self.run("(print-size)")[0].sizes)
+        return int(self._worker.ask({"rows": True}))
 
     def tables(self, names: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:
         """Rows of the named tables: inputs, then output; numbers and strings as themselves, terms
         as opaque class tokens."""
-        frozen = self.egraph.freeze().functions
-        memo: dict[tuple[str, Any], Any] = {}
+        found = self._worker.ask({"tables": list(names)})
+        return {
+            name: [tuple(tuple(x) if isinstance(x, list) else x for x in row) for row in rows]
+            for name, rows in found.items()
+        }
 
-        def read(sort: str, value: Any) -> Any:
-            key = (sort, value)
-            if key not in memo:
-                if sort == "i64":
-                    memo[key] = self.egraph.value_to_i64(value)
-                elif sort == "String":
-                    memo[key] = self.egraph.value_to_string(value)
-                else:
-                    memo[key] = key
-            return memo[key]
+    def _again(self) -> None:
+        """A new process, brought to where the last completed command left the old one."""
+        self._worker.kill()
+        self._worker = _Worker()
+        for command in self._done:
+            self._worker.ask(command)
 
-        out: dict[str, list[tuple[Any, ...]]] = {}
-        for name in names:
-            table = frozen[name]
-            sorts = table.input_sorts
-            out[name] = [
-                (
-                    *(read(s, v) for s, v in zip(sorts, row.inputs, strict=True)),
-                    read(table.output_sort, row.output),
-                )
-                for row in table.rows
-                if not row.subsumed
-            ]
-        return out
+
+class _Gone(Exception):
+    """The process does not answer, or not in time."""
+
+
+class _Worker:
+    """A process that holds an e-graph."""
+
+    def __init__(self) -> None:
+        package = Path(sys.modules["tapestry_egg"].__file__ or __file__).resolve().parents[1]
+        path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tapestry_egg.egraph_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self._rest = b""
+
+    def ask(self, command: dict[str, Any], seconds: float = float("inf")) -> Any:
+        """What the process answers. Raises ValueError for what egglog refuses, _Gone when there is
+        no answer within `seconds`."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(command).encode() + b"\n")
+            process.stdin.flush()
+        except OSError:
+            raise _Gone from None
+        end = time.perf_counter() + seconds
+        parts = [self._rest]
+        fd = process.stdout.fileno()
+        while b"\n" not in parts[-1]:
+            wait = None if seconds == float("inf") else max(0.0, end - time.perf_counter())
+            if not select.select([fd], [], [], wait)[0]:
+                raise _Gone
+            part = os.read(fd, 1 << 20)
+            if not part:
+                raise _Gone
+            parts.append(part)
+        line, _, self._rest = b"".join(parts).partition(b"\n")
+        told = json.loads(line)
+        if "error" in told:
+            raise ValueError(told["error"])
+        return told["ok"]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+#: Processes that wait for work.
+_idle: list[_Worker] = []
+
+
+@atexit.register
+def _end() -> None:
+    while _idle:
+        _idle.pop().kill()

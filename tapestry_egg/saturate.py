@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .egraph import Budget as Budget
-from .egraph import EGraph
+from .egraph import EGraph, Tick
 from .encode import Encoding
 from .layout import Layout
 from .rules.book import RuleBook, commands, schema
@@ -49,6 +49,7 @@ class Saturated:
     rows: int
     seconds: float
     matches: dict[str, int] = field(default_factory=dict)
+    timeline: tuple[Tick, ...] = ()
 
 
 _ORDER = ("fold", "sharding", "collectives")
@@ -63,8 +64,10 @@ def saturate(
     """
     budget = budget or Budget()
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
-        egraph = EGraph(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder,
+        EGraph(Path(folder)) as egraph,
+    ):
         egraph.declare(schema())
         for book in books:
             for rule in book.rules:
@@ -81,18 +84,19 @@ def saturate(
         tables = egraph.tables(("strategy", "layout", "change", "Whole", "Cut", "Pass"))
         return Saturated(
             encoding=encoding,
-            strategies=_strategies(encoding, tables),
+            strategies=_strategies(encoding, tables, finished),
             changes=_changes(encoding, tables),
             saturated=finished,
             iterations=done,
             rows=egraph.rows(),
             seconds=time.perf_counter() - begin,
             matches=egraph.matches,
+            timeline=tuple(egraph.timeline),
         )
 
 
 def _strategies(
-    encoding: Encoding, tables: dict[str, list[tuple[Any, ...]]]
+    encoding: Encoding, tables: dict[str, list[tuple[Any, ...]]], finished: bool
 ) -> tuple[tuple[StrategyRow, ...], ...]:
     """Complete strategies per signature: those for which every port has a layout."""
     lists = encoding.algebra.axis_lists
@@ -129,6 +133,11 @@ def _strategies(
             tuple(layouts[found[p]] for p in range(ports)),
         )
         out[s][row] = None
+    for s, signature in enumerate(encoding.signatures):
+        if not out[s] and not finished:  # a budget ended it first: it runs everywhere, uncut
+            types = (*signature.input_types, *signature.output_types)
+            whole = tuple(Layout.replicated(t.rank) for t in types)
+            out[s][StrategyRow(tuple(() for _ in signature.index), (), whole)] = None
     order = encoding.algebra.number
     return tuple(
         tuple(sorted(rows, key=lambda r: ([order[x] for x in r.layouts], r.cuts, r.passes)))
