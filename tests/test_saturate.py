@@ -51,7 +51,7 @@ def front_of(
         books=tuple(books),
         rules=tuple(rules),
         mesh_shapes=[mesh],
-        settings=Settings(seconds=3.0),
+        settings=Settings(seconds=30.0),
     )
 
 
