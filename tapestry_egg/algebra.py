@@ -20,6 +20,7 @@ from .choose import Node, Terms, as_written, choose
 from .codec import handles_in
 from .egraph import Budget, EGraph, Exhausted, Tick
 from .metakernels import registry
+from .prepare import may_prepare
 from .rebuild import Rebuilt, rebuild
 from .roofline import least_seconds, program_seconds
 from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
@@ -202,6 +203,7 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
                 break
         tables = egraph.tables(("N", "Leaf", "made", *(f"Op{k}" for k in range(5))))
     terms = _terms(graph, tables, signatures, saturated)
+    terms = _with_free(graph, terms, catalogue.entries)
     return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline))
 
 
@@ -293,3 +295,32 @@ def _terms(
         made={key: frozenset(names) for key, names in made.items()},
         saturated=saturated,
     )
+
+
+def _with_free(graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied]) -> Terms:
+    """The terms with the nodes marked that need nothing but constants."""
+    readers: dict[int, list[tuple[int, Node]]] = {}
+    for c, nodes in enumerate(terms.nodes):
+        for n in nodes:
+            if n.signature >= 0 and n.operands:
+                entry = catalogue[n.signature]
+                if may_prepare(entry.inputs, (entry.output,)):
+                    for d in set(n.operands):
+                        readers.setdefault(d, []).append((c, n))
+    fixed = {terms.class_of[v] for v in graph.constants}
+    free: set[tuple[int, int, tuple[int, ...]]] = set()
+    stack = sorted(fixed)
+    while stack:
+        for c, n in readers.get(stack.pop(), ()):
+            if fixed.issuperset(n.operands):
+                free.add((c, n.signature, n.operands))
+                if c not in fixed:
+                    fixed.add(c)
+                    stack.append(c)
+    if not free:
+        return terms
+    marked = tuple(
+        tuple(replace(n, free=(c, n.signature, n.operands) in free) for n in nodes)
+        for c, nodes in enumerate(terms.nodes)
+    )
+    return replace(terms, nodes=marked)

@@ -28,12 +28,14 @@ class Node:
 
     `value` is the program's value that it stands for, -1 for nodes that rules made. `signature` is
     -1 for values that are given (inputs, constants) or made by operations that rules do not see;
-    those read `operands`.
+    those read `operands`. A `free` node needs constants only and is computed before the program
+    runs.
     """
 
     signature: int
     operands: tuple[int, ...]
     value: int = -1
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def choose(
 def _cost(node: Node, seconds: Sequence[float]) -> float:
     if node.signature < 0:
         return 0.0
-    return seconds[node.signature] + (_EPSILON if node.value < 0 else 0.0)
+    return (0.0 if node.free else seconds[node.signature]) + (_EPSILON if node.value < 0 else 0.0)
 
 
 def as_written(terms: Terms, seconds: Sequence[float]) -> list[int]:

@@ -20,6 +20,7 @@ from .extract.pins import Pin, Pins, fitting, pin, read_pins
 from .extract.search import Effort
 from .flatten import feedback_pairs, flatten
 from .layout import MeshShape
+from .prepare import prepare
 from .progress import Phase, Progress
 from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
 from .rules.trust import ensure_verified
@@ -125,7 +126,10 @@ def _forms(
     tell: Progress,
 ) -> tuple[Form, ...]:
     tell(Phase("saturate", "", None, "algebra"))
-    found = forms(graph, books, machine, settings.algebra, settings.least_gain)
+    found = tuple(
+        replace(form, graph=prepare(form.graph))
+        for form in forms(graph, books, machine, settings.algebra, settings.least_gain)
+    )
     others = [", ".join(form.rules) for form in found[1:]]
     tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
     return found
