@@ -24,6 +24,7 @@ from tapestry_egg.target import load_target
 from tapestry_egg.trace import trace
 
 BOOKS = load_books(DEFAULT_BOOKS)
+SLOW = {"inception", "nasnet", "squeezenet"}
 
 # Shape of the (last) output and number of weights. The latter are those of public implementations
 # without biases, normalisation and, for Inception-v3, the classifier: torchvision's vgg19 has
@@ -62,7 +63,7 @@ def outputs(fn: Callable[..., Any], *args: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "inception")) for n in tensat.NAMES],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in tensat.NAMES],
 )
 def test_their_forms_cost_less_and_give_the_same_numbers(name: str) -> None:
     network = tensat.network(name, "small")
