@@ -98,7 +98,10 @@ class AndOr:
         found: dict[int, list[int]] = {c: [] for c in self.members}
         for n, needs in self.needs.items():
             for d in needs:
-                found.setdefault(d, []).append(n)
+                if d in found:
+                    found[d].append(n)
+                else:  # a class that is gone
+                    found[d] = [n]
         return found
 
     def value(self, chosen: Iterable[int], objective: int = 0) -> Fraction:

@@ -52,7 +52,6 @@ def reduce(form: AndOr, deadline: float, most: int | None = None) -> bool:
             _logged(form, "too dear", lambda k=known: too_dear(form, k, most))  # type: ignore[misc]
         require(form, known)
         _logged(form, "required", lambda: fix_required(form))
-        keep_derivable(form)
         if not feasible(form):
             return False
         _logged(form, "merged", lambda: merge_series(form))
@@ -147,53 +146,87 @@ def drop_cyclic(form: AndOr, known: Closure) -> None:
 def drop_dominated(form: AndOr, known: Closure | None) -> None:
     """Drop nodes beside which another costs no more and needs only what this one brings anyway.
 
-    With negative costs an answer may gain by needing more: then both must need the same.
+    What a node brings is what it needs and, with `known`, all that is required with that. With
+    negative costs an answer may gain by needing more: then both must need the same.
     """
     negative = form.negative()
     gone: list[int] = []
     for c, members in form.members.items():
-        if len(members) < 2:
-            continue
-        order = sorted(members, key=lambda n: (len(form.needs[n]), [k[n] for k in form.costs], n))[
-            :_COMPARED
-        ]
-        kept: list[int] = []
-        if known is not None and not negative:
-            masks = {n: known.mask(form.needs[n]) for n in order}
-            own = 1 << known.bit[c]
-            brought = {n: known.needed(form.needs[n]) for n in order}
-            for n in order:
-                within = ~brought[n]
-                if brought[n] & own:
-                    kept.append(n)
-                    continue
-                if any(
-                    not masks[m] & within and all(k[m] <= k[n] for k in form.costs) for m in kept
-                ):
-                    gone.append(n)
-                    continue
-                # One that needs more, by its own list, may still be had for less.
-                beaten = [
-                    m
-                    for m in kept
-                    if not masks[n] & ~brought[m] and all(k[n] <= k[m] for k in form.costs)
-                ]
-                if beaten:
-                    gone.extend(beaten)
-                    kept = [m for m in kept if m not in beaten]
-                kept.append(n)
-            continue
-        for n in order:
-            needs = form.needs[n]
-            if any(
-                (form.needs[m] == needs if negative else form.needs[m] <= needs)
-                and all(k[m] <= k[n] for k in form.costs)
-                for m in kept
-            ):
-                gone.append(n)
-            else:
-                kept.append(n)
+        if len(members) > 1:
+            kept = _cheapest_of_same_needs(form, members, gone)
+            if len(kept) > 1 and not negative:
+                if known is None:
+                    _drop_supersets(form, kept, gone)
+                else:
+                    _drop_brought(form, known, c, kept, gone)
     form.remove(gone)
+
+
+def _cheapest_of_same_needs(form: AndOr, members: list[int], gone: list[int]) -> list[int]:
+    """Of nodes that need the same, those that no other undercuts in every objective."""
+    costs = form.costs
+    if len(costs) == 1:
+        (cost,) = costs
+        best: dict[frozenset[int], int] = {}
+        for n in members:
+            m = best.setdefault(form.needs[n], n)
+            if m != n:
+                worse = n if cost[m] <= cost[n] else m
+                best[form.needs[n]] = m if worse == n else n
+                gone.append(worse)
+        return list(best.values())
+    groups: dict[frozenset[int], list[int]] = {}
+    for n in sorted(members, key=lambda n: ([k[n] for k in costs], n)):
+        group = groups.setdefault(form.needs[n], [])
+        if any(all(k[m] <= k[n] for k in costs) for m in group):
+            gone.append(n)
+        else:
+            group.append(n)
+    return [n for group in groups.values() for n in group]
+
+
+def _drop_supersets(form: AndOr, members: list[int], gone: list[int]) -> None:
+    """Drop nodes that need all that another does, and cost no less."""
+    order = sorted(members, key=lambda n: (len(form.needs[n]), n))[:_COMPARED]
+    first, *rest = form.costs
+    kept: list[tuple[frozenset[int], int, int]] = []
+    for n in order:
+        needs, price = form.needs[n], first[n]
+        for fewer, less, m in kept:
+            if less <= price and fewer <= needs and all(k[m] <= k[n] for k in rest):
+                gone.append(n)
+                break
+        else:
+            kept.append((needs, price, n))
+
+
+def _drop_brought(form: AndOr, known: Closure, c: int, members: list[int], gone: list[int]) -> None:
+    """The same with all that a node brings: of two that bring each other's needs, one stays."""
+    order = sorted(members, key=lambda n: (len(form.needs[n]), n))[:_COMPARED]
+    own = 1 << known.bit[c]
+    first, *rest = form.costs
+    kept: list[tuple[int, int, int, int]] = []  # needs, beyond what it brings, cost, node
+    for n in order:
+        mask, price = known.mask(form.needs[n]), first[n]
+        brought = known.needed(form.needs[n])
+        if brought & own:  # on a cycle: another reduction's business
+            continue
+        beyond = ~brought
+        for fewer, _, less, m in kept:
+            if less <= price and not fewer & beyond and all(k[m] <= k[n] for k in rest):
+                gone.append(n)
+                break
+        else:
+            # One that needs more, by its own list, may still be had for less.
+            beaten = [
+                m
+                for _, others, more, m in kept
+                if price <= more and not mask & others and all(k[n] <= k[m] for k in rest)
+            ]
+            if beaten:
+                gone.extend(beaten)
+                kept = [row for row in kept if row[3] not in beaten]
+            kept.append((mask, beyond, price, n))
 
 
 def too_dear(form: AndOr, known: Closure, most: int) -> None:
