@@ -22,6 +22,7 @@ from .andor import AndOr
 from .annealing import Annealing
 from .closure import Closure, closure, cyclic_components
 from .cuts import LoopCuts
+from .dual_check import dual_bound
 from .greedy import Chosen, Improvement, acyclic, cost_of
 from .linear_program import Floats, LinearProgram, Row, Solved
 from .reductions import reduce
@@ -50,8 +51,10 @@ class Unit:
     step: int | Fraction
     integral: bool
 
-    def bound(self, value: float) -> int:
+    def bound(self, value: float) -> Scaled:
         """A scaled lower bound from a program's, allowing for the tolerances of its solver."""
+        if math.isinf(value):
+            return value
         if not self.integral:
             return math.floor(Fraction(value - 1e-9 * max(1.0, abs(value))) * self.step)
         slack = max(1e-6, 1e-9 * abs(value))
@@ -187,6 +190,16 @@ def nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> lis
             if len(found) == most:
                 break
     return found
+
+
+def _checked(model: Model, solved: Solved) -> float:
+    """The value of a relaxation as its multipliers prove it in exact arithmetic."""
+    program = model.program
+    if solved.duals is None:
+        return solved.value
+    rows = program.rows[: len(solved.duals)]
+    found = dual_bound(program.cost, program.lower, program.upper, rows, solved.duals)
+    return -math.inf if found is None else min(solved.value, float(found))
 
 
 class Record:
@@ -398,7 +411,10 @@ class Search:
             if solved.x is None:
                 break
             last = solved
-            bound = max(bound, constant + unit.bound(solved.value))
+            least = constant + unit.bound(solved.value)
+            if least >= record.value:  # it decides: then it is checked
+                least = constant + unit.bound(_checked(model, solved))
+            bound = max(bound, least)
             if bound >= record.value:
                 return bound, last
             if turn < 4 or turn % 4 == 0:
@@ -409,6 +425,8 @@ class Search:
             if not rows or stalled >= 10 or time.perf_counter() > end:
                 break
             model.program.add(rows)
+        if last is not None:
+            bound = min(bound, constant + unit.bound(_checked(model, last)))
         return bound, last
 
     def _build(self, model: Model, x: Floats, record: Record, improvement: Improvement) -> None:

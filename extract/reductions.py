@@ -73,10 +73,12 @@ def _size(form: AndOr) -> tuple[int, int, int, int]:
 
 
 def _worthwhile(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether a round took away enough for another: anything of a small form, 1 % of a large."""
+    """Whether a round took away enough for another: anything of a small form, a share of a large
+    one, whose rounds take long."""
     if before[0] <= _SMALL:
         return before != after
-    return any(b - a > b // 100 for b, a in zip(before[:3], after[:3], strict=True))
+    share = 100 if before[0] <= 8 * _SMALL else 25
+    return any(b - a > b // share for b, a in zip(before[:3], after[:3], strict=True))
 
 
 def _logged(form: AndOr, name: str, step: Callable[[], None]) -> None:

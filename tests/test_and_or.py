@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from fractions import Fraction
@@ -9,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.andor import AndOr, working_form
@@ -16,8 +18,10 @@ from tapestry_egg.extract.annealing import Annealing
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import ChoiceProblem
 from tapestry_egg.extract.closure import closure, cyclic_components
+from tapestry_egg.extract.dual_check import dual_bound
 from tapestry_egg.extract.greedy import Improvement, cost_of, greedy_dag
 from tapestry_egg.extract.lazy_milp import Model, Record, Search, split
+from tapestry_egg.extract.linear_program import LinearProgram
 from tapestry_egg.extract.methods import METHODS, extract
 from tapestry_egg.extract.reductions import feasible, keep_derivable, keep_reachable, reduce
 from tapestry_egg.extract.tree_elimination import eliminate
@@ -321,3 +325,25 @@ def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> Non
     assert cost_of(form, chosen) == value <= improvement.value
     assert form.trimmed(chosen) == chosen
     assert cost_of(form, annealing.chosen()) == annealing.value + form.constant[0]
+
+
+@cases(200)
+@given(st.integers(0, 2**32))
+def test_multipliers_prove_the_bound_that_they_prove(seed: int) -> None:
+    # Any multipliers give a bound; those of the solver give its value.
+    draw = np.random.default_rng(seed)
+    cost = draw.integers(-5, 6, 4).astype(float)
+    rows = [
+        ([0, 1, 2, 3], draw.integers(-3, 4, 4).astype(float).tolist(), low, low + 2.0)
+        for low in draw.integers(-4, 1, 3).astype(float)
+    ]
+    points = [np.array(p, dtype=float) for p in itertools.product((0, 1), repeat=4)]
+    legal = [x for x in points if all(lo <= np.dot(a, x) <= hi for _, a, lo, hi in rows)]
+    zeros, ones = np.zeros(4), np.ones(4)
+    anything = dual_bound(cost, zeros, ones, rows, draw.normal(size=3))
+    assert anything is not None and all(anything <= cost @ x + 1e-12 for x in legal)
+    solved = LinearProgram(cost, zeros, ones, rows).relaxed(10.0)
+    if solved.x is not None:
+        assert solved.duals is not None
+        best = dual_bound(cost, zeros, ones, rows, solved.duals)
+        assert best is not None and abs(best - Fraction(solved.value)) < 1e-9
