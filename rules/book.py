@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, cast
 
 import yaml
 
 from ..errors import RuleError
+from ..yaml_nodes import compose_yaml_text, read_yaml_text
 from .language import compile_rule
 from .recipe import Recipe, read_recipe
 
@@ -105,19 +106,8 @@ def load_book(source: str | Path) -> RuleBook:
                 f"unknown rule book {str(source)!r}",
                 hint=f"Known books: {', '.join(book_names())}; or give the path of a .yaml file.",
             )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise RuleError(f"cannot read the rule file: {e}", where=str(path)) from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        problem = getattr(e, "problem", None) or str(e)
-        raise RuleError(f"not valid YAML: {problem}", where=where) from None
-    return _book(path, root, data)
+    text = read_yaml_text(path, RuleError, str(path))
+    return _book(path, text, compose_yaml_text(text, RuleError, str(path)))
 
 
 def load_books(sources: Iterable[str | Path | RuleBook]) -> tuple[RuleBook, ...]:
@@ -153,109 +143,109 @@ def permitted(books: Iterable[RuleBook], numerics: str) -> tuple[RuleBook, ...]:
     )
 
 
-def _book(path: Path, root: yaml.Node | None, data: Any) -> RuleBook:
-    if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
+def _book(path: Path, text: str, root: yaml.Node | None) -> RuleBook:
+    if not isinstance(root, yaml.MappingNode):
         raise RuleError("a rule file is a mapping with `rules:`", where=f"{path}:1:1")
-    ruleset = data.get("ruleset", "algebra")
-    entries = _child(root, "rules")
-    if not isinstance(entries, yaml.SequenceNode) or not isinstance(data.get("rules"), list):
-        raise RuleError("`rules:` must be a list of rules", where=_at(path, root))
-    unknown = set(data) - {"ruleset", "rules"}
+    fields = _fields(path, root)
+    unknown = set(fields) - {"ruleset", "rules"}
     if unknown:
         raise RuleError(f"unknown key {sorted(unknown)[0]!r}", where=_at(path, root))
-    rules = [
-        rule
-        for node, item in zip(entries.value, data["rules"], strict=True)
-        for rule in _rules(path, node, item, ruleset)
-    ]
+    entries = fields.get("rules")
+    if not isinstance(entries, yaml.SequenceNode):
+        raise RuleError("`rules:` must be a list of rules", where=_at(path, root))
+    ruleset = _text(path, fields, "ruleset") or "algebra"
+    rules = [r for node in entries.value for r in _rules(path, text, node, ruleset)]
     return RuleBook(path.stem, tuple(rules), str(path))
 
 
-def _rules(path: Path, node: yaml.Node, item: Any, ruleset: str) -> list[Rule]:
+def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
     """The rules of one entry: one, or one for each direction."""
     where = _at(path, node)
-    if not isinstance(item, dict) or not isinstance(node, yaml.MappingNode):
+    if not isinstance(node, yaml.MappingNode):
         raise RuleError("a rule is a mapping", where=where)
+    fields = _fields(path, node)
+    item = {k: _text(path, fields, k) for k in (*_REQUIRED, "ruleset", "example", "provenance")}
     for key in _REQUIRED:
-        if not isinstance(item.get(key), str):
+        if not item[key]:
             raise RuleError(
                 f"a rule needs the text field {key!r}",
                 where=where,
                 hint=f"Every rule has {', '.join(_REQUIRED)}.",
             )
-    forms = [k for k in ("match", "egg", "include") if k in item]
+    forms = [k for k in ("match", "egg", "include") if k in fields]
     if len(forms) != 1:
         raise RuleError(
             "a rule needs either `match` and `replace`, or `egg`, or `include`", where=where
         )
     allowed = {*_REQUIRED, *_OPTIONAL, *(_TERMS if forms == ["match"] else _TEXT)}
-    for key in item:
-        if key not in allowed:
-            near = difflib.get_close_matches(str(key), sorted(allowed), 1)
+    for key_node, _ in node.value:
+        if key_node.value not in allowed:
+            near = difflib.get_close_matches(key_node.value, sorted(allowed), 1)
             raise RuleError(
-                f"unknown key {key!r}",
-                where=_at(path, _child(node, str(key)) or node),
+                f"unknown key {key_node.value!r}",
+                where=_at(path, key_node),
                 hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(allowed)}.",
             )
     if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
         raise RuleError(
             f"numerics is {item['numerics']!r}",
-            where=_at(path, _child(node, "numerics") or node),
+            where=_at(path, fields["numerics"]),
             hint="It is exact, reorders or changes_rounding.",
         )
-    chosen = item.get("ruleset", ruleset)
+    chosen = item["ruleset"] or ruleset
     if chosen not in RULESETS:
         raise RuleError(
             f"unknown ruleset {chosen!r}",
-            where=_at(path, _child(node, "ruleset") or node),
+            where=_at(path, fields.get("ruleset", node)),
             hint=f"Rulesets are {', '.join(RULESETS)}.",
         )
     if forms == ["match"]:
-        text = f"match: {item['match']}\nreplace: {item.get('replace')}"
+        sides = "\n".join(f"{k}: {_shown(fields.get(k))}" for k in ("match", "replace"))
         found: list[tuple[str, Recipe | None, str]] = [
-            (c.egg, c.recipe, text) for c in compile_rule(path, node)
+            (c.egg, c.recipe, sides) for c in compile_rule(path, node)
         ]
     else:
-        found = [(_egg(path, node, item), read_recipe(path, node), "")]
+        found = [(_egg(path, text, fields), read_recipe(path, node), "")]
     return [
         Rule(
             name=item["name"] + (BACK if k else ""),
             law=item["law"],
             reason=item["reason"],
-            numerics=item["numerics"],
+            numerics=cast(Numerics, item["numerics"]),
             egg=egg,
             ruleset=chosen,
             book=path.stem,
             where=where,
-            example=str(item.get("example", "")),
-            guard=str(item.get("guard", "")),
-            provenance=str(item.get("provenance", "")),
+            example=item["example"],
+            guard=_shown(fields.get("guard")),
+            provenance=item["provenance"],
             recipe=recipe,
-            text=text,
+            text=sides,
         )
-        for k, (egg, recipe, text) in enumerate(found)
+        for k, (egg, recipe, sides) in enumerate(found)
     ]
 
 
-def _egg(path: Path, node: yaml.Node, item: Any) -> str:
+def _egg(path: Path, text: str, fields: Mapping[str, yaml.Node]) -> str:
     """The egglog text of a rule: its own, or that of the file that it includes."""
-    if "egg" in item:
-        _check_egg(path, _child(node, "egg"), item["egg"])
-        return str(item["egg"])
-    file = path.parent / str(item["include"])
+    if "egg" in fields:
+        egg = _text(path, fields, "egg")
+        _check_egg(path, egg, lambda row, at: _within(text, fields["egg"], row, at))
+        return egg
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        at = _at(path, _child(node, "include") or node)
+        file = path.parent / _text(path, fields, "include")
+        egg = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:  # no such file, not UTF-8, not the name of a file
+        at = _at(path, fields["include"])
         raise RuleError(f"cannot read the egglog file: {e}", where=at) from None
-    _check_egg(file, None, text)
-    return text
+    _check_egg(file, egg, lambda row, at: (row, at))
+    return egg
 
 
-def _check_egg(path: Path, node: yaml.Node | None, text: str) -> None:
+def _check_egg(path: Path, egg: str, place: Callable[[int, int], tuple[int, int]]) -> None:
     """Refuse unbalanced text and commands other than rules, with the place in the file."""
-    for row, at, form in commands(text):
-        line, column = _within(node, row, at)
+    for row, at, form in commands(egg):
+        line, column = place(row, at)
         head = form[1:].split(None, 1)[0].rstrip(")") if len(form) > 1 else ""
         if head not in ("rule", "rewrite", "birewrite", "relation"):
             raise RuleError(
@@ -269,14 +259,12 @@ def _check_egg(path: Path, node: yaml.Node | None, text: str) -> None:
             )
 
 
-def _within(node: yaml.Node | None, line: int, column: int) -> tuple[int, int]:
+def _within(text: str, node: yaml.Node, line: int, column: int) -> tuple[int, int]:
     """Where in its file a place in a text field is; line and column count from 1."""
-    if node is None:
-        return line, column
     mark = node.start_mark
     if getattr(node, "style", None) not in ("|", ">"):
         return mark.line + line, column if line > 1 else mark.column + 1 + column
-    below = (mark.buffer or "").rstrip("\0").splitlines()[mark.line + 1 :]
+    below = text.splitlines()[mark.line + 1 :]
     filled = next((x for x in below if x.strip()), "")
     return mark.line + 1 + line, len(filled) - len(filled.lstrip()) + column
 
@@ -315,12 +303,33 @@ def commands(text: str) -> list[tuple[int, int, str]]:
     return forms
 
 
-def _child(node: yaml.Node, key: str) -> yaml.Node | None:
-    if isinstance(node, yaml.MappingNode):
-        for k, v in node.value:
-            if getattr(k, "value", None) == key:
-                return v  # type: ignore[no-any-return]
-    return None
+def _fields(path: Path, node: yaml.MappingNode) -> dict[str, yaml.Node]:
+    """The values of a mapping by name. Raises RuleError for a key that is none, or occurs twice."""
+    out: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise RuleError("expected a name", where=_at(path, key))
+        if key.value in out:
+            raise RuleError(f"{key.value!r} is given twice", where=_at(path, key))
+        out[key.value] = value
+    return out
+
+
+def _text(path: Path, fields: Mapping[str, yaml.Node], key: str) -> str:
+    """The text of a field, empty where there is none. Raises RuleError where it is a list, say."""
+    node = fields.get(key)
+    if node is None:
+        return ""
+    if not isinstance(node, yaml.ScalarNode):
+        raise RuleError(f"{key!r} is not a text", where=_at(path, node))
+    return str(node.value)
+
+
+def _shown(node: yaml.Node | None) -> str:
+    """A text, or the texts of a list, as people read them."""
+    if isinstance(node, yaml.SequenceNode):
+        return f"[{', '.join(map(_shown, node.value))}]"
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
 def _at(path: Path, node: yaml.Node) -> str:

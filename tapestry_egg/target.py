@@ -18,6 +18,7 @@ from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
 from .topology import boundaries, factorizations, find_spans, is_chain
+from .yaml_nodes import compose_yaml_text, read_yaml_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,33 +203,22 @@ def load_target(spec: str | Path) -> Target:
         )
     shape = tuple(int(n) for n in shape_text.split("x"))
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        try:
-            data = Path(name).read_bytes()
-        except OSError as e:
-            raise TargetError(f"cannot read target file: {e.strerror}", where=name) from None
-        return _read(data, name, shape)
+        return _read(read_yaml_text(Path(name), TargetError, name), name, shape)
     if name not in known_targets():
         raise TargetError(
             f"unknown target {name!r}",
             hint=f"Known are {', '.join(known_targets())}; or give the path of a .yaml file.",
         )
     file = resources.files("tapestry_egg") / "targets" / f"{name}.yaml"
-    return _read(file.read_bytes(), f"targets/{name}.yaml", shape)
+    return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape)
 
 
 def _bare(spec: str) -> str:
     return spec.partition(":")[0] or "h100"
 
 
-def _read(data: bytes, file: str, shape: tuple[int, ...]) -> Target:
-    try:
-        node = yaml.compose(data.decode("utf-8"), Loader=yaml.SafeLoader)
-    except UnicodeDecodeError as e:
-        raise TargetError(f"not UTF-8 text at byte {e.start}", where=file) from None
-    except yaml.MarkedYAMLError as e:
-        raise TargetError(str(e.problem), where=_at(file, e.problem_mark)) from None
-    except yaml.YAMLError as e:
-        raise TargetError(str(e).splitlines()[0], where=file) from None
+def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
+    node = compose_yaml_text(text, TargetError, file)
     if node is None:
         raise TargetError("the file is empty", where=file)
     top = _Table(node, file, "the file")

@@ -14,22 +14,33 @@ _DEEPEST = 50
 _LARGEST = 4 << 20  # bytes of a file that people write
 
 
-def compose_yaml(path: Path, error: type[TapestryError]) -> Any:
+def compose_yaml(path: Path, error: type[TapestryError], name: str = "") -> Any:
     """The root node of a YAML file, None for an empty one.
 
     Nothing is constructed, so tags and aliases have no effect beyond the node that they stand at.
-    Raises `error` with `file:line:column` for a file that cannot be read or is not YAML.
+    Raises `error` with `file:line:column` for a file that cannot be read or is not YAML; the file
+    is called `name` there, or as it is called in its folder.
     """
+    return compose_yaml_text(read_yaml_text(path, error, name), error, name or path.name)
+
+
+def read_yaml_text(path: Path, error: type[TapestryError], name: str = "") -> str:
+    """The text of a file that people write. Raises `error` as `compose_yaml` does."""
     try:
         data = path.read_bytes()
-        if len(data) > _LARGEST:
-            raise error(f"has {len(data)} bytes, at most {_LARGEST} are read", where=str(path))
-        text = data.decode("utf-8")
     except OSError as e:
         raise error(f"cannot be read: {e.strerror}", where=str(path)) from e
+    if len(data) > _LARGEST:
+        raise error(f"has {len(data)} bytes, at most {_LARGEST} are read", where=str(path))
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
-        raise error(f"not UTF-8: {e.reason}", where=f"{path.name}:{line}") from None
+        raise error(f"not UTF-8: {e.reason}", where=f"{name or path.name}:{line}") from None
+
+
+def compose_yaml_text(text: str, error: type[TapestryError], name: str) -> Any:
+    """The root node of a YAML text, None for an empty one. Raises `error` as `compose_yaml`."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         depth = 0
@@ -38,7 +49,7 @@ def compose_yaml(path: Path, error: type[TapestryError]) -> Any:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 mark: Any = event.start_mark
-                at = f"{path.name}:{mark.line + 1}:{mark.column + 1}"
+                at = f"{name}:{mark.line + 1}:{mark.column + 1}"
                 raise error(f"more than {_DEEPEST} levels of lists and mappings", where=at)
         return yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as e:
@@ -46,9 +57,9 @@ def compose_yaml(path: Path, error: type[TapestryError]) -> Any:
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise error(
             f"not YAML: {e.problem or e.context}",
-            where=f"{path.name}{place}",
+            where=f"{name}{place}",
             hint="Texts that start with `[`, `{`, `@` or contain `: ` must be quoted.",
         ) from None
     except (yaml.YAMLError, ValueError) as e:
         what = " ".join(str(e).split())
-        raise error(f"not YAML: {what}", where=path.name) from None
+        raise error(f"not YAML: {what}", where=name) from None

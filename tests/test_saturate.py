@@ -452,7 +452,7 @@ rules:
 @pytest.mark.parametrize(
     ("text", "place", "what"),
     [
-        ("rules: [", ":1:9", "YAML"),
+        ("rules: [", ":2:1", "YAML"),
         ("- a\n- b\n", ":1:1", "mapping"),
         ("ruleset: fold\n", ":1:1", "rules"),
         ("ruleset: fold\nrulez: []\nrules: []\n", ":1:1", "rulez"),
@@ -500,5 +500,5 @@ def test_rule_names_are_unique(tmp_path: Path) -> None:
         COLLECTIVES.without("nonsense")
     with pytest.raises(RuleError, match="unknown rule book"):
         load_book("nonsense")
-    with pytest.raises(RuleError, match="cannot read"):
+    with pytest.raises(RuleError, match="cannot be read"):
         load_book(tmp_path / "absent.yaml")

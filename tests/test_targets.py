@@ -94,7 +94,7 @@ def test_rates_fall_back_by_family() -> None:
         ("h100:2x2x8", "3 dims"),
         ("v5e:32x4", "too large"),
         ("v5e:2x2x4x4", "4 dims"),
-        ("nowhere/chip.yaml:8", "nowhere/chip.yaml: cannot read"),
+        ("nowhere/chip.yaml:8", "nowhere/chip.yaml: cannot be read"),
     ],
 )
 def test_wrong_specs(spec: str, says: str) -> None:

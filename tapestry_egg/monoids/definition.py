@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ..yaml_nodes import compose_yaml
 from .formula import MESH_FUNCTIONS, Formula, MonoidError, parse_formula
 
 KINDS = ("bool", "int", "uint", "float", "complex")
@@ -149,18 +150,7 @@ def read_monoids(path: Path) -> tuple[Monoid, ...]:
 
     Raises MonoidError with `file:line:column` for the first fault in it.
     """
-    try:
-        root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as e:
-        raise MonoidError(f"cannot be read: {e}", where=str(path)) from None
-    except yaml.MarkedYAMLError as e:
-        mark = e.problem_mark or e.context_mark
-        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise MonoidError(f"not YAML: {e.problem or e.context}", where=f"{path}{at}") from None
-    except yaml.YAMLError as e:
-        raise MonoidError(f"not YAML: {e}", where=str(path)) from None
-    except RecursionError:
-        raise MonoidError("nested too deeply", where=str(path)) from None
+    root = compose_yaml(path, MonoidError)
     if root is None:
         return ()
     found: dict[str, Monoid] = {}
