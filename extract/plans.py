@@ -36,6 +36,7 @@ def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: floa
         ),
         bound=bound,
         rules=snap.schedule.program.rules,
+        steps=snap.schedule.program.steps,
     )
     collectives = planned_collectives(plan)
     wire = float(sum(c.wire_bytes * c.count for c in collectives))

@@ -18,8 +18,10 @@ from typing import Any
 from .blockgraph import BlockGraph, Operation
 from .choose import Node, Terms, as_written, choose
 from .codec import handles_in
+from .derivation import derive
 from .egraph import Budget, EGraph, Exhausted, Tick
 from .metakernels import registry
+from .plan import RuleStep
 from .prepare import may_prepare
 from .rebuild import Rebuilt, rebuild
 from .roofline import least_seconds, program_seconds
@@ -52,12 +54,13 @@ _MOST_OPERANDS = 4
 
 @dataclass(frozen=True)
 class Form:
-    """An equal program: its graph, the rules that made it from the one given, and whether the rules
-    had nothing more to say when it was chosen."""
+    """An equal program: its graph, the rules that made it from the one given, whether the rules had
+    nothing more to say when it was chosen, and the steps that lead to it."""
 
     graph: BlockGraph
     rules: tuple[str, ...] = ()
     saturated: bool = True
+    steps: tuple[RuleStep, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,12 @@ def forms(
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f[1] / least, 6), len(f[0].rules)))
     others: dict[float, Form] = {}
-    for built, seconds in found:
+    for built, seconds, pick in found:
         names = tuple(sorted({*inner.rules, *built.rules}))
-        if names and seconds < least:
-            form = Form(built.graph, names, saturated)
-            others.setdefault(round(seconds / least, 6), form)
+        place = round(seconds / least, 6)
+        if names and seconds < least and place not in others:
+            steps = derive(inner.graph, explored.terms, explored.catalogue, pick)
+            others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
     return (Form(graph, (), saturated), *list(others.values())[: MOST_FORMS - 1])
 
 
@@ -128,41 +132,48 @@ def _with_regions(
     names: set[str] = set()
     saturated = True
     operations: list[Operation] = []
-    for op in graph.operations:
+    steps: list[RuleStep] = []
+    for number, op in enumerate(graph.operations):
         bodies = [forms(region, books, target, budget)[:2][-1] for region in op.regions]
         operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
         names.update(name for b in bodies for name in b.rules)
         saturated &= all(b.saturated for b in bodies)
+        for which, b in enumerate(bodies):
+            steps += [replace(s, region=(number, which, *s.region)) for s in b.steps]
     inner = replace(graph, operations=tuple(operations)) if names else graph
-    return Form(inner, tuple(sorted(names)), saturated)
+    return Form(inner, tuple(sorted(names)), saturated, tuple(steps))
 
 
 def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
     return {r.ruleset for r in rules if r.name in names}
 
 
-def cheapest(graph: BlockGraph, explored: Explored, target: Target) -> tuple[Rebuilt, float]:
-    """The cheapest of the graphs that compute what this one does, as far as tried; its seconds."""
+def cheapest(
+    graph: BlockGraph, explored: Explored, target: Target
+) -> tuple[Rebuilt, float, list[int]]:
+    """The cheapest of the graphs that compute what this one does, as far as tried; its seconds,
+    and what it chooses among the terms."""
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target) for a in catalogue]
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
-    best = rebuild(graph, terms, catalogue, as_written(terms, least)) or Rebuilt(graph, ())
+    picked = as_written(terms, least)
+    best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
     seconds = program_seconds(best.graph, target)
 
     def judge(pick: list[int]) -> bool:
-        nonlocal best, seconds
+        nonlocal best, seconds, picked
         built = rebuild(graph, terms, catalogue, pick)
         if built is None:
             return False
         found = program_seconds(built.graph, target)
         if found >= seconds:
             return False
-        best, seconds = built, found
+        best, seconds, picked = built, found, list(pick)
         return True
 
     choose(terms, least, roots, judge)
-    return best, seconds
+    return best, seconds, picked
 
 
 def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:

@@ -23,11 +23,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from .blockgraph import BlockGraph, Operation, TensorType
 from .errors import GraphError
 from .metakernels.signature import IndexDim, OperationSignature, Passage, Role
 from .zspace import Projection
+
+if TYPE_CHECKING:
+    from .plan import RuleStep
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class FlatProgram:
     feedback: Mapping[int, int]  # graph output position -> graph input position
     spans: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     rules: tuple[str, ...] = ()  # those that made this form of the program from the one given
+    steps: tuple[RuleStep, ...] = ()  # and how
 
     @cached_property
     def body_of(self) -> tuple[int, ...]:

@@ -137,7 +137,7 @@ def _forms(
 
 def _scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
     flat = flatten(in_order(repeat_cheap(form.graph), feedback), feedback)
-    return schedule(replace(flat, rules=form.rules))
+    return schedule(replace(flat, rules=form.rules, steps=form.steps))
 
 
 def _problem(

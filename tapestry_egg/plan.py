@@ -117,6 +117,24 @@ class Costs:
 
 
 @dataclass(frozen=True)
+class RuleStep:
+    """One step: the rules that it takes (one, as a rule), what is computed another way and how, and
+    a digest of the program afterwards. `region` leads to the loop or branch where it is taken:
+    (operation, region) pairs."""
+
+    rules: tuple[str, ...]
+    value: str
+    made: str
+    digest: str
+    source: str = ""
+    region: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        at = f"  # {self.source}" if self.source else ""
+        return f"{' + '.join(self.rules)}: {self.value} by {self.made}{at}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
     least `seconds` any plan of the same snapshot can have within this plan's other costs."""
@@ -129,6 +147,7 @@ class Plan:
     bound: float = 0.0
     collectives: tuple[PlannedCollective, ...] = ()
     rules: tuple[str, ...] = ()
+    steps: tuple[RuleStep, ...] = ()  # from the program as given to `graph`
     # What the plan's function takes and returns in the user's pytrees, where it was traced.
     program: Program | None = field(default=None, compare=False, repr=False)
 

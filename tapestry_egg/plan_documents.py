@@ -20,7 +20,7 @@ from .documents import (
 )
 from .errors import GraphError, PlanError, TargetError
 from .layout import Layout, MeshShape
-from .plan import BodyPlan, Costs, Kept, Plan, PlannedCollective, Step, Strategy
+from .plan import BodyPlan, Costs, Kept, Plan, PlannedCollective, RuleStep, Step, Strategy
 
 #: A number that may be infinite: JSON has no infinity, so it is then written as "inf".
 Number = int | float | str
@@ -77,6 +77,7 @@ class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     costs: dict[str, Number]
     bound: Number
     rules: list[str]
+    steps: list[RuleStep] = []
     collectives: list[PlannedCollective]
     layouts: list[LayoutRecord]
     graph: GraphRecord
@@ -146,6 +147,7 @@ def plan_record(plan: Plan, sources: SourceTable) -> PlanRecord:
         costs={name: _number(value) for name, value in asdict(plan.costs).items()},
         bound=_number(plan.bound),
         rules=list(plan.rules),
+        steps=list(plan.steps),
         collectives=list(plan.collectives),
         layouts=[
             LayoutRecord(dims=[list(d) for d in x.dims], partial=list(x.partial), monoid=x.monoid)
@@ -298,6 +300,7 @@ def plan_from_record(
         bound=_float(record.bound, f"{where}.bound"),
         collectives=tuple(record.collectives),
         rules=tuple(record.rules),
+        steps=tuple(record.steps),
         program=program,
     )
 

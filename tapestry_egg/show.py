@@ -145,7 +145,9 @@ def plan_text(plan: Plan) -> str:
         "collectives",
         columns(_collective_rows(plan), "  ", right=(2, 3, 4, 5)),
     ]
-    if plan.rules:
+    if plan.steps:
+        parts += ["rules, step by step", *(f"  {k}. {s}" for k, s in enumerate(plan.steps, 1))]
+    elif plan.rules:
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
     return "\n".join(parts)
 
@@ -227,4 +229,5 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         },
         "collectives": [asdict(one) for one in plan.collectives],
         "rules": list(plan.rules),
+        "steps": [asdict(step) for step in plan.steps],
     }
