@@ -15,7 +15,7 @@ from fractions import Fraction
 from .andor import AndOr, problem_choice, trim, working_form
 from .choices import ChoiceProblem, Number
 from .greedy import Improvement, bottom_up, greedy_dag
-from .lazy_milp import Record, Scaled, Search, split
+from .lazy_milp import Record, Scaled, Search, split, trivial_bound
 from .reductions import keep_derivable, reduce
 from .solver_process import available, side_by_side
 from .standing import Standing
@@ -30,6 +30,7 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
     form = working_form(problem)
     if not _possible(problem, form, standing):
         return
+    standing.bound = _value(form, trivial_bound(form))
     if not form.negative() and len(form.home) > 5000:
         _offer_tree(problem, form, standing, "bottom-up")
     record = Record(lambda value, picks: _offer_picks(problem, standing, picks, "reductions"))

@@ -23,6 +23,7 @@ from . import pareto
 from .andor import AndOr, problem_choice, trim, working_form
 from .check_choices import evaluate
 from .choices import Choice, ChoiceProblem, Number
+from .deadline import TimeUp, ends_at, held
 from .lazy_milp import Picks, Record, Scaled, Search, split
 from .reductions import reduce
 from .tree_elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
@@ -199,15 +200,20 @@ def choice_front(
     """
     started = time.perf_counter()
     both = with_node_count(problem.verify())
-    form = working_form(both)
     deadline = started + seconds
     search = _FrontSearch(both, deadline, seed, widest)
-    if not reduce(form, deadline):
-        return ChoiceFront(both, both.objectives, (), 0.0, "reductions", 0.0, "no answer exists")
     method = "elimination"
-    if not search.eliminated(form):
-        method = "milp"
-        search.bisect(form)
+    try:
+        with ends_at(deadline):
+            form = working_form(both)
+            if not reduce(form, deadline):
+                reason = "no answer exists"
+                return ChoiceFront(both, both.objectives, (), 0.0, "reductions", 0.0, reason)
+            if not search.eliminated(form):
+                method = "milp"
+                search.bisect(form)
+    except TimeUp:
+        search.cut_short()
     return search.front(method, time.perf_counter() - started)
 
 
@@ -248,10 +254,16 @@ class _FrontSearch:
                 for a, way in total
                 for b, nodes in found.points
             )
-        for (cost, count), way in total:
-            choice = problem_choice(self.problem, form, chosen_nodes(way))
-            self.choices[cost, count] = choice
+        with held():
+            for (cost, count), way in total:
+                choice = problem_choice(self.problem, form, chosen_nodes(way))
+                self.choices[cost, count] = choice
         return True
+
+    def cut_short(self) -> None:
+        """Note that nothing more is known than what was found."""
+        if not self.lower:
+            self.lower = [-math.inf] * (len(self.problem.classes) + 1)
 
     def bisect(self, form: AndOr) -> None:
         """Least costs under limits on the number of nodes, the widest gap first."""

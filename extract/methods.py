@@ -13,6 +13,7 @@ from importlib import import_module
 
 from ..errors import ExtractError
 from .choices import ChoiceProblem, Extraction
+from .deadline import TimeUp, ends_at
 from .standing import Standing
 
 
@@ -72,7 +73,10 @@ def extract(
     chosen = choose(problem, method)
     try:
         run = getattr(import_module(f".{chosen.module}", __package__), chosen.function)
-        run(problem, standing, deadline, seed)
+        with ends_at(deadline):
+            run(problem, standing, deadline, seed)
+    except TimeUp:
+        standing.notes.append("time was up")
     except KeyboardInterrupt:
         standing.notes.append("interrupted")
     return standing.extraction()

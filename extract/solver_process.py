@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ import numpy as np
 
 from .andor import AndOr, scaled
 from .choices import rows
+from .deadline import held
 from .lazy_milp import Record, Search
 
 
@@ -58,48 +60,48 @@ def side_by_side(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
         for name in solvers:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
-            processes[name] = process
+            with held():
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _COMMAND, name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment,
+                )
+                processes[name] = process
             assert process.stdin is not None and process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
             selector.register(process.stdout, selectors.EVENT_READ, (name, bytearray()))
         for process in processes.values():
             assert process.stdin is not None
-            try:
+            with suppress(BrokenPipeError):  # it died; the others go on
                 process.stdin.write(request)
                 process.stdin.close()
-            except BrokenPipeError:  # it died; the others go on
-                continue
         while selector.get_map():
             left = deadline - time.perf_counter()
             if left <= 0:
                 return
             for key, _ in selector.select(left):
-                name, held = key.data
+                name, unread = key.data
                 data = os.read(key.fd, 1 << 16)
                 if not data:
                     selector.unregister(key.fileobj)
                     continue
-                held += data
-                *lines, rest = bytes(held).split(b"\n")
-                held[:] = rest
+                unread += data
+                *lines, rest = bytes(unread).split(b"\n")
+                unread[:] = rest
                 for line in lines:
                     yield _event(name, json.loads(line), nodes, form)
     finally:
-        selector.close()
-        for process in processes.values():
-            process.kill()
-        for process in processes.values():
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None and not stream.closed:
-                    stream.close()
+        with held():
+            selector.close()
+            for process in processes.values():
+                process.kill()
+            for process in processes.values():
+                process.wait()
+                for stream in (process.stdin, process.stdout):
+                    if stream is not None and not stream.closed:
+                        stream.close()
 
 
 _COMMAND = "import sys; from tapestry_egg.extract.solver_process import serve; serve(sys.argv[1])"

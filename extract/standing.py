@@ -14,6 +14,7 @@ from fractions import Fraction
 from ..errors import ExtractError
 from .check_choices import evaluate
 from .choices import Choice, ChoiceProblem, Extraction, Number
+from .deadline import held
 
 # Values of real-valued costs that differ by less than this share are not told apart: it is what
 # solvers of linear programs promise.
@@ -49,7 +50,8 @@ class Standing:
             )
         if self.choice is not None and found.values[0] >= self.values[0]:
             return False
-        self.choice, self.values, self.method = choice, found.values, method
+        with held():
+            self.choice, self.values, self.method = choice, found.values, method
         self.told(self)
         return True
 
