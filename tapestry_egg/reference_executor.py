@@ -86,17 +86,24 @@ def run_operation(
     The starting value of a reduction (`signature.initial`) counts in the first shard that reads it
     and is the monoid's zero for the others. A shard whose boxes would hold elements of other shards
     (every second element, say) runs slice by slice. Raises CoverError for a cover that is not
-    disjoint and exact, and where two shards write one element that no monoid combines.
+    disjoint and exact, and where two shards write one element that no monoid combines. Empty boxes
+    are no shards; outputs of an index space without points are the starting value of the reduction,
+    or the monoid's zero.
     """
     whole = ZRange.from_shape(signature.extents)
     boxes = [whole] if cover is None else list(cover)
     check_cover(signature, boxes, where or kernel)
-    if whole.is_empty:
-        boxes = [whole]
+    boxes = [box for box in boxes if not box.is_empty]
     monoids = {d.monoid for d in signature.index if d.role == "reduce"}
     monoid = next(iter(monoids)) if len(monoids) == 1 else None
     outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in signature.output_types]
     written = [np.zeros(t.shape, bool) for t in signature.output_types]
+    if whole.is_empty and monoid is not None:
+        for q, out in enumerate(outputs):
+            out[...] = (
+                operands[signature.initial[q]] if signature.initial else zero(monoid, out.dtype)
+            )
+            written[q][...] = True
     counted = {p: np.zeros(signature.input_types[p].shape, bool) for p in signature.initial}
     for box in (b for given in boxes for b in without_gaps(signature, given)):
         local = []
@@ -167,15 +174,14 @@ def check_cover(signature: OperationSignature, cover: Sequence[ZRange], where: s
 
 def without_gaps(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]:
     """Parts of an index box whose images have no gaps but those that the whole images have."""
-    if not box.is_empty:
-        for projection in (*signature.inputs, *signature.outputs):
-            for row, size in zip(projection.matrix, projection.shape, strict=True):
-                if _gaps(row, size, box.shape) and not _gaps(row, size, signature.extents):
-                    moving = [d for d, n in enumerate(box.shape) if n > 1]
-                    widest = max(moving, key=lambda d: abs(row[d]))
-                    for part in box.split(widest, 1):
-                        yield from without_gaps(signature, part)
-                    return
+    for projection in (*signature.inputs, *signature.outputs):
+        for row, size in zip(projection.matrix, projection.shape, strict=True):
+            if _gaps(row, size, box.shape) and not _gaps(row, size, signature.extents):
+                moving = [d for d, n in enumerate(box.shape) if n > 1]
+                widest = max(moving, key=lambda d: abs(row[d]))
+                for part in box.split(widest, 1):
+                    yield from without_gaps(signature, part)
+                return
     yield box
 
 

@@ -90,11 +90,15 @@ def convolution(draw: Draw, kernel: str) -> Case:
     _, out = arranged(draw, [1] * (rank + 2))
     kind = draw.choice(("float", "float", "integer", "narrow"))
     x, y = operand(draw, lhs, kind), operand(draw, rhs, kind)
+    wider = None
+    if kind == "integer" and draw.coin():  # products that do not fit into the operands' width
+        x, y, wider = 40 * x.astype(np.int8), 40 * y.astype(np.int8), np.int32
     strides, holes, gaps, padding = zip(*how, strict=True)
     return (
         lambda x, y: lax.conv_general_dilated(
             x, y, strides, padding, holes, gaps,
             lax.ConvDimensionNumbers(tuple(ls), tuple(rs), tuple(out)), groups, batches,
+            preferred_element_type=wider,
         ),
         (x, y),
     )  # fmt: skip

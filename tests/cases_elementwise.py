@@ -205,4 +205,10 @@ def convert(draw: Draw, kernel: str) -> Case:
 
 @of("elementwise", "bitcast_convert_type")
 def bitcast(draw: Draw, kernel: str) -> Case:
-    return lambda x: lax.bitcast_convert_type(x, np.int32), (draw.floats(draw.shape()),)
+    """To the same width, to parts of elements, and parts to elements."""
+    to = draw.choice((np.int32, np.int8, np.float32))
+    if to is np.float32:
+        return lambda x: lax.bitcast_convert_type(x, to), (
+            draw.integers((*draw.shape(), 4), dtype=np.int8),
+        )
+    return lambda x: lax.bitcast_convert_type(x, to), (draw.floats(draw.shape()),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -100,6 +101,32 @@ def test_boxes_that_form_no_grid() -> None:
     cover = [zr("zr[0:4, 0:3, 0:2]"), zr("zr[0:1, 0:3, 2:6]"), zr("zr[1:4, 0:2, 2:6]")]
     cover.append(zr("zr[1:4, 2:3, 2:6]"))
     same(execute(graph, inputs, {(0,): cover}), x @ y)
+
+
+def test_empty_boxes_are_no_shards() -> None:
+    x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    graph, inputs = traced(lambda x: x.max(1), x)
+    cover = [zr("zr[3:3, 0:4]"), zr("zr[0:3, 0:3]"), zr("zr[0:2, 4:4]"), zr("zr[0:3, 3:4]")]
+    same(execute(graph, inputs, {(0,): cover}), x.max(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*product(("sum", "prod", "max", "min"), (np.float32, np.int8)), ("or", bool), ("and", bool)],
+)
+def test_reductions_of_nothing(name: str, dtype: type) -> None:
+    reduce, x = getattr(lax, f"reduce_{name}"), np.zeros((3, 0, 2), dtype)
+    graph, inputs = traced(lambda x: reduce(x, (1,)), x)
+    same(execute(graph, inputs), reduce(x, (1,)))
+
+
+def test_contractions_and_updates_of_nothing() -> None:
+    x, none = np.ones((2, 0), np.float32), np.zeros((0, 3), np.float32)
+    at, start = np.zeros((0, 1), np.int32), np.ones((4, 3), np.float32)
+    graph, inputs = traced(
+        lambda x, none, start: (x @ none, start.at[at[:, 0]].add(none)), x, none, start
+    )
+    same(execute(graph, inputs), (np.zeros((2, 3), np.float32), start))
 
 
 @pytest.mark.parametrize("kind", ["add", "mul", "max", "min"])

@@ -42,7 +42,7 @@ def _at_least(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _ragged_dot(call: Call) -> Array:
-    lhs, rhs = map(wide, call.operands[:2])
+    lhs, rhs = (_at_least(wide(x), call.dtype()) for x in call.operands[:2])
     sizes = [int(n) for n in call.operands[2]]
     dims = call.params["ragged_dot_dimension_numbers"]
     contract, batch = dims["dot_dimension_numbers"]
@@ -84,8 +84,8 @@ def _ragged_dot(call: Call) -> Array:
 
 def _conv(call: Call) -> Array:
     p, spec = call.local, call.params["dimension_numbers"]
-    lhs = np.transpose(wide(call.operands[0]), spec["lhs_spec"])
-    rhs = np.transpose(wide(call.operands[1]), spec["rhs_spec"])
+    x, y = (_at_least(wide(x), call.dtype()) for x in call.operands)
+    lhs, rhs = np.transpose(x, spec["lhs_spec"]), np.transpose(y, spec["rhs_spec"])
     space = range(lhs.ndim - 2)
     lhs = pad(lhs, (1, 1, *p["lhs_dilation"]), ((0, 0), (0, 0), *p["padding"]), 0)
     channels, batches = p["feature_group_count"], p["batch_group_count"]

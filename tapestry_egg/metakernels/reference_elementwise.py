@@ -192,6 +192,12 @@ def _binary(function: Callable[[Any, Any], Any]) -> Reference:
     return lambda call: function(wide(call.operands[0]), wide(call.operands[1]))
 
 
+def _bitcast(call: Call) -> Array:
+    # Between widths a last dim holds the parts of an element.
+    flat = np.ascontiguousarray(call.operands[0]).reshape(-1)
+    return flat.view(call.dtype()).reshape(call.shape())
+
+
 def _nextafter(call: Call) -> Array:
     return np.asarray(np.nextafter(call.operands[0], call.operands[1]))
 
@@ -206,7 +212,7 @@ ELEMENTWISE: dict[str, Reference] = {
     **{name: _binary(f) for name, f in _BINARY.items() if name not in _EXACT},
     **{name: _exactly(_UNARY[name]) for name in _EXACT if name in _UNARY},
     **{name: _exactly(_BINARY[name]) for name in _EXACT if name in _BINARY},
-    "bitcast_convert_type": lambda call: np.ascontiguousarray(call.operands[0]).view(call.dtype()),
+    "bitcast_convert_type": _bitcast,
     "clamp": _clamp,
     "convert_element_type": lambda call: _convert(call, call.operands[0]),
     "integer_pow": lambda call: wide(call.operands[0]) ** call.params["y"],
