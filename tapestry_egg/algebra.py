@@ -106,11 +106,13 @@ def forms(
     inner = _with_regions(graph, books, target, budget)
     explored = explore(inner.graph, rules, budget)
     saturated = inner.saturated and explored.terms.saturated
-    found = [cheapest(inner.graph, explored, target)]
+    written = program_seconds(graph, target)
+    given = written if inner.graph is graph else program_seconds(inner.graph, target)
+    found = [cheapest(inner.graph, explored, target, given)]
     for ruleset in PROGRAM_RULESETS if len(_rulesets(found[0][0].rules, rules)) > 1 else ():
         own = {r.name for r in rules if r.ruleset == ruleset}
-        found.append(cheapest(inner.graph, explored.only(own), target))
-    least = program_seconds(graph, target) * (1.0 - least_gain)
+        found.append(cheapest(inner.graph, explored.only(own), target, given))
+    least = written * (1.0 - least_gain)
     if not least:  # nothing computes, so nothing can be saved
         return (Form(graph, (), saturated),)
     # Of forms that cost the same, the one that needs the fewest rules.
@@ -149,17 +151,18 @@ def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
 
 
 def cheapest(
-    graph: BlockGraph, explored: Explored, target: Target
+    graph: BlockGraph, explored: Explored, target: Target, given: float
 ) -> tuple[Rebuilt, float, list[int]]:
     """The cheapest of the graphs that compute what this one does, as far as tried; its seconds,
-    and what it chooses among the terms."""
+    and what it chooses among the terms. `given` are the seconds of this one."""
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target) for a in catalogue]
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
     picked = as_written(terms, least)
     best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
-    seconds = program_seconds(best.graph, target)
+    same = best.graph.operations == graph.operations
+    seconds = given if same else program_seconds(best.graph, target)
 
     def judge(pick: list[int]) -> bool:
         nonlocal best, seconds, picked
@@ -246,9 +249,9 @@ def _is_term(graph: BlockGraph, op: Operation) -> bool:
         return False
     if handles_in(op.params):
         return False
-    types = [graph.values[v] for v in op.inputs]
+    types = tuple([graph.values[v] for v in op.inputs])
     out = (graph.values[op.outputs[0]],)
-    return not registry.signature(op.kernel, op.params, types, out).opaque
+    return not registry.signature_of(op, types, out).opaque
 
 
 def _serve(
@@ -311,15 +314,18 @@ def _terms(
 def _with_free(graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied]) -> Terms:
     """The terms with the nodes marked that need nothing but constants."""
     readers: dict[int, list[tuple[int, Node]]] = {}
+    alone: list[tuple[int, Node]] = []
     for c, nodes in enumerate(terms.nodes):
         for n in nodes:
-            if n.signature >= 0 and n.operands:
+            if n.signature >= 0:
                 entry = catalogue[n.signature]
-                if may_prepare(entry.inputs, (entry.output,)):
+                if may_prepare(entry.kernel, entry.inputs, (entry.output,)):
                     for d in set(n.operands):
                         readers.setdefault(d, []).append((c, n))
-    fixed = {terms.class_of[v] for v in graph.constants}
-    free: set[tuple[int, int, tuple[int, ...]]] = set()
+                    if not n.operands:
+                        alone.append((c, n))
+    fixed = {terms.class_of[v] for v in graph.constants} | {c for c, _ in alone}
+    free = {(c, n.signature, n.operands) for c, n in alone}
     stack = sorted(fixed)
     while stack:
         for c, n in readers.get(stack.pop(), ()):

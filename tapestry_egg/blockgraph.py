@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class TensorType:
 _BRIEF = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "s"), ("complex", "c"))
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Bytes of one element of `dtype`; a PRNG key counts as its two 32-bit words.
 

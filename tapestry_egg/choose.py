@@ -18,6 +18,8 @@ _LEAST = 1e-9
 _ROUNDS = 3
 # Kinds of change that are put before the judge in one round.
 _TRIALS = 12
+# A kind is put before the judge, who prices the whole program, if it saves this share by the sum.
+_WORTH = 1e-6
 # New views cost nothing by the model; this keeps them from being added for nothing.
 _EPSILON = 1e-12
 
@@ -80,7 +82,7 @@ def choose(
         accepted = False
         for gain, negated in sorted(gains, reverse=True)[:_TRIALS]:
             before = state.total
-            done = state.make(kinds[-negated]) if gain > 0.0 else []
+            done = state.make(kinds[-negated]) if gain > _WORTH * before else []
             if not done:
                 continue
             if judge(state.pick):

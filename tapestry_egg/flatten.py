@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from .blockgraph import BlockGraph, Operation, TensorType
@@ -82,6 +82,7 @@ class FlatProgram:
         return tuple(out)
 
 
+@cache
 def identity_signature(
     kernel: str, tensor: TensorType, reads: int, gives: int, *, partial: bool, whole: bool = False
 ) -> OperationSignature:
@@ -231,11 +232,8 @@ class _Flattener:
                 self.region(op, i, number, reads, gives)
                 self.spans[number, i] = (start, len(self.instances))
                 continue
-            signature = registry.signature(
-                op.kernel,
-                op.params,
-                tuple(self.types[v] for v in reads),
-                tuple(self.types[v] for v in gives),
+            signature = registry.signature_of(
+                op, tuple([self.types[v] for v in reads]), tuple([self.types[v] for v in gives])
             )
             if op.effectful and not signature.opaque:
                 signature = registry.opaque(

@@ -17,17 +17,20 @@ from .codec import handles_in
 # What is this many times larger than what it is made of is made when it is read: a broadcast costs
 # nothing there, and stored it would be read from memory.
 _EXPANSION = 16
+_WORD = 8
 
 
-def may_prepare(inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> bool:
-    """Whether an operation on constants of these types has a result that is worth keeping.
+def may_prepare(kernel: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> bool:
+    """Whether a kernel on constants of these types has a result that is worth keeping.
 
     What draws random numbers stays where it is, and so do types without bytes on the host.
     """
+    if kernel == "rng_uniform" or not (inputs or kernel == "iota"):
+        return False
     if any(t.dtype.startswith(("key<", "float0")) for t in (*inputs, *outputs)):
         return False
     read, made = sum(t.nbytes for t in inputs), sum(t.nbytes for t in outputs)
-    return made <= _EXPANSION * read
+    return made <= _EXPANSION * max(read, _WORD)
 
 
 def prepared_operations(graph: BlockGraph) -> list[int]:
@@ -38,7 +41,7 @@ def prepared_operations(graph: BlockGraph) -> list[int]:
         if op.effectful or op.regions or not known.issuperset(op.inputs):
             continue
         types = [graph.values[v] for v in op.inputs], [graph.values[v] for v in op.outputs]
-        if may_prepare(*types) and not handles_in(op.params):
+        if may_prepare(op.kernel, *types) and not handles_in(op.params):
             known.update(op.outputs)
             found.append(i)
     return found

@@ -7,7 +7,7 @@ from .costs import kernel_seconds
 from .flatten import FlatProgram, flatten
 from .metakernels.signature import OperationSignature, evaluate
 from .prepare import without_prepared
-from .schedule import Unit, repeat_cheap, schedule
+from .schedule import Unit, fuse, repeat_cheap
 from .target import Target
 
 
@@ -35,8 +35,7 @@ def program_seconds(graph: BlockGraph, target: Target) -> float:
     What it computes from constants alone is computed before it runs, and costs nothing.
     """
     program = flatten(repeat_cheap(without_prepared(graph)), {})
-    plan = schedule(program)
-    return sum(_unit_seconds(program, unit, target) for unit in plan.units)
+    return sum(_unit_seconds(program, unit, target) for unit in fuse(program))
 
 
 def contracts(signature: OperationSignature) -> bool:

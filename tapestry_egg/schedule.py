@@ -65,7 +65,8 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     values = list(graph.values)
     pending: dict[int, list[Operation]] = defaultdict(list)  # operation -> copies placed before it
     operations = [
-        replace(op, regions=tuple(repeat_cheap(r) for r in op.regions)) for op in graph.operations
+        replace(op, regions=tuple(repeat_cheap(r) for r in op.regions)) if op.regions else op
+        for op in graph.operations
     ]
     producers = graph.producers()
     order: list[Operation] = []
@@ -88,7 +89,7 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
             return v
         values.append(values[v])
         made[v] = len(values) - 1
-        pending[reader].append(replace(op, inputs=inputs, outputs=(made[v],)))
+        pending[reader].append(_reading(op, inputs, (made[v],)))
         return made[v]
 
     rewritten: list[Operation] = []
@@ -97,21 +98,28 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
             rewritten.append(op)
             continue
         made: dict[int, int] = {}
-        rewritten.append(replace(op, inputs=tuple(own_copy(v, i, made) for v in op.inputs)))
+        inputs = tuple([own_copy(v, i, made) for v in op.inputs])
+        rewritten.append(op if inputs == op.inputs else _reading(op, inputs, op.outputs))
     for i, op in enumerate(rewritten):
         order.extend(pending.get(i, ()))
         order.append(op)
     return _without_dead(replace(graph, values=tuple(values), operations=tuple(order)))
 
 
+def _reading(op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Operation:
+    """The same operation on other values of the same types."""
+    other = replace(op, inputs=inputs, outputs=outputs)
+    registry.remember(other, op)
+    return other
+
+
 def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
     if op.regions:
         return None
-    return registry.signature(
-        op.kernel,
-        op.params,
-        tuple(graph.values[v] for v in op.inputs),
-        tuple(graph.values[v] for v in op.outputs),
+    return registry.signature_of(
+        op,
+        tuple([graph.values[v] for v in op.inputs]),
+        tuple([graph.values[v] for v in op.outputs]),
     )
 
 

@@ -74,11 +74,16 @@ def test_broadcasts_of_constants_are_not_stored() -> None:
     assert prepared_operations(graph) == []
 
 
+def test_a_few_numbers_made_of_nothing_are_constants() -> None:
+    graph = trace(lambda x: x * jnp.arange(4.0), np.zeros(4, np.float32)).graph
+    assert kernels(prepare(graph)) == ["mul"]
+
+
 def test_operations_with_an_argument_effects_or_no_operands_stay() -> None:
     def f(x: jax.Array) -> jax.Array:
         jax.debug.print("{w}", w=jnp.asarray(W)[0, 0])
         noise = jax.random.uniform(jax.random.key(0), W.shape)
-        return x + jnp.arange(32.0) + jnp.asarray(W) * noise
+        return x + jnp.arange(2048.0).reshape(W.shape) + jnp.asarray(W) * noise
 
     graph = trace(f, W).graph
     done = prepare(graph)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..blockgraph import TensorType
+from ..blockgraph import Operation, TensorType
 from ..errors import TemplateError
 from ..zspace import Projection, ZRange
 from .faults import Mismatch
@@ -85,6 +85,27 @@ def signature(
             found = opaque(kernel, inputs, outputs)
         _SIGNATURES[key] = found
     return found
+
+
+def signature_of(
+    op: Operation, input_types: tuple[TensorType, ...], output_types: tuple[TensorType, ...]
+) -> OperationSignature:
+    """The signature of an operation without regions; the operation remembers it.
+
+    A program is priced and scheduled many times, and most of its operations stay the same ones.
+    """
+    known = op.__dict__.get("_signature")
+    if known is None or known[0] != input_types or known[1] != output_types:
+        found = signature(op.kernel, op.params, input_types, output_types)
+        known = op.__dict__["_signature"] = (input_types, output_types, found)
+    remembered: OperationSignature = known[2]
+    return remembered
+
+
+def remember(op: Operation, like: Operation) -> None:
+    """Let an operation know the signature that an equal one on other values remembers."""
+    if "_signature" in like.__dict__:
+        op.__dict__["_signature"] = like.__dict__["_signature"]
 
 
 def localize(
