@@ -8,6 +8,7 @@ are graphs of their own.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +27,7 @@ from .prepare import may_prepare
 from .rebuild import Rebuilt, rebuild
 from .roofline import least_seconds, program_seconds
 from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
-from .rules.families import families_of
+from .rules.families import FAMILIES, families_of
 from .rules.recipe import MOST_GIVEN
 from .target import Target
 from .wants import Applied, Catalogue, Row, answers, rule_forms, splat
@@ -184,6 +185,7 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     begin = time.perf_counter()
     catalogue = Catalogue()
     facts, signatures = _facts(graph, catalogue)
+    rules = _relevant(rules, {a.kernel for a in catalogue.entries})
     by_name = {r.name: r for r in rules}
     with (
         tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder,
@@ -219,6 +221,31 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     terms = _terms(graph, tables, signatures, saturated)
     terms = _with_free(graph, terms, catalogue.entries)
     return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline))
+
+
+def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:
+    """The rules whose kernels occur in the program, or in what other such rules make of it: to
+    declare a rule takes longer than to find that it matches nothing."""
+    known = set(kernels)
+    chosen: dict[int, Rule] = {}
+    grown = True
+    while grown:
+        grown = False
+        for k, rule in enumerate(rules):
+            if k in chosen:
+                continue
+            named = _KERNEL.findall(rule.egg)
+            families = _MEMBER.findall(rule.egg)
+            if known.issuperset(named) and not any(known.isdisjoint(FAMILIES[f]) for f in families):
+                chosen[k] = rule
+                wants = rule.recipe.wants.values() if rule.recipe else ()
+                known.update(w.kernel for w in wants if w.kernel)
+                grown = True
+    return [chosen[k] for k in sorted(chosen)]
+
+
+_KERNEL = re.compile(r'\(kernel \S+ "([^"]+)"\)')
+_MEMBER = re.compile(r'\(member \S+ "([^"]+)"\)')
 
 
 def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]], dict[int, int]]:
