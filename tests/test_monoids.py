@@ -317,6 +317,16 @@ def test_a_monoid_that_breaks_a_law_is_not_added(
     assert "last" not in monoids()
 
 
+@pytest.mark.usefixtures("fresh")
+def test_sums_of_floats_are_not_exact(tmp_path: Path) -> None:
+    """They keep the laws up to rounding, so only the claim is wrong."""
+    floats = LAST.replace("[int]", "[float]").replace("commutative: false", "commutative: true")
+    floats = floats.replace("where(b.kept == 0, a.kept, b.kept)", "a.kept + b.kept")
+    with pytest.raises(MonoidError, match=r"last breaks the law \(a•b\)•c(.|\n)*`exact`"):
+        add_monoids(written(tmp_path, floats))
+    add_monoids(written(tmp_path, floats.replace("exact: [float]", "exact: []")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
@@ -335,6 +345,8 @@ def test_a_monoid_that_breaks_a_law_is_not_added(
         ("{dtype: x}", '{dtype: x, shape: "[e]"}', "not a shape"),
         ("law: the", "law: [the", "not YAML"),
         ("kinds: [int]", "kinds: [int], shape: '[..., e]'", "beyond the value's"),
+        ("wrap: {kept: x}", f"wrap: {{kept: {'x + ' * 2000}x}}", "nested too deeply"),
+        ("zero: {kept: 0}", f"zero: {{kept: {'9' * 5000}}}", "at most 18 digits"),
     ],
 )
 def test_a_malformed_file_says_where(tmp_path: Path, old: str, new: str, what: str) -> None:

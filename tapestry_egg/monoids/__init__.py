@@ -1,6 +1,10 @@
 """Monoids: how the partial results of a reduction that is cut combine into the whole one.
 
-`monoids.yaml` holds them as data; `monoid(name)` gives one, `reduce` folds with it.
+A monoid wraps an element into a state, combines states, and unwraps the last one. `monoids.yaml`
+holds those that ship, as data, and `definition` reads it: `monoid(name)` gives one, `add_monoids`
+takes a file of your own, once `laws` has found that it keeps them. What a state becomes is written
+as formulas (`formula`, with a grammar beside it), which `fold` computes on NumPy or JAX arrays:
+reductions, trees of reductions, and the form that runs over the devices of a mesh axis.
 """
 
 from __future__ import annotations
@@ -10,4 +14,8 @@ from .definition import add_monoids as add_monoids
 from .definition import monoid as monoid
 from .definition import monoids as monoids
 from .definition import single_monoids as single_monoids
+from .fold import ReductionTree as ReductionTree
+from .fold import reduce as reduce
+from .fold import reduce_tree as reduce_tree
 from .formula import MonoidError as MonoidError
+from .laws import check_laws as check_laws

@@ -32,6 +32,9 @@ FUNCTIONS: Mapping[str, int] = {
 #: Reductions over the devices of a mesh axis, or over the shards of a simulated one.
 MESH_FUNCTIONS: Mapping[str, int] = {"pmax": 1, "pmin": 1, "psum": 1}
 
+_DEEPEST = 100  # operations within operations, so that no formula exhausts the stack
+_DIGITS = 18  # of a number, so that it is one to NumPy too
+
 Arithmetic = Mapping[str, Callable[..., Any]]
 _Closure = Callable[[Callable[[str], Any], Arithmetic], Any]
 
@@ -71,7 +74,7 @@ def parse_formula(text: str, where: str = "") -> Formula:
         raise MonoidError("the formula is nested too deeply", where=where) from None
     names: set[str] = set()
     functions: set[str] = set()
-    run = _compile(tree, text, where, names, functions)
+    run = _compile(tree, text, where, names, functions, 0)
     outermost = str(tree.children[0]) if tree.data == "call" else ""
     return Formula(text, frozenset(names), frozenset(functions), outermost, run)
 
@@ -112,13 +115,20 @@ def _parser() -> Lark:
     return Lark(grammar, parser="lalr", propagate_positions=True)
 
 
-def _compile(tree: Any, text: str, where: str, names: set[str], functions: set[str]) -> _Closure:
+def _compile(
+    tree: Any, text: str, where: str, names: set[str], functions: set[str], depth: int
+) -> _Closure:
     def sub(child: Any) -> _Closure:
-        return _compile(child, text, where, names, functions)
+        return _compile(child, text, where, names, functions, depth + 1)
 
+    if depth > _DEEPEST:
+        raise MonoidError("the formula is nested too deeply", where=where)
     kind, children = tree.data, tree.children
     if kind == "number":
         token = str(children[0])
+        if len(token) > _DIGITS:
+            at = children[0].start_pos
+            raise _fault(text, at, f"a number has at most {_DIGITS} digits", where)
         number = int(token) if token.isdigit() else float(token)
         return lambda value, ops: number
     if kind == "name":
