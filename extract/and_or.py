@@ -13,13 +13,19 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from .andor import AndOr, problem_choice, trim, working_form
+from .annealing import Annealing
 from .choices import ChoiceProblem, Number
+from .closure import cyclic_components
+from .cost_unit import Scaled
 from .greedy import Improvement, bottom_up, greedy_dag
-from .lazy_milp import Record, Scaled, Search, split, trivial_bound
+from .lazy_milp import Record, Search, split, trivial_bound
 from .reductions import keep_derivable, reduce
 from .solver_process import available, side_by_side
 from .standing import Standing
 from .tree_elimination import eliminate
+
+# Forms of more nodes get answers before they are reduced, and before programs are solved.
+_LARGE = 1000
 
 # Seconds that a solver may take beyond what it was given before it is ended.
 _GRACE = 0.15
@@ -31,8 +37,8 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
     if not _possible(problem, form, standing):
         return
     standing.bound = _value(form, trivial_bound(form))
-    if not form.negative() and len(form.home) > 5000:
-        _offer_tree(problem, form, standing, "bottom-up")
+    if len(form.home) > _LARGE:  # whose reductions take a while: a first answer before
+        _first_answers(problem, form, standing, deadline)
     record = Record(lambda value, picks: _offer_picks(problem, standing, picks, "reductions"))
     if not _reduced(form, standing, deadline, None):
         standing.fail(_impossible(problem, working_form(problem)))
@@ -44,8 +50,16 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
     record.better = lambda value, picks: _offer_picks(problem, standing, picks, "greedy")
     improvement = Improvement(form, seed)
     improvement.start(min(deadline, time.perf_counter() + 3.0))
-    improvement.run(min(deadline, time.perf_counter() + 1.0))
+    if not form.negative():
+        improvement.run(min(deadline, time.perf_counter() + 1.0))
     record.offer(form, improvement.best)
+    if improvement.best is not None and not cyclic_components(form):
+        # Bounds are far off where choosing more may gain: what can be had there is a good choice.
+        share, longest = (0.25, 4.0) if form.negative() else (0.08, 1.0)
+        if form.negative() or len(form.home) > _LARGE:
+            seconds = min(longest, share * (deadline - time.perf_counter()))
+            _, chosen = Annealing(form, improvement.best, seed).run(seconds)
+            record.offer(form, chosen)
     if not _reduced(form, standing, deadline, record.most):
         standing.close()
         return
@@ -180,6 +194,18 @@ def tree(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int)
     form = working_form(problem)
     if _possible(problem, form, standing):
         _offer_tree(problem, form, standing, "bottom-up")
+
+
+def _first_answers(
+    problem: ChoiceProblem, form: AndOr, standing: Standing, deadline: float
+) -> None:
+    """The choices that others' fast extractors would give."""
+    if not form.negative():
+        _offer_tree(problem, form, standing, "bottom-up")
+    end = time.perf_counter() + 0.15 * (deadline - time.perf_counter())
+    chosen = greedy_dag(form, end)
+    if chosen is not None:
+        standing.offer(problem_choice(problem, form, chosen.values()), "greedy-dag")
 
 
 def _offer_tree(problem: ChoiceProblem, form: AndOr, standing: Standing, method: str) -> None:

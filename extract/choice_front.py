@@ -23,8 +23,9 @@ from . import pareto
 from .andor import AndOr, problem_choice, trim, working_form
 from .check_choices import evaluate
 from .choices import Choice, ChoiceProblem, Number
+from .cost_unit import Scaled
 from .deadline import TimeUp, ends_at, held
-from .lazy_milp import Picks, Record, Scaled, Search, split
+from .lazy_milp import Picks, Record, Search, split
 from .reductions import reduce
 from .tree_elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
 

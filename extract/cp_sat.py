@@ -14,8 +14,9 @@ from typing import Any
 
 from .andor import AndOr
 from .closure import closure, cyclic_components
+from .cost_unit import Scaled, unit_of
 from .greedy import Chosen, Improvement
-from .lazy_milp import Record, Scaled, nearest, unit_of
+from .lazy_milp import Record, nearest
 
 # What the largest cost that is not integral is scaled to.
 _LARGE = 10**9
