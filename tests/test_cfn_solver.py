@@ -207,7 +207,7 @@ def test_the_program_agrees(document: dict[str, Any]) -> None:
     assert found.x is not None
     assert net.value(found.x) == least
     assert net.fits(found.x)
-    assert found.bound == pytest.approx(least)
+    assert least - 1 < found.bound <= least
 
 
 def test_branching_says_when_it_gave_up() -> None:

@@ -19,8 +19,9 @@ from .network import Floats, Ints, Network, offsets, ranges
 #: Networks with more legal cells than this are left to other methods.
 CELLS = 150_000
 
-# What the largest cost is scaled to; what HiGHS may be wrong by, as a share of its bound.
-_LARGE, _MARGIN = 1e4, 1e-9
+# What the largest cost is scaled to. HiGHS lets reduced costs be negative by a tolerance; with all
+# columns at most 1, so much times their number may be missing from its bound, and some rounding.
+_LARGE, _TOLERANCE, _ROUNDING = 1e10, 1e-7, 1e-12
 
 # So many times are added at once, the worst of as many stretches above the limit.
 _BATCH = 8
@@ -71,7 +72,8 @@ def solve(net: Network, seconds: float, times: Ints) -> Programmed:
         dual = found.mip_dual_bound if not relaxed else found.fun if found.status == 0 else None
         if dual is not None and np.isfinite(dual):
             proven = float(dual) / model.unit + net.constant
-            bound = max(bound, proven - _MARGIN * abs(proven))
+            margin = _TOLERANCE * model.columns / model.unit + _ROUNDING * abs(proven)
+            bound = max(bound, proven - margin)
         if found.x is None:
             return Programmed(None, bound)
         over = model.over(found.x)
@@ -140,7 +142,8 @@ class _Model:
         self.right[:variables] = 1.0
         self.integral = np.zeros(self.columns)
         self.integral[:rows] = 1
-        self.unit = _LARGE / max(float(np.abs(self.cost).max(initial=0.0)), 1e-300)
+        most = float(np.abs(self.cost).max(initial=0.0))
+        self.unit = _LARGE / most if most > 1e-200 else 1.0
         self.limit = float(max(net.uses.room.max(initial=1), 1))
 
     def memory(self, t: int) -> Any:

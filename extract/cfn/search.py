@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -33,7 +34,6 @@ _TREES = (6, 15, 40, 100)
 # Subgraphs of small width: so many are kept; their tables have at most so many cells, and in a
 # network of up to so many variables they take the place of forests.
 _SUBGRAPHS, _CELLS, _SMALL = (24, 6), (1 << 11, 1 << 14, 1 << 17), 1000
-_OFTEN = 0.5  # how often they begin a step in larger ones
 
 # Forests together hold about so many cells.
 _HELD = 1 << 23
@@ -52,6 +52,13 @@ _PRICING = 0.4
 # So many steps of prices repair a plan, each larger than the last by a factor.
 _REPAIRS, _STEEPER = 40, 1.15
 _ROUNDING = 2.0**-50
+
+# Around the best: factors of prices to begin with; how much worse a plan may be to go on from it;
+# so many steps without success lead back to the best. A way to begin that helped is drawn more
+# often by the reward, which fades.
+_FACTORS = ((0.0, 0.1), (0.1, 0.4), (0.4, 0.8), (0.8, 1.3))
+_WORSE, _PATIENCE = 0.002, 60
+_REWARD, _FADING, _LEAST = 1.0, 0.95, 0.15
 
 Report = Callable[[float, float], None]
 
@@ -313,8 +320,11 @@ class Search:
 
     # Plans within the limits
 
-    def _repaired(self, x: Ints, price: Floats) -> Ints | None:
-        """Raise prices where limits are exceeded until none is, and trade from there."""
+    def _repaired(self, x: Ints, price: Floats) -> tuple[Ints, Floats] | None:
+        """Raise prices where limits are exceeded until none is, and trade from there.
+
+        Returns the rows and the prices that led there; None where some limit is still exceeded.
+        """
         net = self.net
         value = net.value(x)
         scale = self.value if np.isfinite(self.value) else abs(value)
@@ -333,7 +343,7 @@ class Search:
         else:
             return None
         self._consider(x)
-        return self._traded(x, price, 12)
+        return self._traded(x, price, 12), price
 
     def _traded(self, x: Ints, price: Floats, moves: int) -> Ints:
         """Moves that keep all limits, at prices scaled at random."""
@@ -354,30 +364,37 @@ class Search:
         return x
 
     def _improve(self, x: Ints) -> None:
-        """Around the best: memory becomes cheaper for some moves, then as dear as it must be."""
+        """Around the best: memory becomes cheaper for some moves, then as dear as it must be.
+
+        Which prices to begin with, by what factor, and whether to move far, is drawn by how often
+        it has helped of late.
+        """
         net = self.net
         current = self.best if self.best is not None else x
         value = self.value
-        last = self.price
+        prices = [self.best_price, self.price, self.price]
+        arms = list(product(range(len(prices)), range(len(_FACTORS)), (False, True)))
+        weight = np.ones(len(arms))
         since = 0
         while not self.done():
             self.steps += 1
-            base = self.best_price if self.rng.random() < 0.5 else last
-            price = base * self.rng.uniform(0.3, 1.0)
+            arm = int(self.rng.choice(len(arms), p=weight / weight.sum()))
+            base, factor, far = arms[arm]
+            price = prices[base] * self.rng.uniform(*_FACTORS[factor])
             cost = net.priced(price)
-            y = current
-            if self.rng.random() < _OFTEN:
-                y = self._moved_far(y, cost, 1)
+            y = self._moved_far(current, cost, 1) if far else current
             y = self._moved(y, cost, int(self.rng.integers(1, 4)))
             found = self._repaired(y, price)
-            if found is None:
-                since += 1
-                continue
-            reached = net.value(found)
-            if reached <= value * (1 + 0.002 * self.rng.random() ** 2):
-                since = 0 if reached < value else since + 1
-                current, value = found, reached
-            else:
-                since += 1
-            if since > 100 and self.best is not None:
+            since += 1
+            better = False
+            if found is not None:
+                reached = net.value(found[0])
+                better = reached < value
+                if reached <= value * (1 + _WORSE * self.rng.random() ** 2):
+                    current, value = found[0], reached
+                    prices[2] = found[1]
+            weight[arm] = max(_FADING * weight[arm] + (_REWARD if better else 0.0), _LEAST)
+            if better:
+                since = 0
+            if since > _PATIENCE and self.best is not None:
                 current, value, since = self.best, self.value, 0
