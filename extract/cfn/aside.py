@@ -41,7 +41,7 @@ class Aside:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)

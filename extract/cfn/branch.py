@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .buckets import Buckets
-from .network import Floats, Ints, Network
+from .network import Floats, Ints, Network, dot
 
 #: No table of the elimination has more entries.
 CELLS = 1 << 21
@@ -80,7 +80,7 @@ class _Search:
         self.totals = buckets.totals(self.x, cost)[::-1]
         # The least of a bucket's total is what all that was eliminated before it comes to; what
         # a partial labelling costs beyond that is added on the way down.
-        self.free = net.constant - _exact_sum(price, net.uses.room)
+        self.free = net.constant - dot(price, net.uses.room.astype(np.float64))
         self.start = self.free + sum(
             float(t.min()) for t, b in zip(self.totals, self.order, strict=True) if b.next < 0
         )
@@ -147,7 +147,3 @@ class _Search:
             if more:
                 out.append((int(uses.lower[u]), int(uses.upper[u]), more))
         return out
-
-
-def _exact_sum(price: Floats, room: Ints) -> float:
-    return float(price @ room.astype(np.float64))

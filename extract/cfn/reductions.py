@@ -416,12 +416,12 @@ class _Graph:
         # rise[x, y]: how much more y costs than x, at worst
         rise = self.cost[i][None, :] - self.cost[i][:, None]
         for table in tables:
-            with np.errstate(invalid="ignore"):
-                more = table[None, :, :] - table[:, None, :]
             forbidden = ~np.isfinite(table)
-            if forbidden.any():
-                more[np.broadcast_to(forbidden[:, None, :], more.shape)] = -np.inf
-            rise += more.max(axis=2)
+            with np.errstate(invalid="ignore"):  # a row that is forbidden throughout is no worse
+                more = table[None, :, :] - table[:, None, :]
+                if forbidden.any():
+                    more[np.broadcast_to(forbidden[:, None, :], more.shape)] = -np.inf
+                rise += more.max(axis=2)
         better = rise <= 0
         for _, _, amount in self.uses[i]:
             better &= amount[None, :] <= amount[:, None]

@@ -21,7 +21,7 @@ from . import branch
 from .buckets import Buckets
 from .forest import Forest
 from .messages import Messages
-from .network import Floats, Ints, Network
+from .network import Floats, Ints, Network, dot
 from .trades import trade
 
 # Sweeps of message passing before prices are raised, while they raise the bound by a share.
@@ -37,6 +37,9 @@ _SUBGRAPHS, _CELLS, _SMALL = (24, 6), (1 << 11, 1 << 14, 1 << 17), 1000
 
 # Forests together hold about so many cells.
 _HELD = 1 << 23
+
+# Moves far take so many times the time of those near; their times are smoothed.
+_FAR, _SMOOTH = 2.0, 0.9
 
 # A variable with so many neighbours is central; draws begin with a share of these.
 _CENTRAL, _SHARES = 15, (0.02, 0.1, 0.3)
@@ -118,6 +121,7 @@ class Search:
         largest = net.sizes[net.first] * net.sizes[net.second]
         self.cells = max(4 * int(largest.max(initial=1)), 1)
         self.subgraphs: list[Buckets] = []
+        self.spent = [0.0, 0.0]  # seconds per move, near and far
         self.forests = [self._forest(len(net))]
         self.groves = [self._forest(int(self.rng.choice(_TREES)))]
         # What float64 sums may have added to a bound.
@@ -196,17 +200,28 @@ class Search:
 
     def _moved(self, x: Ints, cost: Floats, moves: int) -> Ints:
         """Best over forests, one after another, at priced costs."""
+        if len(self.net) <= _SMALL:
+            return self._moved_far(x, cost, moves)
         for _ in range(moves):
-            if len(self.net) <= _SMALL:
-                x = self._subgraph().minimise(x, cost)
-            else:
-                x = self._draw(self.forests, _FORESTS, len(self.net)).minimise(x, cost)
+            if self.rng.random() < self._rate():
+                x = self._moved_far(x, cost, 1)
+                continue
+            begun = self.clock()
+            x = self._draw(self.forests, _FORESTS, len(self.net)).minimise(x, cost)
+            self.spent[0] = _SMOOTH * self.spent[0] + (1 - _SMOOTH) * (self.clock() - begun)
         return x
+
+    def _rate(self) -> float:
+        """How often to move far: seldom where that takes much longer than a forest does."""
+        near, far = self.spent
+        return float(np.clip(_FAR * near / far, 0.02, 0.25)) if near > 0 and far > 0 else 0.1
 
     def _moved_far(self, x: Ints, cost: Floats, moves: int) -> Ints:
         """The same, over subgraphs of small width, which hold more and take longer."""
         for _ in range(moves):
+            begun = self.clock()
             x = self._subgraph().minimise(x, cost)
+            self.spent[1] = _SMOOTH * self.spent[1] + (1 - _SMOOTH) * (self.clock() - begun)
         return x
 
     def _subgraph(self) -> Buckets:
@@ -226,7 +241,7 @@ class Search:
         return self._moved(x, cost, moves)
 
     def _lagrangian(self, x: Ints) -> float:
-        return self.net.value(x) + float(self.price @ self.net.over(x))
+        return self.net.value(x) + dot(self.price, self.net.over(x))
 
     # Prices
 
@@ -244,7 +259,7 @@ class Search:
 
     def _sweep(self, cost: Floats) -> float:
         bound = self.messages.sweep(cost) + self.net.constant
-        paid = float(self.price @ self.room)
+        paid = dot(self.price, self.room)
         bound -= paid + self.rounding + _ROUNDING * paid
         if bound > self.bound:
             self.bound, self.best_price = bound, self.price.copy()
@@ -272,14 +287,14 @@ class Search:
                 scale = max(abs(self.bound), 1.0)
             mean = 0.7 * mean + 0.3 * over
             along = np.where((self.price <= 0) & (mean < 0), 0.0, mean)
-            length = float(along @ along)
+            length = dot(along, along)
             if length <= 0.0:
                 if (over <= 0).all() and not self.price.any():
                     break
                 length = 1.0
             if before is not None:
-                norm = float(np.sqrt((before @ before) * length))
-                turn = float(before @ along) / norm if norm > 0 else 0.0
+                norm = float(np.sqrt(dot(before, before) * length))
+                turn = dot(before, along) / norm if norm > 0 else 0.0
                 length_of_step *= _GROWTH ** float(np.clip(2.0 * turn - 0.6, -1.0, 1.0))
                 length_of_step = float(np.clip(length_of_step, *_STEPS))
             before = along
@@ -337,7 +352,7 @@ class Search:
                 break
             if self.left() <= 0:
                 return None
-            rise = 0.01 * _STEEPER**k * scale / float(over @ over)
+            rise = 0.01 * _STEEPER**k * scale / dot(over, over)
             price = price * 1.01 + rise * over / self.unit
             x = self._moved(x, net.priced(price), 1)
         else:
