@@ -95,16 +95,16 @@ def problems(draw: st.DrawFn, largest: int = 9, unit: int = 1) -> dict[str, Any]
     for _ in range(draw(st.integers(0, 8)) if count else 0):
         a, b = draw(st.integers(0, count - 1)), draw(st.integers(0, count - 1))
         n, m = sizes[a], sizes[b]
-        kind = draw(st.sampled_from(["any", "finite", "sum", "equal"]))
+        kind = draw(st.sampled_from(["any", "finite", "sum", "follow", "follow"]))
         if kind == "sum":
             u = draw(rows(finite, min_size=n, max_size=n))
             v = draw(rows(finite, min_size=m, max_size=m))
             table = [x + y for x in u for y in v]
-        elif kind == "equal":
-            turn = draw(st.integers(0, 3))
-            w = draw(rows(finite, min_size=n * m, max_size=n * m))
+        elif kind == "follow":  # one row of b for each of a, but perhaps for one more combination
+            f = draw(rows(st.integers(0, m - 1), min_size=n, max_size=n))
+            more = draw(st.integers(0, 2 * n * m))
             table = [
-                w[i * m + j] if (i + turn) % max(n, m) == j else INFINITE
+                draw(finite) if j == f[i] or i * m + j == more else INFINITE
                 for i in range(n)
                 for j in range(m)
             ]

@@ -62,7 +62,7 @@ def test_one_step_alone_is_exact(step: str, document: dict[str, Any]) -> None:
 
 
 @given(networks.problems())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_all_steps_together_are_exact(document: dict[str, Any]) -> None:
     check(document, STEPS)
 

@@ -170,7 +170,7 @@ def test_trades_keep_the_limits_and_never_cost_more(document: dict[str, Any], se
 
 
 @given(networks.problems())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_small_problems_are_solved_and_proven(document: dict[str, Any]) -> None:
     problem = iopddl.read(document, "")
     least = networks.least(document)
@@ -195,7 +195,7 @@ def test_amounts_near_the_largest_integers_are_exact(document: dict[str, Any]) -
 
 
 @given(networks.problems())
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_the_program_agrees(document: dict[str, Any]) -> None:
     net, least = network(document), networks.least(document)
     if net is None or not program.fits(net):

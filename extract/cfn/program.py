@@ -59,7 +59,7 @@ def solve(net: Network, seconds: float, times: Ints) -> Programmed:
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
         if memory:
             rows = vstack(memory).tocsr()
-            constraints.append(LinearConstraint(rows, -np.inf, np.ones(len(memory))))
+            constraints.append(LinearConstraint(rows, -np.inf, model.free(limited)))
         found = milp(
             model.cost * model.unit,
             integrality=None if relaxed else model.integral,
@@ -157,6 +157,11 @@ class _Model:
         columns = self.net.use_rows[entries]
         share = uses.amount[entries] / max(float(uses.room[t]), 1.0)
         return csr_matrix((share, (np.zeros(len(columns), int), columns)), (1, self.columns))
+
+    def free(self, times: list[int]) -> Floats:
+        """What is free at some times, in the unit of their rows: 1, or 0 where nothing is."""
+        room = self.net.uses.room[times]
+        return room / np.maximum(room, 1)
 
     def over(self, x: Floats) -> Floats:
         """By how much the limit is exceeded at every time by shares of rows."""
