@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .batches import Side, Slot, batches, picked
+from .leaves import Leaves
 from .once import Once
 from .pricing import Tables
 from .problem import Floats, Ints, Pair, Problem, Variable
@@ -57,52 +58,6 @@ class Cut:
         return self.value - taken - _ROUNDING * (abs(self.value) + taken)
 
 
-class _Edge:
-    """A pair by its number, its kind, and its place among the pairs of that kind."""
-
-    __slots__ = ("a", "b", "kind", "number", "pair", "place")
-
-    def __init__(self, number: int, pair: Pair, tables: Tables, sides: tuple[Side, Side]) -> None:
-        self.number, self.pair = number, pair
-        self.kind, self.place = int(tables.kind_of[number]), int(tables.place[number])
-        self.a, self.b = sides
-
-
-def _leaves(
-    problem: Problem, around: list[list[tuple[_Edge, bool]]]
-) -> list[tuple[int, list[tuple[_Edge, bool]]]]:
-    """Variables to fold away, in order: those of one row, then again and again those with one
-    neighbour left. With each, its pairs to variables that are still there."""
-    there = [set(range(len(links))) for links in around]
-    gone: set[int] = set()
-    out: list[tuple[int, list[tuple[_Edge, bool]]]] = []
-    position = [{id(e): k for k, (e, _) in enumerate(links)} for links in around]
-
-    def fold(i: int) -> list[int]:
-        links = [around[i][k] for k in sorted(there[i])]
-        out.append((i, links))
-        gone.add(i)
-        touched = []
-        for e, is_a in links:
-            j = e.pair.b if is_a else e.pair.a
-            there[j].discard(position[j][id(e)])
-            touched.append(j)
-        return touched
-
-    for i, v in enumerate(problem.variables):
-        if len(v) == 1 and around[i]:
-            fold(i)
-    todo = [i for i in range(len(around)) if i not in gone and around[i] and len(there[i]) <= 1]
-    while todo:
-        i = todo.pop()
-        if i in gone or len(there[i]) > 1:
-            continue
-        for j in fold(i):
-            if j not in gone and len(there[j]) <= 1:
-                todo.append(j)
-    return out
-
-
 def _sides(pair: Pair) -> tuple[Side, Side]:
     a, b = pair.seconds.shape
     return Side(pair.label_a, a), Side(pair.label_b, b)
@@ -116,19 +71,16 @@ class Dual:
         n = len(problem.variables)
         self.tables = Tables(problem.pairs)
         self.sides = [_sides(problem.pairs[k.members[0]]) for k in self.tables.kinds]
+        self.rows = Tables(problem.variables)
+        self.row_start = self.rows.start
+        self.leaves = Leaves(problem, self.tables, self.sides, self.row_start)
+        self.core = np.array([i for i in range(n) if i not in self.leaves.folded], dtype=np.int64)
         self.edges = [
-            _Edge(k, p, self.tables, self.sides[self.tables.kind_of[k]])
+            k
             for k, p in enumerate(problem.pairs)
-        ]
-        self.around: list[list[tuple[_Edge, bool]]] = [[] for _ in range(n)]
-        for e in self.edges:
-            self.around[e.pair.a].append((e, True))
-            self.around[e.pair.b].append((e, False))
-        self.leaves = _leaves(problem, self.around)
-        folded = {i for i, _ in self.leaves} | {i for i in range(n) if not self.around[i]}
-        self.core = np.array([i for i in range(n) if i not in folded], dtype=np.int64)
-        inner = [e for e in self.edges if e.pair.a not in folded and e.pair.b not in folded]
-        self.batches = batches(problem, self.core, [e.number for e in inner], self.tables)
+            if p.a not in self.leaves.folded and p.b not in self.leaves.folded
+        ]  # pairs of the core
+        self.batches = batches(problem, self.core, self.edges, self.tables)
         self.to_a = [np.zeros((len(k.members), k.shape[0])) for k in self.tables.kinds]
         self.to_b = [np.zeros((len(k.members), k.shape[1])) for k in self.tables.kinds]
         parts: list[Variable | Pair] = [*problem.variables, *problem.pairs]
@@ -141,22 +93,13 @@ class Dual:
         self.most_joules = sum(most(p.joules) for p in parts)
         uses = [(u.start, u.end, most(u.amount)) for p in parts for u in p.uses]
         self.most_bytes = np.array(uses).reshape(-1, 3)
-        self.rows = Tables(problem.variables)
-        self.unary = [self.rows.of(i) for i in range(n)]
-        self.row_start = self.rows.start
-        self.folded_flat = self.rows.flat.copy()
-        self.folded = [
-            self.folded_flat[start : start + len(u)]
-            for start, u in zip(self.row_start.tolist(), self.unary, strict=True)
-        ]
+        self.costs = self.rows.flat.copy()  # of all rows, leaves folded in
         self.rows_of = [
-            self.row_start[b.members, None] + np.arange(len(self.unary[b.members[0]]))
+            self.row_start[b.members, None] + np.arange(len(problem.variables[b.members[0]]))
             for b in self.batches
         ]
         self.sums = np.empty(0)
-        self.beliefs = [
-            np.zeros((len(b.members), len(self.unary[b.members[0]]))) for b in self.batches
-        ]
+        self.beliefs = [np.zeros(at.shape) for at in self.rows_of]
         self.price(Prices(0.0, np.zeros(problem.times)))
 
     def price(self, prices: Prices) -> None:
@@ -170,36 +113,8 @@ class Dual:
         self.forbidden = 4.0 * most + 1e-6
         self.rows.price(prices.joule, total, self.forbidden)
         self.tables.price(prices.joule, total, self.forbidden)
-        self._fold()
-
-    def _fold(self) -> None:
-        """Fold the leaves into their neighbours, exactly; what stays is the core."""
-        np.copyto(self.folded_flat, self.rows.flat)
-        self.constant = 0.0
-
-        def add(i: int, more: Floats) -> None:
-            self.folded[i] += more
-
-        for i, links in self.leaves:
-            if len(links) == 1:
-                e, is_a = links[0]
-                if is_a:
-                    up = np.minimum.reduce(e.a.least(self.folded[i])[:, None] + self._table(e))
-                    add(e.pair.b, e.b.spread(up))
-                else:
-                    up = np.minimum.reduce(e.b.least(self.folded[i]) + self._table(e), 1)
-                    add(e.pair.a, e.a.spread(up))
-                continue
-            self.constant += float(self.folded[i].min())  # one row, or alone
-            for e, is_a in links:
-                if is_a:
-                    add(e.pair.b, e.b.spread(self._table(e)[e.a.labels[0]]))
-                else:
-                    add(e.pair.a, e.a.spread(self._table(e)[:, e.b.labels[0]]))
-        for i in range(len(self.unary)):
-            if not self.around[i]:
-                self.constant += float(self.folded[i].min())
-        self.costs = [self.folded_flat[at] for at in self.rows_of]
+        np.copyto(self.costs, self.rows.flat)
+        self.constant = self.leaves.fold(self.costs)
 
     def messages(self) -> Messages:
         """The state of message passing."""
@@ -223,7 +138,7 @@ class Dual:
         numbers = range(len(self.batches))
         for n in numbers if forward else reversed(numbers):
             batch = self.batches[n]
-            belief = self.beliefs[n] = self.costs[n].copy()
+            belief = self.beliefs[n] = self.costs[self.rows_of[n]]
             for s in batch.slots:
                 belief += self._side(s).spread(self._incoming(s)[s.at])
             least = belief.min(axis=1)
@@ -261,23 +176,25 @@ class Dual:
             np.minimum.reduce(sums, axis=1 if is_a else 2, out=message[some])
         return message
 
-    def promising(self, keep: int) -> dict[int, Ints]:
-        """Of every variable of the core: the `keep` rows of least belief, in this order."""
-        out: dict[int, Ints] = {}
+    def promising(self, keep: int) -> Ints:
+        """Of every variable of the core the `keep` rows of least belief, in this order; the first
+        again where it has fewer: [variables, keep]."""
+        out = np.zeros((len(self.problem.variables), keep), dtype=np.int64)
         for batch, belief in zip(self.batches, self.beliefs, strict=True):
             each = np.arange(len(belief))[:, None]
-            best = np.broadcast_to(np.arange(belief.shape[1]), belief.shape)
-            if belief.shape[1] > keep:
+            count = len(belief[0])
+            best: Ints = np.broadcast_to(np.arange(count), belief.shape)
+            if count > keep:
                 best = belief.argpartition(keep, axis=1)[:, :keep]
             best = best[each, belief[each, best].argsort(axis=1, kind="stable")]
-            out.update(zip(batch.members.tolist(), best, strict=True))
+            out[batch.members] = best[:, [k if k < count else 0 for k in range(keep)]]
         return out
 
     def decode(self) -> Ints:
         """A labelling: in order, the best row given earlier choices and later ones' messages."""
-        rows = np.zeros(len(self.unary), dtype=np.int64)
-        for batch, costs in zip(self.batches, self.costs, strict=True):
-            cost = costs.copy()
+        rows = np.zeros(len(self.problem.variables), dtype=np.int64)
+        for batch, at in zip(self.batches, self.rows_of, strict=True):
+            cost = self.costs[at]
             for s in batch.slots:
                 if s.later:
                     cost += self._side(s).spread(self._incoming(s)[s.at])
@@ -294,24 +211,6 @@ class Dual:
     def _incoming(self, slot: Slot) -> Floats:
         return (self.to_a if slot.is_a else self.to_b)[slot.kind]
 
-    def _table(self, e: _Edge) -> Floats:
-        return self.tables.kinds[e.kind].table[e.place]
-
     def complete(self, rows: Ints) -> Ints:
         """A labelling of the core, with the best rows of what was folded away."""
-        rows = rows.copy()
-        for i in range(len(rows)):
-            if not self.around[i]:
-                rows[i] = int(self.unary[i].argmin())
-        for i, links in reversed(self.leaves):
-            cost = self.folded[i].copy()
-            for e, is_a in links:
-                cost += self._toward(e, is_a, rows)
-            rows[i] = int(cost.argmin())
-        return rows
-
-    def _toward(self, e: _Edge, is_a: bool, rows: Ints) -> Floats:
-        """Pair costs per row of one end, the other end fixed."""
-        if is_a:
-            return e.a.spread(self._table(e)[:, e.pair.label_b[rows[e.pair.b]]])
-        return e.b.spread(self._table(e)[e.pair.label_a[rows[e.pair.a]]])
+        return self.leaves.complete(rows, self.costs)

@@ -55,11 +55,10 @@ class Elimination:
         self.dual = dual
         self.cells = cells
         self.held = True  # whether the last minimisation was over all the rows asked for
-        core = {int(i) for i in dual.core}
-        edges = [k for k, e in enumerate(dual.edges) if e.pair.a in core and e.pair.b in core]
-        near: dict[int, set[int]] = {i: set() for i in core}
+        edges, pairs = dual.edges, dual.problem.pairs
+        near: dict[int, set[int]] = {int(i): set() for i in dual.core}
         for k in edges:
-            pair = dual.edges[k].pair
+            pair = pairs[k]
             near[pair.a].add(pair.b)
             near[pair.b].add(pair.a)
         order = _min_fill(near)
@@ -72,7 +71,7 @@ class Elimination:
         scopes = self.scopes
         pairs: list[list[tuple[Shape, int]]] = [[] for _ in scopes]
         for n, k in enumerate(edges):
-            pair = self.dual.edges[k].pair
+            pair = self.dual.problem.pairs[k]
             ends = sorted((pair.a, pair.b), key=at.__getitem__)
             pairs[at[ends[0]]].append((_shape(ends, scopes[at[ends[0]]]), n))
         left: list[list[tuple[Shape, int]]] = [[] for _ in scopes]
@@ -100,7 +99,7 @@ class Elimination:
 
     def _gather(self, edges: Sequence[int], at: Mapping[int, int]) -> None:
         """Where the labels and tables of the core's pairs lie, to read all of them at once."""
-        pairs = [self.dual.edges[k].pair for k in edges]
+        pairs = [self.dual.problem.pairs[k] for k in edges]
         ahead = np.array([at[p.a] < at[p.b] for p in pairs], dtype=bool)
         a, b = (np.array([getattr(p, end) for p in pairs], dtype=np.int64) for end in "ab")
         width = np.array([p.seconds.shape[1] for p in pairs], dtype=np.int64)
@@ -119,65 +118,65 @@ class Elimination:
 
         As good as each of `known` if all their rows fit, and as good as the first in any case.
         """
-        domains = self._domains(known, keep)
-        self.held = self._fit(domains, rng)
-        return self._minimise(domains)
+        domains, sizes = self._domains(known, keep)
+        self.held = self._fit(sizes, rng)
+        return self._minimise(domains, sizes)
 
-    def _domains(self, known: Sequence[Ints], keep: int) -> dict[int, list[int]]:
-        best = self.dual.promising(keep)
-        taken = np.stack(known, axis=1).tolist()
-        return {i: list(dict.fromkeys(taken[i] + best[i].tolist())) for i, *_ in self.scopes}
+    def _domains(self, known: Sequence[Ints], keep: int) -> tuple[Ints, Ints]:
+        """Distinct rows of every variable, in order: [variables, most]; how many: [variables]."""
+        rows = np.column_stack((*known, self.dual.promising(keep)))
+        fresh = np.ones(rows.shape, dtype=bool)
+        for k in range(1, rows.shape[1]):
+            fresh[:, k] = (rows[:, :k] != rows[:, k, None]).all(axis=1)
+        order = np.argsort(~fresh, axis=1, kind="stable")
+        return np.take_along_axis(rows, order, axis=1), fresh.sum(axis=1)
 
-    def _fit(self, domains: dict[int, list[int]], rng: np.random.Generator) -> bool:
+    def _fit(self, sizes: Ints, rng: np.random.Generator) -> bool:
         """Cut domains, at random but from their ends, until every bucket's table is small;
         whether they were so from the start."""
         held = True
-        for scope in self.scopes:
-            while prod([len(domains[i]) for i in scope]) > self.cells:
-                wide = [i for i in scope if len(domains[i]) > 1]
-                i = wide[rng.integers(len(wide))]
-                domains[i] = domains[i][: len(domains[i]) // 2]
-                held = False
+        for level in self.levels:
+            entries = sizes[level.scope].astype(float).prod(axis=1)
+            for scope in level.scope[entries > self.cells].tolist():
+                while prod(sizes[scope].tolist()) > self.cells:
+                    wide = [i for i in scope if sizes[i] > 1]
+                    sizes[wide[rng.integers(len(wide))]] //= 2
+                    held = False
         return held
 
-    def _minimise(self, domains: dict[int, list[int]]) -> Ints:
+    def _minimise(self, domains: Ints, sizes: Ints) -> Ints:
         """The best labelling within the domains; leaves take what is best for it."""
         dual = self.dual
-        sizes = np.zeros(len(dual.unary), dtype=np.int64)
-        padded = np.zeros((len(dual.unary), max(map(len, domains.values()), default=0)), np.int64)
-        for i, d in domains.items():
-            sizes[i] = len(d)
-            padded[i, : len(d)] = d
-        tables = self._tables(padded)
+        tables = self._tables(domains)
         left: list[Floats] = [np.zeros(0)] * len(self.scopes)
         taken: list[tuple[Ints, Ints]] = []  # (scopes, best place of the first given the others')
         for level in self.levels:
             for some in _equal(sizes[level.scope], self.cells):
                 scope, shape = level.scope[some], sizes[level.scope[some[0]]].tolist()
-                own = dual.folded_flat[dual.row_start[scope[:, 0], None] + padded[scope[:, 0]]]
+                own = dual.costs[dual.row_start[scope[:, 0], None] + domains[scope[:, 0]]]
                 total = own[:, : shape[0]].reshape(-1, shape[0], *(1,) * (len(shape) - 1))
                 for places, numbers in level.pairs:
                     m, n = (shape[places.index(axis)] for axis in (0, 1))
                     total = total + _fitted(tables[numbers[some], :m, :n], places)
                 for places, numbers in level.left:
                     total = total + _fitted(np.stack([left[k] for k in numbers[some]]), places)
-                best = total.min(axis=1)
-                taken.append((scope, total.argmin(axis=1)))
+                choice = total.argmin(axis=1)
+                best = np.take_along_axis(total, choice[:, None], axis=1)[:, 0]
+                taken.append((scope, choice))
                 for k, table in zip(level.buckets[some], best, strict=True):
                     left[k] = table
-        picked = np.zeros(len(dual.unary), dtype=np.int64)
+        picked = np.zeros(len(domains), dtype=np.int64)
         for scope, choice in reversed(taken):
             later = [picked[scope[:, d]] for d in range(1, scope.shape[1])]
             picked[scope[:, 0]] = choice[(np.arange(len(scope)), *later)]
-        rows = np.zeros(len(dual.unary), dtype=np.int64)
-        if len(dual.core):
-            rows[dual.core] = padded[dual.core, picked[dual.core]]
+        rows = np.zeros(len(domains), dtype=np.int64)
+        rows[dual.core] = domains[dual.core, picked[dual.core]]
         return dual.complete(rows)
 
-    def _tables(self, padded: Ints) -> Floats:
+    def _tables(self, domains: Ints) -> Floats:
         """The cost of every pair of the core over two domains, the earlier variable's first."""
-        first = self.first_label[self.first_start[:, None] + padded[self.first]] * self.first_step
-        second = self.second_label[self.second_start[:, None] + padded[self.second]]
+        first = self.first_label[self.first_start[:, None] + domains[self.first]] * self.first_step
+        second = self.second_label[self.second_start[:, None] + domains[self.second]]
         second = second * self.second_step
         at = self.start[:, None, None] + first[:, :, None] + second[:, None, :]
         return self.dual.tables.flat[at]
@@ -205,8 +204,11 @@ def _fitted(tables: Floats, places: Shape) -> Floats:
 def _equal(shapes: Ints, most: int) -> list[Ints]:
     """Rows that are equal, in groups whose tables have few entries together."""
     groups: dict[bytes, list[int]] = {}
-    for m, shape in enumerate(np.ascontiguousarray(shapes)):
-        groups.setdefault(shape.tobytes(), []).append(m)
+    if (shapes == shapes[0]).all():
+        groups[b""] = list(range(len(shapes)))
+    else:
+        for m, shape in enumerate(np.ascontiguousarray(shapes)):
+            groups.setdefault(shape.tobytes(), []).append(m)
     out = []
     for members in groups.values():
         count = max(1, min(most, _TOGETHER) // max(int(shapes[members[0]].prod()), 1))

@@ -88,8 +88,10 @@ def _made_of(part: Variable | Pair) -> tuple[int, ...]:
 
 
 def places(numbers: Ints) -> slice | Ints:
-    """An index that reads a stretch as it lies, without a copy, where the numbers are one."""
+    """An index that reads what lies in equal steps, up or down, without a copy."""
     first, count = int(numbers[0]), len(numbers)
-    if (numbers == np.arange(first, first + count)).all():
-        return slice(first, first + count)
-    return numbers
+    step = int(numbers[1]) - first if count > 1 else 1
+    if step == 0 or (numbers != first + step * np.arange(count)).any():
+        return numbers
+    stop = first + step * count
+    return slice(first, stop if stop >= 0 else None, step)

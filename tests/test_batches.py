@@ -138,6 +138,65 @@ def test_messages_come_back_as_they_were(seed: int, more: int) -> None:
     assert np.isclose(dual.sweep().value, after, rtol=1e-12)
 
 
+def with_leaves(seed: int) -> Problem:
+    """Two rungs of a ladder; from each variable hang two equal leaves, each with one of its own,
+    and all share a neighbour of one row."""
+    rng, core = np.random.default_rng(seed), ladder(seed, 2)
+    leaf, tip, one = (rng.random(n) for n in (2, 2, 1))
+    variables, pairs = [*core.variables], [*core.pairs]
+    variables.append(Variable("single", one, np.zeros(1)))
+    single = len(variables) - 1
+    labels = {n: np.arange(n) for n in (1, 2, 3)}
+    tables = {(n, m): rng.random((n, m)) for n in labels for m in labels}
+    free = {shape: np.zeros(shape) for shape in tables}
+
+    def link(a: int, b: int) -> None:
+        n, m = len(variables[a]), len(variables[b])
+        pairs.append(Pair(a, b, labels[n], labels[m], tables[n, m], free[n, m]))
+
+    for i in range(len(core.variables)):
+        link(single, i)
+        for _ in range(2):
+            at = len(variables)
+            variables += [Variable("leaf", leaf, leaf), Variable("tip", tip, tip)]
+            link(i, at) if rng.random() < 0.5 else link(at, i)
+            link(at, at + 1)
+    variables += [Variable("apart", leaf, leaf), Variable("single too", one, one)]
+    link(single, len(variables) - 1)
+    return Problem(tuple(variables), tuple(pairs), TIMES, core.constant)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_leaves_add_their_least_and_are_chosen_so(seed: int, more: int) -> None:
+    problem, at = with_leaves(seed), prices(more)
+    dual = Dual(problem)
+    dual.price(at)
+    assert set(dual.core) == set(range(6))
+    rows = Elimination(dual).improve([dual.decode()], 3, np.random.default_rng(0))
+
+    def cost(rows: np.ndarray) -> float:
+        seconds, joules, profile = problem.evaluate(rows)
+        return seconds + at.joule * joules + float(at.bytes @ profile)
+
+    # Given the core, each leaf with its tip is by itself.
+    least = np.inf
+    for core in product(*(range(len(v)) for v in problem.variables[:6])):
+        whole = np.zeros(len(problem.variables), dtype=np.int64)
+        whole[:6] = core
+        for leaf in range(7, 7 + 24, 2):
+            trials = []
+            for pair in product(range(2), range(2)):
+                whole[leaf : leaf + 2] = pair
+                trials.append((cost(whole), pair))
+            whole[leaf : leaf + 2] = min(trials)[1]
+        whole[31] = int(problem.variables[31].seconds.argmin())  # joules are the same
+        least = min(least, cost(whole))
+    if np.isfinite(least):
+        assert np.isclose(cost(rows), least)
+        assert dual.sweep().value <= least + 1e-9
+
+
 @given(st.integers(0, 10**6))
 def test_what_is_shared_stays_shared_on_the_way_to_another_process(seed: int) -> None:
     problem = ladder(seed, 5)

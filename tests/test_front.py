@@ -24,6 +24,7 @@ from tapestry_egg.flatten import feedback_pairs, flatten
 from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plan import BodyPlan, Costs, Plan
+from tapestry_egg.prepare import prepare
 from tapestry_egg.rules.book import load_books
 from tapestry_egg.saturate import saturate
 from tapestry_egg.schedule import Schedule, in_order, repeat_cheap, schedule
@@ -37,8 +38,9 @@ RULES = ("sharding", "collectives")
 
 
 def scheduled(program: Program) -> Schedule:
-    pairs = feedback_pairs(program.graph)
-    return schedule(flatten(in_order(repeat_cheap(program.graph), pairs), pairs))
+    graph = prepare(program.graph)
+    pairs = feedback_pairs(graph)
+    return schedule(flatten(in_order(repeat_cheap(graph), pairs), pairs))
 
 
 # Tiny programs, all of whose plans can be listed
