@@ -35,7 +35,7 @@ from .wants import Applied, Catalogue, Row, answers, rule_forms, splat
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
 #: How far the rules may go on one graph: the program's algebra saturates early or not at all.
-BUDGET = Budget(iterations=12, rows=150_000, seconds=10.0)
+BUDGET = Budget(iterations=20, rows=150_000, seconds=10.0)
 #: A form must save this share of the program's seconds on one device.
 LEAST_GAIN = 0.02
 _LOAD = """
