@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signature import OperationSignature
+from tapestry_egg.reference_executor import run_operation
 from tests.cases import SHARDS, Application, application, close
 from tests.covers import random_cover
-from tests.template_cases import FAMILY
+from tests.template_cases import CASES, FAMILY
 
 TEMPLATES = Path(registry.__file__).with_name("templates")
 Plant = Callable[[str], None]
@@ -48,9 +52,17 @@ def wrong(kernel: str, put: Callable[[], None], seeds: int = 20) -> bool:
     return not all(agrees(app, want, seed) for seed, (app, want) in enumerate(pairs))
 
 
-def agrees(app: Application, right: tuple[object, ...], seed: int) -> bool:
+def agrees(
+    app: Application,
+    right: tuple[object, ...],
+    seed: int,
+    signature: OperationSignature | None = None,
+) -> bool:
+    """Whether random shards give what is right, cut as the signature says (the app's own)."""
     try:
-        made = app.run(random_cover(app.signature, random.Random(seed), cuts=4))
+        signature = app.signature if signature is None else signature
+        cover = random_cover(signature, random.Random(seed), cuts=4)
+        made = run_operation(app.kernel, app.params, signature, app.operands, cover)
         for q, (got, want) in enumerate(zip(made, right, strict=True)):
             close(got, want, f"output {q}", SHARDS)
     except (AssertionError, TapestryError, ValueError, IndexError):
@@ -149,6 +161,44 @@ def test_an_elementwise_kernel_that_reads_other_elements_fails(plant: Plant, row
 @pytest.mark.parametrize("kernel", [k for k, family in FAMILY.items() if family == "cumulative"])
 def test_a_cumulative_kernel_cut_along_its_axis_fails(plant: Plant, kernel: str) -> None:
     assert wrong(kernel, lambda: plant(CUM % kernel))
+
+
+@pytest.mark.parametrize("kernel", [k for k in CASES if FAMILY[k] != "elementwise"])
+def test_every_box_of_every_operand_is_needed(kernel: str) -> None:
+    """An operand's box that is one smaller, starts one later, or follows no index dim: in some
+    case what the shards give differs from the whole, or they are refused."""
+    noticed: dict[tuple[int, str], bool] = {}
+    for seed in range(10):
+        app = application(kernel, random.Random(seed))
+        whole = app.run()
+        for fault, signature in faulty(app.signature):
+            if not noticed.get(fault):
+                noticed[fault] = not agrees(app, whole, seed, signature)
+    assert all(noticed.values()), noticed
+
+
+def faulty(signature: OperationSignature) -> Iterator[tuple[tuple[int, str], OperationSignature]]:
+    """The signature with a fault in one row of an operand's projection: operand and kind, result.
+
+    Only those where the projection names fewer or other elements than before.
+    """
+    for p, (own, type_) in enumerate(zip(signature.inputs, signature.input_types, strict=True)):
+        for k, (row, n) in enumerate(zip(own.matrix, own.shape, strict=True)):
+            made = {}
+            if n > 1:
+                made["smaller"] = replace(own, shape=put(own.shape, k, n - 1))
+            if type_.shape[k] > 1:
+                made["later"] = replace(own, offset=put(own.offset, k, own.offset[k] + 1))
+            cut = [dim.role in ("map", "reduce") and dim.size > 1 for dim in signature.index]
+            if any(a and c for a, c in zip(row, cut, strict=True)):
+                still = tuple(0 if c else a for a, c in zip(row, cut, strict=True))
+                made["still"] = replace(own, matrix=put(own.matrix, k, still))
+            for kind, projection in made.items():
+                yield (p, kind), replace(signature, inputs=put(signature.inputs, p, projection))
+
+
+def put(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:at], value, *values[at + 1 :])
 
 
 def test_every_family_has_a_planted_fault() -> None:
