@@ -131,7 +131,7 @@ def test_names_donation_and_sources() -> None:
     names = dict(zip(graph.input_names, graph.donated, strict=True))
     assert names["[0]['embed']"] and not names["[2]"]
     einsum = next(op for op in graph.operations if "jnp.einsum" in op.source.text)
-    assert einsum.source.file.endswith("test_trace.py")
+    assert einsum.source.file.endswith("traced_programs.py")
     assert einsum.source.function == "gpt_loss"
     assert any(op.scope.startswith("transpose(jvp())") for op in graph.operations)
     assert any("jit(gelu)" in op.scope or "jit(_where)" in op.scope for op in graph.operations)
