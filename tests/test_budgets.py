@@ -128,3 +128,13 @@ def test_after_an_exhausted_step_the_graph_is_as_before(tmp_path: Path) -> None:
             graph.step("grow")
         assert sorted(row[0] for row in graph.tables(["r"])["r"]) == [0, 1]
         assert graph.step("grow")
+
+
+def test_an_iteration_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with EGraph(tmp_path) as graph:
+        graph.declare("(relation r (i64)) (ruleset grow)")
+        graph.declare("(rule ((r x) (r y)) ((r (+ (* x 4000) y))) :ruleset grow)")
+        graph.load("r", [(k,) for k in range(1, 2500)])
+        with pytest.raises(Exhausted):
+            graph.step("grow", 0.2)
+        assert graph.rows() == 2499

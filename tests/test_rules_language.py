@@ -156,3 +156,19 @@ def test_faults_show_their_place(tmp_path: Path, body: str, match: str, shown: s
     with pytest.raises(RuleError, match=f"mine.yaml:{match}") as caught:
         rules(tmp_path, body)
     assert shown in str(caught.value)
+
+
+def test_a_kernel_that_is_made_twice_is_matched_twice_on_the_way_back(tmp_path: Path) -> None:
+    body = "match: f:map(c:concat(x, y))\nreplace: c(f(x), f(y))\nway: both"
+    there, back = rules(tmp_path, body)
+    joined = """
+x: float32[2]
+y: float32[3]
+c = concatenate(x, y) {dimension: 0}
+a = neg(c)
+"""
+    apart = (
+        "x: float32[2]\ny: float32[3]\na = neg(x)\nb = neg(y)\nc = concatenate(a, b) {dimension: 0}"
+    )
+    assert fires(there, joined) and fires(back, apart)
+    assert not fires(back, apart.replace("b = neg(y)", "b = sign(y)"))

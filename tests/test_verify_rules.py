@@ -71,6 +71,24 @@ def test_shipped_rules_carry_receipts_of_what_they_say_now() -> None:
     assert not missing, "run `tapestry-egg verify --again --receipts`"
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("convert-dropped", "type"),
+        ("transpose-dropped", "field"),
+        ("exp-is-linear", "wide"),
+        ("integer-division-distributes", "integer"),
+        ("narrowing-called-exact", "actual"),
+    ],
+)
+def test_each_kind_of_comparison_refuses_what_only_it_can_see(name: str, numbers: str) -> None:
+    rule = next(r for r in UNSOUND if r.name == name)
+    with pytest.raises(RuleRefused) as caught:
+        verify_rule(rule)
+    assert caught.value.counterexample is not None
+    assert caught.value.counterexample.numbers == numbers
+
+
 def test_a_small_program_is_shown_where_one_fails() -> None:
     rule = next(r for r in UNSOUND if r.name == "slice-forgets-offset")
     with pytest.raises(RuleRefused) as caught:
