@@ -109,7 +109,7 @@ def _solve_left(
         for c in gone:
             del rest.members[c]
         rest.roots &= rest.members.keys()
-    for event in side_by_side(rest, record.most, available(), deadline - _GRACE, seed):
+    for event in side_by_side(rest, record, available(), deadline - _GRACE, seed):
         if event.picks is not None:
             picks = [*rest.fixed, *(p for n in event.picks for p in rest.parts[n])]
             _offer_picks(problem, standing, picks, event.solver)
@@ -169,7 +169,7 @@ def cp_sat(problem: ChoiceProblem, standing: Standing, deadline: float, seed: in
         record.offer(form, {})
         standing.close()
         return
-    for event in side_by_side(form, record.most, ("cp-sat",), deadline - _GRACE, seed):
+    for event in side_by_side(form, record, ("cp-sat",), deadline - _GRACE, seed):
         if event.picks is not None:
             picks = [*form.fixed, *(p for n in event.picks for p in form.parts[n])]
             _offer_picks(problem, standing, picks, event.solver)

@@ -280,7 +280,7 @@ class Search:
             if self._offer(form, improvement.best, record):
                 continue
             if len(form.home) > _LARGE_FORM and turn == 0:  # its relaxation takes a while
-                self._anneal(form, record, 0.05, 1.0)
+                self._anneal(form, record, improvement.best, 0.05, 1.0)
             model = Model(form, closure(form, self.deadline), self.limit)
             least, last = self._relax(model, record, improvement)
             bound = max(bound, least)
@@ -291,7 +291,7 @@ class Search:
                 return bound
             # The relaxation says more about costs above zero than below: these get less time.
             share, longest = (0.35, 8.0) if form.negative() else (0.15, 2.0)
-            if turn < 2 and self._anneal(form, record, share, longest):
+            if turn < 2 and self._anneal(form, record, improvement.best, share, longest):
                 continue
             dear = self._too_dear(model, last, record.value)
             if len(dear) < max(1, len(form.home) // 10):
@@ -383,14 +383,19 @@ class Search:
             improvement.rebuild(lambda n, trust=trust: max(0.0, 1.0 - trust * x[at[n]]))  # type: ignore[misc]
         self._offer(model.form, improvement.best, record)
 
-    def _anneal(self, form: AndOr, record: Record, share: float, most: float) -> bool:
-        """Anneal the best choice of a form without cycles; whether a better one was found."""
-        if self.limit is not None or record.picks is None:
+    def _anneal(
+        self, form: AndOr, record: Record, built: Chosen | None, share: float, most: float
+    ) -> bool:
+        """Anneal the best choice of a form without cycles; whether a better one was found.
+
+        Where the form no longer has the best choice, which only better ones may replace, what was
+        built in it is the start.
+        """
+        if self.limit is not None or cyclic_components(form):
             return False
-        if cyclic_components(form):
-            return False
-        chosen = expressed(form, dict(record.picks))
-        if chosen is None:
+        chosen = None if record.picks is None else expressed(form, dict(record.picks))
+        chosen = chosen or built
+        if not chosen:
             return False
         _, found = Annealing(form, chosen, self.seed).run(min(share * self.left(), most))
         return record.offer(form, found)

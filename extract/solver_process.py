@@ -27,7 +27,7 @@ import numpy as np
 from .andor import AndOr, scaled
 from .choices import rows
 from .deadline import held
-from .lazy_milp import Record, Search
+from .lazy_milp import Record, Search, expressed
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ def available() -> tuple[str, ...]:
 
 
 def side_by_side(
-    form: AndOr, most: int | None, solvers: Sequence[str], deadline: float, seed: int
+    form: AndOr, record: Record, solvers: Sequence[str], deadline: float, seed: int
 ) -> Iterator[Event]:
     """Run solvers on a form until one has proven its answer or the deadline has come.
 
-    `most` is the value of a known choice (scaled, with the constant). A bound of inf says that
-    nothing is better than what was told, or known.
+    What the record has is their start. A bound of inf says that nothing is better than what was
+    told, or known.
     """
     nodes = sorted(form.home)
-    request = _request(form, nodes, most, deadline - time.perf_counter(), seed)
+    request = _request(form, nodes, record, deadline - time.perf_counter(), seed)
     processes: dict[str, subprocess.Popen[bytes]] = {}
     selector = selectors.DefaultSelector()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -118,7 +118,7 @@ def _event(name: str, news: dict[str, Any], nodes: list[int], form: AndOr) -> Ev
     return Event(name, bound=own + form.constant[0])
 
 
-def _request(form: AndOr, nodes: list[int], most: int | None, seconds: float, seed: int) -> bytes:
+def _request(form: AndOr, nodes: list[int], record: Record, seconds: float, seed: int) -> bytes:
     classes = sorted(form.members)
     at = {c: i for i, c in enumerate(classes)}
     scale = form.scales[0]
@@ -127,7 +127,11 @@ def _request(form: AndOr, nodes: list[int], most: int | None, seconds: float, se
     column = np.array(costs if exact else [v / scale for v in costs], np.int64 if exact else float)
     need_start, needs = rows([at[d] for d in sorted(form.needs[n])] for n in nodes)
     cover_start, covers = rows(sorted(form.covers.get(n, ())) for n in nodes)
+    most = record.most
+    chosen = None if record.picks is None else expressed(form, dict(record.picks))
+    started = set() if chosen is None else set(chosen.values())
     settings = {
+        "start": [i for i, n in enumerate(nodes) if n in started],
         "most": None if most is None else str(Fraction(most - form.constant[0], scale)),
         "seconds": seconds,
         "seed": seed,
@@ -180,6 +184,8 @@ def serve(solver: str) -> None:
         lambda value, picks: say({"nodes": [n for _, n in picks]}),
         math.inf if most is None else math.ceil(Fraction(most) * scale),
     )
+    if settings["start"]:
+        record.picks = [(int(request["home"][i]), i) for i in settings["start"]]
     deadline, seed = arrived + settings["seconds"], settings["seed"]
     if solver == "cp-sat":
         from .cp_sat import solve
