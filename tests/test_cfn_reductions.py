@@ -104,6 +104,35 @@ def test_limits_that_nothing_keeps_are_told_with_their_time() -> None:
     assert "time 1" in why.reason and "12" in why.reason and "11" in why.reason
 
 
+def test_the_least_that_is_told_is_of_all_and_at_the_worst_time() -> None:
+    spans = [[0, 4], [1, 4], [2, 3], [2, 5]]
+    document = networks.document(spans, [[0, 1]] * 4, [[9, 6], [5, 8], [4, 3], [2, 2]], [], 7)
+    why = reduce(iopddl.read(document, "")).infeasible
+    assert why is not None
+    assert (why.time, why.least) == (2, 6 + 5 + 3 + 2)
+
+
+def test_a_time_is_kept_though_more_is_there_next_if_less_is_free() -> None:
+    # At time 1 all four may be there, at time 0 three; but there 5 more are always taken.
+    spans = [[0, 2], [0, 2], [1, 2], [0, 1]]
+    document = networks.document(
+        spans, [[0, 9], [0, 9], [0, 9], [0]], [[4, 0], [4, 0], [1, 0], [5]], [], 9
+    )
+    net = reduce(iopddl.read(document, ""), ("memory",)).network
+    assert net.uses.room.tolist() == [4]
+    assert reduce(iopddl.read(document, ""), ("memory",)).log
+    check(document, ("memory",))
+
+
+def test_a_row_that_allows_two_is_not_merged_away() -> None:
+    only = networks.INFINITE
+    document = networks.document(
+        [[0, 1]] * 2, [[0, 0], [0, 9]], [[9, 0], [0, 0]], [(0, 1, [0, only, 5, 3])], 5
+    )
+    assert networks.least(document) == 5
+    check(document, ("merge",))
+
+
 def test_only_the_times_that_can_exceed_the_limit_are_left() -> None:
     # Three at once only at time 2; elsewhere no two together reach the limit.
     spans = [[0, 3], [1, 4], [2, 5]]

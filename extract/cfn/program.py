@@ -19,9 +19,10 @@ from .network import Floats, Ints, Network, offsets, ranges
 #: Networks with more legal cells than this are left to other methods.
 CELLS = 150_000
 
-# What the largest cost is scaled to. HiGHS lets reduced costs be negative by a tolerance; with all
-# columns at most 1, so much times their number may be missing from its bound, and some rounding.
-_LARGE, _TOLERANCE, _ROUNDING = 1e10, 1e-7, 1e-12
+# What the largest cost is scaled to; where the first fails, the second. HiGHS lets reduced costs be
+# negative by a tolerance; with all columns at most 1, so much times their number may be missing
+# from its bound, and some rounding.
+_LARGE, _TOLERANCE, _ROUNDING = (1e10, 1e5), 1e-7, 1e-12
 
 # So many times are added at once, the worst of as many stretches above the limit.
 _BATCH = 8
@@ -43,11 +44,21 @@ def fits(net: Network) -> bool:
 
 def solve(net: Network, seconds: float, times: Ints) -> Programmed:
     """Minimise the cost within the limits for some seconds; `times` are those to limit at once."""
+    deadline = time.perf_counter() + seconds
+    bound = -np.inf
+    for large in _LARGE:
+        found = _scaled(net, deadline, times, large)
+        bound = max(bound, found.bound)
+        if found.x is not None:
+            break
+    return Programmed(found.x, bound, found.infeasible)
+
+
+def _scaled(net: Network, deadline: float, times: Ints, large: float) -> Programmed:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import vstack
 
-    deadline = time.perf_counter() + seconds
-    model = _Model(net)
+    model = _Model(net, large)
     limited = [int(t) for t in times]
     memory = [model.memory(t) for t in limited]
     relaxed = True  # first without integrality: it is fast, and finds most rows of memory
@@ -109,7 +120,7 @@ def _worst(over: Floats, known: list[int], margin: float) -> list[int]:
 class _Model:
     """Columns: rows of all variables, then legal cells of all tables."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: Network, large: float) -> None:
         from scipy.sparse import csr_matrix
 
         self.net = net
@@ -143,7 +154,7 @@ class _Model:
         self.integral = np.zeros(self.columns)
         self.integral[:rows] = 1
         most = float(np.abs(self.cost).max(initial=0.0))
-        self.unit = _LARGE / most if most > 1e-200 else 1.0
+        self.unit = large / most if most > 1e-200 else 1.0
         self.limit = float(max(net.uses.room.max(initial=1), 1))
 
     def memory(self, t: int) -> Any:

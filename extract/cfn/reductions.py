@@ -345,6 +345,7 @@ class _Graph:
         if not self.times:
             return
         living = self.living()
+        self._reachable(living)
         for i in living:
             self._free(i)
         self._misfits(living)
@@ -365,7 +366,7 @@ class _Graph:
         for a, b, amount in self.uses[i]:
             least = int(amount.min())
             if least:
-                self.limit[a:b] = self._less(a, b, least)
+                self.limit[a:b] -= least
                 amount = amount - least
             if not amount.any():
                 continue
@@ -376,22 +377,21 @@ class _Graph:
                 sums[a, b] = amount if known is None else known + amount
         self.uses[i] = [(a, b, amount) for (a, b), amount in sums.items()] + apart
 
-    def _less(self, a: int, b: int, least: int) -> Ints:
-        """The limits from a to b less what is always there."""
-        left = self.limit[a:b]
-        low = int(left.min())
-        if low < least:
-            time = a + int(left.argmin())
-            whole = int(self.given[time])
-            need = whole - low + least
-            raise _Empty(
-                Infeasible(
-                    f"at time {time} no choice uses less than {need}; the limit is {whole}",
-                    time,
-                    need,
-                )
-            )
-        return left - least
+    def _reachable(self, living: Sequence[int]) -> None:
+        """Raise _Empty where even the least of all uses exceeds a limit, at the worst such time."""
+        steps = np.zeros(self.times + 1, dtype=object)
+        for i in living:
+            for a, b, amount in self.uses[i]:
+                steps[a] += int(amount.min())
+                steps[b] -= int(amount.min())
+        over = np.cumsum(steps)[:-1] - self.limit
+        if not (over > 0).any():
+            return
+        time = int(over.argmax())
+        limit = int(self.given[time])
+        need = limit + int(over[time])
+        reason = f"at time {time} no choice uses less than {need}; the limit is {limit}"
+        raise _Empty(Infeasible(reason, time, need))
 
     def _misfits(self, living: Sequence[int]) -> None:
         """Drop rows that exceed a limit while all else takes its least."""
@@ -404,8 +404,10 @@ class _Graph:
             good = np.ones(len(self.cost[i]), dtype=bool)
             for _, _, amount in self.uses[i]:
                 good &= amount <= next(room)
-            if self._drop(i, good, "rows that exceed a limit"):
-                self._free(i)
+            self._drop(i, good, "rows that exceed a limit")
+        self._reachable(living)
+        for i in living:
+            self._free(i)
 
     def dominance(self, i: int) -> None:
         """Drop rows that another row replaces at no cost, whatever the neighbours take."""
