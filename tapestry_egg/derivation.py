@@ -9,9 +9,12 @@ they make the program after.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+
+import numpy as np
 
 from .blockgraph import BlockGraph
 from .choose import Terms, as_written
@@ -229,8 +232,7 @@ def digest(graph: BlockGraph) -> str:
     and order of their operations. Regions count by their own digests."""
     known: dict[int, str] = {v: f"in {k}" for k, v in enumerate(graph.inputs)}
     for v, array in graph.constants.items():
-        data = hashlib.sha256(array.tobytes()).hexdigest()
-        known[v] = f"const {data} {graph.values[v]}"
+        known[v] = f"const {_content(array)} {graph.values[v]}"
     effects = []
     for op in graph.operations:
         regions = [digest(r) for r in op.regions]
@@ -243,3 +245,17 @@ def digest(graph: BlockGraph) -> str:
             effects.append(made)
     text = repr(([known[v] for v in graph.outputs], effects))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+#: Hashes of constants by `id`, as long as they live: forms of one program share large arrays.
+_CONTENTS: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
+
+
+def _content(array: np.ndarray) -> str:
+    """A hash of an array's elements."""
+    key = id(array)
+    known = _CONTENTS.get(key)
+    if known is None or known[0]() is not array:
+        data = hashlib.sha256(array.tobytes()).hexdigest()
+        known = _CONTENTS[key] = weakref.ref(array, lambda _: _CONTENTS.pop(key, None)), data
+    return known[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -137,3 +138,19 @@ def test_plans_hold_what_was_prepared(devices: int) -> None:
     assert kernels(fastest.graph) == ["dot_general"]
     found = compile(fastest)(x)
     np.testing.assert_allclose(np.asarray(found), x @ w + x @ v, rtol=1e-3, atol=1e-3)
+
+
+def test_merged_contractions_read_the_prepared_stack_as_it_lies() -> None:
+    def three(w: Any, v: Any, u: Any, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w) + (x @ v) * jnp.sin(x @ u)
+
+    weights = [normal(256, 128) for _ in range(3)]
+    graph = trace(partial(three, *weights), normal(8, 256)).graph
+    done = prepare(forms(graph, load_books(("fusion",)), H100)[1].graph)
+    assert kernels(done).count("dot_general") == 1
+    ((stack, array),) = done.constants.items()
+    # As an argument, so that XLA cannot copy it beforehand.
+    opened = replace(done, inputs=(*done.inputs, stack), constants={}, input_names=(), donated=())
+    compiled = jax.jit(emit(opened)).lower(normal(8, 256), array).compile()
+    assert " dot(" in compiled.as_text()
+    assert " copy(" not in compiled.as_text() and " transpose(" not in compiled.as_text()
