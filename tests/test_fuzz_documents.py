@@ -8,6 +8,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from jax import lax
 
 from tapestry_egg import files, show
+from tapestry_egg.arrays import decode_dtype
 from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
 from tapestry_egg.extract.front import Front
@@ -26,6 +28,7 @@ from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.loom import APPLICATIONS, EXPRESSIONS, from_loom, loom_to_json, read_loom, to_loom
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
+from tapestry_egg.runtime.emit import emit
 from tapestry_egg.trace import Program, trace
 from tests.fuzz_mutations import damaged_document, damaged_text
 
@@ -155,6 +158,20 @@ COUNTS = {"graph": 850, "plan": 350, "front": 200}
 def test_a_thousand_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
     """Together 1400, of which more than 1000 are refused."""
     assert fuzz(saved[kind], tmp_path, 0, COUNTS[kind]) >= 0.75 * COUNTS[kind]
+
+
+def test_what_still_loads_runs_or_is_refused(saved: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "damaged.json"
+    run = 0
+    for data in damaged(saved["graph"], random.Random(2), 100):
+        path.write_bytes(data)
+        with suppress(GraphError):
+            loaded = load(path)
+            assert isinstance(loaded, Program)
+            types = [(t.shape, decode_dtype(t.dtype)) for t in loaded.input_types]
+            jax.eval_shape(emit(loaded), *(jax.ShapeDtypeStruct(*t) for t in types))
+            run += 1
+    assert run > 5
 
 
 @pytest.mark.slow
