@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.encode import encode
-from tapestry_egg.errors import RuleError
 from tapestry_egg.extract.front import Front
 from tapestry_egg.extract.legality import check_strategy
 from tapestry_egg.flatten import FlatProgram, Instance, flatten
@@ -433,72 +432,3 @@ def test_cuts_of_everything_are_counted_right() -> None:
     """The oracle itself: two axes over two dims, in every order."""
     assert len(list(all_cuts(2, 2))) == 1 + 2 * 2 + 2 * 4
     assert ZRange((0,), (4,)) == Projection.identity(1).image(ZRange((0,), (4,)))
-
-
-# Rule files
-
-GOOD = """\
-ruleset: collectives
-rules:
-  - name: mine
-    law: "l -> l"
-    reason: None.
-    numerics: exact
-    egg: |
-      (rule ((partial l m list base)) ((change l base "all_reduce" list -1 m)))
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "place", "what"),
-    [
-        ("rules: [", ":2:1", "YAML"),
-        ("- a\n- b\n", ":1:1", "mapping"),
-        ("ruleset: fold\n", ":1:1", "rules"),
-        ("ruleset: fold\nrulez: []\nrules: []\n", ":1:1", "rulez"),
-        ("rules:\n  - 3\n", ":2:5", "mapping"),
-        ("rules:\n  - name: a\n", ":2:5", "law"),
-        (GOOD.replace("numerics: exact", "numerics: sloppy"), ":6:15", "sloppy"),
-        (GOOD + "    colour: red\n", ":9:5", "colour"),
-        (GOOD + "    ruleset: nowhere\n", ":9:14", "nowhere"),
-        (GOOD.replace("-1 m)))", "-1 m))"), ":8:7", "parenthes"),
-        (GOOD.replace("(rule (", "(delete-everything (", 1), ":8:7", "delete-everything"),
-    ],
-)
-def test_malformed_rule_files_say_where(text: str, place: str, what: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(RuleError) as e:
-        load_book(path)
-    assert f"{path}{place}" in e.value.where, e.value.where
-    assert what in str(e.value)
-
-
-@pytest.mark.parametrize(
-    "egg",
-    [
-        '(rule ((nonsense l)) ((change l l "slice" 0 0 -1)))',
-        "(rule ((partial l m list base)) ((change l base all_reduce list -1 m)))",
-        "(rule ((partial l m list base)) ((change l base)))",
-    ],
-)
-def test_rules_that_egglog_refuses_are_named(egg: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(GOOD.rsplit("\n      ", 1)[0] + f"\n      {egg}\n")
-    program = traced(mlp, (8, 8), (8, 8), (8, 8))
-    with pytest.raises(RuleError, match="mine") as e:
-        front_of(program, [SHARDING, COLLECTIVES], rules=[path])
-    assert f"{path}:3" in e.value.where
-
-
-def test_rule_names_are_unique(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(GOOD.replace("mine", "all-gather"))
-    with pytest.raises(RuleError, match="defined twice"):
-        load_books([COLLECTIVES, path])
-    with pytest.raises(RuleError, match="no rule"):
-        COLLECTIVES.without("nonsense")
-    with pytest.raises(RuleError, match="unknown rule book"):
-        load_book("nonsense")
-    with pytest.raises(RuleError, match="cannot be read"):
-        load_book(tmp_path / "absent.yaml")

@@ -1,3 +1,16 @@
-"""Metakernels: templates that say how an operation's index space projects into its tensors."""
+"""Metakernels: templates that say how an operation's index space projects into its tensors.
+
+A template is data, in the language that docs/template-language.md describes; those of JAX's
+primitives are the files in `templates/`, and `opaque.yaml` says of the others why they have none.
+
+* `registry` answers for an operation: its `signature` (index dims with roles, one projection per
+  tensor, laws of partial values, costs), from the first template that fits, else the opaque one;
+* `splits` says which cuts of the index space are legal, and what each does to every tensor;
+* reading: `template_file` (YAML) to `template`; `parsing`, `closures`, `values` are the expression
+  language with its grammar `template.lark`, `patterns` match shapes, `positional` and `projections`
+  write projections;
+* applying: `binding` matches operands, `index_space` and `instantiate` make the signature;
+* `reference` runs kernels in NumPy, on boxes of the operands at their global places.
+"""
 
 from __future__ import annotations
