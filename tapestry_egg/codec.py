@@ -72,11 +72,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
 _TOLERANCE_FIELDS = ("atol", "rtol", "ulps")  # a plain class in JAX, without declared fields
 
 #: Primitives whose jaxpr parameters are computations on scalars, stored as graphs.
-SCALAR_COMPUTATIONS = frozenset(
-    ("reduce", "reduce_window", "select_and_scatter", "scatter")
-    + tuple(f"scatter-{kind}" for kind in ("add", "sub", "mul", "min", "max"))
-    + tuple(f"scatter_{kind}" for kind in ("add", "sub", "mul", "min", "max"))
-)
+_SCATTERS = tuple(f"scatter{s}{kind}" for s in "-_" for kind in "add sub mul min max".split())
+SCALAR_COMPUTATIONS = {"reduce", "reduce_window", "select_and_scatter", "scatter", *_SCATTERS}
 
 
 class Handles:

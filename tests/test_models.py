@@ -50,7 +50,16 @@ EXAMPLES: dict[str, Example] = {
 EXAMPLES["recurrent-gru"] = lambda: recurrent.example("gru")
 
 
-SLOW = {"graph_network", "lora", "nnx_gpt2", "resnet", "state_space"}  # to initialise and compile
+SLOW = {
+    "graph_network",
+    "llama",
+    "lora",
+    "nnx_gpt2",
+    "resnet",
+    "sorting",
+    "state_space",
+    "vit",
+}  # to initialise and compile
 
 
 def quick(fn: Callable[..., Any], **options: Any) -> Any:
