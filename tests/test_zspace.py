@@ -168,6 +168,11 @@ def test_range_details() -> None:
         lambda: ZRange.parse("[0:3]"),
         lambda: ZRange.from_json({"start": [0]}),
         lambda: ZRange.from_json({"start": [0], "end": [1], "shape": [1]}),
+        lambda: ZRange.from_json({"start": 0, "end": 1}),
+        lambda: ZRange.from_json({"start": None, "end": [1]}),
+        lambda: ZRange.from_json({"start": [True], "end": [2]}),
+        lambda: ZRange.parse(f"zr[0:{'9' * 5000}]"),
+        lambda: ZRange.parse("zr[0:٩]"),
         lambda: Projection((), (), ()),  # how many index dims?
         lambda: Projection(((1,), (1, 0)), (0, 0), (1, 1)),
         lambda: Projection(((1,),), (0, 0), (1,)),
@@ -182,6 +187,13 @@ def test_range_details() -> None:
         lambda: Projection.identity(2).images(np.zeros((4, 1)), np.ones((4, 1))),
         lambda: Projection.identity(1).images(np.ones((4, 1)), np.zeros((4, 1))),
         lambda: Projection.from_json({"shape": [1]}),
+        lambda: Projection.from_json({"affineMap": {"projection": 5, "offset": [0]}, "shape": [1]}),
+        lambda: Projection.from_json(
+            {"affineMap": {"projection": [5], "offset": [0]}, "shape": [1]}
+        ),
+        lambda: Projection.from_json(
+            {"affineMap": {"projection": [], "offset": []}, "shape": [], "indexRank": "2"}
+        ),
     ],
 )
 def test_misuse_is_refused(wrong) -> None:

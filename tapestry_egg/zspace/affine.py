@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .zrange import Point, ZSpaceError, _point
+from .zrange import Point, ZSpaceError, _matrix, _point
 
 #: What becomes of leading coordinates that a map does not know: dropped, or passed through.
 Embedding = Literal["clip", "tile"]
@@ -26,9 +26,9 @@ class AffineMap:
     input_rank: int = field(default=-1, kw_only=True)
 
     def __post_init__(self) -> None:
-        matrix = tuple(_point(row, "matrix row") for row in self.matrix)
+        matrix = _matrix(self.matrix)
         offset = _point(self.offset, "offset")
-        rank = self.input_rank
+        (rank,) = _point((self.input_rank,), "input_rank")
         if rank == -1:
             if not matrix:
                 raise ZSpaceError(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .affine import AffineMap, Embedding
-from .zrange import Point, ZRange, ZSpaceError, _point
+from .zrange import Point, ZRange, ZSpaceError, _matrix, _point
 
 Ints = NDArray[np.int64]
 
@@ -37,12 +37,12 @@ class Projection:
     index_rank: int = field(default=-1, kw_only=True)
 
     def __post_init__(self) -> None:
-        matrix = tuple(_point(row, "matrix row") for row in self.matrix)
+        matrix = _matrix(self.matrix)
         offset, shape = _point(self.offset, "offset"), _point(self.shape, "shape")
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "offset", offset)
         object.__setattr__(self, "shape", shape)
-        rank = self.index_rank
+        (rank,) = _point((self.index_rank,), "index_rank")
         if rank == -1:
             if not matrix:
                 raise ZSpaceError(

@@ -20,7 +20,7 @@ class ZSpaceError(TapestryError):
 
 
 _TEXT = re.compile(r"\s*zr\[(.*)\]\s*", re.DOTALL)
-_SIDE = re.compile(r"\s*([+-]?\d+)\s*:\s*([+-]?\d+)\s*")
+_SIDE = re.compile(r"\s*([+-]?\d{1,18})\s*:\s*([+-]?\d{1,18})\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ZRange:
         """Read `{"start": [...], "end": [...]}`. Raises ZSpaceError on other keys or types."""
         if not isinstance(value, Mapping) or set(value) != {"start", "end"}:
             raise ZSpaceError(f"{value!r} is not a range", hint="It needs start and end, no more.")
-        return ZRange(tuple(value["start"]), tuple(value["end"]))
+        return ZRange(value["start"], value["end"])
 
     def to_json(self) -> dict[str, list[int]]:
         """Plain form `{"start": [...], "end": [...]}`; shape and size follow and are left out."""
@@ -275,6 +275,18 @@ class ZRange:
 def _point(value: Iterable[int], what: str) -> Point:
     """A tuple of Python ints; NumPy integers are welcome, floats and bools in disguise are not."""
     try:
-        return tuple(as_int(v) for v in value)
+        given = tuple(value)
+        if bool not in map(type, given):
+            return tuple(map(as_int, given))
     except TypeError:
-        raise ZSpaceError(f"{what} {value!r} is not a tuple of integers") from None
+        pass
+    raise ZSpaceError(f"{what} {value!r} is not a tuple of integers")
+
+
+def _matrix(value: Iterable[Iterable[int]]) -> tuple[Point, ...]:
+    """Rows of Python ints."""
+    try:
+        rows = tuple(value)
+    except TypeError:
+        raise ZSpaceError(f"matrix {value!r} is not a tuple of rows") from None
+    return tuple(_point(row, "matrix row") for row in rows)
