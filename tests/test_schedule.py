@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tapestry_egg.blockgraph import verify_graph
+from tapestry_egg.blockgraph import Operation, TensorType, verify_graph
 from tapestry_egg.flatten import feedback_pairs, flatten
+from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule import (
     Schedule,
     fusion,
@@ -168,3 +170,28 @@ def test_a_region_is_one_operation_of_the_order() -> None:
     groups = operation_groups(flat, schedule(flat).units)
     scan = [k for k, op in enumerate(graph.operations) if op.kernel == "scan"]
     assert [k for g in groups for k in g if k in scan] == scan
+
+
+def test_an_operation_in_two_graphs_has_the_signature_of_each() -> None:
+    params = {"new_sizes": [24], "dimensions": None, "sharding": None}
+    op = Operation("reshape", (0,), (1,), params)
+    flat = (TensorType((24,), "float32"),)
+    for shape in ((4, 6), (2, 12), (4, 6)):
+        types = (TensorType(shape, "float32"),)
+        found = registry.signature_of(op, types, flat)
+        assert found == registry.signature("reshape", params, types, flat)
+        assert found.input_types == types
+    negated = Operation("neg", (0,), (1,))
+    for types in (flat, (TensorType((8,), "float32"),)):
+        assert registry.signature_of(negated, types, types).output_types == types
+
+
+def test_a_cheap_operation_is_repeated_for_every_other_reader() -> None:
+    def f(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        wide = jnp.broadcast_to(x, (64, 8))
+        return jnp.cumsum(wide, axis=0), jnp.sort(wide, axis=0)
+
+    graph = repeat_cheap(trace(f, np.zeros(8, np.float32)).graph)
+    wide = [op.outputs[0] for op in graph.operations if op.kernel == "broadcast_in_dim"]
+    read = [op.inputs[0] for op in graph.operations if op.kernel in ("cumsum", "sort")]
+    assert len(wide) == 2 and sorted(read) == sorted(wide)
