@@ -120,6 +120,29 @@ def test_reductions_of_nothing(name: str, dtype: type) -> None:
     same(execute(graph, inputs), reduce(x, (1,)))
 
 
+def test_at_the_ends_of_what_integers_hold() -> None:
+    x = np.array([[-128, 5, -128, 127], [0, 1, 0, 2]], np.int8)
+    y = np.array([[np.nan, 1.0, np.inf], [-5.7, 1e20, -1e20]], np.float32)
+
+    def run(x: Any, y: Any) -> Any:
+        unsigned = lax.top_k(x.astype(np.uint8), 4)
+        return lax.top_k(x, 3), unsigned, lax.top_k(y, 2)[1], y.astype(np.int8), y.astype(np.uint32)
+
+    graph, inputs = traced(run, x, y)
+    same(execute(graph, inputs), jax.jit(run)(x, y))
+
+
+def test_elements_of_half_a_byte_are_parts_too() -> None:
+    """NumPy has no such view; the index space is that of the bytes all the same."""
+    graph, inputs = traced(
+        lambda x: lax.bitcast_convert_type(x, "int4"), np.arange(6, dtype="int8")
+    )
+    signature = signature_at(graph, (0,))
+    assert signature.extents == (6,) and signature.outputs[0].shape == (1, 2)
+    with pytest.raises(TemplateError, match="no reference for bit casts to int4"):
+        execute(graph, inputs)
+
+
 def test_contractions_and_updates_of_nothing() -> None:
     x, none = np.ones((2, 0), np.float32), np.zeros((0, 3), np.float32)
     at, start = np.zeros((0, 1), np.int32), np.ones((4, 3), np.float32)

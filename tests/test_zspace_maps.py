@@ -123,6 +123,7 @@ def test_map_details() -> None:
         lambda: AffineMap((), ()),
         lambda: AffineMap(((1,), (1, 2)), (0, 0)),
         lambda: AffineMap(((1,),), (0, 0)),
+        lambda: AffineMap(5, (0,)),  # type: ignore[arg-type]
         lambda: f((1,)),
         lambda: f.broadcast((1,)),
         lambda: f.compose(AffineMap.identity(1)),

@@ -149,7 +149,9 @@ def _sort(call: Call) -> tuple[Array, ...]:
 def _top_k(call: Call) -> tuple[Array, Array]:
     x, k = call.operands[0], call.params["k"]
     axis = call.params.get("axis", -1) % x.ndim
-    order = np.argsort(-wide(x), axis=axis, kind="stable")
+    # The greatest first, of equals the first: the last of those sorted from the back.
+    back = np.argsort(np.flip(wide(x), axis), axis=axis, kind="stable")
+    order = x.shape[axis] - 1 - np.flip(back, axis)
     best = np.take(order, range(k), axis)
     return np.take_along_axis(x, best, axis), best
 

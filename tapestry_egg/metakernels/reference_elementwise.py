@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
 import scipy.special as special
 
+from ..errors import TemplateError
 from .reference_call import Array, Call, Reference, numpy_dtype, wide
 
 
@@ -83,7 +85,17 @@ def _convert(call: Call, x: Array) -> Array:
         return np.asarray(x != 0)
     if x.dtype.kind == "c" and to.kind != "c":
         x = x.real
-    return np.trunc(wide(x)) if to.kind in "iu" and x.dtype.kind not in "biu" else x
+    if to.kind in "iu" and x.dtype.kind not in "biu":
+        return _nearest(wide(x), to)
+    return x
+
+
+def _nearest(x: Array, to: np.dtype[Any]) -> Array:
+    """Numbers cut off to integers; those beyond the ends are the ends, and nan is 0."""
+    ends = np.iinfo(to)
+    beyond = [np.isnan(x), x <= float(ends.min), x >= float(ends.max)]
+    inside = np.where(np.any(beyond, 0), 0, np.trunc(x)).astype(to)
+    return np.select(beyond, [np.array(n, to) for n in (0, ends.min, ends.max)], inside)
 
 
 def _select(call: Call) -> Array:
@@ -194,8 +206,10 @@ def _binary(function: Callable[[Any, Any], Any]) -> Reference:
 
 def _bitcast(call: Call) -> Array:
     # Between widths a last dim holds the parts of an element.
-    flat = np.ascontiguousarray(call.operands[0]).reshape(-1)
-    return flat.view(call.dtype()).reshape(call.shape())
+    made = np.ascontiguousarray(call.operands[0]).reshape(-1).view(call.dtype())
+    if made.size != prod(call.shape()):  # NumPy gives four bits a byte of their own
+        raise TemplateError(f"there is no reference for bit casts to {call.dtype()} by parts")
+    return made.reshape(call.shape())
 
 
 def _nextafter(call: Call) -> Array:

@@ -282,6 +282,16 @@ def _numbers(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
 
 
+def _bits(dtype: str) -> int:
+    """Bits of one element; integers of less than a byte say how many they have."""
+    digits = dtype.removeprefix("u").removeprefix("int")
+    return (
+        int(digits)
+        if dtype.endswith(f"int{digits}") and digits.isdecimal()
+        else 8 * itemsize(dtype)
+    )
+
+
 #: All that an expression can call. Every function is pure and total up to ValueError/TypeError.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
@@ -289,7 +299,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "all": all,
     "any": any,
     "arrange": _arrange,
-    "bits": lambda dtype: 8 * itemsize(dtype),
+    "bits": _bits,
     "broadcast": _broadcast,
     "broadcastable": _broadcastable,
     "complex": _complex,
