@@ -20,14 +20,14 @@ import numpy as np
 
 from ..errors import ExtractError
 from . import pareto
-from .andor import AndOr, problem_choice, trim, working_form
 from .check_choices import evaluate
 from .choices import Choice, ChoiceProblem, Number
-from .cost_unit import Scaled
+from .dag.cost_unit import Scaled
+from .dag.form import AndOr, problem_choice, trim, working_form
+from .dag.lazy_milp import Picks, Record, Search, split
+from .dag.reductions import reduce
+from .dag.tree_elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
 from .deadline import TimeUp, ends_at, held
-from .lazy_milp import Picks, Record, Search, split
-from .reductions import reduce
-from .tree_elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
 
 # Floats that differ by less than this share are the same: the tolerance of the programs solved.
 _SAME = 1e-7

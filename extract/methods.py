@@ -44,15 +44,17 @@ def _needs_order(problem: ChoiceProblem) -> str:
     return _beyond_and_or(problem) or ("" if problem.acyclic else "cycles must be forbidden")
 
 
+_DAG = "dag.methods"
+
 #: In the order in which the automatic choice asks.
 METHODS = (
-    Method("and-or", "DAG cost", "and_or", "automatic", _beyond_and_or),
+    Method("and-or", "DAG cost", _DAG, "automatic", _beyond_and_or),
     Method("network", "costs of pairs under limits, where small", "cfn.solver", "run", _no_network),
-    Method("elimination", "DAG cost at a small treewidth", "and_or", "elimination", _needs_order),
-    Method("milp", "DAG cost", "and_or", "milp", _beyond_and_or),
-    Method("cp-sat", "DAG cost (needs ortools)", "and_or", "cp_sat", _beyond_and_or),
-    Method("greedy-dag", "nothing; fast", "and_or", "greedy", _beyond_and_or),
-    Method("bottom-up", "tree cost, of costs above zero", "and_or", "tree", _needs_order),
+    Method("elimination", "DAG cost at a small treewidth", _DAG, "elimination", _needs_order),
+    Method("milp", "DAG cost", _DAG, "milp", _beyond_and_or),
+    Method("cp-sat", "DAG cost (needs ortools)", _DAG, "cp_sat", _beyond_and_or),
+    Method("greedy-dag", "nothing; fast", _DAG, "greedy", _beyond_and_or),
+    Method("bottom-up", "tree cost, of costs above zero", _DAG, "tree", _needs_order),
 )
 
 

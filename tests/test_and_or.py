@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.andor import AndOr, working_form
-from tapestry_egg.extract.annealing import Annealing
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import ChoiceProblem
-from tapestry_egg.extract.closure import closure, cyclic_components
+from tapestry_egg.extract.dag.annealing import Annealing
+from tapestry_egg.extract.dag.closure import closure, cyclic_components
+from tapestry_egg.extract.dag.dual_check import dual_bound
+from tapestry_egg.extract.dag.form import AndOr, working_form
+from tapestry_egg.extract.dag.greedy import Improvement, cost_of, greedy_dag
+from tapestry_egg.extract.dag.lazy_milp import Model, Record, Search, split
+from tapestry_egg.extract.dag.linear_program import LinearProgram
+from tapestry_egg.extract.dag.reductions import feasible, keep_derivable, keep_reachable, reduce
+from tapestry_egg.extract.dag.tree_elimination import eliminate
 from tapestry_egg.extract.deadline import TimeUp, ends_at, held
-from tapestry_egg.extract.dual_check import dual_bound
-from tapestry_egg.extract.greedy import Improvement, cost_of, greedy_dag
-from tapestry_egg.extract.lazy_milp import Model, Record, Search, split
-from tapestry_egg.extract.linear_program import LinearProgram
 from tapestry_egg.extract.methods import METHODS, extract
-from tapestry_egg.extract.reductions import feasible, keep_derivable, keep_reachable, reduce
-from tapestry_egg.extract.tree_elimination import eliminate
 from tests import and_or
 
 LATER = 1e9  # no deadline
@@ -298,7 +298,7 @@ def test_methods_that_do_not_fit_say_why() -> None:
 
 
 def test_programs_by_scipy_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tapestry_egg.extract import linear_program
+    from tapestry_egg.extract.dag import linear_program
 
     with_highs = extract(hard(5), method="milp").values
     monkeypatch.setattr(linear_program, "find_spec", lambda name: None)

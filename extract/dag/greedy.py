@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from .andor import AndOr
+from .form import AndOr
 
 Chosen = dict[int, int]  # class -> node
 

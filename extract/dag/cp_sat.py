@@ -12,9 +12,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from .andor import AndOr
 from .closure import closure, cyclic_components
 from .cost_unit import Scaled, unit_of
+from .form import AndOr
 from .greedy import Chosen, Improvement
 from .lazy_milp import Record, nearest
 

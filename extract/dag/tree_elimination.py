@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .andor import AndOr
 from .closure import cyclic_components
+from .form import AndOr
 
 Vector = tuple[int, ...]
 #: Classes demanded, classes that have their node (bits), and pairs (a, b): a reaches b.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .choices import Flags, Ints
+from ..choices import Flags, Ints
 
 Floats = NDArray[np.float64]
 

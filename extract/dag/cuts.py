@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .andor import AndOr
 from .closure import components, cyclic_components
+from .form import AndOr
 from .linear_program import Floats, Row
 
 _THRESHOLDS = (0.5, 0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.003, 0.0005)

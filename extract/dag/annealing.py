@@ -11,7 +11,7 @@ import math
 import random
 import time
 
-from .andor import AndOr
+from .form import AndOr
 from .greedy import Chosen, bottom_up
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .andor import AndOr
 from .closure import Closure, closure, cyclic_components, derivable
+from .form import AndOr
 
 # A class's alternatives beyond this number are not compared with one another.
 _COMPARED = 600

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .andor import AndOr
 from .annealing import Annealing
 from .closure import Closure, closure, cyclic_components
 from .cost_unit import Scaled, unit_of
 from .cuts import LoopCuts
 from .dual_check import dual_bound
+from .form import AndOr
 from .greedy import Chosen, Improvement, acyclic, cost_of
 from .linear_program import Floats, LinearProgram, Row, Solved
 from .reductions import reduce

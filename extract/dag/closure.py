@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .andor import AndOr
+from .form import AndOr
 
 # Sets over more classes than this would need more memory than they are worth.
 MOST_CLASSES = 40_000

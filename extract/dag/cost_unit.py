@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce as fold
 
-from .andor import AndOr
+from .form import AndOr
 
 #: A scaled cost, with the constant; inf where there is none.
 Scaled = int | float

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .choices import Choice, ChoiceProblem, Column, Ints
+from ..choices import Choice, ChoiceProblem, Column, Ints
 
 
 class AndOr:

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from .andor import AndOr, scaled
-from .choices import rows
-from .deadline import held
+from ..choices import rows
+from ..deadline import held
+from .form import AndOr, scaled
 from .lazy_milp import Record, Search, expressed
 
 
@@ -104,7 +104,9 @@ def side_by_side(
                         stream.close()
 
 
-_COMMAND = "import sys; from tapestry_egg.extract.solver_process import serve; serve(sys.argv[1])"
+_COMMAND = (
+    "import sys; from tapestry_egg.extract.dag.solver_process import serve; serve(sys.argv[1])"
+)
 
 
 def _event(name: str, news: dict[str, Any], nodes: list[int], form: AndOr) -> Event:

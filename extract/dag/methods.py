@@ -12,16 +12,16 @@ import time
 from collections.abc import Iterable
 from fractions import Fraction
 
-from .andor import AndOr, problem_choice, trim, working_form
+from ..choices import ChoiceProblem, Number
+from ..standing import Standing
 from .annealing import Annealing
-from .choices import ChoiceProblem, Number
 from .closure import cyclic_components
 from .cost_unit import Scaled
+from .form import AndOr, problem_choice, trim, working_form
 from .greedy import Improvement, bottom_up, greedy_dag
 from .lazy_milp import Record, Search, split, trivial_bound
 from .reductions import keep_derivable, reduce
 from .solver_process import available, side_by_side
-from .standing import Standing
 from .tree_elimination import eliminate
 
 # Forms of more nodes get answers before they are reduced, and before programs are solved.
