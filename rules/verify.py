@@ -34,8 +34,8 @@ from .instances import Drawn, Instance, Side, instances, sides
 
 #: Programs that each rule is tried on, how many that match are looked at to find as many that are
 #: unlike each other, how many draws may fail to match, and seconds for all.
-WANTED = 16
-MATCHES = 120
+WANTED = 40
+MATCHES = 240
 TRIES = 8000
 SECONDS = 1.0
 # Programs that differ in sizes and dtypes only are tried so often.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.layout import MeshShape
+from tapestry_egg.metakernels import reference, registry
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rules import load_book
 from tapestry_egg.rules.verify import verify_rules
@@ -21,12 +23,17 @@ FOLDER = Path(__file__).parents[1] / "docs" / "rules"
 
 
 @pytest.fixture(scope="module")
-def largest() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("largest", FOLDER / "largest.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def largest() -> Iterator[ModuleType]:
+    """The example, its kernel known while it is looked at: other tests go through all kernels."""
+    registry.templates()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_TEMPLATES", dict(registry._TEMPLATES))
+        patch.setattr(reference, "_OWN", {})
+        spec = importlib.util.spec_from_file_location("largest", FOLDER / "largest.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
 
 
 def test_a_rule_for_a_kernel_of_ones_own_changes_the_plan(largest: ModuleType) -> None:
