@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 INFINITE = 10**18
@@ -73,6 +74,55 @@ def answers(problem: dict[str, Any], limit: int | None = None) -> Iterator[tuple
 def least(problem: dict[str, Any], limit: int | None = None) -> int | None:
     """The least cost within the limit; None where nothing is."""
     return min((cost(problem, x) for x in answers(problem, limit)), default=None)
+
+
+def connected(seed: int) -> dict[str, Any]:
+    """Three to six nodes in a tree with two more edges, few distinct costs, half without memory.
+
+    Much can be minimised away early, and what is left can then be reduced further.
+    """
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(3, 7))
+    sizes = rng.integers(2, 5 if count < 6 else 4, count).tolist()
+    ends = [(int(rng.integers(i)), i) for i in range(1, count)]
+    ends += [(int(a), int(b)) for a, b in rng.integers(0, count, (2, 2))]
+    share = rng.choice([0.0, 0.2, 0.4])
+    edges = []
+    for a, b in ends:
+        cells = sizes[a] * sizes[b]
+        table = np.where(rng.random(cells) < share, INFINITE, rng.integers(0, 5, cells))
+        edges.append((a, b, table.tolist()))
+    costs = [rng.integers(0, 5, k).tolist() for k in sizes]
+    usages = [(rng.integers(0, 5, k) * (rng.random() < 0.5)).tolist() for k in sizes]
+    intervals = [[a, a + 2] for a in rng.integers(0, 3, count).tolist()]
+    some = tuple(int(rng.integers(k)) for k in sizes)
+    limit = peak(document(intervals, costs, usages, edges, 0), some)
+    return document(intervals, costs, usages, edges, limit)
+
+
+#: Rows of a neighbour go after a node was minimised away by them: a leaf with amounts near the
+#: largest integers, and a node of two parallel edges beside one that has edges to itself.
+LATER = (
+    document(
+        [[0, 0], [0, 0], [2, 4], [2, 5]],
+        [[0, 0], [0], [0, 0, 0], [0, 0, 1]],
+        [[0, 0], [0], [6 * 10**17, 0, 0], [0, 0, 3 * 10**17]],
+        [(1, 1, [0]), (2, 0, [0, 0, 4, 0, 5, 9])],
+        6 * 10**17,
+    ),
+    document(
+        [[0, 1], [0, 0], [0, 1]],
+        [[0, 0, 0], [0, 0], [0, 0, 0]],
+        [[0, 1, 0], [0, 0], [1, 0, 0]],
+        [
+            (0, 0, [0, INFINITE, INFINITE, 0, 0, INFINITE, 0, INFINITE, INFINITE]),
+            (0, 1, [INFINITE, 0, 0, 0, 0, 0]),
+            (0, 0, [0] * 9),
+            (0, 1, [0, 0, 0, 1, 0, 0]),
+        ],
+        1,
+    ),
+)
 
 
 @st.composite

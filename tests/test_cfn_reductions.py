@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from tapestry_egg.extract.cfn.network import Network
 from tapestry_egg.extract.cfn.reductions import STEPS, reduce
@@ -67,10 +67,43 @@ def test_all_steps_together_are_exact(document: dict[str, Any]) -> None:
     check(document, STEPS)
 
 
+@example(networks.LATER[0])
 @given(networks.problems(unit=10**17))
 @settings(max_examples=100)
 def test_amounts_near_the_largest_integers_are_exact(document: dict[str, Any]) -> None:
     check(document, STEPS)
+
+
+@pytest.mark.parametrize("document", networks.LATER)
+def test_what_was_minimised_away_follows_when_its_neighbour_loses_rows(
+    document: dict[str, Any],
+) -> None:
+    check(document, STEPS)
+    check(document, ("dominance", "series"))
+
+
+@pytest.mark.parametrize("limit", [5, 4])
+def test_what_was_minimised_away_follows_when_its_neighbours_are_merged(limit: int) -> None:
+    """Once the first is minimised away, the other two must be equal."""
+    no = networks.INFINITE
+    document = networks.document(
+        [[0, 1]] * 3,
+        [[0, 3, 0, 0], [5, 1], [5, 1]],
+        [[0] * 4, [0, 3], [0, 2]],
+        [(0, 1, [0, no, no, 0, 0, 0, no, no]), (0, 2, [0, no, no, 0, no, no, 0, 0])],
+        limit,
+    )
+    reduced = reduce(iopddl.read(document, ""), ("series", "merge"))
+    assert {"minimised away: 1", "merged: 1"} <= set(reduced.log)
+    check(document, ("series", "merge"))
+
+
+@pytest.mark.parametrize("seed", range(0, 120, 20))
+def test_steps_after_others_are_exact(seed: int) -> None:
+    for s in range(seed, seed + 20):
+        rng = np.random.default_rng(s)
+        check(networks.connected(s), STEPS)
+        check(networks.connected(s), tuple(x for x in STEPS if rng.random() < 0.6))
 
 
 def chain(length: int) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class Lift:
 
     classes: int
     variables: tuple[int, ...]  # of the network -> of the graph
-    removed: tuple[tuple[int, tuple[int, ...], Ints], ...]  # (variable, of whom, row by their rows)
+    # (variable, others, its row by theirs), each before any of its others that is here too
+    removed: tuple[tuple[int, tuple[int, ...], Ints], ...]
     members: dict[int, list[tuple[int, Ints]]]  # variable -> (class, its row by the variable's)
 
     def __call__(self, x: Ints) -> Ints:
@@ -130,7 +131,10 @@ class _Graph:
         self._occupy(limits)
         self.alive = [True] * self.count
         self.members = {i: [(i, np.arange(len(c)))] for i, c in enumerate(self.cost)}
-        self.removed: list[tuple[int, tuple[int, ...], Ints]] = []
+        # Minimised away: (others, row by theirs). The others may still lose rows or be merged, so
+        # these arrays follow; `followed` says which of them look at a variable.
+        self.removed: dict[int, tuple[tuple[int, ...], Ints]] = {}
+        self.followed: list[set[int]] = [set() for _ in range(self.count)]
         self.constant = 0.0
         self.near: list[set[int]] = [set() for _ in range(self.count)]
         self.tables: dict[tuple[int, int], Floats] = {}
@@ -200,6 +204,9 @@ class _Graph:
         self.cost[i] = self.cost[i][rows]
         self.uses[i] = [(a, b, amount[rows]) for a, b, amount in self.uses[i]]
         self.members[i] = [(c, row[rows]) for c, row in self.members[i]]
+        for v in self.followed[i]:
+            others, best = self.removed[v]
+            self.removed[v] = others, best.take(rows, axis=others.index(i))
         for j in self.near[i]:
             self.put(i, j, self.table(i, j)[rows])
         self.changed.add(i)
@@ -330,6 +337,10 @@ class _Graph:
         self.part(into, gone)
         self.uses[into].extend((a, b, amount[row]) for a, b, amount in self.uses[gone])
         self.members[into].extend((c, own[row]) for c, own in self.members.pop(gone))
+        for v in self.followed[gone]:
+            self._follow(v, gone, into, row)
+        self.followed[into] |= self.followed[gone]
+        self.followed[gone] = set()
         for j in sorted(self.near[gone]):
             rest = self.table(gone, j)[row]
             self.part(gone, j)
@@ -339,6 +350,16 @@ class _Graph:
         self.uses[gone] = []
         self.changed.add(into)
         self.note("merged")
+
+    def _follow(self, v: int, gone: int, into: int, row: Ints) -> None:
+        """Let a variable minimised away look at `into` where it looked at `gone`."""
+        others, best = self.removed[v]
+        at = others.index(gone)
+        best = best.take(row, axis=at)
+        if into in others:
+            self.removed[v] = (into,), best.diagonal().copy()
+        else:
+            self.removed[v] = (*others[:at], into, *others[at + 1 :]), best
 
     def memory(self) -> None:
         """Take what is always there off the limits; forget uses that cannot matter."""
@@ -455,7 +476,9 @@ class _Graph:
             for j in others:
                 self.part(i, j)
             self.alive[i] = False
-            self.removed.append((i, others, total.argmin(axis=0)))
+            self.removed[i] = others, np.asarray(total.argmin(axis=0))
+            for j in others:
+                self.followed[j].add(i)
             least = total.min(axis=0)
             if not others:
                 self.constant += float(least)
@@ -483,7 +506,8 @@ class _Graph:
         return (*out, *(f"{what}: {n}" for what, n in sorted(self.counts.items())))
 
     def lift(self) -> Lift:
-        return Lift(self.count, tuple(self.living()), tuple(self.removed), self.members)
+        removed = tuple((v, *of) for v, of in self.removed.items())
+        return Lift(self.count, tuple(self.living()), removed, self.members)
 
     def network(self) -> Network:
         living = self.living()
