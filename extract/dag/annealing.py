@@ -14,6 +14,9 @@ import time
 from .form import AndOr
 from .greedy import Chosen, bottom_up
 
+# Seconds for the square of the number of nodes: what is small is settled by exact methods at once.
+_PATIENCE = 2.5e-6
+
 
 class Annealing:
     """A choice that changes move by move; `value` is its scaled cost without the constant."""
@@ -105,6 +108,7 @@ class Annealing:
         best, found = self.value, self.chosen()
         if not self.open:
             return best + self.form.constant[0], found
+        seconds = min(seconds, _PATIENCE * len(self.form.home) ** 2)
         started = time.perf_counter()
         members, users = self.form.members, self.users
         draw, pick = self.random.random, self.random.choice
