@@ -16,7 +16,6 @@ Each step keeps at least one best answer, or shows that there is none:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,8 @@ import numpy as np
 
 from ...errors import ExtractError
 from ..choices import ChoiceProblem
-from .network import Flags, Floats, Ints, Network, Uses, joined, offsets
+from .form import Form, Lift, Use
+from .network import Flags, Floats, Ints, Network, Uses, offsets
 
 #: All steps, as `reduce` takes them.
 STEPS = ("consistency", "fixed", "decompose", "merge", "memory", "dominance", "series")
@@ -36,9 +36,6 @@ _COMPARED = 1 << 23
 _SERIES = 1 << 17
 
 _ROUNDS = 12
-
-#: (lower, upper, amount of every row)
-Use = tuple[int, int, Ints]
 
 
 @dataclass(frozen=True)
@@ -58,28 +55,6 @@ class Reduced:
     lift: Lift
     log: tuple[str, ...]
     infeasible: Infeasible | None = None
-
-
-@dataclass(frozen=True)
-class Lift:
-    """From one row per variable of a network to one row per class of the problem."""
-
-    classes: int
-    variables: tuple[int, ...]  # of the network -> of the graph
-    # (variable, others, its row by theirs), each before any of its others that is here too
-    removed: tuple[tuple[int, tuple[int, ...], Ints], ...]
-    members: dict[int, list[tuple[int, Ints]]]  # variable -> (class, its row by the variable's)
-
-    def __call__(self, x: Ints) -> Ints:
-        """The row within its class for every class."""
-        rows = dict(zip(self.variables, x.tolist(), strict=True))
-        for variable, others, best in reversed(self.removed):
-            rows[variable] = int(best[tuple(rows[j] for j in others)])
-        out = np.zeros(self.classes, dtype=np.int64)
-        for variable, followers in self.members.items():
-            for c, row in followers:
-                out[c] = row[rows[variable]]
-        return out
 
 
 class _Empty(Exception):
@@ -102,7 +77,7 @@ def reduce(
         raise ExtractError(
             "not a cost function network: choices need others", where=problem.name or "problem"
         )
-    graph = _Graph(problem, objective, limits, frozenset(steps))
+    graph = _Steps(problem, objective, limits, frozenset(steps))
     try:
         graph.run()
     except _Empty as e:
@@ -115,108 +90,24 @@ def reduce(
 _NONE = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-class _Graph:
+class _Steps(Form):
     def __init__(
         self, problem: ChoiceProblem, objective: int, limits: Ints | None, steps: frozenset[str]
     ) -> None:
-        self.problem = problem
+        super().__init__(problem, objective, limits)
         self.steps = steps
-        start = problem.node_start
-        self.count = len(problem.classes)
-        costs = problem.costs[objective].astype(np.float64)
-        costs[~problem.allowed] = np.inf
-        cuts = start[1:-1]
-        self.cost: list[Floats] = list(np.split(costs, cuts)) if self.count else []
-        self.uses: list[list[Use]] = [[] for _ in range(self.count)]
-        self._occupy(limits)
-        self.alive = [True] * self.count
-        self.members = {i: [(i, np.arange(len(c)))] for i, c in enumerate(self.cost)}
-        # Minimised away: (others, row by theirs). The others may still lose rows or be merged, so
-        # these arrays follow; `followed` says which of them look at a variable.
-        self.removed: dict[int, tuple[tuple[int, ...], Ints]] = {}
-        self.followed: list[set[int]] = [set() for _ in range(self.count)]
-        self.constant = 0.0
-        self.near: list[set[int]] = [set() for _ in range(self.count)]
-        self.tables: dict[tuple[int, int], Floats] = {}
-        pairs = problem.pairs
-        if len(pairs):
-            cells = pairs.costs[objective].astype(np.float64)
-            cells[~pairs.legal] = np.inf
-            tables = np.split(cells, pairs.start[1:-1])
-            ends = zip(pairs.first.tolist(), pairs.second.tolist(), tables, strict=True)
-            for a, b, table in ends:
-                self.join(a, b, table.reshape(len(self.cost[a]), len(self.cost[b])))
-        self.before = self._size()
+        self.before = self.size()
         self.counts: dict[str, int] = {}
-        self.changed: set[int] = set()
-
-    def _occupy(self, limits: Ints | None) -> None:
-        """The uses of every class: usually one, its nodes being there at the same times."""
-        problem, usage = self.problem, self.problem.usage
-        self.times = problem.times() if usage else 0
-        self.limit = np.zeros(0, dtype=np.int64)
-        if not self.times:
-            self.times = 0
-            return
-        given = usage.limits if limits is None else np.asarray(limits, dtype=np.int64)
-        self.limit = np.broadcast_to(given, (self.times,)).copy()
-        self.given = self.limit.copy()
-        there = usage.upper > usage.lower
-        start = problem.node_start.tolist()
-        lower, upper = usage.lower.tolist(), usage.upper.tolist()
-        for i, (a, b) in enumerate(itertools.pairwise(start)):
-            amount = np.where(there[a:b], usage.amount[a:b], 0)
-            if not amount.any():
-                continue
-            spans = {(lower[n], upper[n]) for n in range(a, b) if there[n]}
-            for low, high in sorted(spans):
-                same = (usage.lower[a:b] == low) & (usage.upper[a:b] == high)
-                self.uses[i].append((low, high, np.where(same, amount, 0)))
-
-    # Tables
-
-    def table(self, a: int, b: int) -> Floats:
-        """Costs [rows of a, rows of b]."""
-        return self.tables[a, b] if a < b else self.tables[b, a].T
-
-    def put(self, a: int, b: int, table: Floats) -> None:
-        if a < b:
-            self.tables[a, b] = table
-        else:
-            self.tables[b, a] = table.T
-
-    def join(self, a: int, b: int, table: Floats) -> None:
-        """Add a table to what there is between two variables."""
-        if b in self.near[a]:
-            self.put(a, b, self.table(a, b) + table)
-        else:
-            self.put(a, b, table)
-            self.near[a].add(b)
-            self.near[b].add(a)
-
-    def part(self, a: int, b: int) -> None:
-        del self.tables[min(a, b), max(a, b)]
-        self.near[a].discard(b)
-        self.near[b].discard(a)
-
-    def keep(self, i: int, rows: Ints) -> None:
-        """Keep only some rows of a variable."""
-        self.cost[i] = self.cost[i][rows]
-        self.uses[i] = [(a, b, amount[rows]) for a, b, amount in self.uses[i]]
-        self.members[i] = [(c, row[rows]) for c, row in self.members[i]]
-        for v in self.followed[i]:
-            others, best = self.removed[v]
-            self.removed[v] = others, best.take(rows, axis=others.index(i))
-        for j in self.near[i]:
-            self.put(i, j, self.table(i, j)[rows])
-        self.changed.add(i)
-        self.changed |= self.near[i]
 
     def note(self, what: str, count: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + count
 
-    def living(self) -> list[int]:
-        return [i for i in range(self.count) if self.alive[i]]
+    def report(self) -> tuple[str, ...]:
+        """Sizes before and after, and what each step did."""
+        names = ("variables", "rows", "tables", "cells")
+        sizes = zip(names, self.before, self.size(), strict=True)
+        out = [f"{name} {a} -> {b}" for name, a, b in sizes]
+        return (*out, *(f"{what}: {n}" for what, n in sorted(self.counts.items())))
 
     # The order of steps
 
@@ -301,9 +192,11 @@ class _Graph:
             if by_i and by_j:  # either way: into the larger, so that each class moves seldom
                 by_i = self._weight(i) >= self._weight(j)
             if by_i:
-                self._merge(j, i, finite.argmax(axis=1))
+                self.merge(j, i, finite.argmax(axis=1))
+                self.note("merged")
             elif by_j:
-                self._merge(i, j, finite.argmax(axis=0))
+                self.merge(i, j, finite.argmax(axis=0))
+                self.note("merged")
 
     def _weight(self, i: int) -> int:
         return len(self.members[i]) + len(self.near[i])
@@ -328,38 +221,6 @@ class _Graph:
         self.part(i, j)
         self.changed |= {i, j}
         self.note("tables decomposed")
-
-    def _merge(self, gone: int, into: int, row: Ints) -> None:
-        """Variable `gone` takes row `row[r]` whenever `into` takes r."""
-        table = self.table(into, gone)
-        cost = self.cost[into] + self.cost[gone][row] + table[np.arange(len(row)), row]
-        self.cost[into] = cost
-        self.part(into, gone)
-        self.uses[into].extend((a, b, amount[row]) for a, b, amount in self.uses[gone])
-        self.members[into].extend((c, own[row]) for c, own in self.members.pop(gone))
-        for v in self.followed[gone]:
-            self._follow(v, gone, into, row)
-        self.followed[into] |= self.followed[gone]
-        self.followed[gone] = set()
-        for j in sorted(self.near[gone]):
-            rest = self.table(gone, j)[row]
-            self.part(gone, j)
-            self.join(into, j, rest)
-            self.changed.add(j)
-        self.alive[gone] = False
-        self.uses[gone] = []
-        self.changed.add(into)
-        self.note("merged")
-
-    def _follow(self, v: int, gone: int, into: int, row: Ints) -> None:
-        """Let a variable minimised away look at `into` where it looked at `gone`."""
-        others, best = self.removed[v]
-        at = others.index(gone)
-        best = best.take(row, axis=at)
-        if into in others:
-            self.removed[v] = (into,), best.diagonal().copy()
-        else:
-            self.removed[v] = (*others[:at], into, *others[at + 1 :]), best
 
     def memory(self) -> None:
         """Take what is always there off the limits; forget uses that cannot matter."""
@@ -473,12 +334,7 @@ class _Graph:
                 shape = [len(self.cost[i]), *(1,) * len(others)]
                 shape[k + 1] = sizes[k]
                 total = total + self.table(i, j).reshape(shape)
-            for j in others:
-                self.part(i, j)
-            self.alive[i] = False
-            self.removed[i] = others, np.asarray(total.argmin(axis=0))
-            for j in others:
-                self.followed[j].add(i)
+            self.leave(i, others, np.asarray(total.argmin(axis=0)))
             least = total.min(axis=0)
             if not others:
                 self.constant += float(least)
@@ -490,73 +346,3 @@ class _Graph:
             self.note("minimised away")
             self.changed |= set(others)
             waiting |= set(others)
-
-    # What is left
-
-    def _size(self) -> tuple[int, int, int, int]:
-        living = self.living() if hasattr(self, "alive") else list(range(self.count))
-        rows = sum(len(self.cost[i]) for i in living)
-        return len(living), rows, len(self.tables), sum(t.size for t in self.tables.values())
-
-    def report(self) -> tuple[str, ...]:
-        """Sizes before and after, and what each step did."""
-        names = ("variables", "rows", "tables", "cells")
-        sizes = zip(names, self.before, self._size(), strict=True)
-        out = [f"{name} {a} -> {b}" for name, a, b in sizes]
-        return (*out, *(f"{what}: {n}" for what, n in sorted(self.counts.items())))
-
-    def lift(self) -> Lift:
-        removed = tuple((v, *of) for v, of in self.removed.items())
-        return Lift(self.count, tuple(self.living()), removed, self.members)
-
-    def network(self) -> Network:
-        living = self.living()
-        number = {i: k for k, i in enumerate(living)}
-        keys = sorted(self.tables)
-        uses = [(number[i], *u) for i in living for u in self.uses[i]]
-        times = self._times()
-        spans = np.array([(a, b) for _, a, b, _ in uses], dtype=np.int64).reshape(-1, 2)
-        spans = np.searchsorted(times, spans)
-        seen = (spans[:, 1] > spans[:, 0]).tolist()
-        uses = [u for u, s in zip(uses, seen, strict=True) if s]
-        spans = spans[seen]
-        return Network(
-            sizes=np.array([len(self.cost[i]) for i in living], dtype=np.int64),
-            cost=joined([self.cost[i] for i in living], np.float64),
-            first=np.array([number[a] for a, _ in keys], dtype=np.int64),
-            second=np.array([number[b] for _, b in keys], dtype=np.int64),
-            cells=joined([self.tables[k].ravel() for k in keys], np.float64),
-            uses=Uses(
-                np.array([u[0] for u in uses], dtype=np.int64),
-                spans[:, 0],
-                spans[:, 1],
-                offsets([len(u[3]) for u in uses]),
-                joined([u[3] for u in uses], np.int64),
-                self.limit[times],
-            ),
-            constant=self.constant,
-        )
-
-    def _times(self) -> Ints:
-        """Times that matter: of those between which nothing begins or nothing ends, only the one
-        with more present matters, unless less is free at the other."""
-        begins = np.zeros(self.times + 1, dtype=bool)
-        ends = np.zeros(self.times + 1, dtype=bool)
-        for i in self.living():
-            for a, b, _ in self.uses[i]:
-                begins[a] = ends[b] = True
-        room = self.limit.tolist()
-        kept: list[tuple[int, bool, bool]] = []  # (time, begun, ended since the one before)
-        begun = ended = False
-        for t, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-            if t == self.times:
-                break
-            begun, ended = begun or begin, ended or end
-            while kept and not ended and room[kept[-1][0]] >= room[t]:
-                _, before_begun, ended = kept.pop()
-                begun = begun or before_begun
-            if (kept and not begun and room[t] >= room[kept[-1][0]]) or (not kept and not begun):
-                continue
-            kept.append((t, begun, ended))
-            begun = ended = False
-        return np.array([t for t, _, _ in kept], dtype=np.int64)
