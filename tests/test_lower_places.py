@@ -17,8 +17,8 @@ from tapestry_egg.layout import Layout
 from tapestry_egg.runtime import compile
 from tapestry_egg.runtime.kernels import _counters
 from tapestry_egg.trace import trace
+from tests.lowered import MESH, X, Y, numbers, same
 from tests.plans import all_cuts, finish, make_plan, plan_by_hand, signature_of
-from tests.test_lower import MESH, X, Y, numbers, same
 
 Array = Any
 

@@ -16,8 +16,8 @@ from tapestry_egg.layout import Layout
 from tapestry_egg.pipeline import optimize
 from tapestry_egg.runtime import compile
 from tapestry_egg.trace import trace
+from tests.lowered import F32, MESH, X, Y, each_strategy, numbers, same
 from tests.plans import plan_by_hand, signature_of
-from tests.test_lower import F32, MESH, X, Y, each_strategy, numbers, same
 
 Array = Any
 IMAGE, KERNEL = numbers(2, 4, 16, 8), numbers(4, 4, 3, 3)
