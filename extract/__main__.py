@@ -9,14 +9,19 @@ import time
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..atomic import write_atomic
 from ..errors import TapestryError
 from . import formats
 from .choice_front import ChoiceFront, choice_front
 from .choices import ChoiceProblem, Extraction, Number
+from .formats import snapshot
 from .methods import METHODS, extract
 from .standing import Standing
+
+if TYPE_CHECKING:
+    from .snapshot_front import SnapshotFront
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in options.paths:
         try:
             started = time.perf_counter()
-            problem, form = formats.read(path)
+            document = formats.read_document(path)
+            if snapshot.recognises(document):
+                failed = _snapshot(path, document, started, options) or failed
+                continue
+            problem, form = formats.recognised(document, path)
             left = options.seconds - (time.perf_counter() - started)
             if options.front:
                 failed = _front(path, problem, left, options) or failed
@@ -67,6 +76,46 @@ def _tell(standing: Standing) -> None:
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
 
 
+def _snapshot(path: Path, document: Any, started: float, options: argparse.Namespace) -> bool:
+    """Answer a snapshot: its front, or its fastest rows; whether there are none."""
+    from .snapshot_front import snapshot_front
+
+    name = formats.name_of(path)
+    problem = snapshot.read(document, str(path))
+    left = options.seconds - (time.perf_counter() - started)
+    tell = (lambda text: print(f"{name}: {text}", file=sys.stderr)) if options.progress else None
+    front = snapshot_front(problem, name, left, options.seed, tell)
+    if options.front:
+        if options.output is not None:
+            front.save(options.output / f"{name}.front.json")
+        if options.json:
+            print(json.dumps({"path": str(path), **front.document()}), flush=True)
+        else:
+            print("\n".join(_front_lines(front)), flush=True)
+        return False
+    best = front.points[0]
+    if options.output is not None:
+        answer = json.dumps(snapshot.answer(problem, best.rows), indent=1)
+        write_atomic(options.output / f"{name}.json", answer + "\n")
+    row = {
+        "path": str(path),
+        "name": name,
+        "nodes": sum(len(v) for v in problem.variables),
+        "classes": len(problem.variables),
+        "values": dict(zip(front.objectives, best.values, strict=True)),
+        "bound": best.bound,
+        "gap": best.gap,
+        "seconds": round(time.perf_counter() - started, 3),
+        "feasible": True,
+        "proven": best.proven,
+        "method": front.method,
+        "reason": "",
+        "notes": [],
+    }
+    print(json.dumps(row) if options.json else _line(row), flush=True)
+    return False
+
+
 def _front(path: Path, problem: ChoiceProblem, seconds: float, options: argparse.Namespace) -> bool:
     """Print the front of one file, and write it; whether there is none."""
     if problem.usage and problem.all_active:
@@ -86,8 +135,8 @@ def _front(path: Path, problem: ChoiceProblem, seconds: float, options: argparse
     return not front.points
 
 
-def _front_lines(front: ChoiceFront) -> list[str]:
-    name = front.problem.name
+def _front_lines(front: ChoiceFront | SnapshotFront) -> list[str]:
+    name = front.name
     if not front.points:
         return [f"{name}: no front: {front.reason}"]
     kind = "exact" if front.exact else f"epsilon {front.epsilon:.3%}"
@@ -154,7 +203,7 @@ def _short(value: int | float | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tapestry_egg.extract",
-        description="Choose nodes of e-graphs, and strategies of IOPDDL problems, at least cost.",
+        description="Choose nodes of e-graphs, strategies of IOPDDL problems, rows of snapshots.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=".json or .json.gz")
     parser.add_argument(

@@ -73,6 +73,11 @@ class ChoiceFront:
         return iter(self.points)
 
     @property
+    def name(self) -> str:
+        """The problem's name."""
+        return self.problem.name
+
+    @property
     def exact(self) -> bool:
         """Whether every non-dominated value is here."""
         return self.epsilon == 0.0

@@ -2,7 +2,8 @@
 
 A format is a module with four functions: `recognises(document)`, `read(document, name)` to a
 `ChoiceProblem`, `write(problem)` back to a JSON document, and `answer(problem, choice)`, the chosen
-nodes as a JSON document from which others can recompute the costs.
+nodes as a JSON document from which others can recompute the costs. Snapshots of programs, which
+join costs by labels and occupy memory pair by pair, are problems of another type (`snapshot.py`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,31 @@ def read(path: str | Path) -> tuple[ChoiceProblem, str]:
 
     Raises ExtractError for a file that cannot be read, is no JSON, or has no known format.
     """
-    path = Path(path)
+    return recognised(read_document(path), path)
+
+
+def read_document(path: str | Path) -> Any:
+    """What a file (.json or .json.gz) says. Raises ExtractError where it cannot be read."""
     try:
-        data = path.read_bytes()
+        data = Path(path).read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        document = json.loads(data)
+        return json.loads(data)
     except (OSError, EOFError, ValueError) as e:
         raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
-    name = path.name.removesuffix(".gz").removesuffix(".json")
+
+
+def name_of(path: str | Path) -> str:
+    """A problem's name: its file's, without the endings."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
+
+
+def recognised(document: Any, path: str | Path) -> tuple[ChoiceProblem, str]:
+    """The problem of a document that was read from `path`, and the name of its format.
+
+    Raises ExtractError for one that has no known format, or has a fault.
+    """
+    name = name_of(path)
     for form in FORMATS:
         module = _module(form)
         if module.recognises(document):
@@ -42,7 +59,9 @@ def read(path: str | Path) -> tuple[ChoiceProblem, str]:
             except ExtractError as e:
                 raise ExtractError(e.what, where=f"{path}: {e.where}", hint=e.hint) from e
     raise ExtractError(
-        "no known format", where=str(path), hint=f"Formats are {', '.join(FORMATS)}."
+        "no known format",
+        where=str(path),
+        hint=f"Formats are {', '.join(FORMATS)} and snapshots.",
     )
 
 
