@@ -279,10 +279,11 @@ def constant_of(form: bool | int | float | Blob, type_: TensorType, where: str) 
         kind = "float" if type_.dtype in ("float16", "float32", "float64") else type_.dtype
         if type_.rank != 0 or type(form) not in kinds.get(kind, (int,)):
             raise GraphError(f"{form!r} is not a constant of type {type_text(type_)}")
-        return np.asarray(form, np.dtype(type_.dtype))
+        with np.errstate(over="raise"):
+            return np.asarray(form, np.dtype(type_.dtype))
     except GraphError as e:
         raise GraphError(e.what, where=where, hint=e.hint) from None
-    except (TypeError, ValueError, OverflowError, MemoryError) as e:
+    except (TypeError, ValueError, ArithmeticError, MemoryError) as e:
         raise GraphError(f"not a constant of type {type_text(type_)}: {e}", where=where) from None
 
 

@@ -201,6 +201,14 @@ def change(path: str, value: Any) -> Callable[[Any], None]:
     return apply
 
 
+def changes(*several: tuple[str, Any]) -> Callable[[Any], None]:
+    def apply(document: Any) -> None:
+        for path, value in several:
+            change(path, value)(document)
+
+    return apply
+
+
 WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "kind": (change("tapestry_egg", "quilt"), r"\$\.tapestry_egg: not a graph"),
     "version": (change("version", 99), r"\$\.version: file version 99"),
@@ -212,6 +220,10 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
     "object type": (change("values.2", "object[2]"), r"\$\.values\[2\]"),
     "constant bytes": (change("constants.3", {"data": "AAAA"}), r"\$\.constants\.3: .* 3 bytes"),
     "constant text": (change("constants.3", {"data": "!"}), r"\$\.constants\.3: .*base64"),
+    "constant too large": (
+        changes(("values.2", "float16[]"), ("constants.2", 70000.0)),
+        r"\$\.constants\.2: not a constant of type float16\[\]: overflow",
+    ),
     "constant id": (change("constants.999", 1), r"\$\.constants\.999"),
     "tag": (
         change("operations.1.params", {"a": [{"$eval": "1"}]}),
