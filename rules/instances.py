@@ -265,7 +265,17 @@ def _answered(
                 where=rule.where,
             )
         types[node.name] = entry.output
-    yield Instance(side, inputs, {**applied, **wanted}, types)
+    every = {**applied, **wanted}
+    if all(map(_whole, every.values())):
+        yield Instance(side, inputs, every, types)
+
+
+def _whole(entry: Applied) -> bool:
+    """Whether the rest of a signature, beside its types, can be told."""
+    try:
+        return bool(entry.signature)
+    except TemplateError:  # the template contradicts itself on such operands
+        return False
 
 
 def _draw(
@@ -330,14 +340,12 @@ def applied_to(
     if kernel == "dot_general" and not agrees(params, *inputs):
         return None
     try:
-        signature = registry.signature(kernel, params, tuple(inputs))
+        types = registry.output_types(kernel, params, inputs)
     except TemplateError:
         return None
-    if len(signature.output_types) != 1 or any(n < 0 for n in signature.output_types[0].shape):
+    if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > 4096:
         return None
-    if signature.output_types[0].size > 4096:
-        return None
-    return Applied(kernel, params, tuple(inputs), signature.output_types[0], None)
+    return Applied(kernel, params, tuple(inputs), types[0], None)
 
 
 # The rule's own example

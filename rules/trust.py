@@ -11,27 +11,47 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..atomic import write_atomic
-from ..errors import TapestryError
-from .book import PROGRAM_RULESETS, Rule, RuleBook
-from .verify import Verdict, verify_rule
+from ..errors import RuleError, TapestryError
+from ..executors import Processes, completed
+from ..metakernels import registry
+from .book import PROGRAM_RULESETS, Rule, RuleBook, load_book
+from .verify import Counterexample, RuleRefused, Verdict, verify_rule
 
 _HERE = Path(__file__).parent
 _RECEIPTS = _HERE / "verified.txt"
 
 
-def ensure_verified(books: Iterable[RuleBook]) -> None:
-    """Verify the rules that have not been yet. Raises RuleRefused for the first that fails."""
-    for book in books:
-        for rule in book.rules:
-            if rule.ruleset in PROGRAM_RULESETS and content(rule) not in receipts():
-                verified(rule)
+# So many rules are tried here sooner than processes have started.
+_FEW = 8
+
+#: What verification says of a rule: nothing of one that rewrites nothing, or how it fails.
+Finding = Verdict | RuleError | None
+
+
+def ensure_verified(books: Iterable[RuleBook], executor: Executor | None = None) -> None:
+    """Verify the rules that have not been yet, several at a time.
+
+    Raises RuleRefused for the first that fails, in the order of the books.
+    """
+    known = receipts()
+    rules = [
+        rule
+        for book in books
+        for rule in book.rules
+        if rule.ruleset in PROGRAM_RULESETS and content(rule) not in known
+    ]
+    for found in verified_all(rules, executor=executor):
+        if isinstance(found, RuleError):
+            raise found
 
 
 def verified(rule: Rule, again: bool = False) -> Verdict | None:
@@ -39,28 +59,111 @@ def verified(rule: Rule, again: bool = False) -> Verdict | None:
 
     Raises RuleRefused when the rule is not true.
     """
-    path = cache_folder() / "rules" / f"{_key(rule)}.json"
+    (found,) = verified_all([rule], again)
+    if isinstance(found, RuleError):
+        raise found
+    return found
+
+
+def verified_all(
+    rules: Sequence[Rule], again: bool = False, executor: Executor | None = None
+) -> list[Finding]:
+    """`verified` of every rule, in their order, what it raises among them.
+
+    What is not in the cache is tried in processes of this machine, or by the executor given; rules
+    for kernels that only this process knows are tried here. All give the same verdicts.
+    """
+    found: dict[int, Finding] = {}
     if not again:
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return Verdict(
-                rule.name,
-                int(kept["instances"]),
-                tuple(map(str, kept["numbers"])),
-                0.0,
-                tuple(map(str, kept["kernels"])),
+        for k, rule in enumerate(rules):
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                kept = json.loads(_path(rule).read_text(encoding="utf-8"))
+                found[k] = _verdict(rule, kept, 0.0)
+    left = [k for k in range(len(rules)) if k not in found]
+    tried: dict[int, Finding] = {}
+    trying = [k for k in left if rules[k].ruleset in PROGRAM_RULESETS]
+    if not registry.added() and (executor is not None or len(trying) > _FEW):
+        with nullcontext(executor) if executor is not None else Processes() as pool:
+            tried = _elsewhere(rules, trying, pool)
+    for k in left:
+        if k not in tried:
+            try:
+                tried[k] = verify_rule(rules[k])
+            except RuleError as refused:
+                tried[k] = refused
+        _keep(rules[k], tried[k])
+    return [(found | tried)[k] for k in range(len(rules))]
+
+
+def _elsewhere(rules: Sequence[Rule], at: Sequence[int], executor: Executor) -> dict[int, Finding]:
+    """What an executor says of the rules of some numbers; it may lack some."""
+    found: dict[int, Finding] = {}
+    calls = [(rules[k].where, rules[k].name, content(rules[k])) for k in at]
+    for j, told in completed(executor, tried_by_name, calls):
+        if not isinstance(told, Mapping):
+            continue  # a worker lost, or one that does not find the rule
+        rule = rules[at[j]]
+        if "what" not in told:
+            found[at[j]] = _verdict(rule, told, told["seconds"]) if told else None
+        elif told["refused"]:
+            example = told["counterexample"]
+            shown = None if example is None else Counterexample(**example)
+            found[at[j]] = RuleRefused(
+                told["what"], where=told["where"], hint=told["hint"], counterexample=shown
             )
-    verdict = verify_rule(rule)
-    if verdict is not None:
+        else:
+            found[at[j]] = RuleError(told["what"], where=told["where"], hint=told["hint"])
+    return found
+
+
+def tried_by_name(where: str, name: str, said: str) -> dict[str, Any] | None:
+    """Verify a rule of a file, as plain data: of a worker, which reads the file for itself.
+
+    None where the rule is not there, or says something else than `said`.
+    """
+    with suppress(TapestryError):
+        rule = _rules_of(where.rsplit(":", 2)[0]).get(name)
+        if rule is None or content(rule) != said:
+            return None
+        try:
+            verdict = verify_rule(rule)
+            return {} if verdict is None else asdict(verdict)
+        except RuleError as error:
+            example = error.counterexample if isinstance(error, RuleRefused) else None
+            return {
+                "refused": isinstance(error, RuleRefused),
+                "what": error.what,
+                "where": error.where,
+                "hint": error.hint,
+                "counterexample": None if example is None else asdict(example),
+            }
+    return None
+
+
+@cache
+def _rules_of(path: str) -> dict[str, Rule]:
+    return {rule.name: rule for rule in load_book(path).rules}
+
+
+def _verdict(rule: Rule, told: Mapping[str, Any], seconds: float) -> Verdict:
+    numbers, kernels = (tuple(map(str, told[key])) for key in ("numbers", "kernels"))
+    return Verdict(rule.name, int(told["instances"]), numbers, seconds, kernels)
+
+
+def _keep(rule: Rule, found: Finding) -> None:
+    if isinstance(found, Verdict):
         told = {
             "rule": rule.name,
-            "instances": verdict.instances,
-            "numbers": verdict.numbers,
-            "kernels": verdict.kernels,
+            "instances": found.instances,
+            "numbers": found.numbers,
+            "kernels": found.kernels,
         }
         with suppress(TapestryError):  # a folder that cannot be written costs time only
-            write_atomic(path, json.dumps(told))
-    return verdict
+            write_atomic(_path(rule), json.dumps(told))
+
+
+def _path(rule: Rule) -> Path:
+    return cache_folder() / "rules" / f"{_key(rule)}.json"
 
 
 def content(rule: Rule) -> str:

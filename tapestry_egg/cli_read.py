@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from .console import (
 )
 from .errors import RuleError, TapestryError, TargetError
 from .units import format_quantity
+
+if TYPE_CHECKING:
+    from .rules.trust import Finding
 
 
 def show(
@@ -219,11 +222,11 @@ def verify(
     from .rules.book import book_names
 
     verdicts: list[dict[str, Any]] = []
-    for file in files or book_names():
-        try:
-            verdict = {"file": file, "ok": True, "holds": _verify(file, again)}
-        except TapestryError as error:
-            verdict = {"file": file, "ok": False, "error": str(error)}
+    for file, holds in _verified(files or book_names(), again):
+        if isinstance(holds, TapestryError):
+            verdict = {"file": file, "ok": False, "error": str(holds)}
+        else:
+            verdict = {"file": file, "ok": True, "holds": holds}
         verdicts.append(verdict)
         if as_json:
             print_json(verdict)
@@ -240,14 +243,33 @@ def verify(
         write_receipts([rule for book in load_books(book_names()) for rule in book.rules])
 
 
-def _verify(file: str, again: bool) -> str:
-    """What a file holds, in words. Raises the TapestryError that is wrong with it."""
+def _verified(files: Sequence[str], again: bool) -> Iterator[tuple[str, str | TapestryError]]:
+    """What every file holds, in words, or what is wrong with it. Rules are tried all at once."""
+    from .rules import RuleBook, load_book
+    from .rules.book import book_names
+    from .rules.trust import verified_all
+
+    held: dict[str, str | RuleBook | TapestryError] = {}
+    for file in files:
+        try:
+            rules = Path(file).suffix in (".yaml", ".yml") or file in book_names()
+            held[file] = load_book(file) if rules else _verify(file)
+        except TapestryError as error:
+            held[file] = error
+    books = {file: book for file, book in held.items() if isinstance(book, RuleBook)}
+    found = iter(verified_all([rule for book in books.values() for rule in book.rules], again))
+    for file, what in held.items():
+        if isinstance(what, RuleBook):
+            yield file, _words([next(found) for _ in what.rules])
+        else:
+            yield file, what
+
+
+def _verify(file: str) -> str:
+    """What a saved file holds, in words. Raises the TapestryError that is wrong with it."""
     from .blockgraph import verify_graph
     from .extract.front import Front
-    from .rules.book import book_names
 
-    if Path(file).suffix in (".yaml", ".yml") or file in book_names():
-        return _verify_rules(file, again)
     loaded = load_any(file)
     if isinstance(loaded, Front):
         for plan in loaded.plans:
@@ -257,30 +279,17 @@ def _verify(file: str, again: bool) -> str:
     return f"{len(loaded.graph.operations)} operations"
 
 
-def _verify_rules(file: str, again: bool) -> str:
-    """How many rules a file holds, and on how many programs they were tried. Raises RuleRefused
-    that tells of every rule that fails."""
-    from .rules import load_book
-    from .rules.trust import verified
-
-    rules = load_book(file).rules
-    refused: list[RuleError] = []
-    programs = tried = 0
-    for rule in rules:
-        try:
-            verdict = verified(rule, again)
-        except RuleError as error:
-            refused.append(error)
-            continue
-        if verdict is not None:
-            tried += 1
-            programs += verdict.instances
+def _words(found: Sequence[Finding]) -> str | RuleError:
+    """How many rules a file holds, and on how many programs they were tried; or an error that
+    tells of every rule that fails."""
+    refused = [error for error in found if isinstance(error, RuleError)]
     if refused:
-        raise RuleError("\n".join(map(str, refused)))
-    words = f"{len(rules)} rule{'' if len(rules) == 1 else 's'}"
+        return RuleError("\n".join(map(str, refused)))
+    tried = [v.instances for v in found if v is not None and not isinstance(v, RuleError)]
+    words = f"{len(found)} rule{'' if len(found) == 1 else 's'}"
     if not tried:
         return words
-    return f"{words}, {tried} of them tried on {programs} programs"
+    return f"{words}, {len(tried)} of them tried on {sum(tried)} programs"
 
 
 def _print_fields(fields: dict[str, Any]) -> None:

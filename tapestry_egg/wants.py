@@ -8,8 +8,9 @@ fires. Every term that a rule builds is recorded as `made`, so that a form can n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -52,16 +53,39 @@ class Applied:
     def signature(self) -> OperationSignature:
         return registry.signature(self.kernel, self.params, self.inputs, (self.output,))
 
-    def described(self) -> dict[str, Any]:
+    @cached_property
+    def described(self) -> Mapping[str, Any]:
         """What the expressions of a rule see of it."""
-        signature = self.signature
-        return {
-            "kernel": self.kernel,
-            "params": readable(self.params),
-            "inputs": self.inputs,
-            "output": self.output,
-            "flops": evaluate(signature.flops, signature.extents),
+        return _Described(self)
+
+
+class _Described(Mapping[str, Any]):
+    """The attributes of an applied kernel, each computed when it is first asked for."""
+
+    def __init__(self, applied: Applied) -> None:
+        self._made: dict[str, Callable[[], Any]] = {
+            "kernel": lambda: applied.kernel,
+            "params": cache(lambda: readable(applied.params)),
+            "inputs": lambda: applied.inputs,
+            "output": lambda: applied.output,
+            "flops": cache(lambda: _flops(applied.signature)),
         }
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def _flops(signature: OperationSignature) -> float:
+    return evaluate(signature.flops, signature.extents)
 
 
 class Catalogue:
@@ -110,7 +134,7 @@ class Catalogue:
                 failed.append(name)  # no template fits these operands: the rule does not apply
                 raise
             made[name] = Applied(kernel, params, inputs, output, entries[0].remat)
-            return made[name].described()
+            return made[name].described
 
         def computed(name: str, want: Want) -> Any:
             return lambda _: make(name, want)
@@ -119,7 +143,7 @@ class Catalogue:
         let.update({f"${k}": computed(k, w) for k, w in recipe.wants.items()})
         scope: Scope = Names(let)
         assert isinstance(scope, Names)
-        scope.update({f"${g}": e.described() for g, e in zip(recipe.given, entries, strict=True)})
+        scope.update({f"${g}": e.described for g, e in zip(recipe.given, entries, strict=True)})
         try:
             if not all(guard(scope) for guard in recipe.guards):
                 return None

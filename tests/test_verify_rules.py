@@ -8,12 +8,21 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.errors import RuleError
+from tapestry_egg.executors import Processes
 from tapestry_egg.rules import Rule, load_book, load_books
 from tapestry_egg.rules import trust as trust_module
 from tapestry_egg.rules import verify as verify_module
 from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names
-from tapestry_egg.rules.trust import content, ensure_verified, receipts, verified
-from tapestry_egg.rules.verify import RuleRefused, verify_rule, verify_rules
+from tapestry_egg.rules.trust import (
+    Finding,
+    content,
+    ensure_verified,
+    receipts,
+    tried_by_name,
+    verified,
+    verified_all,
+)
+from tapestry_egg.rules.verify import RuleRefused, Verdict, verify_rule, verify_rules
 
 HERE = Path(__file__).parent
 SOUND = load_book(HERE / "rules_sound.yaml").rules
@@ -155,6 +164,38 @@ def test_books_are_verified_before_use(tmp_path: Path, monkeypatch: pytest.Monke
         ensure_verified([load_book(tmp_path / "bad.yaml")])
     write(tmp_path / "good.yaml")
     ensure_verified([load_book(tmp_path / "good.yaml")])
+
+
+def test_processes_say_what_this_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same verdicts, in the order of the rules, counterexamples included."""
+    monkeypatch.setattr(trust_module, "cache_folder", lambda: tmp_path)
+    rules = [*SOUND[:2], *UNSOUND[:2], write(tmp_path / "mine.yaml", replace="neg(x)"), SOUND[5]]
+    here = verified_all(rules, again=True)
+    elsewhere = []
+    with Processes(2) as pool:
+        elsewhere = verified_all(rules, again=True, executor=pool)
+
+    def told(found: Finding) -> object:
+        if isinstance(found, Verdict):
+            return replace(found, seconds=0.0)
+        return type(found), str(found), getattr(found, "counterexample", None)
+
+    assert list(map(told, here)) == list(map(told, elsewhere))
+    assert [isinstance(v, RuleRefused) for v in elsewhere] == [False] * 2 + [True] * 3 + [False]
+    kept = verified_all(rules)
+    assert [v.seconds for v in kept if isinstance(v, Verdict)] == [0.0] * 3, "kept in the cache"
+
+
+def test_a_rule_that_changed_meanwhile_is_tried_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust_module, "cache_folder", lambda: tmp_path)
+    rule = write(tmp_path / "mine.yaml")
+    write(tmp_path / "mine.yaml", replace="neg(x)")  # which is not true
+    with Processes(1) as pool:
+        (verdict,) = verified_all([rule], executor=pool)
+    assert isinstance(verdict, Verdict) and verdict.instances >= 3
+    assert tried_by_name(rule.where, rule.name, content(rule)) is None
 
 
 def test_a_rule_that_never_applies_is_not_trusted(

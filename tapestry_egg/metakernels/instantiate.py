@@ -10,7 +10,7 @@ from typing import Any
 from ..blockgraph import TensorType
 from ..monoids import monoids, single_monoids
 from ..zspace import Projection, ZRange
-from .binding import bind_names, places, ports
+from .binding import Spans, bind_names, places, ports
 from .faults import Mismatch
 from .index_space import IndexSpace, index_space
 from .language import Expression
@@ -61,10 +61,7 @@ def instantiate(
     (arity, shapes, dtypes, constraints, guard), TemplateError when it contradicts `outputs` or
     itself.
     """
-    names, spans = bind_names(template, kernel, params, inputs)
-    if template.when is not None and not template.when(names):
-        raise Mismatch(f"`when: {template.when.text}` does not hold")
-    types = _output_types(template, names)
+    names, spans, types = _bound(template, kernel, params, inputs)
     if outputs is not None:
         _compare(template, kernel, types, outputs)
         types = tuple(outputs)
@@ -91,6 +88,25 @@ def instantiate(
         outside=outside,
     )
     return Instance(template, signature, names)
+
+
+def types_given(
+    template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> tuple[TensorType, ...]:
+    """The output types of `instantiate`, which are told before the rest is.
+
+    Raises Mismatch when the template does not stand for the operation.
+    """
+    return _bound(template, kernel, params, inputs)[2]
+
+
+def _bound(
+    template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> tuple[Names, Spans, tuple[TensorType, ...]]:
+    names, spans = bind_names(template, kernel, params, inputs)
+    if template.when is not None and not template.when(names):
+        raise Mismatch(f"`when: {template.when.text}` does not hold")
+    return names, spans, _output_types(template, names)
 
 
 def _with_shapes(

@@ -10,7 +10,7 @@ from ..blockgraph import Operation, TensorType
 from ..errors import TemplateError
 from ..zspace import Projection, ZRange
 from .faults import Mismatch
-from .instantiate import Instance, instantiate
+from .instantiate import Instance, instantiate, types_given
 from .parameters import hashable
 from .signature import OperationSignature
 from .template import Template
@@ -19,6 +19,8 @@ from .template_file import read_templates
 _TEMPLATES: dict[str, tuple[Template, ...]] = {}
 _INSTANCES: dict[Any, Instance | None] = {}
 _SIGNATURES: dict[Any, OperationSignature] = {}
+_TYPES: dict[Any, tuple[TensorType, ...]] = {}
+_ADDED: list[str] = []
 
 
 def templates() -> Mapping[str, tuple[Template, ...]]:
@@ -39,9 +41,16 @@ def add_templates(path: str | Path) -> tuple[Template, ...]:
     for template in added:
         template.check()
     _add(added)
+    _ADDED.append(str(path))
     _INSTANCES.clear()
     _SIGNATURES.clear()
+    _TYPES.clear()
     return added
+
+
+def added() -> tuple[str, ...]:
+    """The template files that this process has read beside those of the package."""
+    return tuple(_ADDED)
 
 
 def _add(entries: Sequence[Template]) -> None:
@@ -84,6 +93,29 @@ def signature(
         else:
             found = opaque(kernel, inputs, outputs)
         _SIGNATURES[key] = found
+    return found
+
+
+def output_types(
+    kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]
+) -> tuple[TensorType, ...]:
+    """The types of what an operation gives: those of its signature, of which nothing else is made.
+
+    Raises TemplateError where no template fits.
+    """
+    inputs = tuple(input_types)
+    key = (kernel, hashable(params), inputs)
+    found = _TYPES.get(key)
+    if found is None:
+        for template in templates().get(kernel, ()):
+            try:
+                found = types_given(template, kernel, params, inputs)
+                break
+            except Mismatch:
+                continue
+        else:
+            found = signature(kernel, params, inputs).output_types  # which says why there are none
+        _TYPES[key] = found
     return found
 
 
@@ -168,15 +200,20 @@ def _instance(
     inputs: tuple[TensorType, ...],
     outputs: tuple[TensorType, ...] | None,
 ) -> Instance | None:
-    key = (kernel, hashable(params), inputs, outputs)
+    plain = hashable(params)
+    key = (kernel, plain, inputs, outputs)
     if key not in _INSTANCES:
-        _INSTANCES[key] = None
+        alike = _INSTANCES.get((kernel, plain, inputs, None))
+        if alike is not None and alike.signature.output_types == outputs:
+            return _INSTANCES.setdefault(key, alike)
+        made = None
         for template in templates().get(kernel, ()):
             try:
-                _INSTANCES[key] = instantiate(template, kernel, params, inputs, outputs)
+                made = instantiate(template, kernel, params, inputs, outputs)
                 break
             except Mismatch:
                 continue
+        _INSTANCES[key] = made
     return _INSTANCES[key]
 
 

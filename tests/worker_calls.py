@@ -1,0 +1,56 @@
+"""Functions that test_executors.py calls in worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.executors import tell
+
+
+def double(value: Any) -> Any:
+    return value * 2
+
+
+def process(_: int = 0) -> int:
+    return os.getpid()
+
+
+def imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def say(words: list[str]) -> int:
+    print("this goes to standard error")
+    for word in words:
+        tell({"word": word})
+    return len(words)
+
+
+def refuse(what: str) -> None:
+    raise ExtractError(what, where="here", hint="Try something else.")
+
+
+def divide(a: int, b: int) -> float:
+    return a / b
+
+
+def die(times: int, folder: str, value: int) -> int:
+    """Kill this process so many times, counted by files in a folder; then return the value."""
+    marks = list(Path(folder).glob("died-*"))
+    if len(marks) < times:
+        (Path(folder) / f"died-{len(marks)}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+
+def sleep(seconds: float, mark: str = "") -> float:
+    if mark:
+        Path(mark).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return seconds
