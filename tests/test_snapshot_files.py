@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract import snapshot_front as module
 from tapestry_egg.extract.__main__ import main
+from tapestry_egg.extract.archive import Archive, Candidate
 from tapestry_egg.extract.check_snapshot import row_costs
+from tapestry_egg.extract.dual import Cut
 from tapestry_egg.extract.formats import snapshot
 from tapestry_egg.extract.problem import Problem
 from tapestry_egg.extract.snapshot_front import snapshot_front
@@ -104,6 +107,31 @@ def test_the_checker_agrees_with_an_evaluation_time_by_time(seed: int) -> None:
             assert found.seconds == pytest.approx(seconds, rel=1e-12)
             assert found.joules == pytest.approx(joules, rel=1e-12)
             assert found.peak_bytes == max(profile)
+
+
+def found_by_a_search(costs: tuple[float, float, float], bound: float) -> Any:
+    """A stand-in for the search of SMALL that found rows (0, 0) and proved a bound."""
+    archive = Archive([Candidate(np.array([0, 0]), *costs)], [Cut(bound, 0.0, 0.0, np.inf)])
+    return lambda *_: [archive]
+
+
+def test_bounds_are_those_that_were_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "search_all", found_by_a_search((4.0, 10.0, 2.0), 3.0))
+    front = snapshot_front(snapshot.read(SMALL), "two", 1.0)
+    assert front.points[0].bound == pytest.approx(3.0) and front.epsilon == pytest.approx(1 / 3)
+    assert not front.exact
+
+
+@pytest.mark.parametrize(
+    ("costs", "bound", "what"),
+    [((4.0, 10.0, 2.0), 4.1, "below the bound"), ((3.0, 10.0, 2.0), 1.0, "its costs are")],
+)
+def test_a_search_that_is_wrong_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, costs: Any, bound: float, what: str
+) -> None:
+    monkeypatch.setattr(module, "search_all", found_by_a_search(costs, bound))
+    with pytest.raises(ExtractError, match=what):
+        snapshot_front(snapshot.read(SMALL), "two", 1.0)
 
 
 def test_rows_that_are_not_there_are_violations() -> None:
