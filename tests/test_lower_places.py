@@ -85,11 +85,13 @@ def bits(width: int, shape: tuple[int, ...]) -> Any:
     return lambda key: primitive("random_bits").bind(key, bit_width=width, shape=shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
 def test_random_bits_are_the_same_under_any_cut(width: int) -> None:
     strategies_of(bits(width, (8, 4, 16)), jax.random.key(7), least=13, most=3)
 
 
+@pytest.mark.slow
 def test_bits_of_several_keys() -> None:
     strategies_of(bits(32, (8, 16)), jax.random.split(jax.random.key(0), 3), least=7, most=2)
 

@@ -101,7 +101,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [("rnn", 0), ("branches", 0), ("branches", 1), ("embedding", 1)]
+    ("name", "seed"),
+    [
+        ("rnn", 0),
+        ("branches", 0),
+        pytest.param("branches", 1, marks=pytest.mark.slow),
+        pytest.param("embedding", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_random_plans_give_the_original_numbers(name: str, seed: int) -> None:
     fn, args = PROGRAMS[name]

@@ -40,6 +40,8 @@ from models import (
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference_executor import execute
 
+pytestmark = pytest.mark.slow  # to compile
+
 Example = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 EXAMPLES: dict[str, Example] = {
@@ -50,7 +52,9 @@ EXAMPLES: dict[str, Example] = {
 EXAMPLES["recurrent-gru"] = lambda: recurrent.example("gru")
 
 
-SLOW = {
+TRACED = [
+    "decode",
+    "ragged_moe",
     "graph_network",
     "llama",
     "lora",
@@ -59,7 +63,7 @@ SLOW = {
     "sorting",
     "state_space",
     "vit",
-}  # to initialise and compile
+]
 
 
 def quick(fn: Callable[..., Any], **options: Any) -> Any:
@@ -122,22 +126,20 @@ def traced_result(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[np.ndar
     return list(execute(program.graph, words(program.flatten(*args))))
 
 
-@pytest.mark.parametrize("name", ["decode", "ragged_moe", *sorted(SLOW)])
+@pytest.mark.parametrize("name", TRACED)
 def test_traced_forward_gives_what_jax_gives(name: str) -> None:
     module = importlib.import_module(f"models.{name}")
     args = filled(jax.eval_shape(module.forward_args))
     assert_close(traced_result(module.forward, args), words(quick(module.forward)(*args)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["decode", "ragged_moe", *sorted(SLOW)])
+@pytest.mark.parametrize("name", TRACED)
 def test_traced_step_gives_what_jax_gives(name: str) -> None:
     jitted, step, args = started(name)
     # A gradient that is zero but for rounding is as large as any other after Adam's division.
     assert_close(traced_result(step, args), words(jitted(*args)), 6e-3 if "gpt" in name else 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decode", "graph_network", "ragged_moe"])
 def test_smallest_plan_gives_what_jax_gives(name: str) -> None:
     jitted, step, args = started(name)
@@ -146,14 +148,7 @@ def test_smallest_plan_gives_what_jax_gives(name: str) -> None:
     assert optimized.plan(*args).costs.wire_bytes > 0  # it is divided
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in EXAMPLES
-        if name != "decode"
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "decode"])
 def test_example_learns(name: str) -> None:
     jitted, _, (state, *batch) = started(name)
     assert all(x.shape[0] % 8 == 0 for x in batch)
@@ -420,7 +415,6 @@ def test_graph_network_sums_messages_where_they_arrive() -> None:
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_lora_starts_at_the_model_and_changes_its_adapters_only() -> None:
     jitted, _, ((model, opt_state), *batch) = started("lora")
     (trained, _), _ = jitted((model, opt_state), *batch)
@@ -435,7 +429,6 @@ def test_lora_starts_at_the_model_and_changes_its_adapters_only() -> None:
     )
 
 
-@pytest.mark.slow
 def test_resnet_and_dropout_change_their_statistics_and_streams() -> None:
     for module, kind in ((resnet, nnx.BatchStat), (nnx_gpt2, nnx.RngCount)):
         jitted, _, ((model, opt_state), *batch) = started(module.__name__.removeprefix("models."))
@@ -446,7 +439,6 @@ def test_resnet_and_dropout_change_their_statistics_and_streams() -> None:
         assert np.array_equal(logits, quick(module.forward)(model, batch[0]))
 
 
-@pytest.mark.slow
 def test_llama_attends_to_the_past_only_and_to_distances() -> None:
     layer = jax.tree.map(lambda x: x[0], llama.init(np.random.default_rng(0))["layers"])
     x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 6, 32)), jnp.float32)
@@ -462,7 +454,6 @@ def test_llama_attends_to_the_past_only_and_to_distances() -> None:
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_llama_rematerialised_takes_the_same_step() -> None:
     plain, args = llama.example(layers=1)
     remat, _ = llama.example(remat=True, layers=1)

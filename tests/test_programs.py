@@ -332,7 +332,18 @@ def custom_derivatives() -> Case:
     return train(loss), (normal(8, 8), normal(16, 8))
 
 
-LONG = {"convolutions", "dropout_adam", "experts", "lstm", "many_dtypes"}  # to plan and compile
+LONG = {
+    "convolutions",
+    "custom_derivatives",
+    "dropout_adam",
+    "experts",
+    "lstm",
+    "many_dtypes",
+    "ragged_experts",
+    "random_keys",
+    "sort_gather_fft",
+    "while_loops_under_vmap",
+}  # to plan and compile
 
 
 def copies(args: Any) -> Any:
@@ -397,7 +408,9 @@ def test_limit_below_replication_divides_the_work(name: str, share: float) -> No
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("sizes", [(1,), (2,), (4,), (8,), (2, 4)])
+@pytest.mark.parametrize(
+    "sizes", [(1,), *(pytest.param((n,), marks=pytest.mark.slow) for n in (2, 4, 8)), (2, 4)]
+)
 def test_meshes_of_both_kinds(sizes: tuple[int, ...], kind: AxisType) -> None:
     names = ("x", "y")[: len(sizes)]
     devices = jax.devices()[: int(np.prod(sizes))]
