@@ -233,6 +233,49 @@ def _range(low: float, high: float, objective: str) -> str:
 
 
 @app.command()
+def snapshot(
+    graph: Annotated[
+        str, typer.Argument(metavar="GRAPH", help="A graph file, or a program FILE.py[:NAME]")
+    ],
+    target: Annotated[
+        str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the snapshots are written.")
+    ] = "out",
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A rule file of yours; may be repeated."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Save what is left to choose once a program is saturated.
+
+    Writes NAME.MESH.snapshot.json.gz for every mesh shape, and form of the program: problems for
+    `python -m tapestry_egg.extract`, which needs no program. Prints their paths.
+    """
+    from .files import load
+    from .progress import reporter
+    from .snapshots import save_snapshot, snapshots
+    from .trace import Program
+
+    host_only()
+    with reporter(quiet=quiet) as on_progress:
+        (path,) = _graph_files([graph], Path(out), on_progress)
+        loaded = load(path)
+        if not isinstance(loaded, Program):
+            raise TapestryError("holds plans, not a graph", where=str(path))
+        for name, problem in snapshots(
+            loaded.graph, target, rules=rules or (), on_progress=on_progress
+        ):
+            mesh = name.replace("×", "-").replace(" ", "-")
+            file = Path(out) / f"{path.name.removesuffix('.gz').removesuffix('.json')}.{mesh}"
+            file = file.with_name(f"{file.name}.snapshot.json.gz")
+            save_snapshot(problem, f"{loaded.graph.name} on {target}, {name}", file)
+            print(file, flush=True)
+
+
+@app.command()
 def run(
     file: File,
     plan: PlanName = "",

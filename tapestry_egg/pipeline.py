@@ -98,10 +98,10 @@ def optimize(
     pairs = feedback_pairs(block_graph, state)
     fixed = read_pins(block_graph, pins)
     shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))
-    found = _forms(block_graph, sets, machine, settings, tell)
-    plans = [_scheduled(form, pairs) for form in found]
+    found = forms_of(block_graph, sets, machine, settings, tell)
+    plans = [scheduled(form, pairs) for form in found]
     problems = [
-        _problem(plan, shape, machine, sets, settings.budget, fixed, tell)
+        problem_on(plan, shape, machine, sets, settings.budget, fixed, tell)
         for plan in plans
         for shape in shapes
     ]
@@ -118,7 +118,7 @@ def optimize(
     )
 
 
-def _forms(
+def forms_of(
     graph: BlockGraph,
     books: Sequence[RuleBook],
     machine: Target,
@@ -135,12 +135,12 @@ def _forms(
     return found
 
 
-def _scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
+def scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
     flat = flatten(in_order(repeat_cheap(form.graph), feedback), feedback)
     return schedule(replace(flat, rules=form.rules, steps=form.steps))
 
 
-def _problem(
+def problem_on(
     plan: Schedule,
     shape: MeshShape,
     machine: Target,

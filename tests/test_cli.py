@@ -105,6 +105,22 @@ def test_what_is_current_is_skipped_and_what_changed_is_not(work: Path, run: Run
     assert json.loads(run.out)["skipped"] is False
 
 
+def test_snapshots_of_a_program_have_its_fastest_plan(
+    work: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tapestry_egg.extract.__main__ import main as extract
+
+    assert run("snapshot", work / "mlp.json", "-t", "cpu:2", "-o", tmp_path, "-q") == 0
+    files = run.out.split()
+    assert files and all(name.endswith(".snapshot.json.gz") for name in files)
+    assert extract([*files, "--seconds", "5", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row["values"]["seconds"] >= row["bound"] for row in found)
+    assert run("front", work / "out" / "mlp.front.json", "--json") == 0
+    fastest = min(plan["seconds"] for plan in json.loads(run.out))
+    assert min(row["values"]["seconds"] for row in found) == pytest.approx(fastest)
+
+
 def test_front_draws_over_other_axes(work: Path, run: Run, tmp_path: Path) -> None:
     picture = tmp_path / "f.svg"
     front = work / "out" / "mlp.front.json"

@@ -1,0 +1,59 @@
+"""Snapshots of a program: what is left to choose on each mesh shape, as problems on their own.
+
+`optimize` searches them all and merges what it finds. Saved (`extract/formats/snapshot.py`), each
+is a problem for the extractor alone, here or elsewhere, without the program.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .atomic import write_atomic
+from .extract.formats import snapshot as snapshot_format
+from .extract.problem import Problem
+from .flatten import feedback_pairs
+from .pipeline import Settings, forms_of, problem_on, scheduled
+from .progress import Progress
+from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
+from .rules.trust import ensure_verified
+from .target import load_target
+
+if TYPE_CHECKING:
+    from .blockgraph import BlockGraph
+
+
+def snapshots(
+    graph: BlockGraph,
+    target: str,
+    *,
+    rules: Sequence[str | Path | RuleBook] = (),
+    numerics: str = "reorders",
+    settings: Settings | None = None,
+    on_progress: Progress | None = None,
+) -> Iterator[tuple[str, Problem]]:
+    """The problems that `optimize` would search for a program on a target, with a name for each.
+
+    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 1`. Raises what
+    `optimize` raises.
+    """
+    settings = settings or Settings()
+    machine = load_target(target)
+    books = permitted(load_books((*DEFAULT_BOOKS, *rules)), numerics)
+    ensure_verified(books)
+    pairs = feedback_pairs(graph, None)
+    tell = on_progress or (lambda _: None)
+    for k, form in enumerate(forms_of(graph, books, machine, settings, tell)):
+        plan = scheduled(form, pairs)
+        for shape in machine.mesh_shapes(settings.max_axes):
+            found = problem_on(plan, shape, machine, books, settings.budget, (), tell)
+            yield f"{shape}{f' form {k}' if k else ''}", found.problem
+
+
+def save_snapshot(problem: Problem, name: str, path: Path) -> None:
+    """Write a problem to a file, compressed where its name ends in `.gz`."""
+    data = json.dumps(snapshot_format.write(problem, name)).encode()
+    write_atomic(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
