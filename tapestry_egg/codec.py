@@ -449,6 +449,7 @@ _PRIMITIVE_MODULES = (
     "jax._src.ad_checkpoint",
     "jax._src.ad_util",
     "jax._src.interpreters.ad",
+    f"{__package__}.runtime.streaming",
 )
 
 

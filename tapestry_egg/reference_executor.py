@@ -148,6 +148,7 @@ _COMBINE: dict[str, Any] = {
     "min": np.minimum,
     "and": np.logical_and,
     "or": np.logical_or,
+    "logaddexp": np.logaddexp,
 }
 
 

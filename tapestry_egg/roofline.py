@@ -39,13 +39,15 @@ def program_seconds(graph: BlockGraph, target: Target) -> float:
 
 
 def contracts(signature: OperationSignature) -> bool:
-    """Whether a kernel sums products of two operands over some index dim (tensor cores apply)."""
+    """Whether a kernel sums products of two operands over some index dim (tensor cores apply):
+    one that no output has, whether it may be cut or not."""
     if signature.fusion != "kernel":
         return False
     return any(
         sum(any(row[d] for row in p.matrix) for p in signature.inputs) >= 2
         for d, dim in enumerate(signature.index)
-        if dim.role == "reduce"
+        if dim.role in ("reduce", "whole")
+        and not any(row[d] for p in signature.outputs for row in p.matrix)
     )
 
 

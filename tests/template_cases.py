@@ -9,6 +9,7 @@ from tests import (
     cases_movement,
     cases_random,
     cases_reduction,
+    cases_streaming,
 )
 from tests.cases import CASES, FAMILY, Case, Draw, drawn
 
@@ -23,5 +24,6 @@ __all__ = [
     "cases_movement",
     "cases_random",
     "cases_reduction",
+    "cases_streaming",
     "drawn",
 ]

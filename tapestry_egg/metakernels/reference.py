@@ -21,6 +21,7 @@ from .reference_elementwise import ELEMENTWISE
 from .reference_indexing import INDEXING
 from .reference_movement import MOVEMENT
 from .reference_random import RANDOM
+from .reference_streaming import STREAMING
 from .registry import localize
 from .signature import OperationSignature
 
@@ -31,6 +32,7 @@ REFERENCES: Mapping[str, Reference] = {
     **ALGEBRA,
     **INDEXING,
     **RANDOM,
+    **STREAMING,
 }
 
 #: Those of users' kernels.

@@ -14,10 +14,10 @@ from .reference_movement import pad
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _dot(
+def dot(
     lhs: Array, rhs: Array, contract: Sequence[Sequence[int]], batch: Sequence[Sequence[int]]
 ) -> Array:
-    """Batch dims, then the free dims of either side."""
+    """A product as dot_general does it: batch dims, then the free dims of either side."""
     left = list(_LETTERS[: lhs.ndim])
     right = list(_LETTERS[lhs.ndim : lhs.ndim + rhs.ndim])
     for a, b in (*zip(*contract, strict=True), *zip(*batch, strict=True)):
@@ -33,7 +33,7 @@ def _dot(
 def _dot_general(call: Call) -> Array:
     contract, batch = call.params["dimension_numbers"]
     lhs, rhs = (_at_least(wide(x), call.dtype()) for x in call.operands)
-    return _dot(lhs, rhs, contract, batch)
+    return dot(lhs, rhs, contract, batch)
 
 
 def _at_least(x: Array, dtype: np.dtype[Any]) -> Array:
@@ -53,7 +53,7 @@ def _ragged_dot(call: Call) -> Array:
         other = contract[1][contract[0].index(ragged)]
         return np.stack(
             [
-                _dot(
+                dot(
                     np.take(lhs, range(a, b), ragged),
                     np.take(rhs, range(a, b), other),
                     contract,
@@ -68,11 +68,11 @@ def _ragged_dot(call: Call) -> Array:
     free = [d for d in range(lhs.ndim) if d not in (*contract[0], *batch[0])]
     axis = len(batch[0]) + free.index(ragged)
     parts = [
-        _dot(np.take(lhs, range(a, b), ragged), np.take(rhs, g, groups[0]), inner, outer)
+        dot(np.take(lhs, range(a, b), ragged), np.take(rhs, g, groups[0]), inner, outer)
         for g, (a, b) in enumerate(pairwise(end))
     ]
     rest = np.zeros_like(
-        _dot(
+        dot(
             np.take(lhs, range(end[-1], lhs.shape[ragged]), ragged),
             np.take(rhs, 0, groups[0]),
             inner,

@@ -86,6 +86,8 @@ def zero(monoid: str, dtype: np.dtype[Any]) -> Any:
 
     Raises KeyError for a monoid whose values are not single numbers.
     """
+    if monoid == "logaddexp":
+        return -np.inf
     if monoid in ("max", "min") and dtype.kind != "b":
         if dtype.kind in "iu":
             ends = np.iinfo(dtype)
