@@ -455,8 +455,12 @@ def _bytes(tensor: TensorType, layout: Layout, walk: Walk) -> int:
 
 
 def _is_contraction(signature: OperationSignature) -> bool:
-    """Whether some reduce dim runs through two operands, so that the matrix units can do it."""
+    """Whether some dim that no output has runs through two operands, so that the matrix units can
+    do it."""
+    kept = {d for p in signature.outputs for row in p.matrix for d, a in enumerate(row) if a}
     return any(
-        dim.role == "reduce" and sum(any(row[d] for row in p.matrix) for p in signature.inputs) > 1
+        d not in kept
+        and dim.role in ("reduce", "whole")
+        and sum(any(row[d] for row in p.matrix) for p in signature.inputs) > 1
         for d, dim in enumerate(signature.index)
     )

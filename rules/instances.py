@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..blockgraph import BlockGraph, TensorType
-from ..errors import RuleError, TemplateError
+from ..errors import RuleError, TapestryError, TemplateError
 from ..metakernels import registry
 from ..metakernels.language import Expression
 from ..metakernels.parameters import hashable, plain
@@ -30,6 +30,14 @@ from .example import example_graph
 from .families import FAMILIES
 from .language import defaults
 from .proposals import BY_ARITY, propose
+
+
+#: Where an example stands for so many programs, draws end after so many in a row that fail.
+ENOUGH_GIVEN = 8
+MOST_FAILED = 400
+# Programs that an example stands for with its extents changed, for each of these dtypes.
+_RESIZED = 8
+_FLOATS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -219,12 +227,21 @@ def instances(
 
     Raises RuleError, with its place, for a fault in one of the rule's expressions.
     """
-    yield from _from_example(rule, side, rng, drawn)
+    given = 0
+    for instance in _from_example(rule, side, rng, drawn):
+        given += 1
+        yield instance
+    failed = 0
     for turn in range(tries):
         drawn.tried += 1
         found = _draw(side, rng, turn)
         if found is not None:
+            failed = 0
             yield from _answered(rule, side, *found, drawn)
+            continue
+        failed += 1
+        if given >= ENOUGH_GIVEN and failed > MOST_FAILED:
+            return  # a pattern too long to be met by chance
 
 
 def _answered(
@@ -354,19 +371,42 @@ def applied_to(
 def _from_example(rule: Rule, side: Side, rng: random.Random, drawn: Drawn) -> Iterator[Instance]:
     if not rule.example.strip():
         return
-    for dtype in ("", "float32", "int32"):
-        text = re.sub(r"\b(float32|int32)\b", dtype, rule.example) if dtype else rule.example
+    for dtype, text in _variants(rule.example, rng):
         try:
             graph = example_graph(text, f"{rule.where}: example")
-        except TemplateError as e:
-            if not dtype:
+        except TapestryError as e:
+            if not dtype and isinstance(e, TemplateError):
                 raise RuleError(
                     f"the example of rule {rule.name!r}: {e.what}", where=rule.where
                 ) from None
+            if not dtype:
+                raise
             continue
         for found in _matches(graph, side):
             drawn.tried += 1
             yield from _answered(rule, side, *found, drawn)
+
+
+def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """The example, then with other dtypes, then with other extents: equal ones stay equal.
+
+    What comes of that need not be a program.
+    """
+    yield "", example
+    for dtype in ("float32", "int32"):
+        yield dtype, re.sub(r"\b(float32|int32)\b", dtype, example)
+    sizes = sorted({n for found in _SHAPES.finditer(example) for n in _NUMBER.findall(found[2])})
+    for turn in range(_RESIZED if sizes else 0):
+        other = {n: str(rng.choice((1, 2, 3, 4, 5, 7))) for n in sizes}
+        text = _SHAPES.sub(
+            lambda found: found[1] + _NUMBER.sub(lambda n: other[n[0]], found[2]), example
+        )
+        yield "resized", text.replace("float32", _FLOATS[turn % len(_FLOATS)])
+
+
+_NUMBER = re.compile(r"\d+")
+#: Where extents stand in an example: the shapes of inputs, and parameters that are shapes.
+_SHAPES = re.compile(r"((?:^\w+:\s*\w+|shape: |new_sizes: |slice_sizes: ))(\[[\d, ]*\])", re.MULTILINE)
 
 
 def _matches(

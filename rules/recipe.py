@@ -30,7 +30,7 @@ from ..errors import RuleError, TemplateError
 from ..metakernels.language import Expression, Origin
 
 #: A row of `want` has room for this many signatures.
-MOST_GIVEN = 6
+MOST_GIVEN = 8
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
 from .rules.families import FAMILIES, families_of
 from .rules.recipe import MOST_GIVEN
 from .target import Target
-from .wants import Applied, Catalogue, Row, answers, rule_forms, splat
+from .wants import OPERATORS, Applied, Catalogue, Row, answers, rule_forms, splat
 
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
@@ -217,7 +217,7 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
                 break
             if egraph.rows() > budget.rows or time.perf_counter() - begin > budget.seconds:
                 break
-        tables = egraph.tables(("N", "Leaf", "made", *(f"Op{k}" for k in range(5))))
+        tables = egraph.tables(("N", "Leaf", "made", *OPERATORS))
     terms = _terms(graph, tables, signatures, saturated)
     terms = _with_free(graph, terms, catalogue.entries)
     return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline))
@@ -311,7 +311,7 @@ def _terms(
     class_of: dict[int, int] = {}
     for value, token in sorted((row[0], row[1]) for row in tables["N"]):
         class_of[value] = numbers.setdefault(token, len(numbers))
-    rows = [row for k in range(_MOST_OPERANDS + 1) for row in tables[f"Op{k}"]]
+    rows = [row for name in OPERATORS for row in tables[name]]
     for row in rows:
         for token in row[1:]:
             numbers.setdefault(token, len(numbers))

@@ -35,6 +35,8 @@ _AUTHORS = (
     "are not the types of operands",
     "is defined by itself",
 )
+#: The constructors of terms in schema.egg: kernels by their number of operands.
+OPERATORS = tuple(f"Op{k}" for k in range(6))
 #: An egglog form: an atom, or a list of forms.
 Form = str | list["Form"]
 
@@ -241,7 +243,7 @@ def _records(name: str, form: Form) -> Iterator[Form]:
         return
     if form[0] == "union" and all(isinstance(x, str) for x in form[1:]):
         yield ["made", f'"{name}"', form[1], "-1"]
-    if isinstance(form[0], str) and form[0] in ("Op0", "Op1", "Op2", "Op3", "Op4"):
+    if isinstance(form[0], str) and form[0] in OPERATORS:
         yield ["made", f'"{name}"', form, form[1]]
     for part in form[1:]:
         yield from _records(name, part)
