@@ -31,7 +31,6 @@ from .families import FAMILIES
 from .language import defaults
 from .proposals import BY_ARITY, propose
 
-
 #: Where an example stands for so many programs, draws end after so many in a row that fail.
 ENOUGH_GIVEN = 8
 MOST_FAILED = 400
@@ -388,7 +387,8 @@ def _from_example(rule: Rule, side: Side, rng: random.Random, drawn: Drawn) -> I
 
 
 def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """The example, then with other dtypes, then with other extents: equal ones stay equal.
+    """The example, then with other dtypes, then with other extents: equal ones stay equal,
+    and 1 stays 1.
 
     What comes of that need not be a program.
     """
@@ -397,16 +397,22 @@ def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
         yield dtype, re.sub(r"\b(float32|int32)\b", dtype, example)
     sizes = sorted({n for found in _SHAPES.finditer(example) for n in _NUMBER.findall(found[2])})
     for turn in range(_RESIZED if sizes else 0):
-        other = {n: str(rng.choice((1, 2, 3, 4, 5, 7))) for n in sizes}
-        text = _SHAPES.sub(
-            lambda found: found[1] + _NUMBER.sub(lambda n: other[n[0]], found[2]), example
-        )
-        yield "resized", text.replace("float32", _FLOATS[turn % len(_FLOATS)])
+        other = {n: n if n == "1" else str(rng.choice((1, 2, 3, 4, 5, 7))) for n in sizes}
+        yield "resized", _resized(example, other).replace("float32", _FLOATS[turn % len(_FLOATS)])
+
+
+def _resized(example: str, other: Mapping[str, str]) -> str:
+    def shape(found: re.Match[str]) -> str:
+        return found[1] + _NUMBER.sub(lambda n: other[n[0]], found[2])
+
+    return _SHAPES.sub(shape, example)
 
 
 _NUMBER = re.compile(r"\d+")
 #: Where extents stand in an example: the shapes of inputs, and parameters that are shapes.
-_SHAPES = re.compile(r"((?:^\w+:\s*\w+|shape: |new_sizes: |slice_sizes: ))(\[[\d, ]*\])", re.MULTILINE)
+_SHAPES = re.compile(
+    r"((?:^\w+:\s*\w+|shape: |new_sizes: |slice_sizes: ))(\[[\d, ]*\])", re.MULTILINE
+)
 
 
 def _matches(

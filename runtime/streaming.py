@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -75,7 +74,7 @@ class _Scores:
         for p, d in self.places[dim].items():
             sides[p] = lax.dynamic_slice_in_dim(sides[p], start, size, d)
         wide = jnp.promote_types(self.x.dtype, jnp.float32)
-        return lax.dot_general(*sides, self.numbers, preferred_element_type=wide)
+        return lax.dot_general(sides[0], sides[1], self.numbers, preferred_element_type=wide)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _aligned(x: jax.Array, dims: Sequence[int], rank: int) -> jax.Array:
     sizes = [1] * rank
     for k, d in enumerate(dims):
         sizes[d] = x.shape[k]
-    return jnp.transpose(x, np.argsort(dims, kind="stable")).reshape(sizes)
+    return jnp.transpose(x, sorted(range(len(dims)), key=lambda k: dims[k])).reshape(sizes)
 
 
 def _product(weights: jax.Array, v: jax.Array, values: Numbers, swapped: int) -> jax.Array:
@@ -167,9 +166,11 @@ def dot_logsumexp(
         return new, total * _total(top, shift) + jnp.exp(s - shift).sum(axes, keepdims=True)
 
     top, total = at.run(step, (jnp.full(rows, -jnp.inf, wide), jnp.zeros(rows, wide)))
-    return (_finite(top) + jnp.log(total)).reshape(
-        [n for d, n in enumerate(rows) if d not in axes]
-    ).astype(dtype)
+    return (
+        (_finite(top) + jnp.log(total))
+        .reshape([n for d, n in enumerate(rows) if d not in axes])
+        .astype(dtype)
+    )
 
 
 def exp_dot(
@@ -189,7 +190,9 @@ def exp_dot(
     (pc, vc), (pb, vb) = values
     rank = len(of.shape)
     result = jax.eval_shape(
-        partial(_product, values=values, swapped=swapped), jax.ShapeDtypeStruct(of.shape, v.dtype), v
+        partial(_product, values=values, swapped=swapped),
+        jax.ShapeDtypeStruct(of.shape, v.dtype),
+        v,
     )
     at = of.along(range(rank), (v,), result.size * result.dtype.itemsize)
     own = {**dict(zip(pb, vb, strict=True)), **dict(zip(pc, vc, strict=True))}
@@ -230,7 +233,9 @@ def attention(
     (pc, vc), (pb, vb) = values
     axes, rank = tuple(pc), len(of.shape)
     result = jax.eval_shape(
-        partial(_product, values=values, swapped=swapped), jax.ShapeDtypeStruct(of.shape, v.dtype), v
+        partial(_product, values=values, swapped=swapped),
+        jax.ShapeDtypeStruct(of.shape, v.dtype),
+        v,
     )
     at = of.along(axes, (v,), result.size * result.dtype.itemsize)
     if mask is None:

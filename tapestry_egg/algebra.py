@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .blockgraph import BlockGraph, Operation
+from .bypass import bypass
 from .choose import Node, Terms, as_written, choose
 from .codec import handles_in
 from .derivation import derive
@@ -176,7 +177,7 @@ def cheapest(
         best, seconds, picked = built, found, list(pick)
         return True
 
-    choose(terms, least, roots, judge)
+    bypass(terms, catalogue, least, roots, choose(terms, least, roots, judge), judge)
     return best, seconds, picked
 
 

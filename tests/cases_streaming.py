@@ -48,7 +48,9 @@ def weighted(draw: Draw, kernel: str) -> Case:
     contracted = dims[: draw.size(1, len(dims))]
     kept = dims[len(contracted) :]
     batch = list(draw.some(kept))
-    values = [sizes[d] for d in (*batch, *contracted)] + [draw.size() for _ in range(draw.size(0, 2))]
+    values = [sizes[d] for d in (*batch, *contracted)] + [
+        draw.size() for _ in range(draw.size(0, 2))
+    ]
     shape, to = arranged(draw, values)
     b, c = len(batch), len(contracted)
     params: dict[str, Any] = {
@@ -62,7 +64,12 @@ def weighted(draw: Draw, kernel: str) -> Case:
         shift = draw.some(range(len(sizes)))
         z = draw.floats([sizes[d] for d in shift])
         params["shift"] = shift
-        return lambda x, w, z, v: PRIMITIVES[kernel].bind(x, w, z, v, **_plain(params)), (x, w, z, v)
+        return lambda x, w, z, v: PRIMITIVES[kernel].bind(x, w, z, v, **_plain(params)), (
+            x,
+            w,
+            z,
+            v,
+        )
     if draw.coin():
         return lambda x, w, v: PRIMITIVES[kernel].bind(x, w, v, **_plain(params)), (x, w, v)
     params["mask_dims"] = draw.some(range(len(sizes)))

@@ -133,6 +133,13 @@ EDITS = [
     ("cut", "argmax", "reduction", "roles: {r: whole}", "roles: {r: reduce(max)}"),
     ("box smaller", "top_k", "reduction", "[0 :+ $n if $d == $at", "[0 :+ $params.k if $d == $at"),
     ("cut", "sort", "reduction", "[whole if $d == $dimension else map for", "[map for"),
+    # streaming
+    ("cut", "softmax", "streaming", "[whole if $d in $axes else map for", "[map for"),
+    ("cut", "attention", "streaming", "[whole if $d in $pc else map for", "[map for"),
+    ("monoid", "dot_logsumexp", "streaming", "reduce(logaddexp) if $d in $axes",
+     "reduce(sum) if $d in $axes"),
+    ("cut", "dot_logsumexp", "streaming", "k: whole", "k: reduce(sum)"),
+    ("missing row", "exp_dot", "streaming", 'z: "[@s[$d] for', 'z: "[0 * @s[$d] for'),
     # linalg
     ("box smaller", "cholesky", "linalg", 'x: "[@i..., 0 :+ $n, 0 :+ $n]"',
      'x: "[@i..., 0 :+ max(1, $n - 1), 0 :+ max(1, $n - 1)]"'),

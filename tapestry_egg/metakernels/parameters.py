@@ -14,6 +14,8 @@ def plain(value: Any) -> Any:
     """A value of the language as plain parameter data: lists stand for tuples."""
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
     return value
 
 

@@ -33,9 +33,7 @@ def _attention(call: Call) -> Array:
     scores = _scores(call)
     if len(call.operands) == 5:
         mask, fill = call.operands[3:]
-        scores = np.where(
-            _aligned(mask, call.params["mask_dims"], scores.ndim), scores, wide(fill)
-        )
+        scores = np.where(_aligned(mask, call.params["mask_dims"], scores.ndim), scores, wide(fill))
     weights = _normalised(scores, tuple(call.params["values"][0][0]))
     return _values(call, weights, wide(call.operands[2]))
 

@@ -278,6 +278,13 @@ def _fail(message: str) -> Any:
     raise ValueError(message)
 
 
+def _record(name: str, *fields: Any) -> dict[str, Any]:
+    """A parameter of several fields, as `codec.py` has it: names and values in turn."""
+    if len(fields) % 2:
+        raise ValueError("record(NAME, field, value, ...) has a name for every value")
+    return {"$class": name, **dict(zip(fields[::2], fields[1::2], strict=True))}
+
+
 def _numbers(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
 
@@ -322,6 +329,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "prod": prod,
     "range": _range,
     "real": _real,
+    "record": _record,
     "reduce": lambda monoid: RoleOf("reduce", monoid),
     "reversed": lambda values: tuple(reversed(values)),
     "scan": lambda monoid: RoleOf("scan", monoid),
