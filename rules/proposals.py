@@ -68,7 +68,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
         "dot_general conv_general_dilated reduce_window_sum cumlogsumexp".split(),
         ("float", "complex", "int", "uint"),
     ),
-    "cumlogsumexp": ("float",),
+    **dict.fromkeys(("cumlogsumexp", "softmax", "logsumexp"), ("float",)),
 }
 _ANY = ("float", "complex", "int", "uint", "bool")
 
@@ -268,6 +268,16 @@ def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
     return {"axes": axes, **({"out_sharding": None} if kernel == "reduce_sum" else {})}, [x]
 
 
+def _normalised(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 3, 3)))
+    return ({"axes": draw.subset(range(x.rank), 1)}, [x]) if x.rank else None
+
+
+def _nothing(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """Where the parameters are too many to be met by chance: examples must do."""
+    return None
+
+
 def _scan(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3)))
     if not x.rank:
@@ -327,6 +337,8 @@ _PROPOSALS: Mapping[str, Callable[[str, Known, Draw], Proposal | None]] = {
         "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or".split(), _reduce
     ),
     **dict.fromkeys(("argmax", "argmin"), _reduce),
+    **dict.fromkeys(("softmax", "logsumexp"), _normalised),
+    **dict.fromkeys(("gather", "scatter", "scatter-add"), _nothing),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _scan),
     **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), _window),
     "broadcast_in_dim": _broadcast,
