@@ -9,11 +9,13 @@ the constrained problem at *any* limits: seconds ≥ D − Σ_t price_t · peak 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .batches import Side, Slot, batches, picked
+from .batches import Batch, Side, Slot, batches, picked
+from .folding import Folding
 from .leaves import Leaves
 from .once import Once
 from .pricing import Tables
@@ -94,13 +96,20 @@ class Dual:
         uses = [(u.start, u.end, most(u.amount)) for p in parts for u in p.uses]
         self.most_bytes = np.array(uses).reshape(-1, 3)
         self.costs = self.rows.flat.copy()  # of all rows, leaves folded in
-        self.rows_of = [
-            self.row_start[b.members, None] + np.arange(len(problem.variables[b.members[0]]))
-            for b in self.batches
-        ]
+        self.rows_of = self._rows_of(self.batches)
+        self.folding = Folding(problem, self.edges, self.batches, self.tables)
+        self.folded_rows_of = self._rows_of(self.folding.batches)
         self.sums = np.empty(0)
         self.beliefs = [np.zeros(at.shape) for at in self.rows_of]
         self.price(Prices(0.0, np.zeros(problem.times)))
+
+    def _rows_of(self, batches: Sequence[Batch]) -> list[Ints]:
+        """Where the rows of all members lie: [members, rows] for every batch."""
+        sizes = [len(self.problem.variables[b.members[0]]) for b in batches]
+        return [
+            self.row_start[b.members, None] + np.arange(size)
+            for b, size in zip(batches, sizes, strict=True)
+        ]
 
     def price(self, prices: Prices) -> None:
         """Set the prices; costs of rows and pairs follow."""
@@ -125,25 +134,42 @@ class Dual:
         for a, b, (to_a, to_b) in zip(self.to_a, self.to_b, messages, strict=True):
             a[:], b[:] = to_a, to_b
 
+    def rehearse(self, sweeps: int) -> None:
+        """Pass messages among the few layers that stand for all, if there are such, and copy them:
+        a start for `sweep` that would take it as many passes. Bounds nothing."""
+        if not self.folding.worth:
+            return
+        for _ in range(sweeps):
+            for forward in (True, False):
+                self._pass(self.folding.batches, self.folded_rows_of, forward)
+        for messages in (self.to_a, self.to_b):
+            for message, stands in zip(messages, self.folding.stands, strict=True):
+                message[:] = message[stands]
+
     def sweep(self) -> Cut:
         """One forward and one backward pass; returns the bound that the backward pass proves."""
-        self._pass(True)
-        value = self._pass(False) + self.constant
+        self._pass(self.batches, self.rows_of, True)
+        value, self.beliefs = self._pass(self.batches, self.rows_of, False)
+        value += self.constant
         constant = float(self.prices.bytes @ self.problem.constant)
         return Cut(value + constant, float(self.prices.bytes.sum()), self.prices.joule)
 
-    def _pass(self, forward: bool) -> float:
-        """Pass messages through all batches, in order or in reverse; the bound that they prove."""
+    def _pass(
+        self, batches: Sequence[Batch], rows_of: Sequence[Ints], forward: bool
+    ) -> tuple[float, list[Floats]]:
+        """Pass messages through batches, in order or in reverse; the bound that this proves if they
+        are all, and beliefs on their rows, kept for their order alone."""
         bound = 0.0
-        numbers = range(len(self.batches))
+        beliefs = [np.zeros(0)] * len(batches)
+        numbers = range(len(batches))
         for n in numbers if forward else reversed(numbers):
-            batch = self.batches[n]
-            belief = self.beliefs[n] = self.costs[self.rows_of[n]]
+            batch = batches[n]
+            belief = beliefs[n] = self.costs[rows_of[n]]
             for s in batch.slots:
                 belief += self._side(s).spread(self._incoming(s)[s.at])
             least = belief.min(axis=1)
             bound += float(least.sum())
-            belief -= least[:, None]  # beliefs are kept for their order alone
+            belief -= least[:, None]
             if all(s.later != forward for s in batch.slots):
                 continue
             given = belief * batch.share
@@ -156,7 +182,7 @@ class Dual:
                 message -= low[:, None]
                 (self.to_b if s.is_a else self.to_a)[s.kind][s.at] = message
                 bound += float(low.sum())
-        return bound
+        return bound, beliefs
 
     def _through(self, tables: Floats, outgoing: Floats, is_a: bool) -> Floats:
         """What the other ends of pairs get: per label the least of table and outgoing message.

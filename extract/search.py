@@ -3,7 +3,8 @@
 Limits on memory and energy are exchanged for prices on bytes at each time and on joules. At given
 prices message passing bounds the problem and elimination finds what is very nearly the best
 labelling; where that exceeds a limit the price rises, elsewhere it falls (ascent on the Lagrangian
-dual; the prices of bytes are multiplied, not added to). Every labelling met on the way is kept if
+dual; the prices of bytes are multiplied, not added to). Between plans that are found so, prices
+are those at which they balance (`chords.py`). Every labelling met on the way is kept if
 nothing dominates it; every bound met on the way is a cut that holds for all limits.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 from ..errors import ExtractError
 from . import exact
 from .archive import Archive, Candidate
+from .chords import Pool, hull, slope
 from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
@@ -34,7 +36,14 @@ _KEEP, _KEEP_MORE = 4, 16
 _REMEMBERED = 64
 
 # The walk from low to high prices may take this share of the time, in no fewer prices than these.
-_WALK, _FEWEST = 0.5, 5
+_WALK, _FEWEST = 0.3, 4
+
+# Passes among the layers that stand for equal ones, whenever prices change.
+_REHEARSALS = 8
+
+# So often a bound is raised, by some passes each time, where known plans balance, and so often
+# prices are sought between the same two plans.
+_RAISES, _CHORDS = 6, 5
 
 # How often prices are raised where a plan exceeds its limit.
 _REPAIRS = 6
@@ -71,7 +80,7 @@ class Effort:
     divide the prices among them, from low to high.
     """
 
-    prices: int = 16
+    prices: int = 6
     steps: int = 4
     moves: int = 8
     seconds: float = 30.0
@@ -108,11 +117,14 @@ class Search:
         self.small = exact.small(problem)
         self.rng = np.random.default_rng(effort.seed)
         self.visited: list[Place] = []
+        self.pool = Pool()
+        self.range = (0.0, np.inf)  # of all memory's price, in seconds per byte: this part's
 
     def run(self, peak: float | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
 
-        First the price of memory rises step by step; then the search works wherever the gap is
+        First the price of memory rises step by step; then prices at which plans balance find others
+        between them, or prove that there are none; then the search works wherever the gap is
         largest, until it is small everywhere or the time is spent. `peak` is a memory limit of
         special interest.
         """
@@ -124,6 +136,7 @@ class Search:
             self.approach(Limits(peak), 2 * self.effort.steps)
         if self.effort.part == 0:
             self._frugal(fastest)
+        self._balance()
         self._narrow()
         if self.small:
             self._close()
@@ -156,13 +169,16 @@ class Search:
         least = found = fastest
         prices = self._first(fastest)
         totals = self._totals() * fastest.seconds / fastest.peak
+        last = self.effort.part == self.effort.parts - 1
+        self.range = totals[0] if self.effort.part else 0.0, np.inf if last else totals[-1]
         for total in totals:
             prices = Prices(0.0, prices.bytes * (total / prices.bytes.sum()))
             used: Floats | None = None
             places = []
-            # At the highest price the search is for the smallest peak.
-            longer = 4 if total == totals[-1] else 1
-            for _ in range(longer * self.effort.steps):
+            # At the highest price the search is for the smallest peak; between the others plans
+            # that balance will find the prices.
+            end = last and total == totals[-1]
+            for _ in range(self.effort.steps if end else max(1, self.effort.steps // 2)):
                 if self._over():
                     return least
                 found = self._settle(prices, 1, [found.rows])
@@ -176,14 +192,15 @@ class Search:
     def _totals(self) -> Floats:
         """This part's total prices of memory, fewer of them where a step takes long."""
         begin = time.perf_counter()
-        self._settle(self.dual.prices, 1)
+        self._settle(replace(self.dual.prices), 1)
         step = time.perf_counter() - begin
         room = _WALK * (self.deadline - begin) * self.effort.parts
-        most = int(room / (step * (self.effort.steps + 1)))
+        most = int(2.0 * room / (step * self.effort.steps)) - 1
         count = min(self.effort.prices, max(most, _FEWEST))
         part, parts = self.effort.part, self.effort.parts
         every = np.geomspace(*_TOTALS, max(count, parts))
-        return every[len(every) * part // parts : len(every) * (part + 1) // parts]
+        first, last = (len(every) * k // parts for k in (part, part + 1))
+        return every[first : last + 1]  # the next part's first is the end of this one's range
 
     def _first(self, fastest: Candidate) -> Prices:
         """Prices to begin with: where the fastest plan needs most memory."""
@@ -227,6 +244,59 @@ class Search:
                 if gap > self.effort.gap and tries.get(limits, 0) < 3:
                     out = max(out, (gap, limits), key=lambda x: x[0]) if out else (gap, limits)
         return out
+
+    def _balance(self) -> None:
+        """Between neighbours of the convex hull: find plans below it, or prove that there are none,
+        by prices at which they balance."""
+        tries: dict[tuple[float, float], int] = {}
+        vain: set[tuple[float, float]] = set()
+        enough = 0.75 * self.effort.gap
+        while not self._over():
+            out = None
+            for a, b in pairwise(hull(self.archive.candidates)):
+                limit, key = 0.5 * (a.peak + b.peak), (a.peak, b.peak)
+                gap = _share(0.5 * (a.seconds + b.seconds), self.archive.bound(limit, np.inf))
+                mine = self.range[0] <= slope(a, b) <= self.range[1]
+                if mine and gap > enough and tries.get(key, 0) < _CHORDS:
+                    out = max(out or (gap, key), (gap, key))
+            if out is None:
+                return
+            key = out[1]
+            if not self._between(0.5 * (key[0] + key[1]), key in vain):
+                vain.add(key)
+            tries[key] = tries.get(key, 0) + 1
+
+    def _between(self, limit: float, half: bool) -> bool:
+        """Raise the bound where known labellings balance at a limit, until it meets them or a
+        better one turns up, and whether one did; `half`: half way there from the best prices.
+        """
+        balance = self.pool.balance(limit)
+        if balance is None:
+            return False
+        place = self._nearest(Limits(limit))
+        if place.messages is not None:
+            self.dual.resume(place.messages)
+        prices = Prices(0.0, 0.5 * (balance.bytes + place.prices.bytes) if half else balance.bytes)
+        paid, enough = float(prices.bytes.sum()) * limit, 0.4 * self.effort.gap * balance.seconds
+        known = [self.archive.best(limit), self._least_above(limit)]
+        rows = [c.rows for c in known if c is not None]
+        value, better = -np.inf, False
+        for k in range(_RAISES):
+            found = self._settle(prices, 3 if k else 1, rows)
+            cut = self.archive.cuts[-1]
+            risen, value = cut.value - value, cut.value
+            priced = found.seconds + float(prices.bytes @ self._used(found)[:-1])
+            better = priced < balance.seconds + paid - enough
+            met = value >= min(priced, balance.seconds + paid) - enough
+            if better or met or risen < 0.2 * enough or self._over():
+                break
+        self._remember(self._here())
+        return better
+
+    def _least_above(self, limit: float) -> Candidate | None:
+        """The plan with the smallest peak above a limit."""
+        above = [c for c in self.archive.candidates if c.peak > limit]
+        return min(above, key=lambda c: c.peak, default=None)
 
     def approach(self, limits: Limits, steps: int) -> None:
         """Adjust the prices for one pair of limits, from the best for them so far."""
@@ -283,7 +353,9 @@ class Search:
 
     def _settle(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
         """Bound and solve the problem at fixed prices; the best labelling found for them."""
-        self.dual.price(prices)
+        if prices is not self.dual.prices:
+            self.dual.price(prices)
+            self.dual.rehearse(_REHEARSALS)
         last = -np.inf
         for _ in range(sweeps):
             cut = self.dual.sweep()
@@ -311,6 +383,8 @@ class Search:
         """Evaluate a labelling and offer it to the archive."""
         seconds, joules, profile = self.problem.evaluate(rows)
         candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
+        if np.isfinite(seconds):
+            self.pool.add(seconds, profile)
         if self.archive.add(candidate) and self.report is not None:
             self.report(self.archive, max(0.0, self.deadline - time.perf_counter()))
         return candidate

@@ -1,0 +1,111 @@
+"""Prices at which known plans balance: of mixtures, and between neighbours of a convex hull."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.extract.archive import Candidate
+from tapestry_egg.extract.chords import Pool, hull, slope
+from tapestry_egg.extract.problem import Pair, Problem, Use, Variable
+from tapestry_egg.extract.search import Effort, Search
+
+seeds = st.integers(0, 10**6)
+
+
+def pool_of(seed: int, count: int, times: int) -> tuple[Pool, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    seconds, profiles = rng.random(count) + 0.1, 1e9 * rng.random((count, times))
+    pool = Pool()
+    for s, profile in zip(seconds, profiles, strict=True):
+        pool.add(float(s), profile)
+    return pool, seconds, profiles
+
+
+@given(seeds)
+def test_two_plans_and_one_time_balance_at_the_slope_between_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    fast, small = rng.random() + 1.0, rng.random() + 3.0
+    pool = Pool()
+    pool.add(fast, np.array([8e9]))
+    pool.add(small, np.array([2e9]))
+    balance = pool.balance(5e9)
+    assert balance is not None
+    assert balance.seconds == pytest.approx(0.5 * (fast + small))
+    assert balance.bytes[0] == pytest.approx((small - fast) / 6e9)
+
+
+@settings(max_examples=50)
+@given(seeds, st.integers(1, 8), st.integers(1, 30))
+def test_prices_prove_that_no_mixture_is_faster(seed: int, count: int, times: int) -> None:
+    """Weak duality, and a mixture that reaches it: no time left out is over the limit."""
+    pool, seconds, profiles = pool_of(seed, count, times)
+    peaks = profiles.max(axis=1)
+    limit = float(peaks.min() + 0.3 * np.ptp(peaks)) + 1.0
+    balance = pool.balance(limit)
+    assert balance is not None and (balance.bytes >= 0).all()
+    at_prices = (seconds + profiles @ balance.bytes).min() - limit * balance.bytes.sum()
+    assert at_prices == pytest.approx(balance.seconds, rel=1e-5)
+    assert balance.seconds <= seconds[peaks <= limit].min() + 1e-6
+
+
+@given(seeds)
+def test_no_mixture_is_within_too_small_a_limit(seed: int) -> None:
+    pool, _, profiles = pool_of(seed, 4, 6)
+    assert pool.balance(0.99 * float(profiles.min())) is None
+    assert Pool().balance(1.0) is None and pool.balance(0.0) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=12))
+def test_the_hull_has_the_best_at_every_price(points: list[tuple[int, int]]) -> None:
+    plans = [Candidate(np.zeros(0, dtype=np.int64), float(s), float(p), 0.0) for s, p in points]
+    kept = hull(plans)
+    for price in (0.0, *np.geomspace(1e-3, 1e3, 60)):
+        assert min(c.seconds + price * c.peak for c in kept) == pytest.approx(
+            min(c.seconds + price * c.peak for c in plans)
+        )
+    slopes = [slope(a, b) for a, b in pairwise(kept)]
+    assert all(x < y for x, y in pairwise([0.0, *slopes]))
+    assert all(a.seconds < b.seconds and a.peak > b.peak for a, b in pairwise(kept))
+
+
+def chain(seed: int, length: int, rows: int) -> Problem:
+    """Variables in a row, one time: bounds at fixed prices are exact."""
+    rng = np.random.default_rng(seed)
+    variables = tuple(
+        Variable(str(k), rng.random(rows), rng.random(rows), (Use(0, 1, rng.random(rows)),))
+        for k in range(length)
+    )
+    each = np.arange(rows)
+    pairs = tuple(
+        Pair(k, k + 1, each, each, 0.3 * rng.random((rows, rows)), np.zeros((rows, rows)))
+        for k in range(length - 1)
+    )
+    return Problem(variables, pairs, 1, np.zeros(1))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds)
+def test_the_search_finds_the_whole_hull(seed: int) -> None:
+    """From two prices alone, and for every price, the best labelling to within the gap asked for;
+    the bound says so at every limit between two plans of the hull."""
+    problem = chain(seed, 5, 3)
+    search = Search(problem, Effort(prices=2, steps=2, seconds=5.0, gap=0.004))
+    search.small = False
+    search._narrow = lambda: None  # type: ignore[method-assign]
+    archive = search.run()
+    costs = []
+    for rows in product(range(3), repeat=5):
+        seconds, _, profile = problem.evaluate(np.array(rows))
+        costs.append((seconds, profile.max()))
+    every, known = np.array(costs), np.array([c.costs[:2] for c in archive.candidates])
+    for price in np.geomspace(0.02, 20.0, 60):
+        best = (every @ (1.0, price)).min()
+        assert (known @ (1.0, price)).min() <= best * (1 + 0.004)
+    for a, b in pairwise(hull(archive.candidates)):
+        middle = 0.5 * (a.seconds + b.seconds)
+        assert archive.bound(0.5 * (a.peak + b.peak), np.inf) >= middle * (1 - 0.004)
