@@ -109,7 +109,7 @@ def front(layers: int, size: Size, seconds: float) -> None:
     made = time.perf_counter() - begin
     entries = sum(p.seconds.size for p in problem.pairs)
     effort = Effort(seconds=seconds - made)
-    (archive,) = search_all([problem], effort, None)
+    (archive,) = search_all([problem], effort).archives
     took = time.perf_counter() - begin
     gaps = [
         c.seconds / max(archive.bound(c.peak, c.joules), archive.bound(c.peak, np.inf)) - 1.0

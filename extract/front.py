@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ExtractError
 from ..plan import Plan
 from ..units import format_quantity as show
 from ..units import parse_quantity as parse
+from . import pareto
 
 
 @dataclass(frozen=True)
 class Front:
     """Non-dominated plans by rising seconds. `epsilon`: every plan of the snapshots searched is
-    (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit."""
+    (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
+    what happened on the way, such as an interruption."""
 
     plans: tuple[Plan, ...]
     objectives: tuple[str, ...] = ("seconds", "peak_bytes", "joules")
@@ -23,6 +26,7 @@ class Front:
     graph_name: str = ""
     epsilon: float = float("inf")
     saturated: bool = True
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -46,23 +50,92 @@ class Front:
         Raises ExtractError that says which limit cannot be met and the least that is reachable.
         """
         bounds = {k: parse(v, k) for k, v in (limits or {}).items()}
-        fitting = [
-            p for p in self.plans if all(value(p, k) <= limit for k, limit in bounds.items())
-        ]
+        fitting = [p for p in self.plans if within(p, bounds)]
         if not fitting:
-            words = []
-            for k, limit in bounds.items():
-                least = min(value(p, k) for p in self.plans)
-                others = "" if least > limit else " (together with the other limits, none)"
-                words.append(
-                    f"{k}: asked {show(limit, k)}, least reachable {show(least, k)}{others}"
-                )
-            raise ExtractError(
-                "no plan meets the limits",
-                where="limits",
-                hint="; ".join(words) + ". Raise the limit or use more devices.",
-            )
+            raise unmet(self.plans, bounds)
         return min(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
+
+    def knee(self) -> Plan:
+        """The plan nearest to having the least of each objective, each scaled to its range.
+
+        Raises ExtractError for a front without plans.
+        """
+        if not self.plans:
+            raise unmet((), {})
+        return self.plans[pareto.knee(self._values())]
+
+    def hypervolume(self, reference: Mapping[str, float | str] | None = None) -> float:
+        """The volume that the plans dominate below a reference, in the product of the objectives'
+        units.
+
+        `reference` gives an amount of every objective (default: 1.1 times the greatest of the
+        front). Raises ExtractError where it lacks one.
+        """
+        values = self._values()
+        if reference is None:
+            most = tuple(1.1 * max(column) for column in zip(*values, strict=True))
+        else:
+            missing = [k for k in self.objectives if k not in reference]
+            if missing:
+                raise ExtractError(
+                    f"no amount of {missing[0]}",
+                    where="reference",
+                    hint=f"The front's objectives are {', '.join(self.objectives)}.",
+                )
+            most = tuple(parse(reference[k], k) for k in self.objectives)
+        return pareto.hypervolume(values, most) if values else 0.0
+
+    def merge(self, other: Front) -> Front:
+        """The plans of two fronts that no plan of either dominates, named anew.
+
+        The fronts are of one program for one target in the same objectives, found for example from
+        other rules, mesh shapes or seeds. Bounds and `epsilon` then hold for what both searched.
+        Raises ExtractError for other fronts.
+        """
+        for what in ("graph_name", "target", "objectives"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise ExtractError(
+                    f"the fronts differ in {what.replace('_', ' ')}: {mine!r} and {theirs!r}",
+                    where="merge",
+                )
+        plans: list[Plan] = []
+        for mine, front in ((self, other), (other, self)):
+            for p in mine.plans:
+                bound = min(p.bound, front.least_seconds(p))
+                if all(
+                    replace(p, name="", bound=0.0) != replace(q, name="", bound=0.0) for q in plans
+                ):
+                    plans.append(replace(p, bound=bound))
+        values = [tuple(value(p, k) for k in self.objectives) for p in plans]
+        kept = [
+            p
+            for p, v in zip(plans, values, strict=True)
+            if not any(pareto.dominates(w, v) for w in values)
+        ]
+        return replace(
+            self,
+            plans=in_order(kept),
+            epsilon=max(self.epsilon, other.epsilon),
+            saturated=self.saturated and other.saturated,
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+        )
+
+    def least_seconds(self, plan: Plan) -> float:
+        """A bound on the seconds of any plan that this search covered and that has no larger peak
+        than the given one; 0 where nothing is proven."""
+        if math.isinf(self.epsilon):
+            return 0.0
+        grown = 1.0 + self.epsilon
+        fitting = [
+            p.costs.seconds
+            for p in self.plans
+            if p.costs.peak_bytes <= grown * plan.costs.peak_bytes
+        ]
+        return min(fitting, default=math.inf) / grown
+
+    def _values(self) -> list[tuple[float, ...]]:
+        return [tuple(value(p, k) for k in self.objectives) for p in self.plans]
 
     def table(self) -> list[dict[str, str | float]]:
         """One row per plan: name, mesh, the costs, wire bytes, bound and gap."""
@@ -94,6 +167,7 @@ class Front:
             )
         if not self.saturated:
             lines.append("saturated: false; the bounds speak of the snapshot reached")
+        lines += self.notes
         return "\n".join(lines)
 
     def report(self, folder: str | Path) -> Path:
@@ -114,6 +188,41 @@ class Front:
 
         plot_front(front_info(self), path)
         return Path(path)
+
+
+def in_order(plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    """Plans by rising seconds, then peak, then their text, named p0, p1, ..."""
+    known = sorted(plans, key=lambda p: (p.costs.seconds, p.costs.peak_bytes, str(p.mesh)))
+    return tuple(replace(p, name=f"p{i}") for i, p in enumerate(known))
+
+
+def _same(a: Plan, b: Plan) -> bool:
+    return a.costs == b.costs and replace(a, name="", bound=0.0) == replace(b, name="", bound=0.0)
+
+
+def within(plan: Plan, bounds: Mapping[str, float]) -> bool:
+    """Whether a plan keeps limits in base units."""
+    return all(value(plan, k) <= limit for k, limit in bounds.items())
+
+
+def unmet(plans: Sequence[Plan], bounds: Mapping[str, float]) -> ExtractError:
+    """The error that says which limits cannot be met, and the least that is reachable of each.
+
+    Where each could be met alone, the least that is reachable within all others.
+    """
+    words = []
+    alone = [k for k, x in bounds.items() if not any(value(p, k) <= x for p in plans)]
+    for k in alone or bounds:
+        others = {} if alone else {n: x for n, x in bounds.items() if n != k}
+        fitting = [value(p, k) for p in plans if within(p, others)]
+        if fitting:
+            least = f"{show(min(fitting), k)}{' within the other limits' if others else ''}"
+            words.append(f"{k}: asked {show(bounds[k], k)}, least reachable {least}")
+    return ExtractError(
+        "no plan meets the limits" if plans else "there is no plan",
+        where="limits",
+        hint="; ".join(words) + ". Raise the limit or use more devices." if words else "",
+    )
 
 
 def value(plan: Plan, objective: str) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import ExtractError
 from ..plan import Plan
-from ..units import format_quantity
 from .archive import Archive, Candidate, shown
 from .assemble import Assembled
-from .front import Front, value
+from .front import Front, in_order, unmet, value, within
 from .plans import make_plan
+from .problem import Floats
 from .search import SLIVER
 
 # Candidates that are over a limit by no more than this share are made into plans all the same.
@@ -54,24 +54,11 @@ def merge(
         bound = least_seconds(results, candidate.peak, candidate.joules)
         bound = _checked(bound, candidate.seconds)
         plans.append(make_plan(assembled, candidate, "", bound))
-    fitting = [p for p in plans if all(value(p, k) <= x for k, x in limits.items())]
+    fitting = [p for p in plans if within(p, limits)]
     if not fitting:
-        words = []
-        for k, limit in limits.items():
-            least = min(value(p, k) for p in plans)
-            words.append(
-                f"{k}: asked {format_quantity(limit, k)}, least reachable "
-                f"{format_quantity(least, k)}"
-            )
-        raise ExtractError(
-            "no plan meets the limits",
-            where="limits",
-            hint="; ".join(words) + ". Raise the limit or use more devices.",
-        )
+        raise unmet(plans, limits)
     costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
-    kept = [fitting[i] for i in shown(costs)]
-    kept.sort(key=lambda p: (p.costs.seconds, p.costs.peak_bytes, str(p.mesh)))
-    named = tuple(replace(p, name=f"p{i}") for i, p in enumerate(kept))
+    named = in_order(fitting[i] for i in shown(costs))
     return Front(
         plans=named,
         objectives=tuple(objectives),
@@ -111,7 +98,7 @@ def worth_a_plan(
     for k, limit in limits.items():
         over = np.maximum(over, costs[:, index[k]] / max(limit, 1e-300) - 1.0)
     if not (over <= 0).any():
-        return [found[int(costs[:, index[k]].argmin())] for k in limits]
+        return _nearest(found, costs, {index[k]: limit for k, limit in limits.items()})
     wanted = costs[:, [index[k] for k in objectives]]
     worth = []
     # What is just over a limit may yet make a plan within it, which holds copies no longer than
@@ -120,6 +107,19 @@ def worth_a_plan(
         at = np.flatnonzero(some)
         worth += [found[at[i]] for i in shown(wanted[at])]
     return worth
+
+
+def _nearest(
+    found: Sequence[tuple[Assembled, Candidate]], costs: Floats, limits: Mapping[int, float]
+) -> list[tuple[Assembled, Candidate]]:
+    """Per limit the candidate with the least, and the one with the least within the others."""
+    at: dict[int, None] = {}
+    for k in limits:
+        others = [costs[:, j] <= limit for j, limit in limits.items() if j != k]
+        for fits in (np.ones(len(found), bool), np.all(others, axis=0) if others else None):
+            if fits is not None and fits.any():
+                at[int(np.where(fits, costs[:, k], np.inf).argmin())] = None
+    return [found[i] for i in at]
 
 
 def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:

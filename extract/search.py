@@ -70,13 +70,18 @@ class Limits:
     peak: float
     joules: float = np.inf
 
+    def hold(self, candidate: Candidate) -> bool:
+        """Whether a candidate needs no more."""
+        return candidate.peak <= self.peak and candidate.joules <= self.joules
+
 
 @dataclass(frozen=True)
 class Effort:
     """How long to search: prices of all memory to try first, steps at each, seconds in all.
 
     `moves` is how often a labelling is improved at given prices where one elimination does not hold
-    all of it; `gap` is what is good enough. A search may be one of `parts`, number `part`, that
+    all of it; `gap` is what is good enough, and `patience` how many seconds without a better plan
+    or bound are enough. A search may be one of `parts`, number `part`, that
     divide the prices among them, from low to high.
     """
 
@@ -88,6 +93,7 @@ class Effort:
     seed: int = 0
     part: int = 0
     parts: int = 1
+    patience: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class Search:
         self.effort = effort
         self.report = report
         self.deadline = time.perf_counter() + effort.seconds
+        self.gained = time.perf_counter()
         self.archive = Archive()
         self.dual = Dual(problem)
         self.elimination = Elimination(self.dual)
@@ -120,20 +127,20 @@ class Search:
         self.pool = Pool()
         self.range = (0.0, np.inf)  # of all memory's price, in seconds per byte: this part's
 
-    def run(self, peak: float | None = None) -> Archive:
+    def run(self, limits: Limits | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
 
         First the price of memory rises step by step; then prices at which plans balance find others
         between them, or prove that there are none; then the search works wherever the gap is
-        largest, until it is small everywhere or the time is spent. `peak` is a memory limit of
-        special interest.
+        largest, until it is small everywhere or the time is spent. `limits` are of special
+        interest.
         """
         fastest = self.fastest()
         least = self._walk(fastest)
-        if peak is not None and least.peak > peak:
-            self._descended(least, peak)
-        elif peak is not None and peak < fastest.peak:
-            self.approach(Limits(peak), 2 * self.effort.steps)
+        if limits is not None and least.peak > limits.peak:
+            self._descended(least, limits.peak)
+        elif limits is not None and not limits.hold(fastest):
+            self.approach(limits, 2 * self.effort.steps)
         if self.effort.part == 0:
             self._frugal(fastest)
         self._balance()
@@ -313,6 +320,8 @@ class Search:
             used = _mixed(used, self._used(found))
             bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
             if bound >= reached:
+                if bound > reached and k:
+                    self.gained = time.perf_counter()
                 best, reached, scale = self._here(), bound, _LONGER * scale
             else:
                 scale *= _SHORTER
@@ -385,8 +394,10 @@ class Search:
         candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
         if np.isfinite(seconds):
             self.pool.add(seconds, profile)
-        if self.archive.add(candidate) and self.report is not None:
-            self.report(self.archive, max(0.0, self.deadline - time.perf_counter()))
+        if self.archive.add(candidate):
+            self.gained = time.perf_counter()
+            if self.report is not None:
+                self.report(self.archive, max(0.0, self.deadline - self.gained))
         return candidate
 
     def _used(self, candidate: Candidate) -> Floats:
@@ -404,7 +415,8 @@ class Search:
         return best.seconds if best else np.inf
 
     def _over(self) -> bool:
-        return time.perf_counter() > self.deadline
+        now = time.perf_counter()
+        return now > self.deadline or now > self.gained + self.effort.patience
 
     # Small problems are settled by mixed-integer programming
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 from ..atomic import write_atomic
 from ..errors import ExtractError
 from . import pareto
+from .archive import Archive
 from .check_snapshot import row_costs
 from .formats import snapshot as snapshot_format
 from .problem import Ints, Problem
 from .search import Effort
-from .worker import search_all
+from .worker import search_all, so_far
 
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
@@ -122,9 +123,14 @@ def snapshot_front(
     for v in problem.variables:
         if not (v.seconds < math.inf).any():
             raise ExtractError("every row is forbidden", where=f"snapshot {name}: {v.name}")
-    report = (lambda _, text: tell(text)) if tell else None
+
+    def report(archives: Sequence[Archive]) -> None:
+        (known,) = archives
+        if tell is not None and known.candidates:
+            tell(so_far(archives))
+
     effort = Effort(seconds=max(seconds, 0.1), gap=0.0, seed=seed)
-    (archive,) = search_all([problem], effort, None, report)
+    (archive,) = search_all([problem], effort, None, report).archives
     points = []
     for c in archive.corners():
         found = row_costs(problem, [int(r) for r in c.rows])

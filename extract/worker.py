@@ -1,85 +1,181 @@
-"""Searching several problems at once, each in a process of its own.
+"""Searching several problems side by side, in parts and from several seeds, by any executor.
 
-A problem travels as plain arrays in an `.npz` file (nothing in it can execute), candidates and cuts
-come back the same way, progress as lines of text. The workers import neither JAX nor the user's
-program, so scripts need no `__main__` guard; a worker that dies loses only its own search, which is
-then done here.
+A problem travels to a worker as plain arrays, and nothing comes back but what improves its front:
+candidates and cuts, while the search goes on and when it ends. A worker that is lost loses its own
+search only: what it had told is kept, and the rest is searched once more, elsewhere and then here.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import subprocess
-import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
-from pathlib import Path
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from .archive import Archive, Candidate
-from .dual import Cut
-from .problem import Pair, Problem, Use, Variable
-from .search import Effort, Search
+from ..executors import INTERRUPTED, Lost, Processes, capacity, completed, tell
+from ..units import format_quantity
+from .archive import Archive, Candidate, shown
+from .pareto import excess
+from .problem import Problem
+from .search import Effort, Limits, Search
+from .transport import archive_arrays, archive_from, packed, problem_arrays, problem_from, unpacked
 
 # Problems with fewer rows than this are searched sooner than a process has started.
 _SMALL = 4000
+# Improvements are told of no more often than this, in seconds.
+_OFTEN = 0.5
 
-Report = Callable[[int, str], None]
+#: Takes the archives of all problems as they are, whenever one has improved.
+Report = Callable[[Sequence[Archive]], None]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search of several problems found, and what happened to it: lost workers, an
+    interruption."""
+
+    archives: list[Archive]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        return INTERRUPTED in self.notes
 
 
 def search_all(
     problems: Sequence[Problem],
     effort: Effort,
-    peak: float | None,
+    limits: Limits | None = None,
     report: Report | None = None,
     workers: int | None = None,
-) -> list[Archive]:
-    """The archives of all problems, searched side by side on `workers` processors.
+    executor: Executor | None = None,
+    seeds: int = 1,
+) -> Searched:
+    """The archives of all problems, searched side by side on `workers` processors, or by an
+    executor.
 
-    Where there are more processors than problems, each problem is searched in parts.
-    `effort.seconds` is what all of them may take together, by the clock.
+    Each is searched from `seeds` seeds, and in parts where there is still room. `effort.seconds` is
+    what all of it may take together, by the clock. `limits` are of special interest. An
+    interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
+    that is nothing, and what `Search` raises.
     """
-    tell = report or (lambda k, text: None)
-    limit = workers or os.cpu_count() or 1
+    room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
-    alone = limit <= 1 or rows < _SMALL
-    parts = 1 if alone else max(1, limit // max(len(problems), 1))
-    jobs = [(k, part) for k in range(len(problems)) for part in range(parts)]
-    seconds = shares([problems[k] for k, _ in jobs], 1 if alone else limit, effort)
-    efforts = [
-        replace(effort, seconds=t, part=part, parts=parts)
-        for t, (_, part) in zip(seconds, jobs, strict=True)
+    alone = executor is None and (room <= 1 or rows < _SMALL)
+    parts = 1 if alone else max(1, room // max(len(problems) * seeds, 1))
+    kinds = list(product(range(len(problems)), range(seeds), range(parts)))
+    seconds = shares([problems[k] for k, *_ in kinds], 1 if alone else room, effort)
+    jobs = [
+        _Job(k, replace(effort, seconds=t, seed=effort.seed + seed, part=part, parts=parts))
+        for t, (k, seed, part) in zip(seconds, kinds, strict=True)
     ]
-    if alone:  # one after another
-        return [
-            _here(p, e, peak, k, tell)
-            for k, (p, e) in enumerate(zip(problems, efforts, strict=True))
-        ]
-    found: dict[int, Archive] = {}
-    gate = threading.Semaphore(limit)
+    found = _Found(len(problems), len(jobs), [job.problem for job in jobs], report)
+    try:
+        left = list(range(len(jobs)))
+        if not alone:
+            with nullcontext(executor) if executor is not None else Processes(room) as pool:
+                left = _there(problems, jobs, limits, found, pool)
+        for j in left:
+            _here(problems[jobs[j].problem], jobs[j].effort, limits, found.improve(j))
+    except KeyboardInterrupt:
+        if not any(archive.candidates for archive in found.archives()):
+            raise
+        found.notes.append(INTERRUPTED)
+    return Searched(found.archives(), tuple(dict.fromkeys(found.notes)))
 
-    def one(j: int) -> None:
-        with gate:
-            k = jobs[j][0]
-            found[j] = _there(problems[k], efforts[j], peak, k, tell)
 
-    largest_first = sorted(range(len(jobs)), key=lambda j: -efforts[j].seconds)
-    threads = [threading.Thread(target=one, args=(j,), daemon=True) for j in largest_first]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for j, (k, _) in enumerate(jobs):
-        if j not in found:
-            found[j] = _here(problems[k], efforts[j], peak, k, tell)
-    archives = [Archive() for _ in problems]
-    for j, (k, _) in enumerate(jobs):
-        archives[k].join(found[j])
-    return archives
+@dataclass(frozen=True)
+class _Job:
+    problem: int
+    effort: Effort
+
+
+class _Found:
+    """What the jobs have found so far. Workers tell of it in threads of their own."""
+
+    def __init__(
+        self, problems: int, jobs: int, problem: Sequence[int], report: Report | None
+    ) -> None:
+        self.notes: list[str] = []
+        self._count = problems
+        self._problem = problem
+        self._jobs = [Archive() for _ in range(jobs)]
+        self._report = report
+        self._reported = -math.inf
+        self._lock = threading.Lock()
+
+    def archives(self) -> list[Archive]:
+        """Per problem, what all of its jobs have found."""
+        joined = [Archive() for _ in range(self._count)]
+        for k, archive in zip(self._problem, self._jobs, strict=True):
+            joined[k].join(archive)
+        return joined
+
+    def add(self, j: int, data: bytes) -> None:
+        """Take in what a job says while it runs."""
+        with self._lock:
+            self._jobs[j].join(archive_from(unpacked(data)))
+            self._tell()
+
+    def end(self, j: int, data: bytes) -> None:
+        """Take in all that a job has found."""
+        with self._lock:
+            self._jobs[j] = archive_from(unpacked(data))
+            self._tell()
+
+    def improve(self, j: int) -> Callable[[Archive, float], None]:
+        """What a search here reports to: its archive is shared from the first plan on."""
+        before = self._jobs[j]
+
+        def report(archive: Archive, _: float) -> None:
+            joined = Archive([*before.candidates], [*before.cuts])
+            joined.join(archive)
+            self._jobs[j] = joined
+            self._tell()
+
+        return report
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self._report is not None and now - self._reported >= _OFTEN:
+            self._reported = now
+            self._report(self.archives())
+
+
+def _there(
+    problems: Sequence[Problem],
+    jobs: Sequence[_Job],
+    limits: Limits | None,
+    found: _Found,
+    executor: Executor,
+) -> list[int]:
+    """Search by an executor, the longest searches first; the jobs that were lost in the end."""
+    sent: dict[int, bytes] = {}
+    for job in jobs:
+        if job.problem not in sent:
+            sent[job.problem] = packed(problem_arrays(problems[job.problem]))
+    order = sorted(range(len(jobs)), key=lambda j: -jobs[j].effort.seconds)
+    bounds = None if limits is None else [limits.peak, limits.joules]
+    calls = [(sent[jobs[j].problem], asdict(jobs[j].effort), bounds) for j in order]
+    left: list[int] = []
+    for n, told in completed(
+        executor, search_part, calls, lambda n, data: found.add(order[n], data)
+    ):
+        if not isinstance(told, Lost):
+            found.end(order[n], told)
+            continue
+        found.notes.append(f"a worker was lost, its search was done again: {told.reason}")
+        if not told.again:
+            left.append(order[n])
+    return left
 
 
 def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
@@ -93,148 +189,67 @@ def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[fl
     return [effort.seconds * weight / max(busy) for weight in weights]
 
 
-def _here(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report) -> Archive:
-    return Search(p, effort, lambda archive, _: tell(k, _words(archive))).run(peak)
+def _here(
+    p: Problem, effort: Effort, limits: Limits | None, report: Callable[[Archive, float], None]
+) -> None:
+    search = Search(p, effort, report)
+    try:
+        search.run(limits)
+    finally:
+        report(search.archive, 0.0)
 
 
-def _there(p: Problem, effort: Effort, peak: float | None, k: int, tell: Report) -> Archive:
-    with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
-        source, sink = Path(folder) / "problem.npz", Path(folder) / "archive.npz"
-        _write(source, problem_arrays(p))
-        command = [sys.executable, "-m", "tapestry_egg.extract.worker", str(source), str(sink)]
-        command += [repr(x) for x in astuple(effort)] + ([repr(float(peak))] if peak else [])
-        root = str(Path(__file__).resolve().parents[1])
-        package = str(Path(sys.modules["tapestry_egg"].__file__ or root).resolve().parents[1])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
-            assert child.stdout is not None
-            try:
-                for line in child.stdout:
-                    tell(k, line.strip())
-                child.wait()
-            finally:
-                if child.poll() is None:
-                    child.kill()
-        if child.returncode != 0 or not sink.exists():
-            return _here(p, effort, peak, k, tell)
-        with np.load(sink, allow_pickle=False) as data:
-            return archive_from(dict(data))
-
-
-def _write(path: Path, arrays: dict[str, Any]) -> None:
-    with path.open("wb") as f:
-        np.savez(f, **arrays)
-
-
-def _words(archive: Archive) -> str:
-    best = min(archive.candidates, key=lambda c: c.seconds)
-    return f"{len(archive.candidates)} plans, fastest {best.seconds * 1e3:.3g} ms"
-
-
-def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
-    """A problem as named arrays without objects; what its parts have in common is there once."""
-    tables: list[np.ndarray] = []
-    shapes: list[tuple[int, int]] = []
-    labels: list[np.ndarray] = []
-    number: dict[int, int] = {}
-
-    def table(x: np.ndarray) -> int:
-        if id(x) not in number:
-            number[id(x)] = len(tables)
-            tables.append(x.ravel())
-            shapes.append((x.shape[0], x.shape[1] if x.ndim > 1 else -1))
-        return number[id(x)]
-
-    def line(x: np.ndarray) -> int:
-        if id(x) not in number:
-            number[id(x)] = len(labels)
-            labels.append(x)
-        return number[id(x)]
-
-    parts: list[tuple[int, ...]] = []
-    uses: list[tuple[int, int, int]] = []
-    every: list[Variable | Pair] = [*p.variables, *p.pairs]
-    for part in every:
-        ends = (-1, -1, -1, -1)
-        if isinstance(part, Pair):
-            ends = (part.a, part.b, line(part.label_a), line(part.label_b))
-        parts.append((*ends, table(part.seconds), table(part.joules), len(part.uses)))
-        uses += [(u.start, u.end, table(u.amount)) for u in part.uses]
-    return {
-        "counts": np.array([len(p.variables), p.times]),
-        "constant": p.constant,
-        "names": np.array([v.name for v in p.variables], dtype=np.str_),
-        "parts": np.array(parts, dtype=np.int64).reshape(-1, 7),
-        "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
-        "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 2),
-        "tables": np.concatenate(tables).astype(np.float64) if tables else np.zeros(0),
-        "sizes": np.array([len(x) for x in labels], dtype=np.int64),
-        "labels": np.concatenate(labels).astype(np.int64) if labels else np.zeros(0, np.int64),
-    }
-
-
-def problem_from(data: dict[str, np.ndarray]) -> Problem:
-    """The problem of `problem_arrays`."""
-    variables, times = (int(n) for n in data["counts"])
-    shapes = [(n,) if m < 0 else (n, m) for n, m in data["shapes"].tolist()]
-    ends = np.cumsum([int(np.prod(s)) for s in shapes])
-    tables = [
-        x.reshape(s) for x, s in zip(np.split(data["tables"], ends[:-1]), shapes, strict=True)
+def so_far(archives: Sequence[Archive]) -> str:
+    """`front 7  best 1.2 ms  bound 1.19 ms  gap 0.84%`: the plans that a front shows, the seconds
+    of the fastest, the least that any plan may take, and how far a plan of the front may be above
+    the fastest of its peak and joules."""
+    candidates = [c for archive in archives for c in archive.candidates]
+    if not candidates:
+        return ""
+    points = [candidates[i] for i in shown(np.array([c.costs for c in candidates]))]
+    best = min(c.seconds for c in candidates)
+    bound = min(archive.bound(math.inf, math.inf) for archive in archives)
+    gaps = [
+        excess(c.seconds, max(0.0, min(a.bound(c.peak, c.joules) for a in archives)))
+        for c in points
     ]
-    labels = np.split(data["labels"], np.cumsum(data["sizes"])[:-1])
-    last = np.cumsum(data["parts"][:, 6])
-    made: list[Variable | Pair] = []
-    for k, (a, b, label_a, label_b, seconds, joules, count) in enumerate(data["parts"].tolist()):
-        uses = tuple(
-            Use(start, end, tables[amount])
-            for start, end, amount in data["uses"][last[k] - count : last[k]].tolist()
-        )
-        if a < 0:
-            made.append(Variable(str(data["names"][k]), tables[seconds], tables[joules], uses))
-        else:
-            line = labels[label_a], labels[label_b]
-            made.append(Pair(a, b, *line, tables[seconds], tables[joules], uses))
-    found = [x for x in made if isinstance(x, Variable)]
-    assert len(found) == variables
-    pairs = tuple(x for x in made if isinstance(x, Pair))
-    return Problem(tuple(found), pairs, times, data["constant"])
+    gap = max(gaps)
+    return "  ".join(
+        [
+            f"front {len(points)}",
+            f"best {format_quantity(best, 'seconds')}",
+            f"bound {format_quantity(min(best, bound), 'seconds') if bound > 0 else '-'}",
+            f"gap {f'{gap:.2%}' if gap < 1e3 else '-'}",
+        ]
+    )
 
 
-def archive_arrays(archive: Archive) -> dict[str, Any]:
-    """An archive as named arrays."""
-    return {
-        "rows": np.stack([c.rows for c in archive.candidates]),
-        "costs": np.array([c.costs for c in archive.candidates]),
-        "cuts": np.array([[c.value, c.bytes_price, c.joule_price, c.peak] for c in archive.cuts]),
-    }
+# In a worker
 
 
-def archive_from(data: dict[str, np.ndarray]) -> Archive:
-    """The archive of `archive_arrays`."""
-    candidates = [
-        Candidate(rows, float(s), float(p), float(j))
-        for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
-    ]
-    cuts = [Cut(*(float(x) for x in cut)) for cut in data["cuts"].reshape(-1, 4)]
-    return Archive(candidates, cuts)
+def search_part(problem: bytes, effort: dict[str, Any], limits: Sequence[float] | None) -> bytes:
+    """Search one problem: its arrays, the fields of `Effort`, those of `Limits`; an archive.
 
-
-def main(arguments: Sequence[str]) -> None:
-    """Search one problem: PROBLEM ARCHIVE, the fields of `Effort` in order, then a peak if any."""
-    source, sink, *rest = arguments
-    prices, steps, moves, seconds, gap, seed, part, parts, *peak = rest
-    whole = (int(prices), int(steps), int(moves)), (int(seed), int(part), int(parts))
-    effort = Effort(*whole[0], float(seconds), float(gap), *whole[1])
-    with np.load(source, allow_pickle=False) as data:
-        problem = problem_from(dict(data))
+    Tells of what has improved since it told last. An interruption ends it with what it has.
+    """
+    told: dict[int, Candidate] = {}
+    cuts = 0
+    last = 0.0
 
     def report(archive: Archive, _: float) -> None:
-        print(_words(archive), flush=True)
+        nonlocal cuts, last
+        now = time.monotonic()
+        if now - last < _OFTEN:
+            return
+        new = [c for c in archive.candidates if id(c) not in told]
+        tell(packed(archive_arrays(Archive(new, archive.cuts[cuts:]))))
+        told.update((id(c), c) for c in new)
+        cuts, last = len(archive.cuts), now
 
-    archive = Search(problem, effort, report).run(float(peak[0]) if peak else None)
-    _write(Path(sink), archive_arrays(archive))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    search = Search(problem_from(unpacked(problem)), Effort(**effort), report)
+    try:
+        search.run(Limits(*limits) if limits else None)
+    except KeyboardInterrupt:
+        if not search.archive.candidates:
+            raise
+    return packed(archive_arrays(search.archive))

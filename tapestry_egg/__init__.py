@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .batch import optimize_all as optimize_all
     from .blockgraph import BlockGraph as BlockGraph
     from .blockgraph import TensorType as TensorType
     from .errors import TapestryError as TapestryError
@@ -60,6 +61,7 @@ _HOMES = {
     "load": "files",
     "load_target": "target",
     "optimize": "pipeline",
+    "optimize_all": "batch",
     "save": "files",
     "trace": "trace",
 }

@@ -1,8 +1,9 @@
-"""Many graphs, one after another or side by side: a front file and a picture for each.
+"""Many graphs, one after another or side by side: a front, or a front file and a picture, for each.
 
 A folder of results remembers what each was made from (`batch.json`: a hash of the graph, the
 settings and the version). A graph whose result is there and whose hash has not changed is skipped,
-so an interrupted batch goes on where it stopped. One graph that fails stops no other.
+so an interrupted batch goes on where it stopped. One graph that fails stops no other; a worker that
+is lost loses its own graph, which is then done again.
 """
 
 from __future__ import annotations
@@ -10,23 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from .atomic import write_atomic
+from .console import host_only
 from .errors import GraphError, TapestryError
+from .executors import INTERRUPTED, Lost, Processes, completed, tell
 from .progress import Phase, Progress
+from .units import parse_quantity
 
 if TYPE_CHECKING:
+    from .blockgraph import BlockGraph
+    from .extract.front import Front
+    from .pipeline import Settings as Effort
     from .trace import Program
 
 MANIFEST = "batch.json"
@@ -37,7 +44,8 @@ class Settings:
     """What `optimize` is asked for, the same for every graph of a batch.
 
     `limits` pairs objectives with amounts in base units, `rules` are paths of the user's own rule
-    files, `seconds` is the time to search for each graph (None: the pipeline's own default).
+    files. The others say how hard to search each graph, as the pipeline's `Settings` do (None: its
+    own default).
     """
 
     target: str
@@ -45,6 +53,16 @@ class Settings:
     limits: tuple[tuple[str, float], ...] = ()
     rules: tuple[str, ...] = ()
     seconds: float | None = None
+    gap: float | None = None
+    patience: float | None = None
+    seeds: int | None = None
+
+    def effort(self, workers: int | None) -> Effort:
+        """The settings of the pipeline, for a search on so many processors."""
+        from .pipeline import Settings as Effort
+
+        asked = {k: getattr(self, k) for k in ("seconds", "gap", "patience", "seeds")}
+        return Effort(workers=workers, **{k: v for k, v in asked.items() if v is not None})
 
     def key(self, graph: bytes) -> str:
         """A hash that changes whenever the front of this graph could: same key, same result."""
@@ -60,7 +78,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one graph. `error` is empty where all went well."""
+    """What became of one graph. `error` is empty where all went well; `notes` say what happened on
+    the way."""
 
     name: str
     plans: int = 0
@@ -72,6 +91,7 @@ class Outcome:
     took: float = 0.0
     skipped: bool = False
     error: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def run_batch(
@@ -79,14 +99,18 @@ def run_batch(
     settings: Settings,
     out: Path,
     *,
-    jobs: int = 1,
+    executor: Executor | None = None,
+    workers: int | None = None,
     again: bool = False,
     on_progress: Progress,
 ) -> Iterator[Outcome]:
     """Optimize every graph file into `out`, yielding an outcome as each one ends.
 
-    `jobs` graphs at a time, each in a process of its own when more than one. With `again` nothing
-    is skipped. Two graphs of the same file name raise TapestryError before anything is done.
+    Several graphs are given to `executor`, each as one call; one graph, or each in turn where there
+    is no executor, is searched on `workers` processors (None: all). With `again` nothing is
+    skipped. An interruption (Ctrl-C) leaves the fronts that were found until then, and ends the
+    batch with KeyboardInterrupt. Two graphs of the same file name raise TapestryError before
+    anything is done.
     """
     seen: dict[str, Path] = {}
     for path in graphs:
@@ -111,22 +135,81 @@ def run_batch(
         else:
             todo.append((path, key))
     keys = {path.stem: key for path, key in todo}
-    work = _one_by_one if jobs <= 1 or len(todo) <= 1 else partial(_side_by_side, jobs=jobs)
-    for outcome in work([path for path, _ in todo], settings, out, on_progress):
-        if not outcome.error:
+    files = [path for path, _ in todo]
+    if executor is None or len(todo) <= 1:
+        work = _one_by_one(files, settings, out, executor, workers, on_progress)
+    else:
+        work = _side_by_side(files, settings, out, executor, on_progress)
+    for outcome in work:
+        if not outcome.error and INTERRUPTED not in outcome.notes:
             done[outcome.name] = {"key": keys[outcome.name], "outcome": _fields(outcome)}
             write_atomic(out / MANIFEST, json.dumps(done, indent=1, sort_keys=True) + "\n")
         yield outcome
 
 
-def optimize_file(path: Path, settings: Settings, out: Path, on_progress: Progress) -> Outcome:
+def optimize_all(
+    graphs: Mapping[str, Program | BlockGraph],
+    target: str,
+    objectives: Sequence[str] = ("seconds", "peak_bytes", "joules"),
+    *,
+    limits: Mapping[str, float | str] | None = None,
+    rules: Sequence[str] = (),
+    seconds: float | None = None,
+    gap: float | None = None,
+    executor: Executor | None = None,
+    on_progress: Progress | None = None,
+) -> dict[str, Front | TapestryError]:
+    """The front of every program, by name, or the error that says why there is none.
+
+    The programs are given to `executor` (default: processes of this machine, as many as it has
+    processors), each as one call; the other arguments are those of `optimize`, and `rules` and
+    `target` may be files, which workers must be able to read. Raises GraphError for a graph that
+    holds objects of this process.
+    """
+    from .extract.front import Front
+    from .files import load, save
+
+    bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
+    settings = Settings(
+        target, tuple(objectives), tuple(sorted(bounds.items())), tuple(rules), seconds, gap
+    )
+    found: dict[str, Front | TapestryError] = {}
+    with TemporaryDirectory(prefix="tapestry-egg-") as name, ExitStack() as stack:
+        folder = Path(name)
+        names = {f"{k}": name for k, name in enumerate(graphs)}
+        for k, name in names.items():
+            save(graphs[name], folder / f"{k}.json")
+        pool = executor or stack.enter_context(Processes())
+        for outcome in run_batch(
+            [folder / f"{k}.json" for k in names],
+            settings,
+            folder / "out",
+            executor=pool,
+            on_progress=on_progress or (lambda _: None),
+        ):
+            if outcome.error:
+                found[names[outcome.name]] = TapestryError(outcome.error)
+                continue
+            loaded = load(folder / "out" / f"{outcome.name}.front.json")
+            assert isinstance(loaded, Front)
+            found[names[outcome.name]] = loaded
+    return {name: found[name] for name in graphs if name in found}
+
+
+def optimize_file(
+    path: Path,
+    settings: Settings,
+    out: Path,
+    on_progress: Progress,
+    executor: Executor | None = None,
+    workers: int | None = None,
+) -> Outcome:
     """Load one graph, compute its front, write `NAME.front.json` and `NAME.front.svg` into `out`.
 
     Errors come back in the outcome, so that one graph stops no other: those of tapestry-egg as they
     read, any other, which is a defect, with its traceback.
     """
     from .files import load, save
-    from .pipeline import Settings as Effort
     from .pipeline import optimize
     from .plot import front_info, plot_front
 
@@ -139,7 +222,8 @@ def optimize_file(path: Path, settings: Settings, out: Path, on_progress: Progre
             objectives=settings.objectives,
             limits=dict(settings.limits),
             rules=settings.rules,
-            settings=None if settings.seconds is None else Effort(seconds=settings.seconds),
+            settings=settings.effort(workers),
+            executor=executor,
             on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),
         )
         # The picture first: the front file is what marks a graph as done.
@@ -160,6 +244,7 @@ def optimize_file(path: Path, settings: Settings, out: Path, on_progress: Progre
         peak_most=max(c.peak_bytes for c in costs),
         gap=max(plan.gap for plan in front.plans),
         took=time.perf_counter() - started,
+        notes=front.notes,
     )
 
 
@@ -175,49 +260,70 @@ def _graph(loaded: Any, path: Path) -> Program:
     )
 
 
-Work = Callable[[Sequence[Path], Settings, Path, Progress], Iterator[Outcome]]
-
-
 def _one_by_one(
-    paths: Sequence[Path], settings: Settings, out: Path, on_progress: Progress
+    paths: Sequence[Path],
+    settings: Settings,
+    out: Path,
+    executor: Executor | None,
+    workers: int | None,
+    on_progress: Progress,
 ) -> Iterator[Outcome]:
     for path in paths:
-        yield optimize_file(path, settings, out, on_progress)
+        outcome = optimize_file(path, settings, out, on_progress, executor, workers)
+        yield outcome
+        if INTERRUPTED in outcome.notes:
+            raise KeyboardInterrupt
 
 
 def _side_by_side(
-    paths: Sequence[Path], settings: Settings, out: Path, on_progress: Progress, *, jobs: int
+    paths: Sequence[Path],
+    settings: Settings,
+    out: Path,
+    executor: Executor,
+    on_progress: Progress,
 ) -> Iterator[Outcome]:
-    """Several processes, started afresh: JAX does not survive a fork."""
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        said = manager.Queue()
-        listener = threading.Thread(target=_listen, args=(said, on_progress), daemon=True)
-        listener.start()
-        running: dict[Future[Outcome], Path] = {
-            pool.submit(optimize_file, path, settings, out, said.put): path for path in paths
+    """Every graph a call of `front_files`, which is made again where its worker is lost."""
+    plain = msgspec.to_builtins(settings)
+    calls = [(str(path), path.read_bytes(), plain) for path in paths]
+
+    def heard(_: int, said: Any) -> None:
+        on_progress(Phase(*said))
+
+    for k, told in completed(executor, front_files, calls, heard):
+        name = paths[k].stem
+        if not isinstance(told, Lost):
+            for file, data in told["files"].items():
+                write_atomic(out / file, data)
+            yield _outcome(told["outcome"], name)
+        elif told.again:
+            on_progress(Phase("extract", f"begun again: {told.reason}", None, name))
+        else:
+            hint = "Perhaps for lack of memory: try again with fewer --workers."
+            yield Outcome(name, error=f"{paths[k]}: {told.reason}, twice\n  {hint}")
+
+
+def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of a graph file and the files that it gives, as plain data: of a worker.
+
+    The graph comes as the bytes of its file, so that a worker need not see the same disks.
+    """
+    host_only()
+    with TemporaryDirectory(prefix="tapestry-egg-") as name:
+        folder = Path(name)
+        file = folder / Path(path).name
+        file.write_bytes(graph)
+        outcome = optimize_file(
+            file,
+            msgspec.convert(settings, Settings),
+            folder / "out",
+            lambda p: tell([p.phase, p.text, p.fraction, p.subject]),
+            workers=1,
+        )
+        made = (folder / "out").glob("*") if (folder / "out").is_dir() else ()
+        return {
+            "outcome": _fields(replace(outcome, error=outcome.error.replace(str(file), path))),
+            "files": {p.name: p.read_bytes() for p in made},
         }
-        try:
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    path = running.pop(future)
-                    try:
-                        yield future.result()
-                    except BrokenProcessPool:
-                        yield Outcome(
-                            path.stem,
-                            error=f"{path}: a worker process died, perhaps for lack of memory\n"
-                            "  Try again with --jobs 1.",
-                        )
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            said.put(None)
-            listener.join(timeout=5)
-
-
-def _listen(said: Any, on_progress: Progress) -> None:
-    while isinstance(phase := said.get(), Phase):
-        on_progress(phase)
 
 
 def _read_manifest(out: Path) -> dict[str, Mapping[str, Any]]:
@@ -239,4 +345,5 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 
 def _outcome(fields: Mapping[str, Any], name: str) -> Outcome:
     known = {k: v for k, v in fields.items() if k in Outcome.__dataclass_fields__}
-    return Outcome(**{**known, "name": name})
+    notes = tuple(map(str, known.get("notes", ())))
+    return Outcome(**{**known, "name": name, "notes": notes})

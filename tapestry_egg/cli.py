@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,14 +19,17 @@ import typer
 
 from . import cli_census, cli_kernels, cli_read
 from .console import (
+    Cluster,
     File,
     Json,
     Limit,
     Minimize,
     PlanName,
     Quiet,
+    Workers,
     choose_plan,
     complain,
+    end_as_interrupted,
     host_only,
     parse_limits,
     print_json,
@@ -52,6 +56,7 @@ app = typer.Typer(
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exits with the codes stated above."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    end_as_interrupted()
     try:
         code = app(args=given or ["--help"], prog_name=NAME, standalone_mode=False)
     except TapestryError as error:
@@ -138,7 +143,17 @@ def optimize(
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Time to search, for each graph.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Graphs at a time.")] = 1,
+    gap: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop at plans this near to their bounds: 0.01.")
+    ] = None,
+    patience: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so many seconds without gain.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Searches of each mesh shape, from other seeds.")
+    ] = None,
+    workers: Workers = None,
+    cluster: Cluster = "",
     again: Annotated[
         bool, typer.Option("--again", help="Also graphs whose front is there and current.")
     ] = False,
@@ -149,8 +164,11 @@ def optimize(
 
     Writes NAME.front.json and its picture NAME.front.svg for each, and prints a line per graph.
     Run it again after an interruption, or with more graphs: what is there and current is skipped.
+    With --workers or --cluster, several graphs are done at a time; the mesh shapes of one graph
+    always are. An interruption keeps the best that was found until then.
     """
     from .batch import Settings, run_batch
+    from .executors import chosen
     from .progress import reporter
     from .target import load_target
 
@@ -165,12 +183,23 @@ def optimize(
         tuple(sorted(parse_limits(limit or ()).items())),
         tuple(rules or ()),
         seconds,
+        gap,
+        patience,
+        seeds,
     )
     failed = 0
-    with reporter(quiet=quiet) as on_progress:
+    with reporter(quiet=quiet) as on_progress, ExitStack() as stack:
         graphs = _graph_files(paths, Path(out), on_progress)
+        several = workers is not None and workers > 1 and len(graphs) > 1
+        pool = stack.enter_context(chosen(workers, cluster)) if several or cluster else None
         for outcome in run_batch(
-            graphs, settings, Path(out), jobs=jobs, again=again, on_progress=on_progress
+            graphs,
+            settings,
+            Path(out),
+            executor=pool,
+            workers=workers,
+            again=again,
+            on_progress=on_progress,
         ):
             if outcome.error:
                 failed += 1
@@ -223,6 +252,7 @@ def _summary(outcome: Outcome) -> str:
             _range(outcome.peak_least, outcome.peak_most, "peak_bytes"),
             f"gap {percent(outcome.gap)}",
             "as before" if outcome.skipped else f"{outcome.took:.1f} s",
+            *outcome.notes,
         ]
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,13 @@ Minimize = Annotated[
 Limit = Annotated[
     list[str] | None,
     typer.Option(metavar="OBJECTIVE=AMOUNT", help="Such as peak_bytes=60GiB; may be repeated."),
+]
+
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-j", min=1, help="Processes at a time; default: all.")
+]
+Cluster = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler instead.")
 ]
 
 
@@ -77,6 +85,12 @@ def parse_limits(limits: Iterable[str]) -> dict[str, float]:
 def host_only() -> None:
     """Keep JAX off the accelerators: tracing and searching need none."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def end_as_interrupted() -> None:
+    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept."""
+    with suppress(ValueError):  # not the main thread: whoever runs that decides
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager

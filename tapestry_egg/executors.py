@@ -5,6 +5,7 @@ the one that is used when none is given; a Dask cluster, a pool of threads or an
 A call names a function of a module of this package; its arguments and its result are plain data
 (None, flags, numbers, text, bytes, lists and dicts of them), so that nothing that travels can
 execute. A worker that is lost loses its own call and no other: `completed` submits it once more.
+An interruption (Ctrl-C) reaches the calls that run, so that they can give what they have.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ from .errors import TapestryError
 #: Takes what a call says while it runs: the number of the call, and the data.
 Heard = Callable[[int, Any], None]
 
+#: The note on a result that an interruption cut short.
+INTERRUPTED = "interrupted: this is what was found until then"
+
 _SERVE = "from tapestry_egg.executors import serve; serve()"
 # What a frame from a worker holds: something said, the result, or why there is none.
-_SAID, _DONE, _REFUSED, _FAILED = range(4)
+_SAID, _DONE, _REFUSED, _FAILED, _STOPPED = range(5)
+# What interrupts a call in its process; Ctrl-C itself reaches whoever asks.
+_STOP = signal.SIGUSR1
 
 
 class WorkerLost(BrokenExecutor):
@@ -69,7 +75,7 @@ class Processes(Executor):
         self.workers = max(1, workers or os.cpu_count() or 1)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._children: set[_Child] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -104,23 +110,34 @@ class Processes(Executor):
         with self._lock:
             self._closed = True
             if cancel_futures:
-                with suppress(queue.Empty):
-                    while True:
-                        call = self._calls.get_nowait()
-                        if call is not None:
-                            call.future.cancel()
+                self._cancel()
             for _ in self._threads:
                 self._calls.put(None)
         if wait:
             for thread in self._threads:
                 thread.join()
 
+    def _cancel(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                call = self._calls.get_nowait()
+                if call is not None and call.future.cancel():
+                    call.future.set_running_or_notify_cancel()  # tells those who wait
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the calls that run; those that wait for a process are
+        cancelled, as are those that do not catch it."""
+        with self._lock:
+            self._cancel()
+            for child in self._children:
+                child.interrupt()
+
     def kill(self) -> None:
         """End the processes now; calls that have no result yet raise `WorkerLost`."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for child in self._children:
-                child.kill()
+                child.process.kill()
 
     def __exit__(
         self,
@@ -134,14 +151,16 @@ class Processes(Executor):
 
     def _work(self) -> None:
         """Hand calls to one process after another, until there are no more."""
-        child: subprocess.Popen[bytes] | None = None
+        child: _Child | None = None
         while (call := self._calls.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
                 continue
             try:
                 if child is None:
-                    child = self._start()
-                call.future.set_result(_ask(child, call))
+                    child = _Child()
+                    with self._lock:
+                        self._children.add(child)
+                call.future.set_result(child.result(call))
             except (EOFError, OSError):
                 code = None if child is None else self._end(child)
                 child = None
@@ -151,46 +170,59 @@ class Processes(Executor):
         if child is not None:
             self._end(child)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        package = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        with self._lock:
-            child = subprocess.Popen(
-                [sys.executable, "-c", _SERVE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            self._children.add(child)
-        return child
-
-    def _end(self, child: subprocess.Popen[bytes]) -> int | None:
-        for stream in (child.stdin, child.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        code = child.wait()
+    def _end(self, child: _Child) -> int:
+        code = child.end()
         with self._lock:
             self._children.discard(child)
         return code
 
 
-def _ask(child: subprocess.Popen[bytes], call: _Call) -> Any:
-    """The result of a call made by a process. Raises what the function raised, EOFError or OSError
-    when the process is gone."""
-    assert child.stdin is not None and child.stdout is not None
-    _write(child.stdin, [call.function, call.arguments])
-    while True:
-        what, data = _read(child.stdout)
-        if what == _DONE:
-            return data
-        if what == _REFUSED:
-            raise _error(data)
-        if what == _FAILED:
-            raise RuntimeError(f"{call.function} failed in a worker process\n{data}")
-        if call.heard is not None:
-            call.heard(data)
+class _Child:
+    """A worker process, seen from here."""
+
+    def __init__(self) -> None:
+        package = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._to, self._from = self.process.stdin, self.process.stdout
+        self._lock = threading.Lock()
+
+    def result(self, call: _Call) -> Any:
+        """The result of a call made there. Raises what the function raised, CancelledError where it
+        was interrupted, EOFError or OSError when the process is gone."""
+        self._write([call.function, call.arguments])
+        while True:
+            what, data = _read(self._from)
+            if what == _DONE:
+                return data
+            if what == _REFUSED:
+                raise _error(data)
+            if what == _STOPPED:
+                raise CancelledError
+            if what == _FAILED:
+                raise RuntimeError(f"{call.function} failed in a worker process\n{data}")
+            if call.heard is not None:
+                call.heard(data)
+
+    def interrupt(self) -> None:
+        with suppress(OSError, ValueError):  # it has ended
+            self._write(None)
+
+    def end(self) -> int:
+        for stream in (self._to, self._from):
+            with suppress(OSError):
+                stream.close()
+        return self.process.wait()
+
+    def _write(self, data: Any) -> None:
+        with self._lock:
+            _write(self._to, data)
 
 
 # Frames: eight bytes of length, then MessagePack
@@ -216,13 +248,13 @@ def _read(stream: IO[bytes]) -> Any:
 
 # In a worker
 
-_sink: IO[bytes] | None = None
+_server: _Server | None = None
 
 
 def tell(data: Any) -> None:
     """Say something to whoever waits for this call; heard only where this is a worker process."""
-    if _sink is not None:
-        _write(_sink, [_SAID, data])
+    if _server is not None:
+        _server.write([_SAID, data])
 
 
 def serve() -> None:
@@ -230,30 +262,73 @@ def serve() -> None:
 
     Ends with standard input, and so with the process that asks, in the middle of a call too.
     """
-    global _sink
-    _sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches whoever asks
-    calls: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    global _server
+    _server = _Server()
+    _server.serve()
 
-    def listen() -> None:
+
+class _Server:
+    """A worker process, seen from inside."""
+
+    def __init__(self) -> None:
+        self._sink = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        self._calls: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        # Calls that have come, the last of them that was interrupted, and the one that runs.
+        self._come = self._stopped = self._at = 0
+        self._held = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(_STOP, lambda number, frame: self._check())
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def serve(self) -> None:
+        count = 0
+        while True:
+            name, arguments = self._calls.get()
+            count += 1
+            try:
+                self._at = count
+                self._check()
+                module, _, function = name.partition(":")
+                frame = [_DONE, getattr(import_module(module), function)(*arguments)]
+                self._at = 0
+            except TapestryError as error:
+                frame = [_REFUSED, _record(error)]
+            except KeyboardInterrupt:
+                frame = [_STOPPED, None]
+            except BaseException as error:
+                frame = [_FAILED, "".join(traceback.format_exception(error))]
+            self._at = 0
+            self.write(frame)
+
+    def write(self, frame: Any) -> None:
+        """Write a frame, whole whatever comes meanwhile."""
+        self._held = True
+        try:
+            _write(self._sink, frame)
+        finally:
+            self._held = False
+        self._check()
+
+    def _check(self) -> None:
+        """Raise KeyboardInterrupt, once, where the call that runs was interrupted."""
+        if 0 < self._at <= self._stopped and not self._held:
+            self._stopped = 0
+            raise KeyboardInterrupt
+
+    def _listen(self) -> None:
         source = os.fdopen(os.dup(0), "rb")
         with suppress(EOFError):
             while True:
-                calls.put(_read(source))
+                frame = _read(source)
+                if frame is None:
+                    self._stopped = self._come
+                    os.kill(os.getpid(), _STOP)
+                else:
+                    self._come += 1
+                    self._calls.put(frame)
         os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    while True:
-        name, arguments = calls.get()
-        try:
-            module, _, function = name.partition(":")
-            frame = [_DONE, getattr(import_module(module), function)(*arguments)]
-        except TapestryError as error:
-            frame = [_REFUSED, _record(error)]
-        except BaseException as error:
-            frame = [_FAILED, "".join(traceback.format_exception(error))]
-        _write(_sink, frame)
 
 
 def _record(error: TapestryError) -> list[str]:
@@ -287,10 +362,12 @@ def completed(
 
     A call whose worker is lost yields `Lost` and is submitted once more; lost again, it yields a
     `Lost` that is not `again`, and that is all of it. What a function tells is `heard` where the
-    executor is `Processes`. Raises what a function raises.
+    executor is `Processes`. Raises what a function raises. An interruption (Ctrl-C) interrupts the
+    calls; what they still give is yielded before KeyboardInterrupt is raised.
     """
     running: dict[Future[Any], int] = {}
     tried = [0] * len(calls)
+    stopping = False
 
     def submit(k: int) -> Lost | None:
         tried[k] += 1
@@ -309,7 +386,17 @@ def completed(
         if lost is not None:
             yield k, lost
     while running:
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
+        try:
+            done = wait(running, return_when=FIRST_COMPLETED).done
+        except KeyboardInterrupt:
+            if stopping or not isinstance(executor, Processes):
+                for future in running:
+                    future.cancel()
+                raise
+            stopping = True
+            executor.interrupt()
+            continue
+        for future in done:
             k = running.pop(future)
             try:
                 yield k, future.result()
@@ -318,11 +405,15 @@ def completed(
                 if not _is_loss(error):
                     raise
                 lost = Lost(_words(error), tried[k] < 2)
+            if stopping:
+                continue
             yield k, lost
             if lost.again:
                 lost = submit(k)
                 if lost is not None:
                     yield k, lost
+    if stopping:
+        raise KeyboardInterrupt
 
 
 def _is_loss(error: BaseException) -> bool:

@@ -32,6 +32,7 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     in_tree: Any = None
     out_tree: Any = None
     sources: list[SourceRecord] = []
+    notes: list[str] = []
 
 
 def front_document(front: Front) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def front_document(front: Front) -> dict[str, Any]:
         "objectives": list(front.objectives),
         "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
         "saturated": front.saturated,
+        "notes": list(front.notes),
         "plans": plans,
         "graphs": graphs,
         "in_tree": program.in_tree if program else None,
@@ -86,4 +88,5 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
         graph_name=file.graph_name,
         epsilon=math.inf if file.epsilon is None else file.epsilon,
         saturated=file.saturated,
+        notes=tuple(file.notes),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from .extract.archive import Archive
 from .extract.front import Front as Front
 from .extract.merge import MeshResult, merge
 from .extract.pins import Pin, Pins, fitting, pin, read_pins
-from .extract.search import Effort
+from .extract.search import Effort, Limits
 from .flatten import feedback_pairs, flatten
 from .layout import MeshShape
 from .prepare import prepare
@@ -32,6 +33,7 @@ from .units import parse_quantity
 if TYPE_CHECKING:
     from .blockgraph import BlockGraph
     from .extract.assemble import Assembled
+    from .extract.worker import Searched
     from .plan import Plan
     from .trace import Program
 
@@ -49,7 +51,10 @@ class Settings:
     program, `budget` on each mesh shape.
 
     Other forms of the program share the time of the search; one is searched only if it saves more
-    than the share `least_gain` of the seconds on one device.
+    than the share `least_gain` of the seconds on one device. A search ends early where every plan
+    is within the share `gap` of its bound, or after `patience` seconds without a better plan or
+    bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on `workers`
+    processors (None: all).
     """
 
     seconds: float = 45.0
@@ -59,6 +64,11 @@ class Settings:
     budget: Budget = field(default_factory=Budget)
     algebra: Budget = BUDGET
     least_gain: float = LEAST_GAIN
+    gap: float = 0.004
+    patience: float = float("inf")
+    seed: int = 0
+    seeds: int = 1
+    workers: int | None = None
 
 
 def optimize(
@@ -74,6 +84,7 @@ def optimize(
     mesh_shapes: Sequence[MeshShape] | None = None,
     pins: Pins | None = None,
     settings: Settings | None = None,
+    executor: Executor | None = None,
     on_progress: Progress | None = None,
 ) -> Front:
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
@@ -84,6 +95,9 @@ def optimize(
     fixes the layouts of inputs by path or prefix (`{"[0]['w']": (None, "x")}`, see
     `extract/pins.py`), and so those of the outputs that feed back to them. Rules that change
     rounding are used only with `numerics="relaxed"`. Every rule is verified before it is used.
+    Mesh shapes are searched side by side by `executor` (default: processes of this machine; a Dask
+    cluster's `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
+    the front holds what was found until then; its `notes` say so.
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
     """
@@ -94,7 +108,7 @@ def optimize(
     _check_objectives(objectives)
     program, block_graph = _split(graph)
     sets = permitted(load_books((*books, *rules)), numerics)
-    ensure_verified(sets)
+    ensure_verified(sets, executor)
     pairs = feedback_pairs(block_graph, state)
     fixed = read_pins(block_graph, pins)
     shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))
@@ -105,16 +119,21 @@ def optimize(
         for plan in plans
         for shape in shapes
     ]
-    archives = _search(problems, bounds.get("peak_bytes"), settings, tell)
-    results = [MeshResult(p, a) for p, a in zip(problems, archives, strict=True)]
-    if {"wire_bytes", "flops"} & set(objectives):
-        results = _for_traffic(results, machine, bounds.get("peak_bytes"), settings, tell)
+    wanted = _limits(bounds)
+    searched = _search(problems, wanted, settings, executor, tell)
+    notes = searched.notes
+    results = [MeshResult(p, a) for p, a in zip(problems, searched.archives, strict=True)]
+    if {"wire_bytes", "flops"} & {*objectives, *bounds} and not searched.interrupted:
+        again = _search(_for_traffic(results, machine), wanted, settings, executor, tell)
+        notes += again.notes
+        results = [r.with_candidates(a) for r, a in zip(results, again.archives, strict=True)]
     front = merge(results, objectives, bounds, machine.spec, block_graph.name)
     front = _certified(front, plans, machine, bounds)
     return replace(
         front,
         plans=tuple(replace(p, program=program) for p in front.plans),
         saturated=front.saturated and all(form.saturated for form in found),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -164,35 +183,53 @@ def problem_on(
     return assemble(pin(snapshot(plan, found, shape, machine), pins))
 
 
+def _limits(bounds: Mapping[str, float]) -> Limits | None:
+    """What the search must heed of the limits: those on what speed is exchanged for."""
+    if not {"peak_bytes", "joules"} & set(bounds):
+        return None
+    return Limits(bounds.get("peak_bytes", math.inf), bounds.get("joules", math.inf))
+
+
 def _search(
-    problems: Sequence[Assembled], peak: float | None, settings: Settings, tell: Progress
-) -> list[Archive]:
+    problems: Sequence[Assembled],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+) -> Searched:
     """Search all mesh shapes, side by side where processors allow."""
-    from .extract.worker import search_all
+    from .extract.worker import search_all, so_far
 
     begin = time.perf_counter()
-    workers = os.cpu_count() or 1
-    words: dict[int, str] = {}
 
-    def report(k: int, text: str) -> None:
-        words[k] = f"{problems[k].snapshot.mesh} {text}"
+    def report(archives: Sequence[Archive]) -> None:
         spent = (time.perf_counter() - begin) / max(settings.seconds, 1e-9)
-        tell(Phase("extract", "; ".join(words[i] for i in sorted(words)), min(0.99, spent)))
+        tell(Phase("extract", so_far(archives), min(0.99, spent)))
 
-    effort = Effort(settings.prices, settings.steps, seconds=settings.seconds)
-    archives = search_all([p.problem for p in problems], effort, peak, report, workers)
-    tell(Phase("extract", f"{sum(len(a.candidates) for a in archives)} plans", 1.0))
-    return archives
+    effort = Effort(
+        settings.prices,
+        settings.steps,
+        seconds=settings.seconds,
+        gap=settings.gap,
+        seed=settings.seed,
+        patience=settings.patience,
+    )
+    found = search_all(
+        [p.problem for p in problems],
+        effort,
+        limits,
+        report,
+        settings.workers,
+        executor,
+        settings.seeds,
+    )
+    words = "  ".join([so_far(found.archives), *found.notes])
+    tell(Phase("extract", words, 1.0))
+    return found
 
 
-def _for_traffic(
-    results: Sequence[MeshResult],
-    machine: Target,
-    peak: float | None,
-    settings: Settings,
-    tell: Progress,
-) -> list[MeshResult]:
-    """Search again for few bytes sent and few flops, as if launches and latencies were free."""
+def _for_traffic(results: Sequence[MeshResult], machine: Target) -> list[Assembled]:
+    """The same rows for few bytes sent and few flops, as if launches and latencies were free."""
     from .extract.assemble import Weights, assemble
 
     found = []
@@ -205,8 +242,7 @@ def _for_traffic(
             flops=_EVEN / machine.rate("bfloat16", True),
         )
         found.append(assemble(snap, weights))
-    archives = _search(found, peak, settings, tell)
-    return [r.with_candidates(a) for r, a in zip(results, archives, strict=True)]
+    return found
 
 
 def _certified(

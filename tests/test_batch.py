@@ -14,6 +14,7 @@ from tapestry_egg import files, pipeline
 from tapestry_egg.batch import MANIFEST, Outcome, Settings, run_batch
 from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.errors import ExtractError, TapestryError
+from tapestry_egg.executors import Processes
 from tapestry_egg.extract.front import Front
 from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
@@ -226,7 +227,9 @@ def test_side_by_side_gives_the_same_fronts(
 ) -> None:
     heard: list[Phase] = []
     settings = Settings("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
-    outcomes = go(graphs("a", "b"), tmp_path / "out", settings, jobs=2, heard=heard.append)
+    with Processes(2) as pool:
+        out = tmp_path / "out"
+        outcomes = go(graphs("a", "b"), out, settings, executor=pool, heard=heard.append)
     assert sorted(o.name for o in outcomes) == ["a", "b"]
     assert all(o.plans > 0 and not o.error for o in outcomes)
     assert {p.subject.split()[0] for p in heard} == {"a", "b"}

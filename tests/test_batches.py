@@ -13,7 +13,7 @@ from tapestry_egg.extract.dual import Dual, Prices
 from tapestry_egg.extract.elimination import Elimination
 from tapestry_egg.extract.pricing import Tables
 from tapestry_egg.extract.problem import Pair, Problem, Use, Variable
-from tapestry_egg.extract.worker import problem_arrays, problem_from
+from tapestry_egg.extract.transport import problem_arrays, problem_from
 
 TIMES = 12
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
@@ -125,6 +127,26 @@ def test_an_exception_ends_the_processes(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 300
     assert not alive(int(mark.read_text()))
     assert isinstance(future.exception(), WorkerLost) and never.cancelled()
+
+
+def test_an_interruption_reaches_the_calls_which_give_what_they_have(tmp_path: Path) -> None:
+    with Processes(1) as pool:
+        got = completed(pool, calls.until_stopped, [[str(tmp_path / "d")], [str(tmp_path / "e")]])
+        threading.Thread(target=interrupt_at, args=(tmp_path / "d",)).start()
+        assert next(got) == (0, "stopped")
+        with pytest.raises(KeyboardInterrupt):
+            next(got)
+        # One that does not listen is over as well.
+        got = completed(pool, calls.sleep, [[600.0, str(tmp_path / "f")]])
+        threading.Thread(target=interrupt_at, args=(tmp_path / "f",)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(got)
+
+
+def interrupt_at(mark: Path) -> None:
+    while not mark.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_scripts_need_no_guard_and_leave_nothing_behind(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from tapestry_egg.extract.dual import Dual, Prices
 from tapestry_egg.extract.elimination import Elimination
 from tapestry_egg.extract.merge import MeshResult, worth_a_plan
 from tapestry_egg.extract.problem import Pair, Problem, Use, Variable, label, merge_parallel
-from tapestry_egg.extract.search import Effort, Search
-from tapestry_egg.extract.worker import (
+from tapestry_egg.extract.search import Effort, Limits, Search
+from tapestry_egg.extract.transport import (
     archive_arrays,
     archive_from,
     problem_arrays,
     problem_from,
-    search_all,
 )
+from tapestry_egg.extract.worker import search_all
 
 # What random problems look like
 
@@ -293,7 +293,9 @@ def test_descent_moves_into_a_limit_and_then_down(seed: int, more: int) -> None:
 
 
 def searched(problem: Problem, peak: float | None = None, seconds: float = 2.0) -> Archive:
-    return Search(problem, Effort(prices=4, steps=3, seconds=seconds)).run(peak)
+    return Search(problem, Effort(prices=4, steps=3, seconds=seconds)).run(
+        None if peak is None else Limits(peak)
+    )
 
 
 @given(seeds)
@@ -485,7 +487,7 @@ def test_searches_side_by_side_find_the_same() -> None:
     problems = [random_problem(seed, shape) for seed in (5, 6)]
     problems = [replace(p, variables=p.variables + (single(4000),)) for p in problems]
     effort = Effort(prices=2, steps=1, moves=3, seconds=1.0)
-    archives = search_all(problems, effort, None, workers=2)
+    archives = search_all(problems, effort, workers=2).archives
     for problem, archive in zip(problems, archives, strict=True):
         for c in archive.candidates:
             seconds, joules, profile = problem.evaluate(c.rows)

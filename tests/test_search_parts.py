@@ -64,14 +64,14 @@ def test_a_large_problem_alone_is_searched_in_parts() -> None:
         problem,
         variables=(*problem.variables, Variable("large", np.zeros(4000), np.zeros(4000))),
     )
-    said: list[str] = []
+    said: list[int] = []
     (archive,) = search_all(
         [problem],
         Effort(prices=4, steps=2, seconds=4.0),
         None,
-        lambda k, text: said.append(text),
+        lambda archives: said.append(len(archives[0].candidates)),
         2,
-    )
+    ).archives
     assert archive.candidates and said
     for c in archive.candidates:
         seconds, joules, profile = problem.evaluate(c.rows)

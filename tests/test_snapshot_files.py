@@ -21,6 +21,7 @@ from tapestry_egg.extract.dual import Cut
 from tapestry_egg.extract.formats import snapshot
 from tapestry_egg.extract.problem import Problem
 from tapestry_egg.extract.snapshot_front import snapshot_front
+from tapestry_egg.extract.worker import Searched
 from tests.test_extract import cost, random_problem
 
 SMALL = {
@@ -112,7 +113,7 @@ def test_the_checker_agrees_with_an_evaluation_time_by_time(seed: int) -> None:
 def found_by_a_search(costs: tuple[float, float, float], bound: float) -> Any:
     """A stand-in for the search of SMALL that found rows (0, 0) and proved a bound."""
     archive = Archive([Candidate(np.array([0, 0]), *costs)], [Cut(bound, 0.0, 0.0, np.inf)])
-    return lambda *_: [archive]
+    return lambda *_: Searched([archive])
 
 
 def test_bounds_are_those_that_were_proved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,3 +54,13 @@ def sleep(seconds: float, mark: str = "") -> float:
         Path(mark).write_text(str(os.getpid()))
     time.sleep(seconds)
     return seconds
+
+
+def until_stopped(mark: str) -> str:
+    """Run until interrupted, telling all the time; then say so."""
+    Path(mark).write_text(str(os.getpid()))
+    try:
+        while True:
+            tell(b"x" * 100_000)
+    except KeyboardInterrupt:
+        return "stopped"
