@@ -1,7 +1,7 @@
 """Kernels that stream over scores: JAX primitives for the templates of `streaming.yaml`.
 
 Scores x·w are made, used and forgotten in blocks along their longest dim that only one of x and w
-has, so that a block is no larger than a part of the operands. A softmax over several blocks carries
+has, so that a block stays in a cache. A softmax over several blocks carries
 the greatest score so far, the sum of exponentials and the weighted sum, as in Milakov and
 Gimelshein, "Online normalizer calculation for softmax" (2018) and Rabe and Staats, "Self-attention
 does not need O(n²) memory" (2021). Attention without a mask is `jax.nn.dot_product_attention`
@@ -23,9 +23,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-#: A block's scores take at most this share of the bytes of operands and result, or these bytes.
-_SHARE = 4
-_SMALL = 4 << 20
+#: Bytes of a block's scores: what last-level caches hold, so that a block that is stored between
+#: two products is not read from memory.
+_ROOM = 16 << 20
 #: The least extent of a block, below which products become slow.
 _LEAST = 32
 #: What cuDNN's attention takes.
@@ -57,15 +57,13 @@ class _Scores:
         sides = (self.x, self.w)
         return tuple(sides[p].shape[d] for p, d in (next(iter(at.items())) for at in self.places))
 
-    def along(self, dims: Sequence[int], others: Sequence[jax.Array | None], out: int) -> _Blocks:
+    def along(self, dims: Sequence[int]) -> _Blocks:
         """Blocks along the longest of some dims that a single operand has."""
         own = [d for d in dims if len(self.places[d]) == 1]
         own = own or [d for d in dims]
         dim = max(own, key=lambda d: self.shape[d])
-        known = [a for a in (self.x, self.w, *others) if a is not None]
-        room = max(_SMALL, (sum(a.size * a.dtype.itemsize for a in known) + out) // _SHARE)
         row = 4 * prod(self.shape) // max(1, self.shape[dim])
-        size = max(_LEAST, 1 << max(0, (room // max(1, row)).bit_length() - 1))
+        size = max(_LEAST, 1 << max(0, (_ROOM // max(1, row)).bit_length() - 1))
         return _Blocks(dim, self.shape[dim], min(size, self.shape[dim]))
 
     def block(self, dim: int, start: Any, size: int) -> jax.Array:
@@ -155,7 +153,7 @@ def dot_logsumexp(
     of = _Scores(x, w, scores)
     axes = tuple(axes)
     rows = tuple(1 if d in axes else n for d, n in enumerate(of.shape))
-    at = of.along(axes, (), 0)
+    at = of.along(axes)
     wide = jnp.promote_types(x.dtype, jnp.float32)
 
     def step(carry: Any, start: Any, size: int) -> Any:
@@ -194,7 +192,7 @@ def exp_dot(
         jax.ShapeDtypeStruct(of.shape, v.dtype),
         v,
     )
-    at = of.along(range(rank), (v,), result.size * result.dtype.itemsize)
+    at = of.along(range(rank))
     own = {**dict(zip(pb, vb, strict=True)), **dict(zip(pc, vc, strict=True))}
     of_v = [next((d for d, e in own.items() if e == k), -1) for k in range(v.ndim)]
     free = [d for d in range(rank) if d not in (*pc, *pb)]
@@ -237,7 +235,7 @@ def attention(
         jax.ShapeDtypeStruct(of.shape, v.dtype),
         v,
     )
-    at = of.along(axes, (v,), result.size * result.dtype.itemsize)
+    at = of.along(axes)
     if mask is None:
         called = _dot_product_attention(of, v, values, swapped, at)
         if called is not None:

@@ -24,7 +24,7 @@ from tapestry_egg.monoids.fold import (
 )
 from tapestry_egg.monoids.laws import check_laws
 
-NAMES = ("sum", "prod", "max", "min", "and", "or", "argmax", "argmin")
+NAMES = ("sum", "prod", "max", "min", "and", "or", "argmax", "argmin", "logaddexp")
 TUPLES = ("moments", "logsumexp", "softmax_values")
 
 #: The reduction over dim 0 written out, sharing nothing with the formulas of the data file.
@@ -35,6 +35,7 @@ DIRECT = {
     "min": lambda x: np.min(x, 0),
     "and": lambda x: np.bitwise_and.reduce(x, 0),
     "or": lambda x: np.bitwise_or.reduce(x, 0),
+    "logaddexp": lambda x: np.logaddexp.reduce(x, 0),
 }
 
 
@@ -148,7 +149,9 @@ def test_a_fold_of_wrapped_elements_is_the_reduction(name: str, data: st.DataObj
     agree(reduce(monoid(name), *parts), direct(name, parts))
 
 
-@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "logsumexp", "softmax_values"])
+@pytest.mark.parametrize(
+    "name", ["max", "min", "argmax", "argmin", "logaddexp", "logsumexp", "softmax_values"]
+)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_infinities_and_nans_are_reduced_as_numpy_does(name: str, data: st.DataObject) -> None:
@@ -188,6 +191,7 @@ def test_an_element_of_weight_nothing_is_the_zero(name: str) -> None:
         ("and", "uint8", 255),
         ("and", "int32", -1),
         ("or", "bool", False),
+        ("logaddexp", "float32", -np.inf),
     ],
 )
 def test_nothing_folds_to_the_zero(name: str, dtype: str, wanted: float) -> None:

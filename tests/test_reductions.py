@@ -30,7 +30,7 @@ def elements(name: str, dtype: str) -> list[np.ndarray]:
         x = rng.integers(1, 3, shape).astype(dtype)
     else:
         x = rng.integers(-9, 9, shape).astype(dtype)
-    if name in ("logsumexp", "softmax_values"):
+    if name in ("logaddexp", "logsumexp", "softmax_values"):
         x = np.where(rng.random(shape) < 0.2, -np.inf, x).astype(dtype)
         x[:, :, 1] = [[700.0, -np.inf, 20.0]] * 8  # exp would overflow in float32
         x[:, :, 2] = -np.inf  # all masked
@@ -55,7 +55,7 @@ def wanted(name: str, parts: list[np.ndarray]) -> np.ndarray:
     x = x.astype(np.float64)
     if name == "moments":
         return x.mean(0)
-    if name == "logsumexp":
+    if name in ("logaddexp", "logsumexp"):
         return np.logaddexp.reduce(x, 0)
     with np.errstate(invalid="ignore"):
         weights = np.exp(x - x.max(0))
@@ -85,7 +85,7 @@ def run(name: str, parts: list[np.ndarray], scatter: bool, axes: tuple[str, ...]
 CASES = [
     *((name, "int32") for name in ("sum", "prod", "max", "min", "and", "or", "argmax", "argmin")),
     *((name, "bool") for name in ("and", "or")),
-    *((name, "float32") for name in ("sum", "max", "argmin", "moments", "logsumexp")),
+    *((name, "float32") for name in ("sum", "max", "argmin", "moments", "logsumexp", "logaddexp")),
     ("softmax_values", "float32"),
 ]
 

@@ -11,16 +11,13 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.algebra import Form, forms
 from tapestry_egg.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.runtime import streaming
-from tapestry_egg.target import load_target
 from tapestry_egg.trace import trace
+from tests.forms_on_devices import compiled, draw, form_of, kernels, run, types
 
 Array = Any
-BOOKS = load_books(DEFAULT_BOOKS)
 
 
 def masked(q: Array, k: Array, v: Array) -> Array:
@@ -53,23 +50,6 @@ def backwards(q: Array, k: Array, v: Array) -> Array:
     return jnp.einsum("khbq,bkhd->bqhd", weights, v)
 
 
-def kernels(form: Form | te.Plan) -> set[str]:
-    return {op.kernel for op in form.graph.operations}
-
-
-def types(*shapes: tuple[int, ...], dtype: Any = jnp.float32) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
-
-
-def draw(shapes: list[jax.ShapeDtypeStruct], seed: int = 0) -> list[Array]:
-    rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.normal(size=s.shape), s.dtype) for s in shapes]
-
-
-def form_of(function: Callable[..., Any], *args: Any, target: str = "h100:1") -> Form:
-    return forms(trace(function, *args).graph, BOOKS, load_target(target))[:2][-1]
-
-
 @pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
 @pytest.mark.parametrize("function", [masked, plain, grouped, library, backwards])
 def test_attention_as_people_write_it_becomes_one_kernel(
@@ -100,7 +80,7 @@ def test_softmax_alone_stays_as_it_is() -> None:
     assert form_of(jax.nn.softmax, *types((4096, 4096)), target="cpu:1").rules == ()
 
 
-@pytest.mark.parametrize("function", [masked, grouped])
+@pytest.mark.parametrize("function", [pytest.param(masked, marks=pytest.mark.slow), grouped])
 def test_plans_with_attention_agree_with_jax(function: Callable[..., Any]) -> None:
     """Two batches and four heads over eight devices; the keys' dim is never cut."""
     shapes = types(*[(2, 256, 4, 16)] * 3)
@@ -119,8 +99,7 @@ def test_plans_with_attention_agree_with_jax(function: Callable[..., Any]) -> No
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 32, whatever the memory."""
-    monkeypatch.setattr(streaming, "_SMALL", 1)
-    monkeypatch.setattr(streaming, "_SHARE", 1 << 40)
+    monkeypatch.setattr(streaming, "_ROOM", 1)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -130,35 +109,11 @@ def test_many_blocks_give_what_one_gives(function: Callable[..., Any], length: i
     form = form_of(function, *shapes)
     assert "attention" in kernels(form)
     inputs = draw(shapes)
-    got = run(form, *inputs)
+    (got,) = run(form, *inputs)
     np.testing.assert_allclose(got, jax.jit(function)(*inputs), rtol=2e-5, atol=2e-6)
 
 
-def run(form: Form, *inputs: Array) -> Any:
-    """A form's result on one device, jitted."""
-    (out,) = compiled(form, *inputs)(*inputs)
-    return out
-
-
-def compiled(form: Form, *inputs: Any) -> Any:
-    from tapestry_egg.codec import decode_params, primitive
-
-    graph = form.graph
-
-    def function(*given: Array) -> list[Array]:
-        at = dict(zip(graph.inputs, given, strict=True))
-        at.update({v: jnp.asarray(a) for v, a in graph.constants.items()})
-        for op in graph.operations:
-            kernel = primitive(op.kernel)
-            params = kernel.get_bind_params(decode_params(op.params, kernel=op.kernel))
-            functions, params = params if isinstance(params, tuple) else ((), params)
-            made = kernel.bind(*functions, *(at[v] for v in op.inputs), **params)
-            at.update(zip(op.outputs, made if kernel.multiple_results else [made], strict=True))
-        return [at[v] for v in graph.outputs]
-
-    return jax.jit(function).lower(*inputs).compile()
-
-
+@pytest.mark.slow
 def test_scores_are_never_stored() -> None:
     """8192 keys: 128 MiB of scores where the operands have 1 MiB each."""
     shapes = types(*[(1, 8192, 1, 32)] * 3)
