@@ -20,8 +20,9 @@ from .blockgraph import BlockGraph, Operation
 from .bypass import bypass
 from .choose import Node, Terms, as_written, choose
 from .codec import handles_in
-from .derivation import derive
+from .derivation import derive, digest
 from .egraph import Budget, EGraph, Exhausted, Tick
+from .fold import Folded, class_weights, fold, unfold
 from .metakernels import registry
 from .plan import RuleStep
 from .prepare import may_prepare
@@ -106,27 +107,52 @@ def forms(
     if not rules:
         return (Form(graph),)
     inner = _with_regions(graph, books, target, budget)
-    explored = explore(inner.graph, rules, budget)
-    saturated = inner.saturated and explored.terms.saturated
-    written = program_seconds(graph, target)
-    given = written if inner.graph is graph else program_seconds(inner.graph, target)
-    found = [cheapest(inner.graph, explored, target, given)]
-    for ruleset in PROGRAM_RULESETS if len(_rulesets(found[0][0].rules, rules)) > 1 else ():
+    folded = fold(inner.graph)
+    small = folded.graph if folded else inner.graph
+    explored = explore(small, rules, budget)
+    weights = folded.weights if folded else None
+    given = program_seconds(small, target, weights)
+    written = given
+    if inner.graph is not graph:
+        before = fold(graph) if folded else None
+        written = program_seconds(
+            before.graph if before else graph, target, before.weights if before else None
+        )
+    found = [cheapest(small, explored, target, given, folded, budget)]
+    for ruleset in PROGRAM_RULESETS if len(_rulesets(found[0].built.rules, rules)) > 1 else ():
         own = {r.name for r in rules if r.ruleset == ruleset}
-        found.append(cheapest(inner.graph, explored.only(own), target, given))
+        found.append(cheapest(small, explored.only(own), target, given, folded, budget))
+    saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
     least = written * (1.0 - least_gain)
     if not least:  # nothing computes, so nothing can be saved
         return (Form(graph, (), saturated),)
     # Of forms that cost the same, the one that needs the fewest rules.
-    found.sort(key=lambda f: (round(f[1] / least, 6), len(f[0].rules)))
+    found.sort(key=lambda f: (round(f.seconds / least, 6), len(f.built.rules)))
     others: dict[float, Form] = {}
-    for built, seconds, pick in found:
+    for f in found:
+        place = round(f.seconds / least, 6)
+        if not (inner.rules or f.built.rules) or f.seconds >= least or place in others:
+            continue
+        built, steps = _whole(inner.graph, folded, explored, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
-        place = round(seconds / least, 6)
-        if names and seconds < least and place not in others:
-            steps = derive(inner.graph, explored.terms, explored.catalogue, pick)
-            others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
+        others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
     return (Form(graph, (), saturated), *list(others.values())[: MOST_FORMS - 1])
+
+
+def _whole(
+    graph: BlockGraph, folded: Folded | None, explored: Explored, found: Cheapest
+) -> tuple[Rebuilt, tuple[RuleStep, ...]]:
+    """The whole program in the form that was found, for it or for the folded one, and the steps
+    that lead to it."""
+    terms, pick = explored.terms, found.pick
+    catalogue: Sequence[Applied] = explored.catalogue
+    built: Rebuilt | None = found.built
+    if folded:
+        terms, catalogue, pick = unfold(graph, folded, terms, catalogue, pick)
+        built = rebuild(graph, terms, catalogue, pick)
+    if built is None:  # a circle through several copies
+        return Rebuilt(graph, ()), ()
+    return built, derive(graph, terms, catalogue, pick)
 
 
 def _with_regions(
@@ -137,8 +163,17 @@ def _with_regions(
     saturated = True
     operations: list[Operation] = []
     steps: list[RuleStep] = []
+    known: dict[str, Form] = {}
+
+    def best(region: BlockGraph) -> Form:
+        """The best form of a region; equal regions, as equal layers have, share one."""
+        key = digest(region)
+        if key not in known:
+            known[key] = forms(region, books, target, budget)[:2][-1]
+        return known[key]
+
     for number, op in enumerate(graph.operations):
-        bodies = [forms(region, books, target, budget)[:2][-1] for region in op.regions]
+        bodies = [best(region) for region in op.regions]
         operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
         names.update(name for b in bodies for name in b.rules)
         saturated &= all(b.saturated for b in bodies)
@@ -152,33 +187,59 @@ def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
     return {r.ruleset for r in rules if r.name in names}
 
 
+@dataclass(frozen=True)
+class Cheapest:
+    """A graph, its seconds, what it chooses among the terms, and whether there was time to try all
+    that looked worth it."""
+
+    built: Rebuilt
+    seconds: float
+    pick: list[int]
+    finished: bool
+
+
 def cheapest(
-    graph: BlockGraph, explored: Explored, target: Target, given: float
-) -> tuple[Rebuilt, float, list[int]]:
-    """The cheapest of the graphs that compute what this one does, as far as tried; its seconds,
-    and what it chooses among the terms. `given` are the seconds of this one."""
+    graph: BlockGraph,
+    explored: Explored,
+    target: Target,
+    given: float,
+    folded: Folded | None = None,
+    budget: Budget = BUDGET,
+) -> Cheapest:
+    """The cheapest of the graphs that compute what this one does, as far as tried.
+
+    `given` are the seconds of this one. Where it is folded, seconds are those of the program that
+    it stands for.
+    """
+    end, late = time.perf_counter() + budget.choice, False
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target) for a in catalogue]
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
+    weights = folded.weights if folded else None
     picked = as_written(terms, least)
     best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
     same = best.graph.operations == graph.operations
-    seconds = given if same else program_seconds(best.graph, target)
+    seconds = given if same else program_seconds(best.graph, target, weights)
 
     def judge(pick: list[int]) -> bool:
-        nonlocal best, seconds, picked
+        nonlocal best, seconds, picked, late
+        if late := late or time.perf_counter() > end:
+            return False
         built = rebuild(graph, terms, catalogue, pick)
         if built is None:
             return False
-        found = program_seconds(built.graph, target)
+        found = program_seconds(built.graph, target, weights)
         if found >= seconds:
             return False
         best, seconds, picked = built, found, list(pick)
         return True
 
-    bypass(terms, catalogue, least, roots, choose(terms, least, roots, judge), judge)
-    return best, seconds, picked
+    counts = class_weights(folded, terms) if folded else None
+    chosen, finished = choose(terms, least, roots, judge, counts, end)
+    if finished:
+        bypass(terms, catalogue, least, roots, chosen, judge)
+    return Cheapest(best, seconds, picked, finished and not late)
 
 
 def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:
@@ -307,15 +368,13 @@ def _terms(
     signatures: Mapping[int, int],
     saturated: bool,
 ) -> Terms:
-    """The e-graph's classes, numbered: those of the program's values first, in their order."""
+    """The e-graph's classes, numbered: those of the program's values first, in their order, then
+    new ones by how they are built. So the order in which rules were told or fired is forgotten."""
     numbers: dict[Any, int] = {}
     class_of: dict[int, int] = {}
     for value, token in sorted((row[0], row[1]) for row in tables["N"]):
         class_of[value] = numbers.setdefault(token, len(numbers))
-    rows = [row for name in OPERATORS for row in tables[name]]
-    for row in rows:
-        for token in row[1:]:
-            numbers.setdefault(token, len(numbers))
+    rows = _by_build([row for name in OPERATORS for row in tables[name]], numbers)
     producers = {v: op for op in graph.operations for v in op.outputs}
     nodes: list[dict[tuple[int, tuple[int, ...]], Node]] = [{} for _ in numbers]
     for v, c in sorted(class_of.items()):
@@ -337,6 +396,24 @@ def _terms(
         made={key: frozenset(names) for key, names in made.items()},
         saturated=saturated,
     )
+
+
+def _by_build(rows: Sequence[tuple[Any, ...]], numbers: dict[Any, int]) -> list[tuple[Any, ...]]:
+    """The rows (signature, operands, class) in an order that only what they say determines; gives
+    the classes that have no number yet the next ones, in this order."""
+    rest = list(rows)
+    out: list[tuple[Any, ...]] = []
+    while rest:
+        ready = [row for row in rest if all(t in numbers for t in row[1:-1])]
+        if not ready:  # built of nothing that is known: there is no such row
+            break
+        ready.sort(key=lambda row: (row[0], [numbers[t] for t in row[1:-1]]))
+        for row in ready:
+            numbers.setdefault(row[-1], len(numbers))
+        out += ready
+        done = set(map(id, ready))
+        rest = [row for row in rest if id(row) not in done]
+    return out
 
 
 def _with_free(graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied]) -> Terms:

@@ -10,6 +10,7 @@ what merged contractions live on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,22 +60,29 @@ def choose(
     seconds: Sequence[float],
     roots: Sequence[int],
     judge: Callable[[list[int]], bool],
-) -> list[int]:
-    """For every class the position of the chosen node among its nodes.
+    weights: Sequence[float] | None = None,
+    end: float = float("inf"),
+) -> tuple[list[int], bool]:
+    """For every class the position of the chosen node among its nodes, and whether there was time
+    to try all that looked worth it.
 
     `seconds[s]` is the least time that signature s can add, `roots` are the classes that must be
     computed; `judge` is shown a choice and says whether it betters the last one it accepted. What
-    is live never depends on itself.
+    is live never depends on itself. `weights[c]` says how often class c is computed in the program
+    that this one stands for; those that are not stay as they are written. Nothing new is tried
+    after `end`, a time of `time.perf_counter`.
     """
     first = as_written(terms, seconds)
-    state = _State(terms, seconds, first)
+    state = _State(terms, seconds, first, weights or [1.0] * len(terms.nodes))
     for c in roots:
         state.add(c)
-    kinds = _kinds(terms, first)
+    kinds = _kinds(terms, first, state.weights)
     refused: set[int] = set()
     for _ in range(_ROUNDS):
         gains = []
         for number, moves in enumerate(kinds):
+            if time.perf_counter() > end:
+                return state.pick, False
             before = state.total
             done = state.make(moves) if number not in refused else []
             gains.append((before - state.total, -number))
@@ -82,7 +90,11 @@ def choose(
         accepted = False
         for gain, negated in sorted(gains, reverse=True)[:_TRIALS]:
             before = state.total
-            done = state.make(kinds[-negated]) if gain > _WORTH * before else []
+            if gain <= _WORTH * before:
+                break
+            if time.perf_counter() > end:
+                return state.pick, False
+            done = state.make(kinds[-negated])
             if not done:
                 continue
             if judge(state.pick):
@@ -92,7 +104,7 @@ def choose(
                 state.undo(done, before)
         if not accepted:
             break
-    return state.pick
+    return state.pick, True
 
 
 def _cost(node: Node, seconds: Sequence[float]) -> float:
@@ -123,7 +135,7 @@ def as_written(terms: Terms, seconds: Sequence[float]) -> list[int]:
     return pick
 
 
-def _kinds(terms: Terms, pick: list[int]) -> list[list[Move]]:
+def _kinds(terms: Terms, pick: list[int], weights: Sequence[float]) -> list[list[Move]]:
     """Changes to try, those of one kind together: of one class, and of all users of a new class."""
     new = [pick[c] < 0 or terms.nodes[c][pick[c]].value < 0 for c in range(len(terms.nodes))]
     below: dict[int, frozenset[int]] = {}
@@ -140,7 +152,7 @@ def _kinds(terms: Terms, pick: list[int]) -> list[list[Move]]:
     single: list[dict[int, int]] = []
     shared: dict[int, dict[int, int]] = {}
     for c, nodes in enumerate(terms.nodes):
-        if len(nodes) < 2:
+        if len(nodes) < 2 or not weights[c]:
             continue
         for k, n in enumerate(nodes):
             single.append({c: k})
@@ -161,8 +173,14 @@ def _kinds(terms: Terms, pick: list[int]) -> list[list[Move]]:
 class _State:
     """The current choice, how many live operations read each class, and the total seconds."""
 
-    def __init__(self, terms: Terms, seconds: Sequence[float], pick: list[int]) -> None:
-        self.nodes, self.seconds = terms.nodes, seconds
+    def __init__(
+        self,
+        terms: Terms,
+        seconds: Sequence[float],
+        pick: list[int],
+        weights: Sequence[float],
+    ) -> None:
+        self.nodes, self.seconds, self.weights = terms.nodes, seconds, weights
         self.pick = list(pick)
         self.uses = [0] * len(terms.nodes)
         self.total = 0.0
@@ -199,7 +217,7 @@ class _State:
             self.uses[d] += 1
             if self.uses[d] == 1:
                 node = self.nodes[d][self.pick[d]]
-                self.total += _cost(node, self.seconds)
+                self.total += self.weights[d] * _cost(node, self.seconds)
                 stack.extend(node.operands)
 
     def _drop(self, c: int) -> None:
@@ -209,7 +227,7 @@ class _State:
             self.uses[d] -= 1
             if self.uses[d] == 0:
                 node = self.nodes[d][self.pick[d]]
-                self.total -= _cost(node, self.seconds)
+                self.total -= self.weights[d] * _cost(node, self.seconds)
                 stack.extend(node.operands)
 
     def _switch(self, move: Move) -> None:
@@ -219,7 +237,8 @@ class _State:
             self.pick[c] = k
         for c in live:
             new = self.nodes[c][self.pick[c]]
-            self.total += _cost(new, self.seconds) - _cost(old[c], self.seconds)
+            saved = _cost(old[c], self.seconds) - _cost(new, self.seconds)
+            self.total -= self.weights[c] * saved
             for d in new.operands:
                 self.add(d)
         for c in live:
@@ -242,7 +261,7 @@ class _State:
                 stack.append((c, True))
                 for d in self.nodes[c][self.pick[c]].operands:
                     if state.get(d) == 1:
-                        return True
+                        return state.pick, True
                     if d not in state:
                         stack.append((d, False))
         return False

@@ -12,7 +12,7 @@ import hashlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, product
 
 import numpy as np
 
@@ -136,6 +136,7 @@ def _step(
         f"{entry.kernel}({inputs})" if entry else f"%{node.value}",
         now,
         source,
+        values=tuple(v for v, d in sorted(terms.class_of.items()) if d in set(classes)),
     )
 
 
@@ -181,7 +182,8 @@ def replay(
         terms, catalogue = explored.terms, explored.catalogue
         first = as_written(terms, [1.0] * len(catalogue))
         found = None
-        for changes in islice(_alternatives(terms, first), _MOST_TRIES):
+        tried = chain(_told(terms, first, step), _alternatives(terms, first))
+        for changes in islice(tried, _MOST_TRIES):
             built = rebuild(
                 inner, terms, catalogue, [changes.get(c, k) for c, k in enumerate(first)]
             )
@@ -195,6 +197,25 @@ def replay(
         now = _with_region(now, step.region, found)
         out.append(now)
     return out
+
+
+def _told(terms: Terms, first: Sequence[int], step: RuleStep) -> Iterator[dict[int, int]]:
+    """Choices that compute the values of a step, and no others, another way: alike first."""
+    classes = sorted({terms.class_of[v] for v in step.values if v in terms.class_of})
+    others = [
+        [
+            k
+            for k, n in enumerate(terms.nodes[c])
+            if k != first[c]
+            and not terms.made.get((c, n.signature), frozenset(step.rules)).isdisjoint(step.rules)
+        ]
+        for c in classes
+    ]
+    if not classes or not all(others):
+        return
+    for i in range(max(map(len, others))):
+        yield {c: ks[min(i, len(ks) - 1)] for c, ks in zip(classes, others, strict=True)}
+    yield from (dict(zip(classes, ks, strict=True)) for ks in product(*others))
 
 
 def _alternatives(terms: Terms, first: Sequence[int]) -> Iterator[dict[int, int]]:

@@ -27,11 +27,16 @@ from .rules.book import Rule, commands
 
 @dataclass(frozen=True)
 class Budget:
-    """How far saturation may go: the limit reached first ends it, and what is there stays."""
+    """How far saturation may go: the limit reached first ends it, and what is there stays.
+
+    `choice` are seconds for each choice among what the rules of the program's algebra found: when
+    they are over, the best program tried until then is taken.
+    """
 
     iterations: int = 40
     rows: int = 4_000_000
     seconds: float = 60.0
+    choice: float = 10.0
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ class Costs:
 class RuleStep:
     """One step: the rules that it takes (one, as a rule), what is computed another way and how, and
     a digest of the program afterwards. `region` leads to the loop or branch where it is taken:
-    (operation, region) pairs."""
+    (operation, region) pairs. `values` are all values of the program as given that the step
+    computes another way."""
 
     rules: tuple[str, ...]
     value: str
@@ -128,6 +129,7 @@ class RuleStep:
     digest: str
     source: str = ""
     region: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         at = f"  # {self.source}" if self.source else ""

@@ -35,7 +35,7 @@ def rebuild(
     Operations that rules do not see are kept with their outputs, as are the graph's inputs,
     outputs, constants and donation. None when the choice depends on itself.
     """
-    builder = _Builder(graph, terms, catalogue, pick)
+    builder = Builder(graph, terms, catalogue, pick)
     roots = [builder.source(v) for v in graph.outputs]
     needed = builder.needed(roots)
     order = [("given", i) for i in sorted(i for kind, i in needed if kind == "given")]
@@ -51,7 +51,7 @@ def rebuild(
     return Rebuilt(built, tuple(sorted(builder.rules)))
 
 
-class _Builder:
+class Builder:
     """Places operations: `("given", i)`, operation i of the given graph, or `("new", c)`."""
 
     def __init__(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .blockgraph import BlockGraph
 from .costs import kernel_seconds
 from .flatten import FlatProgram, flatten
@@ -29,13 +31,32 @@ def least_seconds(signature: OperationSignature, target: Target) -> float:
     return float(kernel_seconds(flops, moved, dtype, target, contracts(signature)))
 
 
-def program_seconds(graph: BlockGraph, target: Target) -> float:
+def program_seconds(
+    graph: BlockGraph, target: Target, weights: Mapping[str, float] | None = None
+) -> float:
     """Seconds of a whole program on one device, by the same model of fusion as plans are costed.
 
-    What it computes from constants alone is computed before it runs, and costs nothing.
+    What it computes from constants alone is computed before it runs, and costs nothing. With
+    `weights`, kernels count by the `scope` of the operation that ends them.
     """
     program = flatten(repeat_cheap(without_prepared(graph)), {})
-    return sum(_unit_seconds(program, unit, target) for unit in fuse(program))
+    units = fuse(program)
+    if weights is None:
+        return sum(_unit_seconds(program, unit, target) for unit in units)
+    total = 0.0
+    for unit in units:
+        weight = weights.get(_scope(program, unit.root), 0.0)
+        total += weight * _unit_seconds(program, unit, target) if weight else 0.0
+    return total
+
+
+def _scope(program: FlatProgram, i: int) -> str:
+    """The scope of the operation of the program itself that an instance belongs to."""
+    body, operation = program.instances[i].body, program.instances[i].operation
+    while body > 0:
+        operation = program.bodies[body].operation
+        body = program.bodies[body].parent
+    return program.bodies[0].graph.operations[operation].scope if operation >= 0 else ""
 
 
 def contracts(signature: OperationSignature) -> bool:
