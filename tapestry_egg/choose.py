@@ -261,7 +261,7 @@ class _State:
                 stack.append((c, True))
                 for d in self.nodes[c][self.pick[c]].operands:
                     if state.get(d) == 1:
-                        return state.pick, True
+                        return True
                     if d not in state:
                         stack.append((d, False))
         return False
