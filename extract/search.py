@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import ExtractError
 from . import exact
-from .archive import Archive, Candidate
+from .archive import Archive, Candidate, shown
 from .chords import Pool, hull, slope
 from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
@@ -109,10 +109,21 @@ Report = Callable[[Archive, float], None]
 
 
 class Search:
-    """Anytime search of one problem; call `run`, then read `archive`."""
+    """Anytime search of one problem; call `run`, then read `archive`.
 
-    def __init__(self, problem: Problem, effort: Effort, report: Report | None = None) -> None:
+    `rivals` [plans, objectives] are costs of plans that other problems have: where those are as
+    good as anything here can be, there is nothing to search for.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        effort: Effort,
+        report: Report | None = None,
+        rivals: Floats | None = None,
+    ) -> None:
         self.problem = problem
+        self.rivals = np.zeros((0, 3)) if rivals is None else rivals
         self.effort = effort
         self.report = report
         self.deadline = time.perf_counter() + effort.seconds
@@ -193,6 +204,8 @@ class Search:
                 least = min(least, found, key=lambda c: c.peak)
                 used = _mixed(used, self._used(found))
                 prices = Prices(0.0, total * _weights(prices.bytes, used[:-1], 1.0))
+                if self._beaten(found):  # here the rivals are better; the bound was wanted
+                    break
             self._remember(max(places, key=lambda x: x.cut.value))
         return self._descended(least, least.peak)
 
@@ -242,10 +255,12 @@ class Search:
     def _widest(self, tries: dict[Limits, int]) -> tuple[float, Limits] | None:
         """The largest gap of a plan that a front would show, and the limits to close it at."""
         out = None
-        for c in self.archive.corners():
-            by_peak = self._gap(Limits(c.peak))
-            own = _share(c.seconds, self.archive.bound(c.peak, c.joules))
-            for gap, limits in ((by_peak, Limits(c.peak)), (own, Limits(c.peak, c.joules))):
+        found = np.array([c.costs for c in self.archive.candidates]).reshape(-1, 3)
+        every = np.concatenate([found, self.rivals])
+        for seconds, peak, joules in every[shown(every)].tolist():
+            by_peak = self._gap(Limits(peak))
+            own = _share(seconds, self.archive.bound(peak, joules))
+            for gap, limits in ((by_peak, Limits(peak)), (own, Limits(peak, joules))):
                 if limits.joules < np.inf and own < 1.5 * by_peak:
                     continue
                 if gap > self.effort.gap and tries.get(limits, 0) < 3:
@@ -262,7 +277,8 @@ class Search:
             out = None
             for a, b in pairwise(hull(self.archive.candidates)):
                 limit, key = 0.5 * (a.peak + b.peak), (a.peak, b.peak)
-                gap = _share(0.5 * (a.seconds + b.seconds), self.archive.bound(limit, np.inf))
+                known = min(0.5 * (a.seconds + b.seconds), self._rival(Limits(limit)))
+                gap = _share(known, self.archive.bound(limit, np.inf))
                 mine = self.range[0] <= slope(a, b) <= self.range[1]
                 if mine and gap > enough and tries.get(key, 0) < _CHORDS:
                     out = max(out or (gap, key), (gap, key))
@@ -348,7 +364,7 @@ class Search:
         if not prices.bytes.any():
             prices = replace(self._first(self.archive.candidates[0]), joule=prices.joule)
         if limits.joules < np.inf and not prices.joule:
-            prices = replace(prices, joule=0.1 * self._upper(limits) / limits.joules)
+            prices = replace(prices, joule=0.1 * self._known(limits) / limits.joules)
         return replace(place, prices=prices)
 
     def _here(self) -> Place:
@@ -405,9 +421,21 @@ class Search:
         return np.append(self.problem.evaluate(candidate.rows)[2], candidate.joules)
 
     def _gap(self, limits: Limits) -> float:
-        """How far the best plan known within limits may be from the best there is."""
-        bound = self.archive.bound(limits.peak, limits.joules)
-        return _share(self._upper(limits), bound)
+        """How far the best plan known, rivals included, may be from the best of this problem."""
+        return _share(self._known(limits), self.archive.bound(limits.peak, limits.joules))
+
+    def _known(self, limits: Limits) -> float:
+        """Seconds of the fastest plan within limits here or among the rivals."""
+        return min(self._upper(limits), self._rival(limits))
+
+    def _rival(self, limits: Limits) -> float:
+        """Seconds of the fastest rival within limits; infinite if none is."""
+        within = (self.rivals[:, 1] <= limits.peak) & (self.rivals[:, 2] <= limits.joules)
+        return float(self.rivals[within, 0].min(initial=np.inf))
+
+    def _beaten(self, found: Candidate) -> bool:
+        """Whether some rival is better in everything."""
+        return bool((self.rivals < np.array(found.costs)).all(axis=1).any())
 
     def _upper(self, limits: Limits) -> float:
         """Seconds of the fastest plan known within limits; infinite if none is."""

@@ -24,7 +24,7 @@ from ..executors import INTERRUPTED, Lost, Processes, capacity, completed, tell
 from ..units import format_quantity
 from .archive import Archive, Candidate, shown
 from .pareto import excess
-from .problem import Problem
+from .problem import Floats, Problem
 from .search import Effort, Limits, Search
 from .transport import archive_arrays, archive_from, packed, problem_arrays, problem_from, unpacked
 
@@ -58,12 +58,14 @@ def search_all(
     workers: int | None = None,
     executor: Executor | None = None,
     seeds: int = 1,
+    rivals: Floats | None = None,
 ) -> Searched:
     """The archives of all problems, searched side by side on `workers` processors, or by an
     executor.
 
     Each is searched from `seeds` seeds, and in parts where there is still room. `effort.seconds` is
-    what all of it may take together, by the clock. `limits` are of special interest. An
+    what all of it may take together, by the clock. `limits` are of special interest, `rivals` are
+    costs of plans that other problems have, as `Search` takes them. An
     interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
     that is nothing, and what `Search` raises.
     """
@@ -77,14 +79,15 @@ def search_all(
         _Job(k, replace(effort, seconds=t, seed=effort.seed + seed, part=part, parts=parts))
         for t, (k, seed, part) in zip(seconds, kinds, strict=True)
     ]
+    known = np.zeros((0, 3)) if rivals is None else rivals
     found = _Found(len(problems), len(jobs), [job.problem for job in jobs], report)
     try:
         left = list(range(len(jobs)))
         if not alone:
             with nullcontext(executor) if executor is not None else Processes(room) as pool:
-                left = _there(problems, jobs, limits, found, pool)
+                left = _there(problems, jobs, limits, known, found, pool)
         for j in left:
-            _here(problems[jobs[j].problem], jobs[j].effort, limits, found.improve(j))
+            _here(problems[jobs[j].problem], jobs[j].effort, limits, known, found.improve(j))
     except KeyboardInterrupt:
         if not any(archive.candidates for archive in found.archives()):
             raise
@@ -154,6 +157,7 @@ def _there(
     problems: Sequence[Problem],
     jobs: Sequence[_Job],
     limits: Limits | None,
+    rivals: Floats,
     found: _Found,
     executor: Executor,
 ) -> list[int]:
@@ -164,7 +168,8 @@ def _there(
             sent[job.problem] = packed(problem_arrays(problems[job.problem]))
     order = sorted(range(len(jobs)), key=lambda j: -jobs[j].effort.seconds)
     bounds = None if limits is None else [limits.peak, limits.joules]
-    calls = [(sent[jobs[j].problem], asdict(jobs[j].effort), bounds) for j in order]
+    others = rivals.tolist()
+    calls = [(sent[jobs[j].problem], asdict(jobs[j].effort), bounds, others) for j in order]
     left: list[int] = []
     for n, told in completed(
         executor, search_part, calls, lambda n, data: found.add(order[n], data)
@@ -181,18 +186,27 @@ def _there(
 def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
     """Seconds for each problem, in proportion to the root of its size, so that all of them, the
     largest first on `workers` processors, take `effort.seconds`."""
-    weights = [sum(q.seconds.size for q in p.pairs) ** 0.5 + 1.0 for p in problems]
+    weights = [weight(p) for p in problems]
     busy = [0.0] * max(workers, 1)
-    for weight in sorted(weights, reverse=True):
+    for share in sorted(weights, reverse=True):
         first = busy.index(min(busy))
-        busy[first] += weight
-    return [effort.seconds * weight / max(busy) for weight in weights]
+        busy[first] += share
+    return [effort.seconds * share / max(busy) for share in weights]
+
+
+def weight(problem: Problem) -> float:
+    """How much of the time a problem should have, beside others: the root of its size."""
+    return float(sum(q.seconds.size for q in problem.pairs)) ** 0.5 + 1.0
 
 
 def _here(
-    p: Problem, effort: Effort, limits: Limits | None, report: Callable[[Archive, float], None]
+    p: Problem,
+    effort: Effort,
+    limits: Limits | None,
+    rivals: Floats,
+    report: Callable[[Archive, float], None],
 ) -> None:
-    search = Search(p, effort, report)
+    search = Search(p, effort, report, rivals)
     try:
         search.run(limits)
     finally:
@@ -227,8 +241,14 @@ def so_far(archives: Sequence[Archive]) -> str:
 # In a worker
 
 
-def search_part(problem: bytes, effort: dict[str, Any], limits: Sequence[float] | None) -> bytes:
-    """Search one problem: its arrays, the fields of `Effort`, those of `Limits`; an archive.
+def search_part(
+    problem: bytes,
+    effort: dict[str, Any],
+    limits: Sequence[float] | None,
+    rivals: Sequence[Sequence[float]] = (),
+) -> bytes:
+    """Search one problem: its arrays, the fields of `Effort`, those of `Limits`, costs of rivals;
+    an archive.
 
     Tells of what has improved since it told last. An interruption ends it with what it has.
     """
@@ -246,7 +266,8 @@ def search_part(problem: bytes, effort: dict[str, Any], limits: Sequence[float] 
         told.update((id(c), c) for c in new)
         cuts, last = len(archive.cuts), now
 
-    search = Search(problem_from(unpacked(problem)), Effort(**effort), report)
+    others = np.array(rivals, dtype=np.float64).reshape(-1, 3)
+    search = Search(problem_from(unpacked(problem)), Effort(**effort), report, others)
     try:
         search.run(Limits(*limits) if limits else None)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from ..plan import BodyPlan, Plan, Strategy
 from .collectives import apply
 from .fetch import Fetch, fetches, group_of, place
 from .kernels import run_kernel
-from .order import SMALL, Tie, ties
+from .order import SMALL, Tie, stored, ties
 
 if TYPE_CHECKING:
     import jax
@@ -91,6 +91,11 @@ class _LocalBody:
         }
 
     @cached_property
+    def stored(self) -> frozenset[int]:
+        """Values that are in memory as they are, not computed where they are read."""
+        return stored(self.body.graph)
+
+    @cached_property
     def last_read(self) -> dict[int, int]:
         """Value -> the last reader of it in any layout; the body's outputs read last."""
         return {f.value: k for k, reads in enumerate(self.reads) for f in reads}
@@ -104,11 +109,11 @@ class _LocalBody:
             frame.produced[v] = jax.numpy.asarray(constant, constant.dtype)
         for k, op in enumerate(graph.operations):
             with jax.named_scope(op.scope or op.kernel):
-                frame.enter(op.remat)
+                frame.enter(op.remat, k)
                 frame.wait(k)
                 outputs = self._run(k, op, self.body.strategies[k], frame.operands(k))
             frame.leave(k, outputs)
-        frame.enter(None)
+        frame.enter(None, len(graph.operations))
         return tuple(frame.operands(len(graph.operations)))
 
     def _run(self, k: int, op: Operation, strategy: Strategy, operands: Arrays) -> Arrays:
@@ -155,11 +160,12 @@ class _Frame:
     #: per kernel, the copies that its operations made
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
 
-    def enter(self, region: int | None) -> None:
-        """Begin an operation of a checkpoint region (or of none).
+    def enter(self, region: int | None, k: int) -> None:
+        """Begin operation k, of a checkpoint region (or of none).
 
         The region's inputs pass through one barrier, so that XLA neither merges the recomputation
-        with the first computation nor begins it before its cotangents are there.
+        with the first computation nor begins it before its cotangents are there. Where all inputs
+        were there long before, the result before operation k passes through it too.
         """
         self.region = region
         if region is None or region in self.barred:
@@ -167,7 +173,18 @@ class _Frame:
         inputs = self.local.remat_inputs[region]
         produced = {v: self.produced[v] for v in inputs if v in self.produced}
         kept = {v: self.kept[v] for v in inputs if v in self.kept}
-        self.barred[region] = _barrier((produced, kept))
+        newest = max((self.made_by.get(v, -1) for v in inputs), default=-1)
+        late = {u: self.produced[u] for u in self._alive(k) if self.made_by[u] > newest}
+        produced, kept, late = _barrier((produced, kept, late))
+        self.barred[region] = produced, kept
+        self.produced.update(late)
+
+    def _alive(self, k: int) -> tuple[int, ...]:
+        """The value computed last that is in memory and that operation k or a later one reads."""
+        for u in reversed(self.made_by):
+            if u in self.local.stored and self.local.last_read.get(u, -1) >= k:
+                return (u,)
+        return ()
 
     def wait(self, k: int) -> None:
         """Keep the plan's order: what operation k reads waits for the results before it."""

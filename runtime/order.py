@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..blockgraph import TensorType
+from ..blockgraph import BlockGraph, TensorType
 from ..flatten import FlatProgram, flatten
 from ..layout import Layout, MeshShape
 from ..metakernels.signature import Fusion
 from ..plan import BodyPlan
-from ..schedule import Unit, fuse, operation_groups
+from ..schedule import Unit, fuse, fusion, operation_groups, schedule
 from .fetch import Fetch, produced_layouts
 
 #: Local bytes below which order matters little for the peak, while XLA's combining of collectives
@@ -76,6 +76,25 @@ def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
             ):
                 done[v] = None
     return out
+
+
+def stored(graph: BlockGraph) -> frozenset[int]:
+    """Values of a graph that kernels write to memory, by the schedule's model of fusion."""
+    plan = schedule(flatten(graph, {}))
+    number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
+    within = fusion(plan).within
+    return frozenset(
+        number[v]
+        for unit, inside in zip(plan.units, within, strict=True)
+        if not inside and not _only_views(plan.program, unit)
+        for v in unit.outputs
+        if v in number
+    )
+
+
+def _only_views(program: FlatProgram, unit: Unit) -> bool:
+    members = [program.instances[i] for i in unit.members]
+    return not members[-1].port and all(m.signature.fusion == "view" for m in members)
 
 
 def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:

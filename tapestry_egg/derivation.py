@@ -164,11 +164,13 @@ def replay(
 ) -> list[BlockGraph]:
     """The programs after each step, made again from `graph` by the rules that each step names.
 
-    `rules` are rules by name. Steps inside regions are taken there. Raises RuleError for a step
-    that its rules do not allow.
+    `rules` are rules by name. Steps inside regions are taken there; recomputations are made from
+    the numbers that they hold. Raises RuleError for a step that its rules do not allow.
     """
     from .algebra import explore
+    from .prepare import prepare
     from .rules.book import PROGRAM_RULESETS, Rule
+    from .second_instances import retake
 
     # Rules that unite nothing only derive facts (an order, say) that others ask for.
     known = {name: r for name, r in rules.items() if isinstance(r, Rule)}
@@ -176,6 +178,12 @@ def replay(
     out: list[BlockGraph] = []
     now = graph
     for number, step in enumerate(steps):
+        if step.numbers:
+            now = retake(prepare(now), step.numbers)
+            if digest(now) != step.digest:
+                raise _refused(number, step, graph)
+            out.append(now)
+            continue
         inner = _inside(now, step.region)
         used = [known[name] for name in step.rules if name in known]
         explored = explore(inner, [*always, *used])
@@ -191,9 +199,7 @@ def replay(
                 found = built.graph
                 break
         if found is None:
-            raise RuleError(
-                f"step {number + 1} cannot be taken: {step}", where=graph.name or "derivation"
-            )
+            raise _refused(number, step, graph)
         now = _with_region(now, step.region, found)
         out.append(now)
     return out
@@ -216,6 +222,10 @@ def _told(terms: Terms, first: Sequence[int], step: RuleStep) -> Iterator[dict[i
     for i in range(max(map(len, others))):
         yield {c: ks[min(i, len(ks) - 1)] for c, ks in zip(classes, others, strict=True)}
     yield from (dict(zip(classes, ks, strict=True)) for ks in product(*others))
+
+
+def _refused(number: int, step: RuleStep, graph: BlockGraph) -> RuleError:
+    return RuleError(f"step {number + 1} cannot be taken: {step}", where=graph.name or "derivation")
 
 
 def _alternatives(terms: Terms, first: Sequence[int]) -> Iterator[dict[int, int]]:

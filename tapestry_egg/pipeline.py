@@ -11,9 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .algebra import BUDGET, LEAST_GAIN, Form, forms
 from .encode import encode
 from .errors import ExtractError
+from .executors import INTERRUPTED
 from .extract.archive import Archive
 from .extract.front import Front as Front
 from .extract.merge import MeshResult, merge
@@ -23,6 +26,7 @@ from .flatten import feedback_pairs, flatten
 from .layout import MeshShape
 from .prepare import prepare
 from .progress import Phase, Progress
+from .recompute import MOST_FORMS, RULE, recomputing
 from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
 from .rules.trust import ensure_verified
 from .saturate import Budget, Saturated, saturate
@@ -33,6 +37,7 @@ from .units import parse_quantity
 if TYPE_CHECKING:
     from .blockgraph import BlockGraph
     from .extract.assemble import Assembled
+    from .extract.problem import Floats
     from .extract.worker import Searched
     from .plan import Plan
     from .trace import Program
@@ -41,6 +46,9 @@ if TYPE_CHECKING:
 # arithmetic takes, so that work is divided evenly before bytes are saved.
 _TIE = 0.02
 _EVEN = 20.0
+# How much more time than others the forms have that compute values twice: they reach from the
+# middle of the front to its end, where the search takes longest.
+_TWICE = 2.0
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 
@@ -51,7 +59,8 @@ class Settings:
     program, `budget` on each mesh shape.
 
     Other forms of the program share the time of the search; one is searched only if it saves more
-    than the share `least_gain` of the seconds on one device. A search ends early where every plan
+    than the share `least_gain` of the seconds on one device. At most `recompute` forms are searched
+    that compute values of it a second time to hold less memory. A search ends early where every plan
     is within the share `gap` of its bound, or after `patience` seconds without a better plan or
     bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on `workers`
     processors (None: all).
@@ -64,6 +73,7 @@ class Settings:
     budget: Budget = field(default_factory=Budget)
     algebra: Budget = BUDGET
     least_gain: float = LEAST_GAIN
+    recompute: int = MOST_FORMS
     gap: float = 0.004
     patience: float = float("inf")
     seed: int = 0
@@ -113,6 +123,7 @@ def optimize(
     fixed = read_pins(block_graph, pins)
     shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))
     found = forms_of(block_graph, sets, machine, settings, tell)
+    found += _recomputing(found, pairs, machine, settings, tell)
     plans = [scheduled(form, pairs) for form in found]
     problems = [
         problem_on(plan, shape, machine, sets, settings.budget, fixed, tell)
@@ -120,7 +131,7 @@ def optimize(
         for shape in shapes
     ]
     wanted = _limits(bounds)
-    searched = _search(problems, wanted, settings, executor, tell)
+    searched = _in_turn(problems, wanted, settings, executor, tell)
     notes = searched.notes
     results = [MeshResult(p, a) for p, a in zip(problems, searched.archives, strict=True)]
     if {"wire_bytes", "flops"} & {*objectives, *bounds} and not searched.interrupted:
@@ -152,6 +163,21 @@ def forms_of(
     others = [", ".join(form.rules) for form in found[1:]]
     tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
     return found
+
+
+def _recomputing(
+    found: Sequence[Form],
+    feedback: Mapping[int, int],
+    machine: Target,
+    settings: Settings,
+    tell: Progress,
+) -> tuple[Form, ...]:
+    """Forms that hold less memory, of the form that takes the least time."""
+    tell(Phase("saturate", "", None, "recomputation"))
+    made = recomputing(found[1 if len(found) > 1 else 0], feedback, machine, settings.recompute)
+    words = [form.steps[-1].made.partition(": ")[2] for form in made]
+    tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
+    return made
 
 
 def scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
@@ -190,12 +216,46 @@ def _limits(bounds: Mapping[str, float]) -> Limits | None:
     return Limits(bounds.get("peak_bytes", math.inf), bounds.get("joules", math.inf))
 
 
+def _in_turn(
+    problems: Sequence[Assembled],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+) -> Searched:
+    """Search forms that compute values twice, then all others for what is better than those.
+
+    The others' plans of small peaks, which take long to find, are then not looked for.
+    """
+    from .extract.worker import Searched, weight
+
+    twice = [RULE in p.snapshot.schedule.program.rules for p in problems]
+    weights = [
+        weight(p.problem) * (_TWICE if t else 1.0) for p, t in zip(problems, twice, strict=True)
+    ]
+    archives = [Archive() for _ in problems]
+    notes: tuple[str, ...] = ()
+    for turn in (True, False):
+        mine = [k for k, t in enumerate(twice) if t == turn]
+        if not mine or INTERRUPTED in notes:
+            continue
+        rivals = np.array([c.costs for a in archives for c in a.corners()]).reshape(-1, 3)
+        share = sum(weights[k] for k in mine) / sum(weights)
+        own = replace(settings, seconds=settings.seconds * share)
+        searched = _search([problems[k] for k in mine], limits, own, executor, tell, rivals)
+        notes += searched.notes
+        for k, archive in zip(mine, searched.archives, strict=True):
+            archives[k] = archive
+    return Searched(archives, notes)
+
+
 def _search(
     problems: Sequence[Assembled],
     limits: Limits | None,
     settings: Settings,
     executor: Executor | None,
     tell: Progress,
+    rivals: Floats | None = None,
 ) -> Searched:
     """Search all mesh shapes, side by side where processors allow."""
     from .extract.worker import search_all, so_far
@@ -222,6 +282,7 @@ def _search(
         settings.workers,
         executor,
         settings.seeds,
+        rivals,
     )
     words = "  ".join([so_far(found.archives), *found.notes])
     tell(Phase("extract", words, 1.0))

@@ -121,7 +121,8 @@ class RuleStep:
     """One step: the rules that it takes (one, as a rule), what is computed another way and how, and
     a digest of the program afterwards. `region` leads to the loop or branch where it is taken:
     (operation, region) pairs. `values` are all values of the program as given that the step
-    computes another way."""
+    computes another way; `numbers` say what a recomputation computes twice
+    (`second_instances.Recomputation`)."""
 
     rules: tuple[str, ...]
     value: str
@@ -130,6 +131,7 @@ class RuleStep:
     source: str = ""
     region: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
+    numbers: tuple[tuple[int, ...], ...] = ()
 
     def __str__(self) -> str:
         at = f"  # {self.source}" if self.source else ""

@@ -42,11 +42,11 @@ def program_seconds(
     program = flatten(repeat_cheap(without_prepared(graph)), {})
     units = fuse(program)
     if weights is None:
-        return sum(_unit_seconds(program, unit, target) for unit in units)
+        return sum(unit_seconds(program, unit, target) for unit in units)
     total = 0.0
     for unit in units:
         weight = weights.get(_scope(program, unit.root), 0.0)
-        total += weight * _unit_seconds(program, unit, target) if weight else 0.0
+        total += weight * unit_seconds(program, unit, target) if weight else 0.0
     return total
 
 
@@ -72,7 +72,8 @@ def contracts(signature: OperationSignature) -> bool:
     )
 
 
-def _unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
+def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
+    """Seconds of one unit on one device, as often as one step runs it."""
     members = [program.instances[i] for i in unit.members]
     root = members[-1]
     if root.port or all(m.signature.fusion == "view" for m in members):
