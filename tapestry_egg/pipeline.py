@@ -60,9 +60,9 @@ class Settings:
 
     Other forms of the program share the time of the search; one is searched only if it saves more
     than the share `least_gain` of the seconds on one device. At most `recompute` forms are searched
-    that compute values of it a second time to hold less memory. A search ends early where every plan
-    is within the share `gap` of its bound, or after `patience` seconds without a better plan or
-    bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on `workers`
+    that compute values of it a second time to hold less memory. A search ends early where every
+    plan is within the share `gap` of its bound, or after `patience` seconds without a better plan
+    or bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on `workers`
     processors (None: all).
     """
 
