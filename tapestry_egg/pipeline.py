@@ -62,8 +62,8 @@ class Settings:
     than the share `least_gain` of the seconds on one device. At most `recompute` forms are searched
     that compute values of it a second time to hold less memory. A search ends early where every
     plan is within the share `gap` of its bound, or after `patience` seconds without a better plan
-    or bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on `workers`
-    processors (None: all).
+    or bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on
+    `workers` processors (None: all).
     """
 
     seconds: float = 45.0
