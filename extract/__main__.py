@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from fractions import Fraction
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Extract from each file in order; returns 0 when every file has an answer, else 1."""
     options = _parser().parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: keep the best so far
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
     failed = False

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract import formats
-from tapestry_egg.extract.cfn import branch, program
+from tapestry_egg.extract.cfn import branch, program, solver
 from tapestry_egg.extract.cfn.aside import Aside
 from tapestry_egg.extract.cfn.buckets import Buckets
 from tapestry_egg.extract.cfn.forest import Forest
@@ -27,6 +30,7 @@ from tapestry_egg.extract.cfn.solver import Result, solve
 from tapestry_egg.extract.cfn.trades import trade
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import ChoiceProblem
+from tapestry_egg.extract.deadline import TimeUp
 from tapestry_egg.extract.formats import iopddl
 from tapestry_egg.extract.methods import extract
 from tests import and_or, networks
@@ -315,3 +319,51 @@ def test_one_node_alone_or_with_itself(edges: list[Any]) -> None:
 def test_a_problem_whose_choices_need_others_is_refused(problem: ChoiceProblem) -> None:
     with pytest.raises(ExtractError, match="choices need others"):
         solve(problem, 1.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_prints_the_best_so_far(tmp_path: Path, number: int) -> None:
+    """A problem too large to be proven, ended once a first answer is told."""
+    document = ring(400, 9, 1, 27)
+    (tmp_path / "ring.json").write_text(json.dumps(document))
+    command = [sys.executable, "-m", "tapestry_egg.extract", str(tmp_path / "ring.json")]
+    running = subprocess.Popen(
+        [*command, "--json", "--progress", "--seconds", "300", "-o", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "best -" not in line:
+            running.send_signal(number)
+            break
+    out, _ = running.communicate()
+    row = json.loads(out)
+    assert running.returncode == 130
+    assert "interrupted" in row["notes"] and row["feasible"]
+    rows = tuple(json.loads((tmp_path / "out" / "small.json").read_text()))
+    assert networks.peak(document, rows) <= 27
+    assert networks.cost(document, rows) == row["values"]["cost"] >= row["bound"]
+
+
+def test_an_answer_is_kept_when_the_deadline_comes_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = iopddl.read(ring(40, 6, 4, 27), "")
+    whole, values = solver.solve, []
+
+    def late(problem: ChoiceProblem, seconds: float, seed: int, told: Any) -> Any:
+        def once(choice: Any, value: float, bound: float) -> None:
+            told(choice, value, bound)
+            values.append(int(value))
+            if len(values) == 2:
+                raise TimeUp
+
+        return whole(problem, seconds, seed, once, processes=1)
+
+    monkeypatch.setattr(solver, "solve", late)
+    monkeypatch.setattr(solver, "_CHECKING", 1e9)  # so that only the first is checked before
+    found = extract(problem, 60.0)
+    assert len(values) == 2 and values[1] < values[0]
+    assert found.values == (values[1],) and "time was up" in found.notes

@@ -39,14 +39,16 @@ def test_every_point_is_the_best_within_its_limit(document: dict[str, Any]) -> N
             assert point.reason
 
 
-def test_by_default_limits_go_up_to_what_never_binds() -> None:
+def test_by_default_limits_go_from_the_least_reachable_to_what_never_binds() -> None:
     spans = [[0, 3], [1, 4], [2, 5]]
     document = networks.document(spans, [[9, 0]] * 3, [[1, 10]] * 3, [], 20)
-    points = sweep(iopddl.read(document, ""), 5.0, processes=1)
+    *points, below = sweep(iopddl.read(document, ""), 5.0, processes=1)
     assert points[0].limit == points[0].peak == 30
     assert [(p.limit, p.value) for p in points] == [
-        (30, 0), (25, 9), (22, 9), (20, 18), (18, 18), (16, 18), (14, 18),
+        (30, 0), (25, 9), (22, 9), (20, 18), (18, 18), (16, 18), (14, 18), (3, 27),
     ]  # fmt: skip
+    assert (below.limit, below.choice, below.proven) == (2, None, True)
+    assert "less than 3" in below.reason
 
 
 def test_answers_of_smaller_limits_count_for_larger_ones() -> None:
@@ -97,10 +99,33 @@ def test_a_front_of_cost_and_peak_has_no_dominated_point(document: dict[str, Any
             assert any(p.values[0] <= share * c and p.values[1] <= share * m for p in front)
 
 
+def test_a_front_down_to_the_least_memory_says_how_near_it_is_to_all() -> None:
+    document = networks.document([[0, 3], [1, 4]], [[9, 1]] * 2, [[1, 10]] * 2, [], 20)
+    front = memory_front(iopddl.read(document, ""), 5.0, processes=1)
+    assert [p.values for p in front] == [(2, 20), (10, 11), (18, 2)]
+    assert front.epsilon < float("inf")
+
+
+def test_an_interrupted_sweep_keeps_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tapestry_egg.extract.cfn import tradeoff
+
+    whole, calls = tradeoff.solve, iter(range(9))
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*given, **named)
+
+    monkeypatch.setattr(tradeoff, "solve", interrupted)
+    document = networks.document([[0, 3]] * 3, [[9, 1]] * 3, [[1, 10]] * 3, [], 30)
+    points = sweep(iopddl.read(document, ""), 5.0, limits=[30, 21, 12, 3], processes=1)
+    assert [(p.limit, p.value) for p in points] == [(30, 3), (21, 11)]
+
+
 def test_the_command_prints_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = networks.document([[0, 3], [1, 4]], [[9, 0]] * 2, [[1, 10]] * 2, [], 20)
     (tmp_path / "two.json").write_text(json.dumps(document))
     assert main([str(tmp_path / "two.json"), "--front", "--json", "--seconds", "3"]) == 0
     front = json.loads(capsys.readouterr().out)
     assert front["objectives"] == ["cost", "peak"]
-    assert [p["values"] for p in front["points"]] == [[0, 20], [9, 11]]
+    assert [p["values"] for p in front["points"]] == [[0, 20], [9, 11], [18, 2]]

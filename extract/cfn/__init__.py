@@ -3,6 +3,8 @@
 `solver.solve` takes a choice problem whose classes all choose, and no choice needs another. Exact
 reductions (`reductions.py`) leave a smaller network (`network.py`); message passing at prices of
 memory (`messages.py`) bounds it and says where to begin; minimisation over forests (`forest.py`)
-improves plans, within the limits where `trades.py` takes only what fits; what is small is closed by
-branch and bound (`branch.py`) or mixed-integer programming (`program.py`).
+improves plans, within the limits where `trades.py` takes only what fits; large networks are
+searched in cores (`cores.py`), the rows that the bound hardly excludes; what is small is closed by
+branch and bound (`branch.py`) or mixed-integer programming (`program.py`). What memory is needed at
+least is told by `reach.py`.
 """

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import program
+from .cores import CoreSearch
 from .network import Ints, Network, Uses
 from .search import Search
 
@@ -142,7 +143,7 @@ def work() -> None:
 
     left = until - time.time()
     if left > 0:
-        search = Search(net, left, int(seed), report, step=step)
+        search = CoreSearch(net, left, int(seed), report, step=step)
         last = search.run()
         bound = last.value if last.proven else last.bound
         tell(last.x, bound, last.proven and last.x is None)

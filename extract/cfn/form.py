@@ -7,12 +7,14 @@ of the network that is left to one of the problem.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from ..choices import ChoiceProblem
-from .network import Floats, Ints, Network, Uses, joined, offsets
+from .network import Flags, Floats, Ints, Network, Uses, joined, offsets
 
 #: (lower, upper, amount of every row)
 Use = tuple[int, int, Ints]
@@ -46,16 +48,17 @@ class Form:
     `changed` collects the variables that a change may have opened to further steps.
     """
 
-    def __init__(self, problem: ChoiceProblem, objective: int, limits: Ints | None) -> None:
-        self.problem = problem
-        start = problem.node_start
-        self.count = len(problem.classes)
-        costs = problem.costs[objective].astype(np.float64)
-        costs[~problem.allowed] = np.inf
-        cuts = start[1:-1]
-        self.cost: list[Floats] = list(np.split(costs, cuts)) if self.count else []
-        self.uses: list[list[Use]] = [[] for _ in range(self.count)]
-        self._occupy(limits)
+    def __init__(
+        self, cost: list[Floats], uses: list[list[Use]], limit: Ints, name: Callable[[int], str]
+    ) -> None:
+        """Costs of rows and uses of every variable, and the limit at every time; without tables."""
+        self.cost = cost
+        self.uses = uses
+        self.limit = limit.copy()
+        self.given = limit
+        self.times = len(limit)
+        self.name = name
+        self.count = len(cost)
         self.alive = [True] * self.count
         self.members = {i: [(i, np.arange(len(c)))] for i, c in enumerate(self.cost)}
         # Minimised away: (others, row by theirs). The others may still lose rows or be merged, so
@@ -65,6 +68,18 @@ class Form:
         self.constant = 0.0
         self.near: list[set[int]] = [set() for _ in range(self.count)]
         self.tables: dict[tuple[int, int], Floats] = {}
+        self.changed: set[int] = set()
+
+    @classmethod
+    def of_problem(cls, problem: ChoiceProblem, objective: int, limits: Ints | None) -> Self:
+        """One objective of a problem, with its limits or other ones."""
+        costs = problem.costs[objective].astype(np.float64)
+        costs[~problem.allowed] = np.inf
+        cuts = problem.node_start[1:-1]
+        cost: list[Floats] = list(np.split(costs, cuts)) if len(problem.classes) else []
+        limit = _limit(problem, limits)
+        uses = _uses(problem) if len(limit) else [[] for _ in cost]
+        form = cls(cost, uses, limit, problem.classes.__getitem__)
         pairs = problem.pairs
         if len(pairs):
             cells = pairs.costs[objective].astype(np.float64)
@@ -72,31 +87,29 @@ class Form:
             tables = np.split(cells, pairs.start[1:-1])
             ends = zip(pairs.first.tolist(), pairs.second.tolist(), tables, strict=True)
             for a, b, table in ends:
-                self.join(a, b, table.reshape(len(self.cost[a]), len(self.cost[b])))
-        self.changed: set[int] = set()
+                form.join(a, b, table.reshape(len(cost[a]), len(cost[b])))
+        return form
 
-    def _occupy(self, limits: Ints | None) -> None:
-        """The uses of every class: usually one, its nodes being there at the same times."""
-        problem, usage = self.problem, self.problem.usage
-        self.times = problem.times() if usage else 0
-        self.limit = np.zeros(0, dtype=np.int64)
-        if not self.times:
-            self.times = 0
-            return
-        given = usage.limits if limits is None else np.asarray(limits, dtype=np.int64)
-        self.limit = np.broadcast_to(given, (self.times,)).copy()
-        self.given = self.limit.copy()
-        there = usage.upper > usage.lower
-        start = problem.node_start.tolist()
-        lower, upper = usage.lower.tolist(), usage.upper.tolist()
-        for i, (a, b) in enumerate(itertools.pairwise(start)):
-            amount = np.where(there[a:b], usage.amount[a:b], 0)
-            if not amount.any():
-                continue
-            spans = {(lower[n], upper[n]) for n in range(a, b) if there[n]}
-            for low, high in sorted(spans):
-                same = (usage.lower[a:b] == low) & (usage.upper[a:b] == high)
-                self.uses[i].append((low, high, np.where(same, amount, 0)))
+    @classmethod
+    def of_network(cls, net: Network, kept: Flags) -> Self:
+        """A network with only some of its rows, at least one of each variable."""
+        rows = net.rows.tolist()
+        of = [np.flatnonzero(kept[a:b]) for a, b in itertools.pairwise(rows)]
+        cost = [net.cost[a:b][r] for (a, b), r in zip(itertools.pairwise(rows), of, strict=True)]
+        uses: list[list[Use]] = [[] for _ in of]
+        u = net.uses
+        spans = zip(u.variable.tolist(), u.lower.tolist(), u.upper.tolist(), strict=True)
+        for (i, a, b), (low, high) in zip(spans, itertools.pairwise(u.start.tolist()), strict=True):
+            uses[i].append((a, b, u.amount[low:high][of[i]]))
+        form = cls(cost, uses, u.room, str)
+        form.members = {i: [(i, r)] for i, r in enumerate(of)}
+        form.constant = net.constant
+        start = offsets(net.sizes[net.first] * net.sizes[net.second]).tolist()
+        ends = zip(net.first.tolist(), net.second.tolist(), itertools.pairwise(start), strict=True)
+        for a, b, (low, high) in ends:
+            table = net.cells[low:high].reshape(-1, int(net.sizes[b]))
+            form.join(a, b, table[of[a]][:, of[b]])
+        return form
 
     def table(self, a: int, b: int) -> Floats:
         """Costs [rows of a, rows of b]."""
@@ -190,13 +203,12 @@ class Form:
         removed = tuple((v, *of) for v, of in self.removed.items())
         return Lift(self.count, tuple(self.living()), removed, self.members)
 
-    def network(self) -> Network:
-        """What is left, as arrays."""
+    def network(self, times: Ints) -> Network:
+        """What is left, as arrays, with some times only; see `kept_times`."""
         living = self.living()
         number = {i: k for k, i in enumerate(living)}
         keys = sorted(self.tables)
         uses = [(number[i], *u) for i in living for u in self.uses[i]]
-        times = self._times()
         spans = np.array([(a, b) for _, a, b, _ in uses], dtype=np.int64).reshape(-1, 2)
         spans = np.searchsorted(times, spans)
         seen = (spans[:, 1] > spans[:, 0]).tolist()
@@ -219,7 +231,7 @@ class Form:
             constant=self.constant,
         )
 
-    def _times(self) -> Ints:
+    def kept_times(self) -> Ints:
         """Times that matter: of those between which nothing begins or nothing ends, only the one
         with more present matters, unless less is free at the other."""
         begins = np.zeros(self.times + 1, dtype=bool)
@@ -242,3 +254,31 @@ class Form:
             kept.append((t, begun, ended))
             begun = ended = False
         return np.array([t for t, _, _ in kept], dtype=np.int64)
+
+
+def _limit(problem: ChoiceProblem, limits: Ints | None) -> Ints:
+    """The limit at every time; empty where there is none."""
+    usage = problem.usage
+    times = problem.times() if usage else 0
+    if not times:
+        return np.zeros(0, dtype=np.int64)
+    given = usage.limits if limits is None else np.asarray(limits, dtype=np.int64)
+    return np.broadcast_to(given, (times,)).copy()
+
+
+def _uses(problem: ChoiceProblem) -> list[list[Use]]:
+    """The uses of every class: usually one, its nodes being there at the same times."""
+    usage = problem.usage
+    out: list[list[Use]] = []
+    there = usage.upper > usage.lower
+    lower, upper = usage.lower.tolist(), usage.upper.tolist()
+    for a, b in itertools.pairwise(problem.node_start.tolist()):
+        out.append([])
+        amount = np.where(there[a:b], usage.amount[a:b], 0)
+        if not amount.any():
+            continue
+        spans = {(lower[n], upper[n]) for n in range(a, b) if there[n]}
+        for low, high in sorted(spans):
+            same = (usage.lower[a:b] == low) & (usage.upper[a:b] == high)
+            out[-1].append((low, high, np.where(same, amount, 0)))
+    return out

@@ -68,6 +68,11 @@ class Messages:
         self.belief = belief
         return bound
 
+    def excess(self) -> Floats:
+        """What each row adds to the bound of the last sweep, at least, where it is chosen."""
+        least = np.minimum.reduceat(self.belief, self.net.rows[:-1])
+        return self.belief - np.repeat(least, self.net.sizes)
+
     def _pass(self, belief: Floats, levels: list[_Level]) -> float:
         bound = 0.0
         values = self.values

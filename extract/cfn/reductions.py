@@ -49,11 +49,15 @@ class Infeasible:
 
 @dataclass(frozen=True)
 class Reduced:
-    """A network, the way back to the problem it came from, and what the steps did."""
+    """A network, the way back to the problem it came from, and what the steps did.
+
+    The network's time t is the problem's `times[t]`.
+    """
 
     network: Network
     lift: Lift
     log: tuple[str, ...]
+    times: Ints
     infeasible: Infeasible | None = None
 
 
@@ -77,25 +81,35 @@ def reduce(
         raise ExtractError(
             "not a cost function network: choices need others", where=problem.name or "problem"
         )
-    graph = _Steps(problem, objective, limits, frozenset(steps))
+    return _reduced(_Steps.of_problem(problem, objective, limits), steps)
+
+
+def narrow(net: Network, kept: Flags, steps: Iterable[str] = STEPS) -> Reduced:
+    """Reduce a network of which only some rows are kept, at least one of each variable.
+
+    The lift leads to one row per variable of the network, numbered as there.
+    """
+    return _reduced(_Steps.of_network(net, kept), steps)
+
+
+def _reduced(graph: _Steps, steps: Iterable[str]) -> Reduced:
+    graph.begin(steps)
     try:
         graph.run()
     except _Empty as e:
         empty = Uses(*(np.zeros(0, dtype=np.int64),) * 3, np.zeros(1, dtype=np.int64), *_NONE)
         network = Network(_NONE[0], np.zeros(0), *_NONE, np.zeros(0), empty)
-        return Reduced(network, Lift(0, (), (), {}), graph.report(), e.why)
-    return Reduced(graph.network(), graph.lift(), graph.report())
+        return Reduced(network, Lift(0, (), (), {}), graph.report(), _NONE[0], e.why)
+    times = graph.kept_times()
+    return Reduced(graph.network(times), graph.lift(), graph.report(), times)
 
 
 _NONE = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 class _Steps(Form):
-    def __init__(
-        self, problem: ChoiceProblem, objective: int, limits: Ints | None, steps: frozenset[str]
-    ) -> None:
-        super().__init__(problem, objective, limits)
-        self.steps = steps
+    def begin(self, steps: Iterable[str]) -> None:
+        self.steps = frozenset(steps)
         self.before = self.size()
         self.counts: dict[str, int] = {}
 
@@ -140,7 +154,7 @@ class _Steps(Form):
     def _check_domains(self) -> None:
         for i, cost in enumerate(self.cost):
             if not len(cost):
-                name = self.problem.classes[i]
+                name = self.name(i)
                 raise _Empty(Infeasible(f"class {name} has no node to choose"))
         for i, cost in enumerate(self.cost):
             if not np.isfinite(cost).all():
@@ -151,7 +165,7 @@ class _Steps(Form):
         if good.all():
             return False
         if not good.any():
-            names = ", ".join(self.problem.classes[c] for c, _ in self.members[i][:3])
+            names = ", ".join(self.name(c) for c, _ in self.members[i][:3])
             raise _Empty(Infeasible(f"no choice is left for class {names}: {what}"))
         self.note(what, int((~good).sum()))
         self.keep(i, np.flatnonzero(good))

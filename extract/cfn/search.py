@@ -22,6 +22,7 @@ from .buckets import Buckets
 from .forest import Forest
 from .messages import Messages
 from .network import Floats, Ints, Network, dot
+from .reach import Reach, reach
 from .trades import trade
 
 # Sweeps of message passing before prices are raised, while they raise the bound by a share.
@@ -49,8 +50,8 @@ _CENTRAL, _SHARES = 15, (0.02, 0.1, 0.3)
 # on in the direction of the last, and shrink where it turns back.
 _STEP, _STEPS, _GROWTH, _LEAST_STEP = 0.25, (0.02, 0.7), 1.1, 0.002
 
-# The share of the time that goes into prices.
-_PRICING = 0.4
+# The shares of the time that go into prices, and at most into finding any answer.
+_PRICING, _REACHING = 0.4, 0.1
 
 # So many steps of prices repair a plan, each larger than the last by a factor.
 _REPAIRS, _STEEPER = 40, 1.15
@@ -114,6 +115,12 @@ class Search:
         self.price = np.zeros(self.times)
         self.best_price = self.price
         self.steps = 0
+        self.pricing = _PRICING
+        #: Search ends where the bound is as near as this share, or so long after the last gain.
+        self.close, self.patience = 0.0, np.inf
+        self.gained = self.begun
+        #: What memory is reachable, where no answer was found at once.
+        self.reach: Reach | None = None
         self.messages = Messages(net)
         self.degree = net.half.degree()
         # Forests hold copies of tables: fewer of them where those are large.
@@ -137,12 +144,15 @@ class Search:
         if self.news is not None:
             self.news(self)
         self.proven = self.proven or self.bound > self.value - max(self.step, 1e-12)
-        return self.proven or self.left() <= 0
+        near = np.isfinite(self.value) and self.value - self.bound <= self.close * abs(self.value)
+        return self.proven or bool(near) or self.left() <= 0
 
     def run(self) -> Found:
         """Search until the time is over or the best is proven."""
         cost = self.net.priced(self.price)
         x = self._settled(cost)
+        if self.best is None and len(self.net):
+            self._reach()
         if not self.done():
             x = self._raise_prices(x)
         if not self.done():
@@ -150,6 +160,16 @@ class Search:
         if not self.done():
             self._improve(x)
         return Found(self.best, self.value, self.bound, self.best_price, self.proven, self.steps)
+
+    def _reach(self) -> None:
+        """Look for rows within the limits by what they occupy alone."""
+        until = _REACHING * self.seconds
+        found = self.reach = reach(self.net, until, self.rng, self.clock)
+        if found.over <= 0:
+            self._consider(found.x)
+            self._traded(found.x, self.price, 12)
+        elif found.bound > 0:
+            self.proven = True
 
     def offer(self, x: Ints) -> None:
         """Take rows that were found elsewhere, if they are better."""
@@ -275,7 +295,7 @@ class Search:
         mean = over
         self._repaired(x, self.price)
         begun = self.clock()
-        most = max(_PRICING * self.seconds - (begun - self.begun), 0.1 * self.seconds)
+        most = max(self.pricing * self.seconds - (begun - self.begun), 0.1 * self.seconds)
         k = 0
         while not self.done():
             share = (self.clock() - begun) / most
@@ -328,7 +348,7 @@ class Search:
         value = self.net.value(x)
         if value >= self.value or not self.net.fits(x):
             return False
-        self.best, self.value = x.copy(), value
+        self.best, self.value, self.gained = x.copy(), value, self.clock()
         if self.report is not None:
             self.report(value, self.bound)
         return True
@@ -391,7 +411,8 @@ class Search:
         arms = list(product(range(len(prices)), range(len(_FACTORS)), (False, True)))
         weight = np.ones(len(arms))
         since = 0
-        while not self.done():
+        begun = self.clock()
+        while not self.done() and self.clock() - max(begun, self.gained) <= self.patience:
             self.steps += 1
             arm = int(self.rng.choice(len(arms), p=weight / weight.sum()))
             base, factor, far = arms[arm]

@@ -13,15 +13,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..choices import Choice, ChoiceProblem
+from ..deadline import TimeUp, held
 from ..standing import Standing
 from .aside import Aside
+from .cores import CoreSearch
 from .network import Ints
+from .reach import Reach, reach
 from .reductions import Infeasible, Reduced, reduce
-from .search import Search
 
 # Before the deadline: to put an answer together and check it, as a share and at least.
 _CLOSING, _CLOSING_LEAST = 0.01, 0.05
+
+# The share of the time that goes at most into saying what memory is needed where none is enough.
+_EXPLAINING = 0.2
+
+# An answer is checked while the search goes on so many times later than its check takes.
+_CHECKING = 20.0
 
 # A second process is not worth its start for less than so many seconds.
 _WORTH = 3.0
@@ -31,7 +41,7 @@ _WORTH = 3.0
 class Result:
     """The best choice found, its cost, a bound on every choice's, and what led there.
 
-    Without a choice, `infeasible` says why there is none, if that is proven.
+    Without a choice, `infeasible` says why there is none, or why none was found.
     """
 
     choice: Choice | None
@@ -45,17 +55,24 @@ class Result:
 
 def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """Answer a problem by the deadline (`time.perf_counter`), as a method of the table."""
-    best: list[Choice] = []
+    best: list[Callable[[], Choice]] = []
+    due = 0.0
 
     def progress(choice: Callable[[], Choice], value: float, bound: float) -> None:
-        best[:] = [choice()]
+        nonlocal due
+        best[:] = [choice]
         standing.raise_bound(_whole(problem, bound))
+        begun = time.perf_counter()
+        if begun >= due:  # to check an answer takes its time
+            standing.offer(choice(), "network")
+            due = time.perf_counter() + _CHECKING * (time.perf_counter() - begun)
 
     try:
         found = solve(problem, deadline - time.perf_counter(), seed, progress)
-    except KeyboardInterrupt:
-        for choice in best:
-            standing.offer(choice, "network")
+    except (KeyboardInterrupt, TimeUp):
+        with held():
+            for choice in best:
+                standing.offer(choice(), "network")
         raise
     standing.notes += found.reduced.log
     if found.choice is not None:
@@ -63,8 +80,10 @@ def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) 
         standing.raise_bound(_whole(problem, found.bound))
         if found.proven:
             standing.close()
-    elif found.infeasible is not None:
+    elif found.proven and found.infeasible is not None:
         standing.fail(found.infeasible.reason)
+    elif found.infeasible is not None:
+        standing.reason = found.infeasible.reason
 
 
 def solve(
@@ -85,7 +104,8 @@ def solve(
     begun = clock()
     reduced = reduce(problem, limits=limits)
     if reduced.infeasible is not None:
-        return Result(None, math.inf, math.inf, True, reduced, reduced.infeasible, 0)
+        why = _explained(problem, reduced.infeasible, limits, seconds, seed, clock)
+        return Result(None, math.inf, math.inf, True, reduced, why, 0)
     net = reduced.network
 
     def made(x: Ints) -> Choice:
@@ -104,7 +124,7 @@ def solve(
     if count > 1 and left > _WORTH and len(net) > 1:
         beside = Aside(net, left, seed + 1, step)
     try:
-        search = Search(
+        search = CoreSearch(
             net, left, seed, report, clock, step, None if beside is None else beside.news
         )
         found = search.run()
@@ -112,11 +132,52 @@ def solve(
         if beside is not None:
             beside.end()
     if found.x is None:
-        why = Infeasible("no choice keeps all limits") if found.proven else None
+        why = _unreached(search.reach, search.proven, reduced, problem, limits)
         return Result(None, math.inf, found.bound, found.proven, reduced, why, found.steps)
     choice = made(found.x)
     bound = found.value if found.proven else min(found.bound, found.value)
     return Result(choice, found.value, bound, found.proven, reduced, None, found.steps)
+
+
+def _explained(
+    problem: ChoiceProblem,
+    why: Infeasible,
+    limits: Ints | None,
+    seconds: float,
+    seed: int,
+    clock: Callable[[], float],
+) -> Infeasible:
+    """Why nothing is left of a problem, in terms of its limits where it is for them."""
+    if why.time >= 0 or not problem.usage:
+        return why
+    legal = reduce(problem, ("consistency", "fixed", "merge"), limits=limits)
+    if legal.infeasible is not None or not len(legal.network):
+        return why
+    rng = np.random.default_rng(seed)
+    found = reach(legal.network, _EXPLAINING * seconds, rng, clock)
+    return _unreached(found, True, legal, problem, limits)
+
+
+def _unreached(
+    found: Reach | None,
+    proven: bool,
+    reduced: Reduced,
+    problem: ChoiceProblem,
+    limits: Ints | None,
+) -> Infeasible:
+    """What is known of the memory that answers need, none being within the limits."""
+    head = "no choice keeps all limits" if proven else "no choice within the limits was found"
+    if found is None or not math.isfinite(found.over) or found.over <= 0:
+        return Infeasible(head)
+    given = problem.usage.limits if limits is None else limits
+    at = int(reduced.times[found.time])
+    limit = int(given[at % len(given)])
+    most = limit + round(found.over)
+    words = [head, f"the nearest one uses {most} at time {at}, the limit is {limit}"]
+    least = max(math.ceil(found.bound), int(proven)) if math.isfinite(found.bound) else int(proven)
+    if least > 0:
+        words.append(f"at some time every choice is above the limit by {least} at least")
+    return Infeasible("; ".join(words), at, limit + least if least > 0 else -1)
 
 
 def _integral(problem: ChoiceProblem) -> bool:

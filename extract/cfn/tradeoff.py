@@ -20,10 +20,15 @@ from .. import pareto
 from ..check_choices import evaluate
 from ..choice_front import ChoiceFront, ChoicePoint
 from ..choices import Choice, ChoiceProblem
+from .reach import reach
+from .reductions import reduce
 from .solver import solve
 
 #: Shares of the problem's limit that are tried.
 SHARES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+
+# The share of the time that goes at most into the least limit that is reachable.
+_REACHING = 0.05
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,12 @@ def sweep(
     told: Callable[[Point], None] | None = None,
     processes: int | None = None,
 ) -> tuple[Point, ...]:
-    """One point per limit (by default shares of the problem's, and none), largest limit first.
+    """One point per limit, largest limit first.
 
-    The time is divided evenly. Raises ExtractError for a problem without one limit for all times,
-    or whose choices need others.
+    By default limits are shares of the problem's, what never binds, the least that is reachable,
+    and, where that is proven to be so, just below. The time is divided evenly; an interruption
+    (Ctrl-C) keeps the points so far. Raises ExtractError for a problem without one limit for all
+    times, or whose choices need others.
     """
     if not problem.usage or len(problem.usage.limits) != 1:
         raise ExtractError(
@@ -70,36 +77,76 @@ def sweep(
             where=f"choice problem {problem.name}",
             hint="Give the limit of which shares are to be tried.",
         )
-    whole = int(problem.usage.limits[0])
-    if limits is None:
-        enough = peak(problem, None)
-        limits = sorted({*(int(whole * s) for s in SHARES), enough} - {0})
-        limits = [x for x in limits if x <= enough] or [enough]
     points: list[Point] = []
     begun = time.perf_counter()
+    below: list[Point] = []
+    if limits is None:
+        limits, below = _default(problem, _REACHING * seconds, seed)
     for k, limit in enumerate(sorted(set(limits), reverse=True)):
-        spent = time.perf_counter() - begun
-        share = max(seconds - spent, 0.0) / (len(set(limits)) - k)
-        found = solve(
-            problem, share, seed, limits=np.array([limit], dtype=np.int64), processes=processes
-        )
-        reason = ""
-        if found.choice is None:
-            reason = found.infeasible.reason if found.infeasible else "none was found in time"
-        bound = max([found.bound, *(p.bound for p in points)])
-        point = Point(
-            limit,
-            found.choice,
-            found.value,
-            0 if found.choice is None else peak(problem, found.choice),
-            min(bound, found.value),
-            found.proven or bound >= found.value,
-            reason,
-        )
+        last = points[-1] if points else None
+        if last is not None and last.proven and last.choice is not None and last.peak <= limit:
+            point = replace(last, limit=limit)  # the best within more is within this
+        elif last is not None and last.proven and last.choice is None:
+            why = f"nothing fits within the larger limit of {last.limit}"
+            point = replace(last, limit=limit, reason=why)
+        else:
+            spent = time.perf_counter() - begun
+            share = max(seconds - spent, 0.0) / (len(set(limits)) - k)
+            try:
+                point = _solved(problem, limit, share, seed, points, processes)
+            except KeyboardInterrupt:
+                break
         if told is not None:
             told(point)
         points.append(point)
-    return _mended(points)
+    return _mended([*points, *(p for p in below if points and p.limit < points[-1].limit)])
+
+
+def _default(problem: ChoiceProblem, seconds: float, seed: int) -> tuple[list[int], list[Point]]:
+    """Limits to try, and the point just below the least one where nothing fits."""
+    whole, enough = int(problem.usage.limits[0]), peak(problem, None)
+    limits = {x for x in (*(int(whole * s) for s in SHARES), enough) if 0 < x <= enough}
+    none = np.zeros(1, dtype=np.int64)
+    legal = reduce(problem, ("consistency", "fixed", "merge"), limits=none)
+    if legal.infeasible is not None or not len(legal.network):
+        return sorted(limits or {enough}), []
+    found = reach(legal.network, seconds, np.random.default_rng(seed))
+    if not math.isfinite(found.over):
+        return sorted(limits or {enough}), []
+    choice = Choice(problem.node_start[:-1] + legal.lift(found.x))
+    least = peak(problem, choice)
+    proven = max(math.ceil(found.bound), 0) if math.isfinite(found.bound) else 0
+    below = []
+    if proven > 0:
+        reason = f"no choice uses less than {proven} at all times"
+        below = [Point(proven - 1, None, math.inf, 0, math.inf, True, reason)]
+    return sorted({least} | {x for x in limits if x > least}), below
+
+
+def _solved(
+    problem: ChoiceProblem,
+    limit: int,
+    seconds: float,
+    seed: int,
+    larger: Sequence[Point],
+    processes: int | None,
+) -> Point:
+    """The best answer found within a limit."""
+    limits = np.array([limit], dtype=np.int64)
+    found = solve(problem, seconds, seed, limits=limits, processes=processes)
+    reason = ""
+    if found.choice is None:
+        reason = found.infeasible.reason if found.infeasible else "none was found in time"
+    bound = max([found.bound, *(p.bound for p in larger)])
+    return Point(
+        limit,
+        found.choice,
+        found.value,
+        0 if found.choice is None else peak(problem, found.choice),
+        min(bound, found.value),
+        found.proven or bound >= found.value,
+        reason,
+    )
 
 
 def _mended(points: list[Point]) -> tuple[Point, ...]:
