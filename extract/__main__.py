@@ -4,204 +4,122 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import threading
-import time
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..atomic import write_atomic
-from ..errors import TapestryError
-from . import formats
-from .choice_front import ChoiceFront, choice_front
-from .choices import ChoiceProblem, Extraction, Number
-from .formats import snapshot
-from .methods import METHODS, extract
-from .standing import Standing
-
-if TYPE_CHECKING:
-    from .snapshot_front import SnapshotFront
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Extract from each file in order; returns 0 when every file has an answer, else 1."""
-    options = _parser().parse_args(arguments)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: keep the best so far
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-    failed = False
-    if not options.json and not options.front:
-        print(_HEAD)
-    for path in options.paths:
-        try:
-            started = time.perf_counter()
-            document = formats.read_document(path)
-            if snapshot.recognises(document):
-                failed = _snapshot(path, document, started, options) or failed
-                continue
-            problem, form = formats.recognised(document, path)
-            left = options.seconds - (time.perf_counter() - started)
-            if options.front:
-                failed = _front(path, problem, left, options) or failed
-                continue
-            told = _tell if options.progress else None
-            found = extract(problem, left, options.seed, options.method, told)
-        except TapestryError as e:
-            failed = True
-            if options.json:
-                print(json.dumps({"path": str(path), "error": str(e)}), flush=True)
-            else:
-                print(e, file=sys.stderr, flush=True)
-            continue
-        failed = failed or not found.feasible
-        if options.output is not None and found.choice is not None:
-            answer = formats.answer(problem, found.choice, form)
-            target = options.output / f"{problem.name}.json"
-            target.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-        row = record(path, problem, found)
-        print(json.dumps(row) if options.json else _line(row), flush=True)
-        if "interrupted" in found.notes:
-            return 130
-    return int(failed)
-
-
-def _tell(standing: Standing) -> None:
-    """One line of progress: seconds, best value, bound."""
-    value = _short(number(standing.values[0])) if standing.values else "-"
-    seconds = time.perf_counter() - standing.started
-    bound = _short(number(standing.bound))
-    print(f"{standing.problem.name}: {seconds:.1f} s, best {value}, bound {bound}", file=sys.stderr)
-
+from ..errors import ExtractError, TapestryError
+from ..executors import Lost, chosen, completed
+from .answers import Answer, Asked, answer_file, answer_from, answer_plainly, best_of
+from .deadline import end_as_interrupted
+from .methods import METHODS
 
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
 
 
-def _snapshot(path: Path, document: Any, started: float, options: argparse.Namespace) -> bool:
-    """Answer a snapshot: its front, or its fastest rows; whether there are none."""
-    from .snapshot_front import snapshot_front
-
-    name = formats.name_of(path)
-    problem = snapshot.read(document, str(path))
-    left = options.seconds - (time.perf_counter() - started)
-    tell = (lambda text: print(f"{name}: {text}", file=sys.stderr)) if options.progress else None
-    front = snapshot_front(problem, name, left, options.seed, tell)
-    if options.front:
-        if options.output is not None:
-            front.save(options.output / f"{name}.front.json")
-        if options.json:
-            print(json.dumps({"path": str(path), **front.document()}), flush=True)
-        else:
-            print("\n".join(_front_lines(front)), flush=True)
-        return False
-    best = front.points[0]
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Extract from each file in order; returns 0 when every file has an answer, 1 when one has
+    none, 130 after an interruption, whose best answers are printed and written all the same."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.front and options.seeds > 1:
+        parser.error("--front takes one seed")
+    end_as_interrupted()
     if options.output is not None:
-        answer = json.dumps(snapshot.answer(problem, best.rows), indent=1)
-        write_atomic(options.output / f"{name}.json", answer + "\n")
-    row = {
-        "path": str(path),
-        "name": name,
-        "nodes": sum(len(v) for v in problem.variables),
-        "classes": len(problem.variables),
-        "values": dict(zip(front.objectives, best.values, strict=True)),
-        "bound": best.bound,
-        "gap": best.gap,
-        "seconds": round(time.perf_counter() - started, 3),
-        "feasible": True,
-        "proven": best.proven,
-        "method": front.method,
-        "reason": "",
-        "notes": [],
-    }
-    print(json.dumps(row) if options.json else _line(row), flush=True)
-    return False
-
-
-def _front(path: Path, problem: ChoiceProblem, seconds: float, options: argparse.Namespace) -> bool:
-    """Print the front of one file, and write it; whether there is none."""
-    if problem.usage and problem.all_active:
-        from .cfn.tradeoff import memory_front
-
-        front = memory_front(problem, options.seconds, options.seed)
-    else:
-        front = choice_front(problem, seconds, options.seed)
-    document = front.document()
-    if options.output is not None and front.points:
-        target = options.output / f"{problem.name}.front.json"
-        front.save(target)
-    if options.json:
-        print(json.dumps({"path": str(path), **document, "reason": front.reason}), flush=True)
-    else:
-        print("\n".join(_front_lines(front)), flush=True)
-    return not front.points
-
-
-def _front_lines(front: ChoiceFront | SnapshotFront) -> list[str]:
-    name = front.name
-    if not front.points:
-        return [f"{name}: no front: {front.reason}"]
-    kind = "exact" if front.exact else f"epsilon {front.epsilon:.3%}"
-    knee = front.knee()
-    lines = [
-        f"{name}: front of {len(front)} answers, {kind}, {front.method}, "
-        f"{front.seconds:.2f} s, hypervolume {front.hypervolume():.6g}",
-        "  " + " ".join(f"{k:>16}" for k in (*front.objectives, "gap")),
-    ]
-    for p in front:
-        values = " ".join(f"{_short(number(v)):>16}" for v in p.values)
-        mark = "  knee" if p is knee else ""
-        lines.append(f"  {values} {p.gap:>16.3%}{mark}")
-    return lines
-
-
-def record(path: Path, problem: ChoiceProblem, found: Extraction) -> dict[str, Any]:
-    """One file's result as JSON data; integers keep all their digits."""
-    return {
-        "path": str(path),
-        "name": problem.name,
-        "nodes": len(problem.nodes),
-        "classes": len(problem.classes),
-        "values": {k: number(v) for k, v in zip(problem.objectives, found.values, strict=False)},
-        "bound": number(found.bound),
-        "gap": number(found.gap),
-        "seconds": round(found.seconds, 3),
-        "feasible": found.feasible,
-        "proven": found.proven,
-        "method": found.method,
-        "reason": found.reason,
-        "notes": list(found.notes),
-    }
-
-
-def number(value: Number) -> int | float | None:
-    """A value for JSON: integers whole, fractions as the nearest float, infinities as null."""
-    if isinstance(value, Fraction):
-        return int(value) if value.denominator == 1 else float(value)
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return None
-    return value
-
-
-def _line(row: dict[str, Any]) -> str:
-    name = row["name"] if len(row["name"]) <= 40 else f"{row['name'][:37]}..."
-    if not row["feasible"]:
-        return f"{name:40} no answer: {row['reason']}"
-    values = ", ".join(_short(v) for v in row["values"].values())
-    gap = "-" if row["gap"] is None else f"{row['gap']:.3%}"
-    proven = "yes" if row["proven"] else "no"
-    return (
-        f"{name:40} {values:>16} {_short(row['bound']):>16} {gap:>8} "
-        f"{row['seconds']:>8.2f} {proven:6} {row['method']}"
+        options.output.mkdir(parents=True, exist_ok=True)
+    asked = Asked(
+        options.seconds,
+        options.seed,
+        options.method,
+        options.front,
+        options.json,
+        options.progress,
+        options.gap,
+        options.patience,
     )
+    if not options.json and not options.front:
+        print(_HEAD, flush=True)
+    failed = interrupted = False
+    try:
+        for answer in _answers(options, asked):
+            failed = failed or answer.failed
+            interrupted = interrupted or answer.interrupted
+            if answer.error and not options.json:
+                print(answer.error, file=sys.stderr, flush=True)
+            elif answer.text:
+                print(answer.text, flush=True)
+            if options.output is not None:
+                for name, text in answer.files.items():
+                    write_atomic(options.output / name, text)
+            if interrupted and options.workers == 1:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    except TapestryError as error:  # the cluster, or the folder of the answers
+        print(error, file=sys.stderr)
+        failed = True
+    return 130 if interrupted else int(failed)
 
 
-def _short(value: int | float | None) -> str:
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.10g}"
+def _answers(options: argparse.Namespace, asked: Asked) -> Iterator[Answer]:
+    """The answer of every file, in order, each the best of all seeds."""
+    seeds = [replace(asked, seed=asked.seed + k) for k in range(options.seeds)]
+    if options.workers == 1 and not options.cluster:
+        for path in options.paths:
+            yield best_of([_here(path, one) for one in seeds], asked)
+        return
+    calls = []
+    found: dict[int, Answer] = {}
+    for k, path in enumerate(options.paths):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            found |= {k * len(seeds) + s: _unread(path, error, asked) for s in range(len(seeds))}
+            continue
+        calls += [
+            (k * len(seeds) + s, (str(path), data, asdict(one))) for s, one in enumerate(seeds)
+        ]
+    at = 0
+
+    def ready() -> Iterator[Answer]:
+        nonlocal at
+        while all(k in found for k in range(at, at + len(seeds))) and found:
+            yield best_of([found.pop(k) for k in range(at, at + len(seeds))], asked)
+            at += len(seeds)
+
+    with chosen(options.workers, options.cluster) as pool:
+        try:
+            for n, told in completed(pool, answer_plainly, [call for _, call in calls]):
+                number, (path, *_) = calls[n]
+                if not isinstance(told, Lost):
+                    found[number] = answer_from(told)
+                elif not told.again:
+                    found[number] = _failed(path, f"{told.reason}, twice", asked)
+                yield from ready()
+        except KeyboardInterrupt:
+            for k in sorted(found):  # of later files than one that has no answer
+                yield found[k]
+            raise
+    yield from ready()
+
+
+def _here(path: Path, asked: Asked) -> Answer:
+    try:
+        return answer_file(str(path), path.read_bytes(), asked)
+    except OSError as error:
+        return _unread(path, error, asked)
+
+
+def _unread(path: Path, error: OSError, asked: Asked) -> Answer:
+    return _failed(str(path), f"cannot be read: {error}", asked)
+
+
+def _failed(path: str, what: str, asked: Asked) -> Answer:
+    error = str(ExtractError(what, where=path))
+    said = json.dumps({"path": path, "error": error}) if asked.json else ""
+    return Answer(said, error=error, failed=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -213,7 +131,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="per file, reading included (default 60)"
     )
+    parser.add_argument(
+        "--gap", type=float, default=0.0, metavar="SHARE", help="stop this near to the bound: 0.01"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="stop after so long without a better answer or bound",
+    )
     parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.add_argument("--seeds", type=int, default=1, help="the best of so many; default 1")
+    parser.add_argument(
+        "--workers", "-j", type=int, default=1, metavar="N", help="files and seeds at a time"
+    )
+    parser.add_argument(
+        "--cluster", default="", metavar="ADDRESS", help="work on the Dask cluster of a scheduler"
+    )
     names = ["auto", *(m.name for m in METHODS)]
     parser.add_argument("--method", choices=names, default="auto", help="default auto")
     parser.add_argument(

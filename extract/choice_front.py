@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ExtractError
+from ..executors import INTERRUPTED
 from . import pareto
 from .check_choices import evaluate
 from .choices import Choice, ChoiceProblem, Number
@@ -65,6 +66,7 @@ class ChoiceFront:
     method: str
     seconds: float = 0.0
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.points)
@@ -197,17 +199,22 @@ def with_node_count(problem: ChoiceProblem) -> ChoiceProblem:
 
 
 def choice_front(
-    problem: ChoiceProblem, seconds: float = 60.0, seed: int = 0, widest: int = WIDEST
+    problem: ChoiceProblem,
+    seconds: float = 60.0,
+    seed: int = 0,
+    widest: int = WIDEST,
+    told: Callable[[str], None] | None = None,
 ) -> ChoiceFront:
     """The front of cost and number of selected nodes.
 
-    Forms of more than `widest` treewidth are not eliminated. Every point is recomputed by the
-    checker. Raises ExtractError for a problem with pairs or limits.
+    Forms of more than `widest` treewidth are not eliminated. `told` hears how it stands, in words,
+    after every program solved. An interruption (Ctrl-C) keeps what was found. Every point is
+    recomputed by the checker. Raises ExtractError for a problem with pairs or limits.
     """
     started = time.perf_counter()
     both = with_node_count(problem.verify())
     deadline = started + seconds
-    search = _FrontSearch(both, deadline, seed, widest)
+    search = _FrontSearch(both, deadline, seed, widest, told)
     method = "elimination"
     try:
         with ends_at(deadline):
@@ -220,6 +227,9 @@ def choice_front(
                 search.bisect(form)
     except TimeUp:
         search.cut_short()
+    except KeyboardInterrupt:
+        search.cut_short()
+        search.notes += (INTERRUPTED,)
     return search.front(method, time.perf_counter() - started)
 
 
@@ -230,7 +240,16 @@ class _FrontSearch:
     front may still be.
     """
 
-    def __init__(self, problem: ChoiceProblem, deadline: float, seed: int, widest: int) -> None:
+    def __init__(
+        self,
+        problem: ChoiceProblem,
+        deadline: float,
+        seed: int,
+        widest: int,
+        told: Callable[[str], None] | None = None,
+    ) -> None:
+        self.notes: tuple[str, ...] = ()
+        self.told = told
         self.problem = problem
         self.deadline = deadline
         self.seed = seed
@@ -303,6 +322,12 @@ class _FrontSearch:
         if limit is not None:
             for k in range(limit + 1):
                 self.lower[k] = max(self.lower[k], bound)
+        if self.told is not None and self.choices:
+            epsilon = max((e for e, _, _ in self._gaps()), default=0.0)
+            best = min(cost for cost, _ in self.choices) / self.scale
+            front = len(pareto.non_dominated(list(self.choices)))
+            least = f"bound {max(self.lower[-1], -math.inf) / self.scale:.10g}"
+            self.told(f"front {front}, best {best:.10g}, {least}, gap {epsilon:.2%}")
         return bound
 
     def _take(self, value: int, picks: Picks) -> None:
@@ -380,7 +405,7 @@ class _FrontSearch:
         if not points:
             epsilon = math.inf
         return ChoiceFront(
-            self.problem, objectives, tuple(points), epsilon, method, seconds, reason
+            self.problem, objectives, tuple(points), epsilon, method, seconds, reason, self.notes
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -32,23 +32,40 @@ def held() -> Iterator[None]:
         _depth -= 1
 
 
+# How often, in seconds, it is asked whether an end has come.
+_ASKED = 0.1
+
+
+def end_as_interrupted() -> None:
+    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @contextmanager
-def ends_at(deadline: float) -> Iterator[None]:
-    """Raise `TimeUp` inside when the deadline (`time.perf_counter`) comes."""
+def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Raise `TimeUp` inside when the deadline (`time.perf_counter`) comes, or what else is `over`,
+    which is asked now and then."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
     ):
         yield
         return
 
+    def left() -> float:
+        seconds = max(1e-3, deadline - time.perf_counter())
+        return seconds if over is None else min(seconds, _ASKED)
+
     def ring(number: int, frame: FrameType | None) -> None:
         if _depth:
             signal.setitimer(signal.ITIMER_REAL, 0.005)
+        elif over is not None and time.perf_counter() < deadline and not over():
+            signal.setitimer(signal.ITIMER_REAL, left())
         else:
             raise TimeUp
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(1e-3, deadline - time.perf_counter()))
+    signal.setitimer(signal.ITIMER_REAL, left())
     try:
         yield
     finally:

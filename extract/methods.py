@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from math import inf
 
 from ..errors import ExtractError
 from .choices import ChoiceProblem, Extraction
@@ -64,9 +65,13 @@ def extract(
     seed: int = 0,
     method: str = "auto",
     told: Callable[[Standing], None] | None = None,
+    gap: float = 0.0,
+    patience: float = inf,
 ) -> Extraction:
     """The best choice found for a problem's first objective within `seconds`, with a bound.
 
+    The search ends earlier where the choice is within the share `gap` of its bound, and after
+    `patience` seconds without a better choice or bound (both where it runs in a main thread).
     `told` is called with every better choice or bound. An interruption (Ctrl-C) ends the search and
     keeps what was found. Raises ExtractError for an unknown method, or one that is unfit.
     """
@@ -75,10 +80,11 @@ def extract(
     chosen = choose(problem, method)
     try:
         run = getattr(import_module(f".{chosen.module}", __package__), chosen.function)
-        with ends_at(deadline):
+        over = (lambda: bool(standing.enough(gap, patience))) if gap or patience < inf else None
+        with ends_at(deadline, over):
             run(problem, standing, deadline, seed)
     except TimeUp:
-        standing.notes.append("time was up")
+        standing.notes.append(standing.enough(gap, patience) or "time was up")
     except KeyboardInterrupt:
         standing.notes.append("interrupted")
     return standing.extraction()

@@ -53,6 +53,7 @@ class SnapshotFront:
     name: str
     points: tuple[SnapshotPoint, ...]
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     objectives = OBJECTIVES
     method = "message passing, elimination"
@@ -114,6 +115,8 @@ def snapshot_front(
     seconds: float = 60.0,
     seed: int = 0,
     tell: Callable[[str], None] | None = None,
+    gap: float = 0.0,
+    patience: float = math.inf,
 ) -> SnapshotFront:
     """Search a problem for `seconds`; what the search found is recomputed by the checker.
 
@@ -129,8 +132,9 @@ def snapshot_front(
         if tell is not None and known.candidates:
             tell(so_far(archives))
 
-    effort = Effort(seconds=max(seconds, 0.1), gap=0.0, seed=seed)
-    (archive,) = search_all([problem], effort, None, report).archives
+    effort = Effort(seconds=max(seconds, 0.1), gap=gap, seed=seed, patience=patience)
+    searched = search_all([problem], effort, None, report)
+    (archive,) = searched.archives
     points = []
     for c in archive.corners():
         found = row_costs(problem, [int(r) for r in c.rows])
@@ -151,4 +155,5 @@ def snapshot_front(
                 hint="This is a defect of tapestry-egg; please report the file.",
             )
         points.append(SnapshotPoint(values, c.rows, min(bound, found.seconds)))
-    return SnapshotFront(problem, name, tuple(points), time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return SnapshotFront(problem, name, tuple(points), seconds, notes=searched.notes)

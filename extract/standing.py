@@ -35,6 +35,7 @@ class Standing:
     notes: list[str] = field(default_factory=list)
     infeasible: bool = False
     started: float = field(default_factory=time.perf_counter)
+    gained: float = field(default_factory=time.perf_counter)  # when value or bound last improved
 
     def offer(self, choice: Choice, method: str) -> bool:
         """Take a choice if it is legal and better than the one held; says whether it was.
@@ -52,6 +53,7 @@ class Standing:
             return False
         with held():
             self.choice, self.values, self.method = choice, found.values, method
+            self.gained = time.perf_counter()
         self.told(self)
         return True
 
@@ -59,7 +61,7 @@ class Standing:
         """Take a lower bound if it is better than the one held; says whether it was."""
         if not bound > self.bound:
             return False
-        self.bound = bound
+        self.bound, self.gained = bound, time.perf_counter()
         self.told(self)
         return True
 
@@ -84,6 +86,15 @@ class Standing:
         if isinstance(value, int):
             return bound > value - 1
         return bool(bound >= value - _SAME * abs(Fraction(value)))
+
+    def enough(self, gap: float, patience: float) -> str:
+        """Why the search may end: the choice is this near to its bound, or nothing was gained for
+        `patience` seconds; empty where it may not."""
+        if gap > 0 and self.values and self.extraction().gap <= gap:
+            return "the gap is small enough"
+        if self.choice is not None and time.perf_counter() > self.gained + patience:
+            return "nothing was gained"
+        return ""
 
     def extraction(self) -> Extraction:
         """What is held, as a result."""

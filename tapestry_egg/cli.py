@@ -29,13 +29,13 @@ from .console import (
     Workers,
     choose_plan,
     complain,
-    end_as_interrupted,
     host_only,
     parse_limits,
     print_json,
     say,
 )
 from .errors import TapestryError
+from .extract.deadline import end_as_interrupted
 from .units import QUANTITIES, format_quantity
 
 if TYPE_CHECKING:

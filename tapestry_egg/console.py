@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,12 +84,6 @@ def parse_limits(limits: Iterable[str]) -> dict[str, float]:
 def host_only() -> None:
     """Keep JAX off the accelerators: tracing and searching need none."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
-def end_as_interrupted() -> None:
-    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept."""
-    with suppress(ValueError):  # not the main thread: whoever runs that decides
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,30 +100,6 @@ def test_the_command_imports_neither_jax_nor_scipy() -> None:
         "sys.exit(str(heavy & set(sys.modules) or '') or 0)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_an_interrupt_prints_what_there_is(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    # A set cover that no solver closes in the seconds given.
-    nodes: list[list[tuple[float | int, list[int]]]] = [[(0, list(range(1, 301)))]]
-    nodes += [[(0, [301 + int(s)]) for s in draw.choice(200, 6, replace=False)] for _ in range(300)]
-    nodes += [[(int(draw.integers(10, 20)), [])] for _ in range(200)]
-    path = saved(tmp_path, "cover.json", and_or.problem_of(nodes, [0]))
-    command = [sys.executable, "-m", "tapestry_egg.extract", path, "--seconds", "100", "--json"]
-    process = subprocess.Popen(
-        [*command, "--progress"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stderr is not None
-    assert b"cover: " in process.stderr.readline()  # the first answer is there
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    (row,) = rows_of(out.decode())
-    assert process.returncode == 130
-    assert row["feasible"] and not row["proven"] and "interrupted" in row["notes"]
 
 
 def checked(problem: ChoiceProblem, *nodes: int) -> tuple[str, ...]:

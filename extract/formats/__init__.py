@@ -32,10 +32,15 @@ def read(path: str | Path) -> tuple[ChoiceProblem, str]:
 def read_document(path: str | Path) -> Any:
     """What a file (.json or .json.gz) says. Raises ExtractError where it cannot be read."""
     try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        return json.loads(data)
+        return document_of(Path(path).read_bytes(), path)
+    except OSError as e:
+        raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
+
+
+def document_of(data: bytes, path: str | Path) -> Any:
+    """What the bytes of a file say. Raises ExtractError where they are no JSON."""
+    try:
+        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (OSError, EOFError, ValueError) as e:
         raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
 
