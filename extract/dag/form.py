@@ -110,6 +110,10 @@ class AndOr:
         total = self.constant[objective] + sum(column[n] for n in chosen)
         return Fraction(total, self.scales[objective])
 
+    def picks(self, chosen: Iterable[int]) -> list[tuple[int, int]]:
+        """The (class, node) pairs of the problem that chosen nodes mean, with the fixed ones."""
+        return [*self.fixed, *(p for n in chosen for p in self.parts[n])]
+
     def trimmed(self, chosen: dict[int, int]) -> dict[int, int]:
         """The part of a choice (class -> node) that the roots need."""
         todo = list(self.roots)
@@ -176,11 +180,8 @@ def working_form(problem: ChoiceProblem) -> AndOr:
 def problem_choice(problem: ChoiceProblem, form: AndOr, chosen: Iterable[int]) -> Choice:
     """The problem's choice that chosen nodes of a form mean, without what is not needed."""
     node = np.full(len(problem.classes), -1, dtype=np.int64)
-    for c, n in form.fixed:
+    for c, n in form.picks(chosen):
         node[c] = n
-    for chosen_node in chosen:
-        for c, n in form.parts[chosen_node]:
-            node[c] = n
     return trim(problem, node)
 
 

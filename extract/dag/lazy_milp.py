@@ -163,7 +163,7 @@ class Record:
         value = cost_of(form, chosen)
         if value >= self.value:
             return False
-        self.take(value, [*form.fixed, *(p for n in chosen.values() for p in form.parts[n])])
+        self.take(value, form.picks(chosen.values()))
         return True
 
     def take(self, value: int, picks: Picks) -> None:

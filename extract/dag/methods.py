@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ..choices import ChoiceProblem, Number
@@ -18,7 +19,7 @@ from .annealing import Annealing
 from .closure import cyclic_components
 from .cost_unit import Scaled
 from .form import AndOr, problem_choice, trim, working_form
-from .greedy import Improvement, bottom_up, greedy_dag
+from .greedy import Chosen, Improvement, bottom_up, greedy_dag
 from .lazy_milp import Record, Search, split, trivial_bound
 from .reductions import keep_derivable, reduce
 from .solver_process import available, side_by_side
@@ -31,36 +32,117 @@ _LARGE = 1000
 _GRACE = 0.15
 
 
+@dataclass
+class _Run:
+    """A problem on its way to an answer: its form, and the standing that answers go to."""
+
+    problem: ChoiceProblem
+    standing: Standing
+    deadline: float
+    seed: int
+    form: AndOr
+
+    def left(self, share: float, longest: float = math.inf) -> float:
+        """When a share of the time that is left will be over, or so many seconds."""
+        now = time.perf_counter()
+        return now + min(longest, share * max(0.0, self.deadline - now))
+
+    def offer(self, picks: Iterable[tuple[int, int]], method: str) -> None:
+        """Offer the choice of (class, node) pairs, of which some may not be needed."""
+        node = [-1] * len(self.problem.classes)
+        for c, n in picks:
+            node[c] = n
+        self.standing.offer(trim(self.problem, node), method)
+
+    def record(self, method: str) -> Record:
+        """A record of the form; what it takes is offered as a method's."""
+        return Record(lambda value, picks: self.offer(picks, method))
+
+    def chosen(self, chosen: Chosen | None, method: str) -> None:
+        """Offer a choice of the form."""
+        if chosen is not None:
+            choice = problem_choice(self.problem, self.form, chosen.values())
+            self.standing.offer(choice, method)
+
+    def tree(self) -> None:
+        """Offer the choice of least tree cost; costs below zero count as none."""
+        price = {n: float(max(v, 0)) for n, v in self.form.cost.items()}
+        self.chosen(bottom_up(self.form, price, self.form.parents()), "bottom-up")
+
+    def reduce(self, most: int | None = None) -> bool:
+        """Reduce the form; False when nothing is better than `most`."""
+        form = self.form
+        before = len(form.home), len(form.members)
+        found = reduce(form, self.deadline, most)
+        after = len(form.home), len(form.members)
+        self.standing.notes.append(
+            f"reduced from {before[0]} nodes in {before[1]} classes to {after[0]} in {after[1]}"
+        )
+        return found
+
+    def bounded(self, bound: Scaled) -> None:
+        """Take a lower bound; inf says that nothing is better than what is known."""
+        if bound == math.inf:
+            self.standing.close()
+        else:
+            self.standing.raise_bound(_value(self.form, bound))
+
+    def solve(self, form: AndOr, record: Record, solvers: Sequence[str]) -> None:
+        """Run solvers side by side on a form, until one has proven its answer."""
+        for event in side_by_side(form, record, solvers, self.deadline - _GRACE, self.seed):
+            if event.picks is not None:
+                self.offer(form.picks(event.picks), event.solver)
+            if event.bound is not None:
+                self.bounded(event.bound)
+            if self.standing.proven:
+                return
+
+
+def _opened(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> _Run | None:
+    """A problem with its form, from which what cannot be derived is gone.
+
+    None when some root cannot be had; the failure is then noted. All that reductions take away
+    after this leaves an answer, unless they know one and look for a better.
+    """
+    form = working_form(problem)
+    reason = _impossible(problem, form)
+    if reason:
+        standing.fail(reason)
+        return None
+    return _Run(problem, standing, deadline, seed, form)
+
+
 def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """Everything below, one after another and then side by side, until the answer is proven."""
-    form = working_form(problem)
-    if not _possible(problem, form, standing):
+    run = _opened(problem, standing, deadline, seed)
+    if run is None:
         return
+    form = run.form
     standing.bound = _value(form, trivial_bound(form))
     if len(form.home) > _LARGE:  # whose reductions take a while: a first answer before
-        _first_answers(problem, form, standing, deadline)
-    record = Record(lambda value, picks: _offer_picks(problem, standing, picks, "reductions"))
-    if not _reduced(form, standing, deadline, None):
-        standing.fail(_impossible(problem, working_form(problem)))
-        return
+        if not form.negative():
+            run.tree()
+        run.chosen(greedy_dag(form, run.left(0.4)), "greedy-dag")
+    run.reduce()
+    record = run.record("reductions")
     if not form.home:
         record.offer(form, {})
         standing.close()
         return
-    record.better = lambda value, picks: _offer_picks(problem, standing, picks, "greedy")
+    record.better = run.record("greedy").better
     improvement = Improvement(form, seed)
-    improvement.start(min(deadline, time.perf_counter() + 3.0))
+    improvement.start(run.left(1.0, 3.0))
     if not form.negative():
-        improvement.run(min(deadline, time.perf_counter() + 1.0))
+        improvement.run(run.left(1.0, 1.0))
     record.offer(form, improvement.best)
     if improvement.best is not None and not cyclic_components(form):
         # Bounds are far off where choosing more may gain: what can be had there is a good choice.
         share, longest = (0.25, 4.0) if form.negative() else (0.08, 1.0)
         if form.negative() or len(form.home) > _LARGE:
-            seconds = min(longest, share * (deadline - time.perf_counter()))
+            seconds = run.left(share, longest) - time.perf_counter()
             _, chosen = Annealing(form, improvement.best, seed).run(seconds)
             record.offer(form, chosen)
-    if not _reduced(form, standing, deadline, record.most):
+    if not run.reduce(record.most):
         standing.close()
         return
     left: list[AndOr] = []
@@ -69,9 +151,8 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
     for part in parts:
         narrow = None
         if part.acyclic:
-            end = min(deadline, time.perf_counter() + 0.5)
             most = record.most if parts == [form] else None
-            narrow = eliminate(part, end, most, 20_000)
+            narrow = eliminate(part, run.left(1.0, 0.5), most, 20_000)
         if narrow is None:
             left.append(part)
         elif narrow.points:
@@ -79,149 +160,81 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
         else:  # nothing is better than what is known
             standing.close()
             return
-    record.better = lambda value, picks: _offer_picks(problem, standing, picks, "elimination")
+    record.better = run.record("elimination").better
     if not left:
         record.offer(form, {form.home[n]: n for n in found})
         standing.close()
         return
-    _solve_left(problem, form, left, found, record, standing, deadline, seed)
+    whole = len(left) == 1 and left[0] is form
+    run.solve(form if whole else _rest(form, left, found), record, available())
 
 
-def _solve_left(
-    problem: ChoiceProblem,
-    form: AndOr,
-    left: list[AndOr],
-    found: list[int],
-    record: Record,
-    standing: Standing,
-    deadline: float,
-    seed: int,
-) -> None:
-    """What elimination left, by solvers side by side."""
-    rest = form
-    if len(left) > 1 or left[0] is not form:
-        rest = form.copy()
-        kept = {n for part in left for n in part.home}
-        rest.fixed += [p for n in found for p in rest.parts[n]]
-        rest.constant[0] += sum(rest.cost[n] for n in found)
-        gone = [c for c in rest.members if not kept.issuperset(rest.members[c])]
-        rest.remove([n for n in rest.home if n not in kept])
-        for c in gone:
-            del rest.members[c]
-        rest.roots &= rest.members.keys()
-    for event in side_by_side(rest, record, available(), deadline - _GRACE, seed):
-        if event.picks is not None:
-            picks = [*rest.fixed, *(p for n in event.picks for p in rest.parts[n])]
-            _offer_picks(problem, standing, picks, event.solver)
-        if event.bound is not None:
-            standing.raise_bound(_value(rest, event.bound))
-        if event.bound == math.inf:
-            standing.close()
-        if standing.proven:
-            return
+def _rest(form: AndOr, left: Sequence[AndOr], found: Iterable[int]) -> AndOr:
+    """A form without the parts whose best nodes were found."""
+    rest = form.copy()
+    kept = {n for part in left for n in part.home}
+    rest.fixed += [p for n in found for p in rest.parts[n]]
+    rest.constant[0] += sum(rest.cost[n] for n in found)
+    gone = [c for c in rest.members if not kept.issuperset(rest.members[c])]
+    rest.remove([n for n in rest.home if n not in kept])
+    for c in gone:
+        del rest.members[c]
+    rest.roots &= rest.members.keys()
+    return rest
 
 
 def elimination(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """Reductions, then elimination of the whole form."""
-    form = working_form(problem)
-    if not _possible(problem, form, standing):
+    run = _opened(problem, standing, deadline, seed)
+    if run is None:
         return
-    if not _reduced(form, standing, deadline, None):
-        standing.fail(_impossible(problem, working_form(problem)))
-        return
-    found = eliminate(form, deadline)
+    run.reduce()
+    found = eliminate(run.form, deadline)
     if found is None:
         standing.reason = "the treewidth is too large, or time was up"
         return
-    nodes = found.points[0][1]
     standing.notes.append(f"width {found.width}")
-    standing.offer(problem_choice(problem, form, nodes), "elimination")
+    standing.offer(problem_choice(problem, run.form, found.points[0][1]), "elimination")
     standing.close()
 
 
 def milp(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """The mixed-integer program, in this process."""
-    form = working_form(problem)
-    if not _possible(problem, form, standing):
-        return
-    whole = form.copy()
-    record = Record(lambda value, picks: _offer_picks(problem, standing, picks, "milp"))
-    bound = Search(deadline, seed).solve(form, record, lambda b: _raise(standing, _value(whole, b)))
-    if bound == math.inf:
-        standing.fail(_impossible(problem, whole))
-    else:
-        _raise(standing, _value(whole, bound))
+    run = _opened(problem, standing, deadline, seed)
+    if run is not None:
+        bound = Search(deadline, seed).solve(run.form, run.record("milp"), run.bounded)
+        run.bounded(bound)
 
 
 def cp_sat(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """CP-SAT, in a process of its own."""
-    form = working_form(problem)
-    if not _possible(problem, form, standing):
+    run = _opened(problem, standing, deadline, seed)
+    if run is None:
         return
-    if not _reduced(form, standing, deadline, None):
-        standing.fail(_impossible(problem, working_form(problem)))
-        return
-    record = Record(lambda value, picks: _offer_picks(problem, standing, picks, "greedy"))
-    improvement = Improvement(form, seed)
-    improvement.start(min(deadline, time.perf_counter() + 3.0))
-    record.offer(form, improvement.best)
-    if not form.home:
-        record.offer(form, {})
+    run.reduce()
+    record = run.record("greedy")
+    improvement = Improvement(run.form, seed)
+    improvement.start(run.left(1.0, 3.0))
+    record.offer(run.form, improvement.best)
+    if run.form.home:
+        run.solve(run.form, record, ("cp-sat",))
+    else:
+        record.offer(run.form, {})
         standing.close()
-        return
-    for event in side_by_side(form, record, ("cp-sat",), deadline - _GRACE, seed):
-        if event.picks is not None:
-            picks = [*form.fixed, *(p for n in event.picks for p in form.parts[n])]
-            _offer_picks(problem, standing, picks, event.solver)
-        if event.bound is not None:
-            _raise(standing, _value(form, event.bound))
-        if event.bound == math.inf:
-            standing.close()
 
 
 def greedy(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """Greedy DAG extraction on the problem as it is."""
-    form = working_form(problem)
-    if not _possible(problem, form, standing):
-        return
-    chosen = greedy_dag(form, deadline)
-    if chosen is not None:
-        standing.offer(problem_choice(problem, form, chosen.values()), "greedy-dag")
+    run = _opened(problem, standing, deadline, seed)
+    if run is not None:
+        run.chosen(greedy_dag(run.form, deadline), "greedy-dag")
 
 
 def tree(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """The choice of least tree cost."""
-    form = working_form(problem)
-    if _possible(problem, form, standing):
-        _offer_tree(problem, form, standing, "bottom-up")
-
-
-def _first_answers(
-    problem: ChoiceProblem, form: AndOr, standing: Standing, deadline: float
-) -> None:
-    """The choices that others' fast extractors would give."""
-    if not form.negative():
-        _offer_tree(problem, form, standing, "bottom-up")
-    end = time.perf_counter() + 0.15 * (deadline - time.perf_counter())
-    chosen = greedy_dag(form, end)
-    if chosen is not None:
-        standing.offer(problem_choice(problem, form, chosen.values()), "greedy-dag")
-
-
-def _offer_tree(problem: ChoiceProblem, form: AndOr, standing: Standing, method: str) -> None:
-    price = {n: float(max(v, 0)) for n, v in form.cost.items()}
-    chosen = bottom_up(form, price, form.parents())
-    if chosen is not None:
-        standing.offer(problem_choice(problem, form, chosen.values()), method)
-
-
-def _offer_picks(
-    problem: ChoiceProblem, standing: Standing, picks: Iterable[tuple[int, int]], method: str
-) -> None:
-    node = [-1] * len(problem.classes)
-    for c, n in picks:
-        node[c] = n
-    standing.offer(trim(problem, node), method)
+    run = _opened(problem, standing, deadline, seed)
+    if run is not None:
+        run.tree()
 
 
 def _value(form: AndOr, scaled: Scaled) -> Number:
@@ -232,33 +245,8 @@ def _value(form: AndOr, scaled: Scaled) -> Number:
     return int(exact) if form.scales[0] == 1 and exact.denominator == 1 else exact
 
 
-def _raise(standing: Standing, bound: Number) -> None:
-    if bound == math.inf:
-        standing.close()
-    else:
-        standing.raise_bound(bound)
-
-
-def _reduced(form: AndOr, standing: Standing, deadline: float, most: int | None) -> bool:
-    before = len(form.home), len(form.members)
-    found = reduce(form, deadline, most)
-    after = len(form.home), len(form.members)
-    standing.notes.append(
-        f"reduced from {before[0]} nodes in {before[1]} classes to {after[0]} in {after[1]}"
-    )
-    return found
-
-
-def _possible(problem: ChoiceProblem, form: AndOr, standing: Standing) -> bool:
-    """Whether every root can be had at all; the problem's failure is noted if not."""
-    reason = _impossible(problem, form.copy())
-    if reason:
-        standing.fail(reason)
-    return not reason
-
-
 def _impossible(problem: ChoiceProblem, form: AndOr) -> str:
-    """Which root cannot be had, and why; empty where all can."""
+    """Which root cannot be had, and why; empty where all can. What cannot be derived goes."""
     empty = {c for c, m in form.members.items() if not m}
     keep_derivable(form)
     for r in sorted(form.roots):
