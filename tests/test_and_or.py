@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import ChoiceProblem
+from tapestry_egg.extract.dag.and_or_program import Model
 from tapestry_egg.extract.dag.annealing import Annealing
-from tapestry_egg.extract.dag.closure import closure, cyclic_components
+from tapestry_egg.extract.dag.closure import closure
 from tapestry_egg.extract.dag.dual_check import dual_bound
 from tapestry_egg.extract.dag.form import AndOr, working_form
-from tapestry_egg.extract.dag.greedy import Improvement, cost_of, greedy_dag
-from tapestry_egg.extract.dag.lazy_milp import Model, Record, Search, split
+from tapestry_egg.extract.dag.greedy import Improvement, acyclic, cost_of, greedy_dag
+from tapestry_egg.extract.dag.lazy_milp import Record, Search, expressed, split
 from tapestry_egg.extract.dag.linear_program import LinearProgram
 from tapestry_egg.extract.dag.reductions import feasible, keep_derivable, keep_reachable, reduce
 from tapestry_egg.extract.dag.tree_elimination import eliminate
@@ -135,6 +136,35 @@ def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem
         solved = model.program.relaxed(60.0)
     value = form.constant[0] + Fraction(solved.value) * model.unit.step
     assert value <= best + Fraction(1, 10**5)
+
+
+@cases(300)
+@given(and_or.problems("positive", most=7))
+def test_levels_allow_every_answer(problem: ChoiceProblem) -> None:
+    form = working_form(problem)
+    keep_derivable(form)
+    if not feasible(form):
+        return
+    keep_reachable(form)
+    model = Model(form, None)
+    model.add_levels()
+    for picked, _, _ in itertools.islice(and_or.answers(problem), 20):
+        chosen = expressed(form, picked)
+        assert chosen is not None
+        x = model.columns_of(chosen)
+        assert x is not None and (x <= model.program.upper).all()
+        for columns, weights, low, high in model.program.rows:
+            assert low <= np.dot(weights, x[list(columns)]) <= high
+
+
+def test_levels_bar_a_cycle() -> None:
+    around: list[list[tuple[float | int, list[int]]]]
+    around = [[(1, [1]), (9, [])], [(1, [2]), (7, [])], [(1, [0]), (8, [])]]
+    model = Model(working_form(and_or.problem_of(around, [0])), None)
+    model.program.fix(np.array([model.node_at[n] for n in (0, 2, 4)]), 1.0)
+    assert model.program.relaxed(10.0).x is not None
+    model.add_levels()
+    assert model.program.relaxed(10.0).infeasible
 
 
 @cases(700)
@@ -316,13 +346,16 @@ def test_the_working_form_scales_real_costs_exactly() -> None:
 @given(and_or.problems("positive", most=7))
 def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> None:
     form = working_form(problem)
-    if not reduce(form, LATER) or cyclic_components(form):
+    keep_derivable(form)
+    if not feasible(form):
         return
+    keep_reachable(form)
     improvement = Improvement(form, seed=0)
     improvement.start(LATER)
     assert improvement.best is not None
     annealing = Annealing(form, improvement.best, seed=3)
     value, chosen = annealing.run(seconds=0.003)
+    assert acyclic(form, chosen) and acyclic(form, annealing.chosen())
     assert cost_of(form, chosen) == value <= improvement.value
     assert form.trimmed(chosen) == chosen
     assert cost_of(form, annealing.chosen()) == annealing.value + form.constant[0]

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from .and_or_program import nearest
 from .closure import closure, cyclic_components
 from .cost_unit import Scaled, unit_of
 from .form import AndOr
-from .greedy import Chosen, Improvement
-from .lazy_milp import Record, nearest
+from .greedy import Chosen, Improvement, depths
+from .lazy_milp import Record
 
 # What the largest cost that is not integral is scaled to.
 _LARGE = 10**9
@@ -137,20 +138,6 @@ def _hint(
 ) -> None:
     for n in x:
         model.add_hint(x[n], int(chosen.get(form.home[n]) == n))
-    depth: dict[int, int] = {}
-    for start in chosen:
-        stack = [start]
-        while stack:
-            c = stack[-1]
-            if c in depth:
-                stack.pop()
-                continue
-            below = [d for d in form.needs[chosen[c]] if d in levels]
-            waiting = [d for d in below if d not in depth]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            depth[c] = max((depth[d] + 1 for d in below), default=0)
-            stack.pop()
+    depth = depths(form, chosen, cyclic_components(form)) if levels else {}
     for c, level in levels.items():
         model.add_hint(level, depth.get(c, 0))

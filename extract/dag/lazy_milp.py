@@ -1,10 +1,9 @@
-"""The AND-OR choice problem as a mixed-integer program with lazily separated acyclicity.
+"""AND-OR choice problems by mixed-integer programs with lazily separated acyclicity.
 
-Columns: x per node, y per class. Rows: the nodes of a class sum to y; the nodes of class c that
-need d sum to at most y_d (one row for all of them); y_d is at most the sum of the nodes that need
-it; y_c <= y_d for classes that are always active together; loop formulas (`cuts.py`). Between
+The program is in `and_or_program.py`. Loop formulas (`cuts.py`) tighten its relaxation. Between
 solutions of the relaxation, nodes whose reduced cost exceeds the gap go, what is left is reduced
-again, and parts that came apart are solved by themselves.
+again, and parts that came apart are solved by themselves. Then levels bar the cycles that are left,
+and branch and bound decides.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .annealing import Annealing
-from .closure import Closure, closure, cyclic_components
-from .cost_unit import Scaled, unit_of
-from .cuts import LoopCuts
-from .dual_check import dual_bound
+from .and_or_program import Model, checked_value
+from .annealing import Annealing, anneals
+from .closure import closure
+from .cost_unit import Scaled
 from .form import AndOr
-from .greedy import Chosen, Improvement, acyclic, cost_of
-from .linear_program import Floats, LinearProgram, Row, Solved
+from .greedy import Chosen, Improvement, cost_of
+from .linear_program import Floats, Solved
 from .reductions import reduce
 from .tree_elimination import eliminate
 
@@ -32,120 +30,6 @@ Picks = list[tuple[int, int]]
 
 # Forms of more nodes are annealed before their first relaxation is solved.
 _LARGE_FORM = 1500
-
-
-class Model:
-    """Columns and rows of one form."""
-
-    def __init__(self, form: AndOr, known: Closure | None, limit: int | None = None) -> None:
-        self.form = form
-        self.unit = unit_of(form)
-        self.nodes = sorted(form.home)
-        self.classes = sorted(form.members)
-        self.node_at = {n: i for i, n in enumerate(self.nodes)}
-        self.class_at = {c: len(self.nodes) + i for i, c in enumerate(self.classes)}
-        columns = len(self.nodes) + len(self.classes)
-        cost = np.zeros(columns)
-        cost[: len(self.nodes)] = [float(form.cost[n] / self.unit.step) for n in self.nodes]
-        if self.unit.integral:
-            cost = np.round(cost)
-        lower = np.zeros(columns)
-        lower[[self.class_at[r] for r in sorted(form.roots)]] = 1.0
-        self.whole = np.arange(columns) < len(self.nodes)
-        self.cuts = LoopCuts(form, self.node_at, self.class_at)
-        rows = self._rows(known)
-        if limit is not None:
-            second = form.costs[1]
-            room = float(limit - form.constant[1])
-            columns_of = list(range(len(self.nodes)))
-            rows.append((columns_of, [float(second[n]) for n in self.nodes], -np.inf, room))
-        self.program = LinearProgram(cost, lower, np.ones(columns), rows)
-
-    def _rows(self, known: Closure | None) -> list[Row]:
-        form, x, y = self.form, self.node_at, self.class_at
-        rows: list[Row] = []
-        edges: dict[tuple[int, int], list[int]] = {}
-        for c in self.classes:
-            members = [x[n] for n in form.members[c]]
-            rows.append(([*members, y[c]], [1.0] * len(members) + [-1.0], 0.0, 0.0))
-            for n in form.members[c]:
-                for d in form.needs[n]:
-                    edges.setdefault((c, d), []).append(x[n])
-        for (c, d), members in edges.items():
-            if d in form.roots:
-                continue
-            if len(members) == len(form.members[c]):
-                rows.append(([y[c], y[d]], [1.0, -1.0], -np.inf, 0.0))
-            else:
-                rows.append(([*members, y[d]], [1.0] * len(members) + [-1.0], -np.inf, 0.0))
-        for d, users in form.parents().items():
-            if d not in form.roots:
-                rows.append(
-                    ([y[d], *(x[n] for n in users)], [1.0] + [-1.0] * len(users), -np.inf, 0.0)
-                )
-        covers: dict[int, list[int]] = {}
-        for n in self.nodes:
-            for k in sorted(form.covers.get(n, ())):
-                covers.setdefault(k, []).append(x[n])
-        for nodes in covers.values():
-            rows.append((nodes, [1.0] * len(nodes), 1.0, np.inf))
-        if form.acyclic:
-            for (c, d), members in edges.items():
-                if c < d and (d, c) in edges:
-                    both = [*members, *edges[d, c]]
-                    for end in (c, d):
-                        rows.append(([*both, y[end]], [1.0] * len(both) + [-1.0], -np.inf, 0.0))
-        if known is not None:
-            present = {(r[0][0], r[0][1]) for r in rows if len(r[0]) == 2}
-            for c in self.classes:
-                if c not in form.roots:
-                    for d in nearest(known, known.required, c) + nearest(known, known.above, c):
-                        if d not in form.roots and (y[c], y[d]) not in present:
-                            rows.append(([y[c], y[d]], [1.0, -1.0], -np.inf, 0.0))
-        return rows
-
-    def columns_of(self, chosen: Chosen) -> Floats | None:
-        """A choice as a solution; None where it uses nodes that are gone."""
-        x = np.zeros(len(self.whole))
-        for c, n in chosen.items():
-            if n not in self.node_at:
-                return None
-            x[self.node_at[n]] = x[self.class_at[c]] = 1.0
-        return x
-
-    def chosen(self, x: Floats) -> Chosen | None:
-        """The choice of an integral solution, as far as the roots need it; None for a cycle."""
-        picked: Chosen = {}
-        for c in self.classes:
-            picked[c] = max(self.form.members[c], key=lambda n: x[self.node_at[n]])
-        return self.form.trimmed(picked) if acyclic(self.form, picked) else None
-
-
-def nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> list[int]:
-    """Classes of a set that no other of it implies."""
-    others = known.members(sets[c] & ~(1 << known.bit[c]))
-    if len(others) > 2000:
-        return []
-    others.sort(key=lambda d: -sets[d].bit_count())
-    found: list[int] = []
-    covered = 0
-    for d in others:
-        if not covered >> known.bit[d] & 1:
-            found.append(d)
-            covered |= sets[d]
-            if len(found) == most:
-                break
-    return found
-
-
-def _checked(model: Model, solved: Solved) -> float:
-    """The value of a relaxation as its multipliers prove it in exact arithmetic."""
-    program = model.program
-    if solved.duals is None:
-        return solved.value
-    rows = program.rows[: len(solved.duals)]
-    found = dual_bound(program.cost, program.lower, program.upper, rows, solved.duals)
-    return -math.inf if found is None else min(solved.value, float(found))
 
 
 class Record:
@@ -290,8 +174,8 @@ class Search:
             if last is None or last.reduced is None:
                 return bound
             # The relaxation says more about costs above zero than below: these get less time.
-            share, longest = (0.35, 8.0) if form.negative() else (0.15, 2.0)
-            if turn < 2 and self._anneal(form, record, improvement.best, share, longest):
+            share, longest, turns = (0.35, 8.0, 2) if form.negative() else (0.1, 1.0, 1)
+            if turn < turns and self._anneal(form, record, improvement.best, share, longest):
                 continue
             dear = self._too_dear(model, last, record.value)
             if len(dear) < max(1, len(form.home) // 10):
@@ -328,6 +212,8 @@ class Search:
                 bounded(min(base + sum(bounds), record.value))
 
             own = Record(lambda value, picks: None)
+            if record.picks is not None:
+                own.offer(parts[i], expressed(parts[i], dict(record.picks)))
             share = max(0.0, self.left()) / (len(parts) - k)
             inner = Search(time.perf_counter() + share, self.seed, self.widest)
             bounds[i] = max(bounds[i], inner.solve(parts[i], own, tell))
@@ -360,7 +246,7 @@ class Search:
             last = solved
             least = constant + unit.bound(solved.value)
             if least >= record.value:  # it decides: then it is checked
-                least = constant + unit.bound(_checked(model, solved))
+                least = constant + unit.bound(checked_value(model, solved))
             bound = max(bound, least)
             if bound >= record.value:
                 return bound, last
@@ -373,7 +259,7 @@ class Search:
                 break
             model.program.add(rows)
         if last is not None:
-            bound = min(bound, constant + unit.bound(_checked(model, last)))
+            bound = min(bound, constant + unit.bound(checked_value(model, last)))
         return bound, last
 
     def _build(self, model: Model, x: Floats, record: Record, improvement: Improvement) -> None:
@@ -386,12 +272,12 @@ class Search:
     def _anneal(
         self, form: AndOr, record: Record, built: Chosen | None, share: float, most: float
     ) -> bool:
-        """Anneal the best choice of a form without cycles; whether a better one was found.
+        """Anneal the best choice of a form; whether a better one was found.
 
         Where the form no longer has the best choice, which only better ones may replace, what was
         built in it is the start.
         """
-        if self.limit is not None or cyclic_components(form):
+        if self.limit is not None or not anneals(form):
             return False
         chosen = None if record.picks is None else expressed(form, dict(record.picks))
         chosen = chosen or built
@@ -414,8 +300,9 @@ class Search:
     def _branch(
         self, model: Model, record: Record, bound: Scaled, bounded: Callable[[Scaled], None]
     ) -> Scaled:
-        """Branch and bound; where its answer has a cycle, it is cut off and the search goes on."""
+        """Branch and bound; where rounding leaves a cycle, it is cut off and the search goes on."""
         form = model.form
+        model.add_levels()
         for turn in range(10_000):
             left = self.left()
             if left <= 0.05:
@@ -424,13 +311,8 @@ class Search:
             if record.picks is not None:
                 chosen = expressed(form, dict(record.picks))
                 start = None if chosen is None else model.columns_of(chosen)
-            target = -math.inf
-            if model.cuts.cyclic and record.value < math.inf:
-                # Any solution below the record gives either a better choice or a cut.
-                room = (int(record.value) - form.constant[0]) / model.unit.step
-                target = float(room) - model.unit.gap * 0.5
             solved = model.program.integral(
-                model.whole, left, model.unit.gap, start, self.seed + turn, target
+                model.whole, left, model.unit.gap, start, self.seed + turn
             )
             if solved.infeasible:
                 return record.value

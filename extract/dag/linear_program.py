@@ -54,6 +54,18 @@ class LinearProgram:
         start, columns, values, low, high = _flat(rows)
         self._highs.addRows(len(rows), low, high, len(columns), start[:-1], columns, values)
 
+    def widen(self, upper: Floats) -> int:
+        """Add columns from 0 to `upper`, without cost, at the end; returns the first's number."""
+        first, zeros = len(self.cost), np.zeros(len(upper))
+        self.cost = np.concatenate((self.cost, zeros))
+        self.lower = np.concatenate((self.lower, zeros))
+        self.upper = np.concatenate((self.upper, upper))
+        if self._highs is not None:
+            no_rows = np.zeros(0, dtype=np.int32)
+            starts = np.zeros(len(upper), dtype=np.int32)
+            self._highs.addCols(len(upper), zeros, zeros, upper, 0, starts, no_rows, np.zeros(0))
+        return first
+
     def fix(self, columns: Ints, value: float = 0.0) -> None:
         """Fix columns at a value."""
         self.lower[columns] = self.upper[columns] = value
@@ -94,12 +106,8 @@ class LinearProgram:
         gap: float,
         start: Floats | None,
         seed: int = 0,
-        target: float = -np.inf,
     ) -> Solved:
-        """The solution with the flagged columns integral, to an absolute gap; from `start`.
-
-        Ends, where HiGHS allows it, with the first solution of a value of at most `target`.
-        """
+        """The solution with the flagged columns integral, to an absolute gap; from `start`."""
         if self._highs is None:
             return self._scipy(whole, seconds, gap)
         import highspy
@@ -110,7 +118,6 @@ class LinearProgram:
         h.setOptionValue("mip_rel_gap", 0.0)
         h.setOptionValue("mip_abs_gap", gap)
         h.setOptionValue("random_seed", seed)
-        h.setOptionValue("objective_target", target)
         h.setOptionValue("time_limit", float(h.getRunTime() + seconds))
         if start is not None:
             guess = highspy.HighsSolution()

@@ -15,8 +15,7 @@ from fractions import Fraction
 
 from ..choices import ChoiceProblem, Number
 from ..standing import Standing
-from .annealing import Annealing
-from .closure import cyclic_components
+from .annealing import Annealing, anneals
 from .cost_unit import Scaled
 from .form import AndOr, problem_choice, trim, working_form
 from .greedy import Chosen, Improvement, bottom_up, greedy_dag
@@ -133,9 +132,9 @@ def automatic(problem: ChoiceProblem, standing: Standing, deadline: float, seed:
     improvement = Improvement(form, seed)
     improvement.start(run.left(1.0, 3.0))
     if not form.negative():
-        improvement.run(run.left(1.0, 1.0))
+        improvement.run(run.left(1.0, 1.0), stale=12 if len(form.home) <= _LARGE else 4)
     record.offer(form, improvement.best)
-    if improvement.best is not None and not cyclic_components(form):
+    if improvement.best is not None and anneals(form):
         # Bounds are far off where choosing more may gain: what can be had there is a good choice.
         share, longest = (0.25, 4.0) if form.negative() else (0.08, 1.0)
         if form.negative() or len(form.home) > _LARGE:
