@@ -23,7 +23,7 @@ PROGRAM_RULESETS = ("algebra", "fusion", "reduction")
 #: The books that `optimize` uses when nothing else is asked for.
 DEFAULT_BOOKS = (
     *("sharding", "collectives", "algebra", "linear", "structure", "reduction", "fusion"),
-    *("convolution", "streaming"),
+    *("convolution", "streaming", "loss"),
 )
 
 #: Ends the name of a rule that is read from right to left (`way: both`).
