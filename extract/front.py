@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import ExtractError
 from ..plan import Plan
+from ..timeline import Tick
 from ..units import format_quantity as show
 from ..units import parse_quantity as parse
 from . import pareto
@@ -18,7 +19,7 @@ from . import pareto
 class Front:
     """Non-dominated plans by rising seconds. `epsilon`: every plan of the snapshots searched is
     (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
-    what happened on the way, such as an interruption."""
+    what happened on the way, such as an interruption; `timeline` tells what the rules did."""
 
     plans: tuple[Plan, ...]
     objectives: tuple[str, ...] = ("seconds", "peak_bytes", "joules")
@@ -27,6 +28,7 @@ class Front:
     epsilon: float = float("inf")
     saturated: bool = True
     notes: tuple[str, ...] = ()
+    timeline: tuple[Tick, ...] = ()
 
     def __len__(self) -> int:
         return len(self.plans)

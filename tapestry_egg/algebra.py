@@ -12,7 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .bypass import bypass
 from .choose import Node, Terms, as_written, choose
 from .codec import handles_in
 from .derivation import derive, digest
-from .egraph import Budget, EGraph, Exhausted, Tick
+from .egraph import Budget, EGraph, Exhausted
 from .fold import Folded, class_weights, fold, unfold
 from .metakernels import registry
 from .plan import RuleStep
@@ -32,6 +32,7 @@ from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
 from .rules.families import FAMILIES, families_of
 from .rules.recipe import MOST_GIVEN
 from .target import Target
+from .timeline import Tick
 from .wants import OPERATORS, Applied, Catalogue, Row, answers, rule_forms, splat
 
 #: Forms of one program that are searched: the one given, and the cheapest others.
@@ -58,12 +59,14 @@ _MOST_OPERANDS = 4
 @dataclass(frozen=True)
 class Form:
     """An equal program: its graph, the rules that made it from the one given, whether the rules had
-    nothing more to say when it was chosen, and the steps that lead to it."""
+    nothing more to say when it was chosen, the steps that lead to it, and the timeline of the rules
+    on the program and its regions."""
 
     graph: BlockGraph
     rules: tuple[str, ...] = ()
     saturated: bool = True
     steps: tuple[RuleStep, ...] = ()
+    timeline: tuple[Tick, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,10 @@ def forms(
         own = {r.name for r in rules if r.ruleset == ruleset}
         found.append(cheapest(small, explored.only(own), target, given, folded, budget))
     saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
+    given_form = Form(graph, (), saturated, (), (*inner.timeline, *explored.timeline))
     least = written * (1.0 - least_gain)
     if not least:  # nothing computes, so nothing can be saved
-        return (Form(graph, (), saturated),)
+        return (given_form,)
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f.seconds / least, 6), len(f.built.rules)))
     others: dict[float, Form] = {}
@@ -136,7 +140,7 @@ def forms(
         built, steps = _whole(inner.graph, folded, explored, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
         others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
-    return (Form(graph, (), saturated), *list(others.values())[: MOST_FORMS - 1])
+    return (given_form, *list(others.values())[: MOST_FORMS - 1])
 
 
 def _whole(
@@ -164,12 +168,15 @@ def _with_regions(
     operations: list[Operation] = []
     steps: list[RuleStep] = []
     known: dict[str, Form] = {}
+    timeline: list[Tick] = []
 
     def best(region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
         key = digest(region)
         if key not in known:
-            known[key] = forms(region, books, target, budget)[:2][-1]
+            found = forms(region, books, target, budget)
+            known[key] = found[:2][-1]
+            timeline.extend(found[0].timeline)
         return known[key]
 
     for number, op in enumerate(graph.operations):
@@ -180,7 +187,7 @@ def _with_regions(
         for which, b in enumerate(bodies):
             steps += [replace(s, region=(number, which, *s.region)) for s in b.steps]
     inner = replace(graph, operations=tuple(operations)) if names else graph
-    return Form(inner, tuple(sorted(names)), saturated, tuple(steps))
+    return Form(inner, tuple(sorted(names)), saturated, tuple(steps), tuple(timeline))
 
 
 def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:

@@ -92,12 +92,20 @@ def front(
     x: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Across.")] = "peak_bytes",
     y: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Upwards.")] = "seconds",
     log: Annotated[bool, typer.Option("--log", help="Logarithmic axes.")] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="What the rules did, iteration by iteration.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the table of a front, or draw it."""
+    """Print the table of a front or the timeline of its rules, or draw it."""
     from .plot import front_info, plot_front
+    from .timeline import timeline_text
 
     loaded = load_front(file)
+    if timeline:
+        ticks = [asdict(tick) for tick in loaded.timeline]
+        print_json(ticks) if as_json else print(timeline_text(loaded.timeline))
+        return
     if svg:
         drawn = plot_front(front_info(loaded, x=x, y=y), svg, scale="log" if log else "auto")
         say(f"drawn: {drawn}")

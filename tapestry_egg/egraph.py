@@ -23,6 +23,7 @@ from typing import Any
 
 from .errors import RuleError
 from .rules.book import Rule, commands
+from .timeline import Tick
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,6 @@ class Budget:
     rows: int = 4_000_000
     seconds: float = 60.0
     choice: float = 10.0
-
-
-@dataclass(frozen=True)
-class Tick:
-    """One iteration of a ruleset: rows afterwards, seconds that it took, and how often each rule
-    matched, by the rules' own names."""
-
-    ruleset: str
-    rows: int
-    seconds: float
-    matches: dict[str, int]
 
 
 class Exhausted(Exception):

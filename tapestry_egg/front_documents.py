@@ -11,6 +11,7 @@ from .documents import GraphRecord, SourceRecord, SourceTable, convert
 from .errors import GraphError
 from .extract.front import Front
 from .plan_documents import PlanRecord, plan_from_record, plan_record
+from .timeline import Tick
 
 
 class FrontPlanRecord(PlanRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +34,7 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     out_tree: Any = None
     sources: list[SourceRecord] = []
     notes: list[str] = []
+    timeline: list[Tick] = []
 
 
 def front_document(front: Front) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def front_document(front: Front) -> dict[str, Any]:
         "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
         "saturated": front.saturated,
         "notes": list(front.notes),
+        "timeline": [msgspec.to_builtins(tick) for tick in front.timeline],
         "plans": plans,
         "graphs": graphs,
         "in_tree": program.in_tree if program else None,
@@ -89,4 +92,5 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
         epsilon=math.inf if file.epsilon is None else file.epsilon,
         saturated=file.saturated,
         notes=tuple(file.notes),
+        timeline=tuple(file.timeline),
     )

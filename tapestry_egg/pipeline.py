@@ -32,6 +32,7 @@ from .rules.trust import ensure_verified
 from .saturate import Budget, Saturated, saturate
 from .schedule import Schedule, in_order, repeat_cheap, schedule
 from .target import Target, load_target
+from .timeline import Tick
 from .units import parse_quantity
 
 if TYPE_CHECKING:
@@ -125,11 +126,16 @@ def optimize(
     found = forms_of(block_graph, sets, machine, settings, tell)
     found += _recomputing(found, pairs, machine, settings, tell)
     plans = [scheduled(form, pairs) for form in found]
-    problems = [
-        problem_on(plan, shape, machine, sets, settings.budget, fixed, tell)
-        for plan in plans
-        for shape in shapes
-    ]
+    timeline = [replace(tick, subject="algebra") for tick in found[0].timeline]
+    problems = []
+    for number, plan in enumerate(plans):
+        for shape in shapes:
+            ticks: list[Tick] = []
+            problems.append(
+                problem_on(plan, shape, machine, sets, settings.budget, fixed, tell, ticks)
+            )
+            where = f"{shape} form {number + 1}" if number else str(shape)
+            timeline += [replace(tick, subject=where) for tick in ticks]
     wanted = _limits(bounds)
     searched = _in_turn(problems, wanted, settings, executor, tell)
     notes = searched.notes
@@ -145,6 +151,7 @@ def optimize(
         plans=tuple(replace(p, program=program) for p in front.plans),
         saturated=front.saturated and all(form.saturated for form in found),
         notes=tuple(dict.fromkeys(notes)),
+        timeline=tuple(timeline),
     )
 
 
@@ -193,8 +200,12 @@ def problem_on(
     budget: Budget,
     pins: Sequence[Pin],
     tell: Progress,
+    timeline: list[Tick] | None = None,
 ) -> Assembled:
-    """Encode and saturate for one mesh shape, and assemble what extraction chooses from."""
+    """Encode and saturate for one mesh shape, and assemble what extraction chooses from.
+
+    What the rules did is added to the `timeline`.
+    """
     from .extract.assemble import assemble
     from .extract.snapshot import snapshot
 
@@ -204,6 +215,8 @@ def problem_on(
     tell(Phase("encode", f"{len(encoding.signatures)} signatures", 1.0, name))
     tell(Phase("saturate", "", None, name))
     found: Saturated = saturate(encoding, books, budget)
+    if timeline is not None:
+        timeline += found.timeline
     strategies = sum(len(s) for s in found.strategies)
     tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
     return assemble(pin(snapshot(plan, found, shape, machine), pins))

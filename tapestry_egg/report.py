@@ -12,6 +12,7 @@ from .extract.front import Front
 from .plan import Plan
 from .plot import front_info
 from .show import percent, plan_text
+from .timeline import timeline_text
 from .units import format_quantity
 
 _COLUMNS = (
@@ -65,6 +66,7 @@ def _page(front: Front, picture: str) -> str:
             _table(front.plans),
             "<h2>Plans</h2>",
             *(_plan(plan) for plan in front.plans),
+            *([_timeline(front)] if front.timeline else []),
             "</body></html>",
             "",
         ]
@@ -84,6 +86,13 @@ def _table(plans: Sequence[Plan]) -> str:
         ]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f"<table>{''.join(rows)}</table>"
+
+
+def _timeline(front: Front) -> str:
+    return (
+        "<h2>Rules</h2><details><summary>What the rules did, iteration by iteration</summary>"
+        f"<pre>{escape(timeline_text(front.timeline))}</pre></details>"
+    )
 
 
 def _plan(plan: Plan) -> str:

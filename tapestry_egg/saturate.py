@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .egraph import Budget as Budget
-from .egraph import EGraph, Tick
+from .egraph import EGraph
 from .encode import Encoding
 from .layout import Layout
 from .rules.book import RuleBook, commands, schema
+from .timeline import Tick
 
 
 @dataclass(frozen=True, slots=True)
