@@ -12,7 +12,7 @@ _NAMED = 4
 @dataclass(frozen=True)
 class Tick:
     """One iteration of a ruleset: rows afterwards, seconds that it took, and how often each rule
-    matched, by the rules' own names. `subject` is what was saturated: the `algebra` of the program, or
+    matched, by the rules' own names. `subject` is what was saturated: `algebra` (the program), or
     one of its forms on a mesh shape."""
 
     ruleset: str
