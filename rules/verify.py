@@ -7,8 +7,9 @@ computed by the NumPy references, and must agree:
 * as a law: modulo a prime where both sides are sums, products and quotients (evaluate.py),
   otherwise in float64 up to 1e-9 of the greatest magnitude that occurs; integers and flags always
   exactly, in their own dtype, as they wrap;
-* in its numerics class: `exact` rules give equal bits in the program's dtype, infinities included;
-  `reorders` stays within a few roundings of the result's dtype; `changes_rounding` need not.
+* in its numerics class: `exact` rules give equal numbers in the program's dtype, infinities
+  included (zeros of either sign are equal); `reorders` stays within a few roundings of the
+  result's dtype; `changes_rounding` need not.
 
 Where the pattern gives NaN a rule may give anything. A rule that fails is
 refused with the smallest program found, its inputs and both results.

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from tapestry_egg.documents import type_of_text
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.faults import Mismatch
 from tapestry_egg.metakernels.patterns import Pattern, bind
 
@@ -109,3 +111,14 @@ def test_shapes_that_do_not_fit_are_told_why(
     with pytest.raises(Mismatch) as caught:
         bind([(Pattern(pattern), [shape])], {})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("other", ["float32[2,2]", "float32[2]", "int32[2,1]"])
+def test_tensors_are_joined_only_where_they_agree_in_all_else(other: str) -> None:
+    first, second = (type_of_text(t, "here") for t in ("float32[2,1]", other))
+    for operands in ((first, second), (second, first)):
+        with pytest.raises(TemplateError, match="no template fits concatenate"):
+            registry.signature("concatenate", {"dimension": 0}, operands)
+    longer = type_of_text("float32[3,1]", "here")
+    (joined,) = registry.output_types("concatenate", {"dimension": 0}, (first, longer))
+    assert joined.shape == (5, 1)
