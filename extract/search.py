@@ -36,7 +36,7 @@ _KEEP, _KEEP_MORE = 4, 16
 _REMEMBERED = 64
 
 # The walk from low to high prices may take this share of the time, in no fewer prices than these.
-_WALK, _FEWEST = 0.3, 4
+_WALK, _FEWEST = 0.5, 5
 
 # Passes among the layers that stand for equal ones, whenever prices change.
 _REHEARSALS = 8
@@ -44,6 +44,10 @@ _REHEARSALS = 8
 # So often a bound is raised, by some passes each time, where known plans balance, and so often
 # prices are sought between the same two plans.
 _RAISES, _CHORDS = 6, 5
+
+# Plans are balanced only where so few times decide: linear programs jump among more of them, and
+# small steps do better.
+_TIMES = 3
 
 # How often prices are raised where a plan exceeds its limit.
 _REPAIRS = 6
@@ -85,7 +89,7 @@ class Effort:
     divide the prices among them, from low to high.
     """
 
-    prices: int = 6
+    prices: int = 16
     steps: int = 4
     moves: int = 8
     seconds: float = 30.0
@@ -137,6 +141,10 @@ class Search:
         self.visited: list[Place] = []
         self.pool = Pool()
         self.range = (0.0, np.inf)  # of all memory's price, in seconds per byte: this part's
+        # Where equal layers are folded, few steps come near to what many reach.
+        folded = self.dual.folding.worth
+        self._steps = max(1, effort.steps // 2) if folded else effort.steps
+        self._longer = 2 if folded else 4
 
     def run(self, limits: Limits | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
@@ -193,10 +201,9 @@ class Search:
             prices = Prices(0.0, prices.bytes * (total / prices.bytes.sum()))
             used: Floats | None = None
             places = []
-            # At the highest price the search is for the smallest peak; between the others plans
-            # that balance will find the prices.
-            end = last and total == totals[-1]
-            for _ in range(self.effort.steps if end else max(1, self.effort.steps // 2)):
+            # At the highest price the search is for the smallest peak.
+            longer = self._longer if last and total == totals[-1] else 1
+            for _ in range(longer * self._steps):
                 if self._over():
                     return least
                 found = self._settle(prices, 1, [found.rows])
@@ -215,8 +222,10 @@ class Search:
         self._settle(replace(self.dual.prices), 1)
         step = time.perf_counter() - begin
         room = _WALK * (self.deadline - begin) * self.effort.parts
-        most = int(2.0 * room / (step * self.effort.steps)) - 1
+        most = int(room / (step * (self._steps + 1)))
         count = min(self.effort.prices, max(most, _FEWEST))
+        if self.dual.folding.worth:  # plans that balance will find the prices between
+            count = min(count, _FEWEST)
         part, parts = self.effort.part, self.effort.parts
         every = np.geomspace(*_TOTALS, max(count, parts))
         first, last = (len(every) * k // parts for k in (part, part + 1))
@@ -294,7 +303,7 @@ class Search:
         better one turns up, and whether one did; `half`: half way there from the best prices.
         """
         balance = self.pool.balance(limit)
-        if balance is None:
+        if balance is None or np.count_nonzero(balance.bytes) > _TIMES:
             return False
         place = self._nearest(Limits(limit))
         if place.messages is not None:
