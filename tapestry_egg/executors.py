@@ -396,7 +396,7 @@ def completed(
             stopping = True
             executor.interrupt()
             continue
-        for future in done:
+        for future in sorted(done, key=running.__getitem__):
             k = running.pop(future)
             try:
                 yield k, future.result()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,16 @@ import numpy as np
 import pytest
 
 from tapestry_egg import files, pipeline
-from tapestry_egg.batch import MANIFEST, Outcome, Settings, run_batch
+from tapestry_egg.batch import MANIFEST, Outcome, Settings, optimize_all, run_batch
 from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.errors import ExtractError, TapestryError
-from tapestry_egg.executors import Processes
+from tapestry_egg.executors import INTERRUPTED, Processes, cluster
 from tapestry_egg.extract.front import Front
 from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.progress import Phase
 from tapestry_egg.trace import Program
+from tests.worker_calls import Inline
 
 SETTINGS = Settings("cpu:2", ("seconds", "peak_bytes"))
 
@@ -219,6 +222,82 @@ def test_a_front_file_that_is_wrong_is_refused_at_the_place(
     path.write_text(json.dumps(document))
     with pytest.raises(TapestryError, match=said):
         files.load(path)
+
+
+def test_several_programs_give_a_front_or_an_error_each(calls: list[str]) -> None:
+    """In threads here: the search is stood in for. Names need not be those of files."""
+    heard: list[Phase] = []
+    with ThreadPoolExecutor(1) as threads:
+        found = optimize_all(
+            {"one/two": graph("a"), "worse": graph("bad"), "three": Program.of(graph("c"))},
+            "cpu:2",
+            ("seconds", "peak_bytes"),
+            limits={"peak_bytes": "1 GiB"},
+            executor=threads,
+            on_progress=heard.append,
+        )
+    assert calls == ["a", "bad", "c"] and list(found) == ["one/two", "worse", "three"]
+    first, worse, third = found.values()
+    assert isinstance(first, Front) and first.graph_name == "a" and len(first) == 2
+    assert isinstance(third, Front) and third.best().program is not None
+    assert isinstance(worse, TapestryError) and "no plan meets the limits" in str(worse)
+
+
+def test_a_lost_worker_costs_its_own_graph_which_is_done_again(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    heard: list[Phase] = []
+    paths = graphs("a", "b", "c")
+    outcomes = go(paths, tmp_path / "out", executor=Inline(0), heard=heard.append)
+    assert [(o.name, o.error) for o in outcomes] == [("b", ""), ("c", ""), ("a", "")]
+    assert ["gone" in p.text for p in heard] == [True]
+    outcomes = go(paths, tmp_path / "other", executor=Inline(0, 3))
+    assert {o.name: bool(o.error) for o in outcomes} == {"a": True, "b": False, "c": False}
+    assert "gone, twice" in outcomes[-1].error and "--workers" in outcomes[-1].error
+    assert sorted(json.loads((tmp_path / "other" / MANIFEST).read_text())) == ["b", "c"]
+
+
+def test_an_interrupted_front_is_kept_but_not_taken_for_done(
+    graphs: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def optimize(program: Any, **_: Any) -> Front:
+        return replace(front(program), notes=(INTERRUPTED,))
+
+    monkeypatch.setattr(pipeline, "optimize", optimize)
+    batch = run_batch(graphs("a", "b"), SETTINGS, tmp_path / "out", on_progress=[].append)
+    assert next(batch).notes == (INTERRUPTED,)
+    with pytest.raises(KeyboardInterrupt):
+        next(batch)
+    kept = files.load(tmp_path / "out" / "a.front.json")
+    assert isinstance(kept, Front) and kept.notes == (INTERRUPTED,) and INTERRUPTED in str(kept)
+    assert not (tmp_path / "out" / MANIFEST).exists()
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_fronts(
+    graphs: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    settings = Settings("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as local,
+        cluster(local.scheduler_address) as executor,
+    ):
+        outcomes = go(graphs("a", "b"), tmp_path / "there", settings, executor=executor)
+        whole = pipeline.optimize(
+            Program.of(graph("a")),
+            "cpu:2",
+            ("seconds", "peak_bytes"),
+            settings=pipeline.Settings(seconds=0.5),
+            executor=executor,
+        )
+    here = go(graphs("a", "b"), tmp_path / "here", settings)
+    assert {o.name: (o.plans, o.seconds_best, o.error) for o in outcomes} == {
+        o.name: (o.plans, o.seconds_best, o.error) for o in here
+    }
+    assert whole.best().costs.seconds == here[0].seconds_best
 
 
 @pytest.mark.slow

@@ -6,40 +6,22 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tapestry_egg.executors import INTERRUPTED, Processes, WorkerLost
+from tapestry_egg.executors import INTERRUPTED, Processes
 from tapestry_egg.extract import worker
 from tapestry_egg.extract.archive import Archive
 from tapestry_egg.extract.problem import Problem, Variable
 from tapestry_egg.extract.search import Effort, Limits, Search
 from tapestry_egg.extract.worker import search_all, so_far
 from tests.test_search_parts import ladder
+from tests.worker_calls import Inline
 
 BRIEF = Effort(prices=2, steps=1, moves=2, seconds=0.6)
-
-
-class Inline(Executor):
-    """Makes calls at once, here; those of the numbers given lose their worker."""
-
-    def __init__(self, *lost: int) -> None:
-        self.lost, self.calls = lost, 0
-        self._max_workers = 2
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self.calls in self.lost:
-            future.set_exception(WorkerLost("gone"))
-        else:
-            future.set_result(fn(*args, **kwargs))
-        self.calls += 1
-        return future
 
 
 def endless(seed: int) -> Problem:

@@ -1,4 +1,4 @@
-"""Functions that test_executors.py calls in worker processes."""
+"""Functions that tests call in worker processes, and an executor that loses workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.executors import tell
+from tapestry_egg.executors import WorkerLost, tell
 
 
 def double(value: Any) -> Any:
@@ -64,3 +66,20 @@ def until_stopped(mark: str) -> str:
             tell(b"x" * 100_000)
     except KeyboardInterrupt:
         return "stopped"
+
+
+class Inline(Executor):
+    """Makes calls at once, here; those of the numbers given lose their worker."""
+
+    def __init__(self, *lost: int) -> None:
+        self.lost, self.calls = lost, 0
+        self._max_workers = 2
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.calls in self.lost:
+            future.set_exception(WorkerLost("gone"))
+        else:
+            future.set_result(fn(*args, **kwargs))
+        self.calls += 1
+        return future
