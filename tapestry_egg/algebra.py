@@ -137,19 +137,19 @@ def forms(
         place = round(f.seconds / least, 6)
         if not (inner.rules or f.built.rules) or f.seconds >= least or place in others:
             continue
-        built, steps = _whole(inner.graph, folded, explored, f)
+        built, steps = _whole(inner.graph, folded, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
         others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
     return (given_form, *list(others.values())[: MOST_FORMS - 1])
 
 
 def _whole(
-    graph: BlockGraph, folded: Folded | None, explored: Explored, found: Cheapest
+    graph: BlockGraph, folded: Folded | None, found: Cheapest
 ) -> tuple[Rebuilt, tuple[RuleStep, ...]]:
     """The whole program in the form that was found, for it or for the folded one, and the steps
     that lead to it."""
-    terms, pick = explored.terms, found.pick
-    catalogue: Sequence[Applied] = explored.catalogue
+    terms, pick = found.explored.terms, found.pick
+    catalogue: Sequence[Applied] = found.explored.catalogue
     built: Rebuilt | None = found.built
     if folded:
         terms, catalogue, pick = unfold(graph, folded, terms, catalogue, pick)
@@ -203,6 +203,7 @@ class Cheapest:
     seconds: float
     pick: list[int]
     finished: bool
+    explored: Explored  # what `pick` chooses among
 
 
 def cheapest(
@@ -246,7 +247,7 @@ def cheapest(
     chosen, finished = choose(terms, least, roots, judge, counts, end)
     if finished:
         bypass(terms, catalogue, least, roots, chosen, judge)
-    return Cheapest(best, seconds, picked, finished and not late)
+    return Cheapest(best, seconds, picked, finished and not late, explored)
 
 
 def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:

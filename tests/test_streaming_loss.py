@@ -144,3 +144,19 @@ def test_plans_cut_what_is_summed() -> None:
         jax.tree.leaves(got), jax.tree.leaves(jax.jit(step(picked))(*inputs)), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_deep_programs_have_the_form_too() -> None:
+    """Where equal layers are folded, and where one ruleset alone finds what all find."""
+    from models import gpt2
+
+    config = gpt2.config(
+        "tiny", layers=8, width=16, heads=2, sequence=256, vocabulary=8192, batch=4
+    )
+    graph = trace(gpt2.step, *gpt2.abstract(config)).graph
+    target = load_target("h100:1")
+    given, *others = forms(graph, BOOKS, target)
+    assert others and all(f.rules for f in others)
+    assert STREAMED <= kernels(others[0])
+    assert program_seconds(others[0].graph, target) < program_seconds(given.graph, target)
