@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from tapestry_egg.extract.archive import Candidate
 from tapestry_egg.extract.chords import Pool, hull, slope
@@ -42,7 +43,7 @@ def test_two_plans_and_one_time_balance_at_the_slope_between_them(seed: int) -> 
 @settings(max_examples=50)
 @given(seeds, st.integers(1, 8), st.integers(1, 30))
 def test_prices_prove_that_no_mixture_is_faster(seed: int, count: int, times: int) -> None:
-    """Weak duality, and a mixture that reaches it: no time left out is over the limit."""
+    """Weak duality; and with every time's row in the program there is no less."""
     pool, seconds, profiles = pool_of(seed, count, times)
     peaks = profiles.max(axis=1)
     limit = float(peaks.min() + 0.3 * np.ptp(peaks)) + 1.0
@@ -51,6 +52,9 @@ def test_prices_prove_that_no_mixture_is_faster(seed: int, count: int, times: in
     at_prices = (seconds + profiles @ balance.bytes).min() - limit * balance.bytes.sum()
     assert at_prices == pytest.approx(balance.seconds, rel=1e-5)
     assert balance.seconds <= seconds[peaks <= limit].min() + 1e-6
+    one = np.ones((1, count))
+    whole = linprog(seconds, profiles.T / limit, np.ones(times), one, [1.0])
+    assert balance.seconds == pytest.approx(whole.fun, rel=1e-5)
 
 
 @given(seeds)

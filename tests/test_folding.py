@@ -84,6 +84,8 @@ def test_those_that_stand_for_others_are_few_and_alike() -> None:
     kept = {int(i) for b in folding.batches for i in b.members}
     assert len(kept) <= 0.2 * len(dual.core)
     assert {0, 1, 2} | {int(dual.core[-1])} <= kept  # the ends stand for themselves
+    middle = range(3 * 20, 3 * (DEEP - 20))
+    assert {i % 3 for i in kept if i in middle} == {0, 1, 2}  # each for its own place in a layer
     for kind, stands in zip(dual.tables.kinds, folding.stands, strict=True):
         assert (stands[stands] == stands).all()
         # A pair in the middle has the labels of the one that stands for it at either end.
