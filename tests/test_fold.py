@@ -20,8 +20,9 @@ from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_gr
 from tapestry_egg.choose import as_written
 from tapestry_egg.derivation import digest, replay
 from tapestry_egg.egraph import Budget
-from tapestry_egg.fold import Folded, fold, unfold
+from tapestry_egg.fold import Folded, _Folder, fold, unfold
 from tapestry_egg.rebuild import rebuild
+from tapestry_egg.repeats import Net, Stretch
 from tapestry_egg.roofline import program_seconds
 from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.runtime.emit import emit
@@ -125,8 +126,14 @@ def chains(draw: st.DrawFn) -> BlockGraph:
 
 
 def check_copies(graph: BlockGraph, folded: Folded) -> None:
+    """The parts are in the program, and own each of its operations once."""
+    owned = check_parts(graph, folded)
+    assert sorted(owned) == sorted(v for op in graph.operations for v in op.outputs)
+
+
+def check_parts(graph: BlockGraph, folded: Folded) -> list[int]:
     """Every part is in the program as often as it says: with its values put in the place of the
-    part's, each of its operations is one of the program's."""
+    part's, each of its operations is one of the program's. Gives the values that they own."""
     producers = graph.producers()
     owners = {v: k for k, part in enumerate(folded.parts) for v in part.values}
     owned: list[int] = []
@@ -146,7 +153,7 @@ def check_copies(graph: BlockGraph, folded: Folded) -> None:
                 for u in part.values[v].tolist():
                     same = graph.constants[u], folded.graph.constants[v]
                     np.testing.assert_array_equal(*same)
-    assert sorted(owned) == sorted(v for op in graph.operations for v in op.outputs)
+    return owned
 
 
 @settings(max_examples=60)
@@ -157,6 +164,22 @@ def test_parts_are_in_the_program_as_often_as_they_say(graph: BlockGraph) -> Non
         verify_graph(folded.graph)
         check_copies(graph, folded)
         assert len(folded.graph.operations) < len(graph.operations)
+
+
+@settings(max_examples=40)
+@given(chains(), st.integers(0, 10**6))
+def test_a_part_claims_no_edge_that_some_copy_lacks(graph: BlockGraph, seed: int) -> None:
+    """Even of operations thrown together, alike in kind only, a part says nothing false."""
+    rng = np.random.default_rng(seed)
+    net = Net(graph)
+    models = np.sort(rng.choice(net.count, size=min(12, net.count), replace=False))
+    alike = [np.flatnonzero(net.kind == net.kind[o]) for o in models]
+    images = np.array([[o, *rng.choice(a, 3)] for o, a in zip(models, alike, strict=True)])
+    builder = _Folder(graph, net)
+    builder.part(Stretch(images, np.zeros(len(images), dtype=np.bool_), 0))
+    folded = builder.folded()
+    verify_graph(folded.graph)
+    check_parts(graph, folded)
 
 
 @settings(max_examples=12)
@@ -187,7 +210,10 @@ def test_any_choice_for_a_folded_program_gives_equal_numbers(graph: BlockGraph, 
 # Programs of layers
 
 
-@pytest.mark.parametrize("fn", [network, step, pytest.param(remembering, marks=pytest.mark.slow)])
+SLOW = [pytest.param(fn, marks=pytest.mark.slow) for fn in (step, remembering)]
+
+
+@pytest.mark.parametrize("fn", [network, *SLOW])
 def test_the_whole_has_the_form_that_it_has_unfolded(
     fn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +229,33 @@ def test_the_whole_has_the_form_that_it_has_unfolded(
         assert costs[0] <= costs[1] * (1 + 1e-9)
         if costs[0] >= costs[1] * (1 - 1e-9):
             assert digest(one.graph) == digest(other.graph) and one.rules == other.rules
+    agree(graph, found[1].graph)
+
+
+def test_recomputed_layers_keep_their_numbers() -> None:
+    def loss(x: jax.Array, layers: list[dict[str, jax.Array]]) -> jax.Array:
+        for p in layers:
+            x = jax.checkpoint(lambda x, p: x + jnp.sin(jnp.sin(x @ p["q"] + x @ p["k"])))(x, p)
+        return jnp.sum(x)
+
+    graph = layered(lambda x, layers: jax.grad(loss, argnums=1)(x, layers), 48, 128)
+    assert fold(graph)
+    best = forms(graph, BOOKS, H100, least_gain=1e-4)[1].graph
+    producers = best.producers()
+    reads = [
+        (op, best.operations[producers[v]])
+        for op in best.operations
+        for v in op.inputs
+        if v in producers
+    ]
+    summed = [
+        (op.remat, weights.remat)
+        for op, weights in reads
+        if op.kernel == "dot_general" and op.remat is not None and weights.kernel == "add"
+        if best.values[weights.outputs[0]].shape == (128, 128)
+    ]
+    assert len({one for one, _ in summed}) >= 40
+    assert all(one == other for one, other in summed)
 
 
 @pytest.mark.parametrize("fn", [network, step, remembering])

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
 import tapestry_egg as te
+from tapestry_egg.algebra import forms
 from tapestry_egg.extract.front import Front
 from tapestry_egg.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.timeline import TITLES, Tick, timeline_rows, timeline_text
-from tests.equal_forms import graph_of, struct, two
+from tests.equal_forms import BOOKS, H100, graph_of, struct, two
 
 SHAPES = [MeshShape(("x",), (4,)), MeshShape(("x", "y"), (2, 2))]
 
@@ -56,6 +59,15 @@ def test_the_command_and_the_report_show_it(front: Front, tmp_path: Path) -> Non
     assert ran.exit_code == 0 and ran.stdout.rstrip() == timeline_text(front.timeline)
     page = front.report(tmp_path / "report").read_text()
     assert "sum-of-contractions-rhs 1" in page and "iteration by iteration" in page
+
+
+def test_rules_on_the_bodies_of_loops_are_in_it() -> None:
+    def loop(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(two(c, w, v)), None), x, length=3)[0]
+
+    graph = graph_of(loop, struct(64, 16), struct(16, 16), struct(16, 16))
+    found = forms(graph, BOOKS, H100)[0].timeline
+    assert "sum-of-contractions-rhs" in {rule for tick in found for rule in tick.matches}
 
 
 TICKS = (
