@@ -26,6 +26,7 @@ from .choices import Choice, ChoiceProblem, Number
 from .dag.cost_unit import Scaled
 from .dag.form import AndOr, problem_choice, trim, working_form
 from .dag.lazy_milp import Picks, Record, Search, split
+from .dag.methods import impossible
 from .dag.reductions import reduce
 from .dag.tree_elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
 from .deadline import TimeUp, ends_at, held
@@ -219,9 +220,10 @@ def choice_front(
     try:
         with ends_at(deadline):
             form = working_form(both)
-            if not reduce(form, deadline):
-                reason = "no answer exists"
+            reason = impossible(both, form)
+            if reason:
                 return ChoiceFront(both, both.objectives, (), 0.0, "reductions", 0.0, reason)
+            reduce(form, deadline)
             if not search.eliminated(form):
                 method = "milp"
                 search.bisect(form)

@@ -68,6 +68,13 @@ def example() -> ChoiceProblem:
     )
 
 
+def test_a_front_without_answers_says_why() -> None:
+    front = choice_front(and_or.problem_of([[(1, [1])], [(math.inf, [])]], [0]))
+    assert front.exact and not front.points and "root 0 cannot be had" in front.reason
+    with pytest.raises(ExtractError, match="root 0 cannot be had"):
+        front.best()
+
+
 def test_best_knee_and_hypervolume() -> None:
     front = choice_front(example())
     assert [p.values for p in front] == [(3, 3), (5, 2), (9, 1)]

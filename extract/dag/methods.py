@@ -104,7 +104,7 @@ def _opened(problem: ChoiceProblem, standing: Standing, deadline: float, seed: i
     after this leaves an answer, unless they know one and look for a better.
     """
     form = working_form(problem)
-    reason = _impossible(problem, form)
+    reason = impossible(problem, form)
     if reason:
         standing.fail(reason)
         return None
@@ -244,7 +244,7 @@ def _value(form: AndOr, scaled: Scaled) -> Number:
     return int(exact) if form.scales[0] == 1 and exact.denominator == 1 else exact
 
 
-def _impossible(problem: ChoiceProblem, form: AndOr) -> str:
+def impossible(problem: ChoiceProblem, form: AndOr) -> str:
     """Which root cannot be had, and why; empty where all can. What cannot be derived goes."""
     empty = {c for c, m in form.members.items() if not m}
     keep_derivable(form)
