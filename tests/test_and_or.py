@@ -24,7 +24,13 @@ from tapestry_egg.extract.dag.form import AndOr, working_form
 from tapestry_egg.extract.dag.greedy import Improvement, acyclic, cost_of, greedy_dag
 from tapestry_egg.extract.dag.lazy_milp import Record, Search, expressed, split
 from tapestry_egg.extract.dag.linear_program import LinearProgram
-from tapestry_egg.extract.dag.reductions import feasible, keep_derivable, keep_reachable, reduce
+from tapestry_egg.extract.dag.reductions import (
+    feasible,
+    keep_derivable,
+    keep_reachable,
+    merge_series,
+    reduce,
+)
 from tapestry_egg.extract.dag.tree_elimination import eliminate
 from tapestry_egg.extract.deadline import TimeUp, ends_at, held
 from tapestry_egg.extract.methods import METHODS, extract
@@ -182,6 +188,18 @@ def test_reductions_keep_the_best_value_with_any_known_answer(problem: ChoicePro
         values = [vector[0] for vector, _ in found.points] if found else []
         # With the best value known, nothing better may appear; above it, the best must stay.
         assert values == [best] if more else all(v >= best for v in values)
+
+
+def test_a_need_that_a_merge_repeats_counts_once() -> None:
+    # The first node of class 0 needs class 3 itself and through class 2, and 3 needs 0.
+    nodes: list[list[tuple[float | int, list[int]]]]
+    nodes = [[(1, [2, 3]), (5, [])], [(1, [2]), (7, [])], [(0, [3])], [(0, [0])]]
+    problem = and_or.problem_of(nodes, [0, 1])
+    form = working_form(problem)
+    merge_series(form)
+    found = eliminate(form, LATER)
+    assert found is not None
+    assert [vector for vector, _ in found.points] == [(and_or.best(problem),)] == [(6,)]
 
 
 @cases(400)

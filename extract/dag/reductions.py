@@ -354,7 +354,9 @@ def merge_series(form: AndOr) -> None:
         if c in form.roots or c not in form.members:
             continue
         members = form.members[c]
-        users = [p for p in parents.get(c, ()) if p in form.home and c in form.needs[p]]
+        # What merging gave a need that it had already stands there twice.
+        there = dict.fromkeys(parents.get(c, ()))
+        users = [p for p in there if p in form.home and c in form.needs[p]]
         free = len(members) == 1 and all(column[members[0]] == 0 for column in form.costs)
         edges = sum(len(form.needs[m]) for m in members)
         if len(users) == 1:
