@@ -373,7 +373,10 @@ class Search:
         if not prices.bytes.any():
             prices = replace(self._first(self.archive.candidates[0]), joule=prices.joule)
         if limits.joules < np.inf and not prices.joule:
-            prices = replace(prices, joule=0.1 * self._known(limits) / limits.joules)
+            known = self._known(limits)
+            if not np.isfinite(known):  # nothing is within these limits yet
+                known = min(c.seconds for c in self.archive.candidates)
+            prices = replace(prices, joule=0.1 * known / limits.joules)
         return replace(place, prices=prices)
 
     def _here(self) -> Place:
