@@ -91,7 +91,7 @@ def reach(
         )
         weight[weight < 1e-9] = 0.0
         weight /= weight.sum()
-    return replace(best, bound=min(bound, best.over))
+    return replace(best, bound=bound)
 
 
 def _worst(net: Network, bare: Network, x: Ints) -> Reach:
