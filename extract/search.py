@@ -25,6 +25,7 @@ from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
 from .problem import Floats, Ints, Problem
+from .steps import mixed, stepped, weights_after
 
 # Memory limits closer together than this share of them are not told apart.
 SLIVER = 1e-5
@@ -56,15 +57,8 @@ _REPAIRS = 6
 # anything to so much that only the peak counts.
 _TOTALS = (0.05, 64.0)
 
-# How fast prices follow what is used: where memory is dear, how dear it is, and energy.
-_WHERE, _TOTAL, _JOULES = 10.0, 2.0, 8.0
-
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
-
-# No price of a byte is less than the first share of the largest, so that it can rise again; where
-# memory is most, none is less than the second.
-_FLOOR, _RAISED = 1e-9, 0.05
 
 
 @dataclass(frozen=True)
@@ -209,8 +203,8 @@ class Search:
                 found = self._settle(prices, 1, [found.rows])
                 places.append(self._here())
                 least = min(least, found, key=lambda c: c.peak)
-                used = _mixed(used, self._used(found))
-                prices = Prices(0.0, total * _weights(prices.bytes, used[:-1], 1.0))
+                used = mixed(used, self._used(found))
+                prices = Prices(0.0, total * weights_after(prices.bytes, used[:-1], 1.0))
                 if self._beaten(found):  # here the rivals are better; the bound was wanted
                     break
             self._remember(max(places, key=lambda x: x.cut.value))
@@ -235,7 +229,7 @@ class Search:
         """Prices to begin with: where the fastest plan needs most memory."""
         profile = self._used(fastest)[:-1]
         total = _TOTALS[0] * fastest.seconds / max(fastest.peak, 1.0)
-        return Prices(0.0, total * _weights(np.ones_like(profile), profile, 1.0))
+        return Prices(0.0, total * weights_after(np.ones_like(profile), profile, 1.0))
 
     def _frugal(self, fastest: Candidate) -> None:
         """Plans of few joules, at no memory price."""
@@ -342,7 +336,7 @@ class Search:
             if self._over():
                 break
             found = self._settle(prices, 1 if k else 3, [found.rows])
-            used = _mixed(used, self._used(found))
+            used = mixed(used, self._used(found))
             bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
             if bound >= reached:
                 if bound > reached and k:
@@ -352,7 +346,7 @@ class Search:
                 scale *= _SHORTER
             if self._gap(limits) <= self.effort.gap:
                 break
-            prices = _stepped(best.prices, used, limits, scale)
+            prices = stepped(best.prices, used, limits.peak, limits.joules, scale)
         self._remember(best)
         self._repair(best.prices, found, limits.peak)
 
@@ -361,7 +355,7 @@ class Search:
         for _ in range(_REPAIRS):
             if found.peak <= limit or self._over():
                 break
-            weights = _weights(prices.bytes, self._used(found)[:-1], 1.0)
+            weights = weights_after(prices.bytes, self._used(found)[:-1], 1.0)
             prices = replace(prices, bytes=1.5 * prices.bytes.sum() * weights)
             found = self._settle(prices, 1, [found.rows])
         self._descended(found, limit)
@@ -484,34 +478,6 @@ class Search:
         known = self._upper(Limits(limit))
         if np.isfinite(found.bound) and found.bound <= known * (1 + 1e-6):
             self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
-
-
-def _stepped(prices: Prices, used: Floats, limits: Limits, scale: float) -> Prices:
-    """Prices after a step along what was used beyond the limits."""
-    bytes_used, joules = used[:-1], float(used[-1])
-    total = prices.bytes.sum()
-    dearly = float(prices.bytes @ bytes_used) / max(total, 1e-300)  # bytes where they are priced
-    rise = scale * _TOTAL * np.clip(dearly / max(limits.peak, 1.0) - 1.0, -0.5, 0.5)
-    joule = prices.joule
-    if limits.joules < np.inf:
-        joule *= np.exp(scale * _JOULES * np.clip(joules / limits.joules - 1.0, -0.1, 0.1))
-    weights = _weights(prices.bytes, bytes_used, scale)
-    return Prices(float(joule), total * np.exp(rise) * weights)
-
-
-def _weights(before: Floats, used: Floats, scale: float) -> Floats:
-    """Shares of the price of memory, moved to where most of it is used."""
-    # What has become the peak is taken seriously at once, not only after many steps up.
-    least = np.where(used > 0.98 * used.max(), _RAISED, _FLOOR) * before.max()
-    logs = np.log(np.maximum(before, least) + 1e-300)
-    logs = logs + scale * _WHERE * used / max(used.max(), 1.0)
-    weights = np.exp(logs - logs.max())
-    return np.asarray(weights / weights.sum())
-
-
-def _mixed(before: Floats | None, now: Floats) -> Floats:
-    """What is used, on average over the last steps."""
-    return now if before is None else 0.5 * (before + now)
 
 
 def _share(seconds: float, bound: float) -> float:
