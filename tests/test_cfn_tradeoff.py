@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.cfn.tradeoff import Point, _mended, memory_front, peak, sweep
+from tapestry_egg.extract.cfn.tradeoff import Point, _bound_at, _mended, memory_front, peak, sweep
 from tapestry_egg.extract.check_choices import evaluate
 from tapestry_egg.extract.choices import Choice, Usage
 from tapestry_egg.extract.formats import iopddl
@@ -58,6 +58,13 @@ def test_answers_of_smaller_limits_count_for_larger_ones() -> None:
     high, low = _mended([far, near])
     assert low == near
     assert (high.limit, high.value, high.peak, high.bound) == (20, 7.0, 8, 5.0)
+
+
+def test_a_bound_at_a_smaller_limit_holds_for_an_answer_that_keeps_it() -> None:
+    choice = Choice(np.zeros(1, dtype=np.int64))
+    wide, near = Point(20, choice, 7.0, 8, 5.0, False), Point(10, choice, 7.0, 8, 6.0, False)
+    low = Point(7, None, float("inf"), 0, float("inf"), True)
+    assert _bound_at([wide, near, low], wide) == 6.0
 
 
 def test_infeasible_limits_say_when_and_how_much() -> None:

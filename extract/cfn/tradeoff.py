@@ -214,7 +214,7 @@ def memory_front(
                 where=f"front of {problem.name}",
                 hint="This is a defect of tapestry-egg; please report the file.",
             )
-        points.append(ChoicePoint((found.values[0], p.peak), p.choice, p.bound))
+        points.append(ChoicePoint((found.values[0], p.peak), p.choice, _bound_at(swept, p)))
     kept = pareto.non_dominated([p.values for p in points])  # type: ignore[misc]
     return ChoiceFront(
         problem,
@@ -225,6 +225,11 @@ def memory_front(
         time.perf_counter() - begun,
         "" if points else swept[0].reason,
     )
+
+
+def _bound_at(points: Sequence[Point], p: Point) -> float:
+    """The best bound on what answers cost that use no more than a point's does."""
+    return min(p.value, max(q.bound for q in points if q.limit >= p.peak))
 
 
 def replace_limit(problem: ChoiceProblem, limit: int) -> ChoiceProblem:
