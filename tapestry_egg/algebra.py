@@ -122,12 +122,13 @@ def forms(
             before.graph if before else graph, target, before.weights if before else None
         )
     found = [cheapest(small, explored, target, given, folded, budget)]
-    for ruleset in PROGRAM_RULESETS if len(_rulesets(found[0].built.rules, rules)) > 1 else ():
+    least = written * (1.0 - least_gain)
+    mixed = found[0].seconds < least and len(_rulesets(found[0].built.rules, rules)) > 1
+    for ruleset in PROGRAM_RULESETS if mixed else ():
         own = {r.name for r in rules if r.ruleset == ruleset}
         found.append(cheapest(small, explored.only(own), target, given, folded, budget))
     saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
     given_form = Form(graph, (), saturated, (), (*inner.timeline, *explored.timeline))
-    least = written * (1.0 - least_gain)
     if not least:  # nothing computes, so nothing can be saved
         return (given_form,)
     # Of forms that cost the same, the one that needs the fewest rules.
