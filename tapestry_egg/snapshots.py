@@ -16,10 +16,11 @@ from .atomic import write_atomic
 from .extract.formats import snapshot as snapshot_format
 from .extract.problem import Problem
 from .flatten import feedback_pairs
-from .pipeline import Settings, forms_of, problem_on, scheduled
+from .problems import pose
 from .progress import Progress
 from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
 from .rules.trust import ensure_verified
+from .settings import Settings
 from .target import load_target
 
 if TYPE_CHECKING:
@@ -37,20 +38,19 @@ def snapshots(
 ) -> Iterator[tuple[str, Problem]]:
     """The problems that `optimize` would search for a program on a target, with a name for each.
 
-    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 1`. Raises what
+    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 2`. Raises what
     `optimize` raises.
     """
     settings = settings or Settings()
     machine = load_target(target)
     books = permitted(load_books((*DEFAULT_BOOKS, *rules)), numerics)
     ensure_verified(books)
-    pairs = feedback_pairs(graph, None)
+    shapes = tuple(machine.mesh_shapes(settings.max_axes))
     tell = on_progress or (lambda _: None)
-    for k, form in enumerate(forms_of(graph, books, machine, settings, tell)):
-        plan = scheduled(form, pairs)
-        for shape in machine.mesh_shapes(settings.max_axes):
-            found = problem_on(plan, shape, machine, books, settings.budget, (), tell)
-            yield f"{shape}{f' form {k}' if k else ''}", found.problem
+    posed = pose(graph, feedback_pairs(graph, None), machine, shapes, books, (), settings, tell)
+    for k, assembled in enumerate(posed.problems):
+        form, at = divmod(k, len(shapes))
+        yield f"{shapes[at]}{f' form {form + 1}' if form else ''}", assembled.problem
 
 
 def save_snapshot(problem: Problem, name: str, path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Problems: from a program to what is left to choose, for each of its forms on each mesh shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .algebra import Form, forms
+from .encode import encode
+from .extract.pins import Pin, pin
+from .flatten import flatten
+from .layout import MeshShape
+from .prepare import prepare
+from .progress import Phase, Progress
+from .recompute import recomputing
+from .rules.book import RuleBook
+from .saturate import Budget, Saturated, saturate
+from .schedule import Schedule, in_order, repeat_cheap, schedule
+from .target import Target
+from .timeline import Tick
+
+if TYPE_CHECKING:
+    from .blockgraph import BlockGraph
+    from .extract.assemble import Assembled
+    from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A program's forms in order, their problems on every mesh shape, and what the rules did."""
+
+    plans: tuple[Schedule, ...]
+    problems: tuple[Assembled, ...]  # of the first form on every shape, ..
+    timeline: tuple[Tick, ...]
+    saturated: bool
+
+
+def pose(
+    graph: BlockGraph,
+    feedback: Mapping[int, int],
+    machine: Target,
+    shapes: Sequence[MeshShape],
+    books: Sequence[RuleBook],
+    pins: Sequence[Pin],
+    settings: Settings,
+    tell: Progress,
+) -> Posed:
+    """Find a program's forms by the rules, then encode and saturate each on each mesh shape."""
+    found = _forms(graph, books, machine, settings, tell)
+    found += _recomputing(found, feedback, machine, settings, tell)
+    plans = tuple(_scheduled(form, feedback) for form in found)
+    timeline = [replace(tick, subject="algebra") for tick in found[0].timeline]
+    problems = []
+    for number, plan in enumerate(plans):
+        for shape in shapes:
+            ticks: list[Tick] = []
+            problems.append(
+                _problem(plan, shape, machine, books, settings.budget, pins, tell, ticks)
+            )
+            where = f"{shape} form {number + 1}" if number else str(shape)
+            timeline += [replace(tick, subject=where) for tick in ticks]
+    saturated = all(form.saturated for form in found)
+    return Posed(plans, tuple(problems), tuple(timeline), saturated)
+
+
+def _forms(
+    graph: BlockGraph,
+    books: Sequence[RuleBook],
+    machine: Target,
+    settings: Settings,
+    tell: Progress,
+) -> tuple[Form, ...]:
+    tell(Phase("saturate", "", None, "algebra"))
+    found = tuple(
+        replace(form, graph=prepare(form.graph))
+        for form in forms(graph, books, machine, settings.algebra, settings.least_gain)
+    )
+    others = [", ".join(form.rules) for form in found[1:]]
+    tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
+    return found
+
+
+def _recomputing(
+    found: Sequence[Form],
+    feedback: Mapping[int, int],
+    machine: Target,
+    settings: Settings,
+    tell: Progress,
+) -> tuple[Form, ...]:
+    """Forms that hold less memory, of the form that takes the least time."""
+    tell(Phase("saturate", "", None, "recomputation"))
+    made = recomputing(found[1 if len(found) > 1 else 0], feedback, machine, settings.recompute)
+    words = [form.steps[-1].made.partition(": ")[2] for form in made]
+    tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
+    return made
+
+
+def _scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
+    flat = flatten(in_order(repeat_cheap(form.graph), feedback), feedback)
+    return schedule(replace(flat, rules=form.rules, steps=form.steps))
+
+
+def _problem(
+    plan: Schedule,
+    shape: MeshShape,
+    machine: Target,
+    books: Sequence[RuleBook],
+    budget: Budget,
+    pins: Sequence[Pin],
+    tell: Progress,
+    timeline: list[Tick],
+) -> Assembled:
+    """Encode and saturate for one mesh shape, and assemble what extraction chooses from.
+
+    What the rules did is added to the `timeline`.
+    """
+    from .extract.assemble import assemble
+    from .extract.snapshot import snapshot
+
+    name = str(shape)
+    tell(Phase("encode", f"{len(plan.program.instances)} operations", None, name))
+    encoding = encode(plan.program, shape)
+    tell(Phase("encode", f"{len(encoding.signatures)} signatures", 1.0, name))
+    tell(Phase("saturate", "", None, name))
+    found: Saturated = saturate(encoding, books, budget)
+    timeline += found.timeline
+    strategies = sum(len(s) for s in found.strategies)
+    tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
+    return assemble(pin(snapshot(plan, found, shape, machine), pins))

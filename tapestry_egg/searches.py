@@ -1,0 +1,129 @@
+"""Searches of a program's problems: which first, for how long, and for which objectives."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .executors import INTERRUPTED
+from .extract.archive import Archive
+from .extract.search import Effort, Limits
+from .progress import Phase, Progress
+from .recompute import RULE
+from .target import Target
+
+if TYPE_CHECKING:
+    from .extract.assemble import Assembled
+    from .extract.problem import Floats
+    from .extract.worker import Searched
+    from .settings import Settings
+
+# When bytes and flops are objectives: seconds break ties, and flops weigh more than what their
+# arithmetic takes, so that work is divided evenly before bytes are saved.
+_TIE = 0.02
+_EVEN = 20.0
+# How much more time than others the forms have that compute values twice: they reach from the
+# middle of the front to its end, where the search takes longest.
+_TWICE = 2.0
+
+
+def search_limits(bounds: Mapping[str, float]) -> Limits | None:
+    """What the search must heed of the limits: those on what speed is exchanged for."""
+    if not {"peak_bytes", "joules"} & set(bounds):
+        return None
+    return Limits(bounds.get("peak_bytes", math.inf), bounds.get("joules", math.inf))
+
+
+def search_in_turn(
+    problems: Sequence[Assembled],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+) -> Searched:
+    """Search forms that compute values twice, then all others for what is better than those.
+
+    The others' plans of small peaks, which take long to find, are then not looked for.
+    """
+    from .extract.worker import Searched, weight
+
+    twice = [RULE in p.snapshot.schedule.program.rules for p in problems]
+    weights = [
+        weight(p.problem) * (_TWICE if t else 1.0) for p, t in zip(problems, twice, strict=True)
+    ]
+    archives = [Archive() for _ in problems]
+    notes: tuple[str, ...] = ()
+    for turn in (True, False):
+        mine = [k for k, t in enumerate(twice) if t == turn]
+        if not mine or INTERRUPTED in notes:
+            continue
+        rivals = np.array([c.costs for a in archives for c in a.corners()]).reshape(-1, 3)
+        share = sum(weights[k] for k in mine) / sum(weights)
+        own = replace(settings, seconds=settings.seconds * share)
+        searched = search([problems[k] for k in mine], limits, own, executor, tell, rivals)
+        notes += searched.notes
+        for k, archive in zip(mine, searched.archives, strict=True):
+            archives[k] = archive
+    return Searched(archives, notes)
+
+
+def search(
+    problems: Sequence[Assembled],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+    rivals: Floats | None = None,
+) -> Searched:
+    """Search all mesh shapes, side by side where processors allow."""
+    from .extract.worker import search_all, so_far
+
+    begin = time.perf_counter()
+
+    def report(archives: Sequence[Archive]) -> None:
+        spent = (time.perf_counter() - begin) / max(settings.seconds, 1e-9)
+        tell(Phase("extract", so_far(archives), min(0.99, spent)))
+
+    effort = Effort(
+        settings.prices,
+        settings.steps,
+        seconds=settings.seconds,
+        gap=settings.gap,
+        seed=settings.seed,
+        patience=settings.patience,
+    )
+    found = search_all(
+        [p.problem for p in problems],
+        effort,
+        limits,
+        report,
+        settings.workers,
+        executor,
+        settings.seeds,
+        rivals,
+    )
+    words = "  ".join([so_far(found.archives), *found.notes])
+    tell(Phase("extract", words, 1.0))
+    return found
+
+
+def for_traffic(problems: Sequence[Assembled], machine: Target) -> list[Assembled]:
+    """The same rows for few bytes sent and few flops, as if launches and latencies were free."""
+    from .extract.assemble import Weights, assemble
+
+    found = []
+    for snap in (p.snapshot for p in problems):
+        link = machine.link(snap.mesh, tuple(range(len(snap.mesh.sizes))))
+        weights = Weights(
+            seconds=_TIE,
+            wire_bytes=1.0 / link.bytes_per_second,
+            flops=_EVEN / machine.rate("bfloat16", True),
+        )
+        found.append(assemble(snap, weights))
+    return found
