@@ -77,15 +77,15 @@ class Limits:
 class Effort:
     """How long to search: prices of all memory to try first, steps at each, seconds in all.
 
-    `moves` is how often a labelling is improved at given prices where one elimination does not hold
-    all of it; `gap` is what is good enough, and `patience` how many seconds without a better plan
-    or bound are enough. A search may be one of `parts`, number `part`, that
-    divide the prices among them, from low to high.
+    `moves` is how often a labelling is improved once more at given prices where one elimination
+    does not hold all of it; `gap` is what is good enough, and `patience` how many seconds without
+    a better plan or bound are enough. A search may be one of `parts`, number `part`, that divide
+    the prices among them, from low to high.
     """
 
     prices: int = 16
     steps: int = 4
-    moves: int = 8
+    moves: int = 1
     seconds: float = 30.0
     gap: float = 0.004
     seed: int = 0
@@ -455,11 +455,12 @@ class Search:
     # Small problems are settled by mixed-integer programming
 
     def _close(self) -> None:
-        """Prove, or refute, that nothing faster lies between one candidate and the next larger."""
+        """Prove, or refute, that nothing faster lies between candidates, or below the smallest."""
         settled: set[float] = set()
         while not self._over():
             peaks = sorted(c.peak for c in self.archive.candidates)
-            above = [y * (1 - SLIVER) for x, y in pairwise(peaks) if x < y * (1 - SLIVER)]
+            steps = pairwise([-1.0, *peaks])
+            above = [y * (1 - SLIVER) for x, y in steps if x < y * (1 - SLIVER)]
             open_ = [x for x in above if x not in settled]
             if not open_:
                 break
