@@ -174,6 +174,7 @@ def reductions(plan: Any) -> list[tuple[str, int]]:
     return [(c.kind, c.count) for c in plan.collectives]
 
 
+@pytest.mark.slow
 def test_a_sum_of_products_is_reduced_once_without_the_rule_and_with_it() -> None:
     other = tuple(r.name for b in BOOKS for r in b.rules if r.name != "order-of-siblings")
     plain = plans_without(*other).best("seconds")

@@ -63,30 +63,35 @@ def check(problem: ChoiceProblem, method: str) -> None:
 
 
 # 10 000 problems in all; the automatic choice ends in elimination on problems so small.
+@pytest.mark.slow
 @cases(4500)
 @given(and_or.problems("positive"))
 def test_the_automatic_answer_is_the_best(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
+@pytest.mark.slow
 @cases(1500)
 @given(and_or.problems("real"))
 def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
+@pytest.mark.slow
 @cases(1500)
 @given(and_or.problems("signed"))
 def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
+@pytest.mark.slow
 @cases(1000)
 @given(and_or.problems("huge"))
 def test_costs_near_a_quintillion_are_told_apart(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
+@pytest.mark.slow
 @cases(1500)
 @given(and_or.problems("positive"))
 def test_elimination_without_reductions_is_exact(problem: ChoiceProblem) -> None:

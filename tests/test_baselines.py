@@ -147,6 +147,7 @@ def test_baseline_wastes_no_product(name: str) -> None:
     assert each * WAYS == one > 0
 
 
+@pytest.mark.slow
 def test_arguments_survive_the_donation_of_their_copies() -> None:
     config = gpt2.config("tiny")
     args = gpt2.arguments(config)

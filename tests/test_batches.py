@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,6 +106,7 @@ def test_batches_hold_every_pair_twice_and_no_two_neighbours(seed: int) -> None:
     assert len(met) == len(set(met)) == 2 * len(problem.pairs)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_bounds_of_equal_layers_are_bounds_and_rise(seed: int, more: int) -> None:
@@ -166,6 +168,7 @@ def with_leaves(seed: int) -> Problem:
     return Problem(tuple(variables), tuple(pairs), TIMES, core.constant)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_leaves_add_their_least_and_are_chosen_so(seed: int, more: int) -> None:

@@ -83,6 +83,7 @@ s11 = add(s10, l)
 """
 
 
+@pytest.mark.slow
 def test_an_iteration_that_explodes_is_ended_and_what_was_there_stays() -> None:
     graph = example_graph(EXPLODING)
     rules = [r for b in load_books(("expansion",)) for r in b.rules if r.name.startswith("add-")]

@@ -321,6 +321,7 @@ def test_a_problem_whose_choices_need_others_is_refused(problem: ChoiceProblem) 
         solve(problem, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_prints_the_best_so_far(tmp_path: Path, number: int) -> None:
     """A problem too large to be proven, ended once a first answer is told."""

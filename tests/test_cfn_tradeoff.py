@@ -86,6 +86,7 @@ def test_a_problem_without_a_limit_has_no_such_front() -> None:
         sweep(problem, 1.0)
 
 
+@pytest.mark.slow
 @given(networks.problems())
 @settings(max_examples=25)
 def test_a_front_of_cost_and_peak_has_no_dominated_point(document: dict[str, Any]) -> None:

@@ -97,6 +97,7 @@ def checkpoints(graph: BlockGraph) -> tuple[Checkpoints, Plain]:
     return Checkpoints(flow, H100), Plain(inner, flow.early)
 
 
+@pytest.mark.slow
 @given(trains(), st.sampled_from([1e-13, 1e-12, 3e-12, 1e-11, 3e-11, 1e-10, 1e-9]))
 @settings(max_examples=60, deadline=None)
 def test_what_is_kept_and_what_is_computed_again_cost_the_least_together(

@@ -118,6 +118,7 @@ def test_a_saved_front_says_values_bounds_and_choices(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_front_cut_short_certifies_its_distance() -> None:
     exact = choice_front(hard(7), seconds=60.0)
     assert exact.exact and exact.method == "milp" and len(exact) > 1

@@ -149,6 +149,7 @@ def test_of_several_seeds_the_best_answer_and_the_best_bound_count() -> None:
     assert best_of([answer(None, None, "c")], Asked()).failed
 
 
+@pytest.mark.slow
 def test_the_search_ends_at_a_gap_and_where_nothing_is_gained() -> None:
     problem = cover()
     found = extract(problem, 300.0, gap=0.9)
@@ -172,6 +173,7 @@ def test_nothing_is_enough_before_there_is_an_answer() -> None:
     assert standing.enough(0.0, 1.0) == "nothing was gained"
 
 
+@pytest.mark.slow
 def test_a_front_tells_of_itself_and_keeps_what_an_interruption_leaves() -> None:
     said: list[str] = []
 

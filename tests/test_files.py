@@ -174,6 +174,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(TREES)
 @settings(max_examples=60, deadline=None)
 def test_trees_come_back(tree: Any) -> None:

@@ -232,6 +232,7 @@ def test_the_whole_has_the_form_that_it_has_unfolded(
     agree(graph, found[1].graph)
 
 
+@pytest.mark.slow
 def test_recomputed_layers_keep_their_numbers() -> None:
     def loss(x: jax.Array, layers: list[dict[str, jax.Array]]) -> jax.Array:
         for p in layers:
@@ -258,6 +259,7 @@ def test_recomputed_layers_keep_their_numbers() -> None:
     assert all(one == other for one, other in summed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [network, step, remembering])
 def test_depth_adds_nothing_to_search(fn: Any) -> None:
     short, long = fold(layered(fn, 26)), fold(layered(fn, 44))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def test_bounds_after_rehearsal_are_bounds(seed: int, more: int) -> None:
         assert dual.sweep().value <= least + 1e-9 * abs(least)
 
 
+@pytest.mark.slow
 def test_a_few_layers_do_most_of_the_work() -> None:
     """At equal costs in all layers, one pass after a rehearsal is nearly what many passes reach."""
     helped = 0

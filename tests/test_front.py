@@ -208,6 +208,7 @@ def changed(plan: Plan, **fields: Any) -> Plan:
     return replace(plan, body=replace(plan.body, **fields))
 
 
+@pytest.mark.slow
 def test_plans_of_the_front_are_certified(certified: tuple[Front, Schedule]) -> None:
     front, plan_schedule = certified
     for plan in front:

@@ -241,6 +241,7 @@ def gpt_block() -> Snapshot:
     return snapshot(plan, found, mesh, load_target("h100:4"))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=30)
 def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -> None:

@@ -113,6 +113,7 @@ def test_a_gather_of_one_row_per_device() -> None:
     )
 
 
+@pytest.mark.slow
 def test_gathers_of_flags_and_with_batch_dims() -> None:
     each_strategy(
         lambda x, i: lax.gather(x, i, ROWS, (1, 8), mode="fill", fill_value=True),
@@ -153,6 +154,7 @@ def test_scatters_into_rows_that_other_devices_hold(kind: str, mode: str) -> Non
     )
 
 
+@pytest.mark.slow
 def test_overwriting_scatters_and_windows() -> None:
     each_strategy(
         lambda x, i, u: lax.scatter(x, i, u, SCATTER, mode="drop", unique_indices=True),

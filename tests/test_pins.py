@@ -124,6 +124,7 @@ def test_a_pin_that_does_not_divide_names_the_input() -> None:
         te.optimize(odd, "cpu:8", pins={"[0]": (None, "x")}, settings=QUICK)
 
 
+@pytest.mark.slow
 def test_jit_runs_with_pins() -> None:
     pins = {"[0]": P(), "[0]['up']['w']": P(None, "x"), "[1]": P("x")}
     params, x = arguments()

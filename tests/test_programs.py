@@ -443,6 +443,7 @@ def test_static_donated_and_keyword_arguments() -> None:
     assert_same(optimized(copies(state), 3, scale=jnp.float32(2), mode="mean"), expected, "te.jit")
 
 
+@pytest.mark.slow
 def test_sixty_four_bits() -> None:
     with jax.enable_x64(True):
         x, i = np.random.default_rng(0).normal(size=(8, 8)), np.arange(8)

@@ -89,6 +89,7 @@ def test_the_form_computes_what_the_program_computes() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_the_front_reaches_a_lower_peak() -> None:
     without, with_ = smallest(front(0)), smallest(front(1))
     assert RULE not in without.rules
@@ -98,6 +99,7 @@ def test_the_front_reaches_a_lower_peak() -> None:
     assert fastest.costs.seconds <= front(0).best("seconds").costs.seconds * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_the_compiled_peak_falls_and_the_numbers_are_the_same() -> None:
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*arguments(1)))]
     temporaries = []

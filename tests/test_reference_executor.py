@@ -58,6 +58,7 @@ QUICK = ("mlp", "moe", "recurrent", "while_loop")
 SLOW = ("convnet", "gpt2", "llama", "sorting", "vit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )

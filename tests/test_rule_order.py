@@ -107,6 +107,7 @@ def test_strategies_and_changes_are_the_same_in_any_order() -> None:
         assert (other.strategies, other.changes) == (one.strategies, one.changes)
 
 
+@pytest.mark.slow
 def test_the_front_is_the_same_in_any_order() -> None:
     def front(books: Sequence[RuleBook]) -> list[tuple[Any, ...]]:
         found = optimize(

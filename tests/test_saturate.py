@@ -115,6 +115,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "kind", "function", "shapes"), CASES)
 def test_a_collective_without_its_rule_is_in_no_plan(
     rule: str, kind: str, function: Any, shapes: list[tuple[int, ...]], tmp_path: Path
@@ -315,6 +316,7 @@ def random_signature(rng: np.random.Generator) -> OperationSignature:
     )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([(2, 2), (4,), (2, 3)]))
 @settings(max_examples=15)
 def test_derived_strategies_are_the_legal_ones(seed: int, sizes: tuple[int, ...]) -> None:

@@ -40,6 +40,7 @@ def sound(problem: Problem, archive: Archive) -> bool:
     return bool(archive.candidates)
 
 
+@pytest.mark.slow
 def test_every_problem_is_searched_in_parts_and_from_all_seeds() -> None:
     problems = [ladder(k, 6) for k in (1, 2)]
     inline = Inline()
@@ -51,6 +52,7 @@ def test_every_problem_is_searched_in_parts_and_from_all_seeds() -> None:
     assert inline.calls == 2, "one problem on two workers is two parts"
 
 
+@pytest.mark.slow
 def test_a_lost_worker_costs_its_own_search_which_is_done_again() -> None:
     problems = [ladder(k, 6) for k in (1, 2)]
     inline = Inline(0)
@@ -140,6 +142,7 @@ def test_workers_tell_of_improvements_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert cuts == final.cuts[: len(cuts)]
 
 
+@pytest.mark.slow
 def test_a_search_ends_where_nothing_is_gained() -> None:
     problem = endless(1)
     begun = time.perf_counter()

@@ -102,6 +102,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(streaming._ROOM, "cpu", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("function", "length"), [(masked, 100), (grouped, 96)])
 def test_many_blocks_give_what_one_gives(function: Callable[..., Any], length: int) -> None:

@@ -58,6 +58,7 @@ def arguments(tokens: int, width: int, vocabulary: int) -> list[S]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "room"), [(library, 64 << 20), (normalised, 64 << 20), (picked, 1), (tied, 1)]
 )
@@ -81,6 +82,7 @@ def test_loss_and_gradients_are_those_of_jax(
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_labels_outside_the_vocabulary_count_as_jax_counts_them() -> None:
     """nan in the loss, nothing in the gradients of the others."""
     shapes = arguments(1024, 16, 8192)

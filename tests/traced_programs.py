@@ -308,4 +308,4 @@ CASES: dict[str, Callable[[], Case]] = {
     "equinox": equinox_case,
 }
 #: Importing these libraries takes longer than the rest of the module.
-SLOW = ("nnx", "equinox")
+SLOW = ("nnx", "equinox", "zoo", "gpt")
