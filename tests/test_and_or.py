@@ -121,6 +121,7 @@ def test_the_mixed_integer_program_is_exact(problem: ChoiceProblem) -> None:
     assert record.value == bound == (math.inf if best is None else best)
 
 
+@pytest.mark.slow
 @cases(300)
 @given(and_or.problems("signed"))
 def test_the_mixed_integer_program_is_exact_below_zero(problem: ChoiceProblem) -> None:

@@ -106,6 +106,7 @@ def test_the_timeline_names_the_users_rules() -> None:
     assert rows == sorted(rows) and all(tick.seconds >= 0.0 for tick in explored.timeline)
 
 
+@pytest.mark.slow
 def test_a_process_that_died_is_replaced(tmp_path: Path) -> None:
     with EGraph(tmp_path) as one:
         one.declare("(relation r (i64)) (ruleset load)")

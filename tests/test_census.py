@@ -245,6 +245,7 @@ def flat(entry: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, ...]:
     return entry[0], *entry[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["forward", "example"])
 @pytest.mark.parametrize("name", models.PROGRAMS)
 def test_nearly_all_work_of_every_program_can_be_split(name: str, which: str) -> None:

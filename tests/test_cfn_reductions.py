@@ -54,6 +54,7 @@ def check(document: dict[str, Any], steps: tuple[str, ...]) -> None:
     assert x in set(networks.answers(document))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @given(document=networks.problems())
 @settings(max_examples=60)

@@ -36,6 +36,7 @@ def check(problem: ChoiceProblem, widest: int) -> None:
         assert again.feasible and again.values == p.values and p.gap == 0.0
 
 
+@pytest.mark.slow
 @cases(800)
 @given(and_or.problems("positive"))
 def test_elimination_finds_the_whole_front(problem: ChoiceProblem) -> None:

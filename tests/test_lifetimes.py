@@ -199,6 +199,7 @@ def labellings(devices: int) -> tuple[Candidate, ...]:
     return tuple(sorted(search.run().candidates, key=lambda c: c.seconds))
 
 
+@pytest.mark.slow
 def test_every_tick_of_a_plan_adds_up_to_what_the_certificate_counts() -> None:
     assembled = problem(8)
     found = labellings(8)

@@ -81,6 +81,7 @@ def random_covers(graph: BlockGraph, data: st.DataObject) -> dict[tuple[int, ...
     return covers
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_a_sharded_program_comes_back_as_it_was(graph: BlockGraph, data: st.DataObject) -> None:

@@ -11,6 +11,8 @@ from jax import lax
 
 from tests.lowered import F32, each_strategy, integers, numbers
 
+pytestmark = pytest.mark.slow  # to compile
+
 SINGLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add a row": (lambda x, y: lax.add(x, y), (numbers(8, 16), numbers(8, 16))),
     "iota": (lambda: lax.broadcasted_iota(np.int32, (8, 16), 1), ()),

@@ -20,6 +20,8 @@ from tapestry_egg.trace import trace
 from tests.lowered import MESH, X, Y, numbers, same
 from tests.plans import all_cuts, finish, make_plan, plan_by_hand, signature_of
 
+pytestmark = pytest.mark.slow  # to compile
+
 Array = Any
 
 
@@ -107,6 +109,7 @@ def test_where_bits_do_not_follow_places_a_shard_computes_all_and_takes_its_own(
         strategies_of(bits(32, (8, 16)), jax.random.key(3), least=7, most=2)
 
 
+@pytest.mark.slow
 def test_dropout_in_shards_drops_what_it_drops_whole() -> None:
     def dropout(key: Array, x: Array) -> Array:
         return x * jax.random.bernoulli(key, 0.5, x.shape)

@@ -100,14 +100,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [
-        ("rnn", 0),
-        ("branches", 0),
-        pytest.param("branches", 1, marks=pytest.mark.slow),
-        pytest.param("embedding", 1, marks=pytest.mark.slow),
-    ],
+    [("rnn", 0), ("branches", 0), ("branches", 1), ("embedding", 1)],
 )
 def test_random_plans_give_the_original_numbers(name: str, seed: int) -> None:
     fn, args = PROGRAMS[name]

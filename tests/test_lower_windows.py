@@ -103,12 +103,8 @@ CASES["gradient of overlapping pooling"] = (
 )
 
 
-QUICK = {"padded", "strided", "maxima"}  # to compile
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_every_strategy_of_a_window(name: str) -> None:
     fn, args = CASES[name]
     each_strategy(fn, *args)

@@ -48,6 +48,7 @@ def entering(plan: Plan) -> dict[str, Layout]:
     return dict(zip(plan.graph.input_names, plan.in_shardings, strict=True))
 
 
+@pytest.mark.slow
 def test_every_plan_enters_as_pinned_and_leaves_so() -> None:
     pins = {
         "[0]['up']": P(),

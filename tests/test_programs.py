@@ -333,6 +333,7 @@ def custom_derivatives() -> Case:
 
 
 LONG = {
+    "control_flow",
     "convolutions",
     "custom_derivatives",
     "dropout_adam",
@@ -454,6 +455,7 @@ def test_sixty_four_bits() -> None:
         assert_same(te.jit(f, settings=QUICK)(x, i), jax.jit(f)(x, i), "te.jit")
 
 
+@pytest.mark.slow
 def test_jit_minimises_what_it_is_asked_to() -> None:
     """Few bytes and few flops are worth a plan of their own, not only the fastest with fewest."""
 

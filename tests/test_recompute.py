@@ -114,6 +114,7 @@ def test_the_compiled_peak_falls_and_the_numbers_are_the_same() -> None:
     assert after < 0.5 * before
 
 
+@pytest.mark.slow
 def test_the_certificate_counts_the_second_instances() -> None:
     """Seconds of the recount rise by what is computed again, and a plan whose second instances are
     taken out of its books is another plan."""

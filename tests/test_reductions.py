@@ -90,6 +90,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("scatter", [False, True], ids=["whole", "scattered"])
 def test_devices_agree_with_numpy(name: str, dtype: str, scatter: bool) -> None:

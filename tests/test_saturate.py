@@ -163,6 +163,7 @@ def test_partial_values_wait_only_by_their_rule(tmp_path: Path) -> None:
     assert best(less) >= best(front_of(program, [SHARDING, COLLECTIVES])) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_without_the_split_rule_everything_is_replicated(tmp_path: Path) -> None:
     program = traced(mlp, (1024, 4096), (4096, 1024), (1024, 1024))
     full = front_of(program, [SHARDING, COLLECTIVES])

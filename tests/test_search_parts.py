@@ -23,6 +23,7 @@ def legal(problem: Problem) -> bool:
     return any(np.isfinite(problem.evaluate(np.array(rows))[0]) for rows in every)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(0, 10**6))
 def test_parts_join_to_one_true_archive(seed: int) -> None:

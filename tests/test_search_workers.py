@@ -121,6 +121,7 @@ def test_an_interruption_before_the_first_plan_leaves_nothing(
         search_all([ladder(1, 6)], BRIEF, workers=1)
 
 
+@pytest.mark.slow
 def test_workers_tell_of_improvements_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan and no cut travels twice, and together they are what the search gives."""
     said: list[Archive] = []
@@ -169,6 +170,7 @@ def test_a_search_ends_where_the_gap_is_small() -> None:
         Watched(ladder(1, 12), replace(effort, gap=0.0)).run()
 
 
+@pytest.mark.slow
 def test_a_limit_on_joules_is_searched_for() -> None:
     problem = ladder(3, 12)
     free = Search(problem, BRIEF).run()

@@ -39,6 +39,7 @@ def programs(draw: st.DrawFn) -> BlockGraph:
     return BlockGraph("random", tuple(values), tuple(operations), (0, 1), outputs)
 
 
+@pytest.mark.slow
 @given(programs(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_second_instances_have_the_values_of_the_first(

@@ -80,6 +80,7 @@ def test_softmax_alone_stays_as_it_is() -> None:
     assert form_of(jax.nn.softmax, *types((4096, 4096)), target="cpu:1").rules == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [pytest.param(masked, marks=pytest.mark.slow), grouped])
 def test_plans_with_attention_agree_with_jax(function: Callable[..., Any]) -> None:
     """Two batches and four heads over eight devices; the keys' dim is never cut."""

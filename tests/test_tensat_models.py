@@ -61,6 +61,7 @@ def outputs(fn: Callable[..., Any], *args: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(jax.jit(fn, compiler_options=flags)(*args))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in tensat.NAMES],
