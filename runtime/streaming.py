@@ -129,9 +129,9 @@ def _of_rows(x: jax.Array, v: jax.Array, values: Numbers, swapped: int) -> jax.A
     return rows.reshape((*batch, *more, *rest) if swapped else (*batch, *rest, *more))
 
 
-def _total(x: jax.Array, before: jax.Array) -> jax.Array:
-    """exp(x - before), 0 where nothing has been seen yet."""
-    return jnp.where(jnp.isneginf(x), 0.0, jnp.exp(x - before))
+def _weight(x: jax.Array, shift: jax.Array) -> jax.Array:
+    """exp(x - shift), 0 where nothing has been seen yet."""
+    return jnp.where(jnp.isneginf(x), 0.0, jnp.exp(x - shift))
 
 
 def _finite(top: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ def dot_logsumexp(
         s = of.block(at.dim, start, size)
         new = jnp.maximum(top, s.max(axes, keepdims=True))
         shift = _finite(new)
-        return new, total * _total(top, shift) + jnp.exp(s - shift).sum(axes, keepdims=True)
+        return new, total * _weight(top, shift) + jnp.exp(s - shift).sum(axes, keepdims=True)
 
     top, total = at.run(step, (jnp.full(rows, -jnp.inf, wide), jnp.zeros(rows, wide)))
     return (
@@ -255,7 +255,7 @@ def attention(
             s = jnp.where(holds, s, jnp.asarray(fill, wide))
         new = jnp.maximum(top, s.max(axes, keepdims=True))
         shift = _finite(new)
-        weights, old = jnp.exp(s - shift), _total(top, shift)
+        weights, old = jnp.exp(s - shift), _weight(top, shift)
         made = _product(weights, _cut(v, of_v, at, start, size), values, swapped)
         sums = sums * _of_rows(old, v, values, swapped) + made
         return new, total * old + weights.sum(axes, keepdims=True), sums

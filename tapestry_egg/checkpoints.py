@@ -233,16 +233,15 @@ class Checkpoints:
             ]
         return float(sum(self.passed[c] for c in cuts) + max(sizes, default=0.0))
 
-    def choose(self, cuts: Sequence[int], price: float, least: int = 0) -> Recomputation:
+    def choose(self, cuts: Sequence[int], price: float) -> Recomputation:
         """What to compute again, segment by segment, where a byte that is kept costs `price`
-        seconds; nothing in the segments before number `least`."""
+        seconds."""
         ends = [0, *cuts, self.flow.turn + 1]
         known: dict[object, frozenset[int]] = {}
         again: dict[int, int] = {}  # unit -> segment
         for s in range(len(ends) - 1):
-            if s >= least:
-                inside = range(ends[s], ends[s + 1])
-                again.update(dict.fromkeys(self._segment(inside, price, known), s))
+            inside = range(ends[s], ends[s + 1])
+            again.update(dict.fromkeys(self._segment(inside, price, known), s))
         return self._recomputation(again)
 
     def _segment(

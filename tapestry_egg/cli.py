@@ -24,8 +24,11 @@ from .console import (
     Json,
     Limit,
     Minimize,
+    Out,
     PlanName,
     Quiet,
+    Rules,
+    Target,
     Workers,
     choose_plan,
     complain,
@@ -125,21 +128,14 @@ def optimize(
         list[str],
         typer.Argument(metavar="PATH...", help="Graph files, folders of them, or programs FILE.py"),
     ],
-    target: Annotated[
-        str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
-    ],
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the fronts are written.")
-    ] = "out",
+    target: Target,
+    out: Out = "out",
     objective: Annotated[
         list[str] | None,
         typer.Option(metavar="OBJECTIVE", help="Default: seconds, peak_bytes, joules."),
     ] = None,
     limit: Limit = None,
-    rules: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="A rule file of yours; may be repeated."),
-    ] = None,
+    rules: Rules = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Time to search, for each graph.")
     ] = None,
@@ -267,16 +263,9 @@ def snapshot(
     graph: Annotated[
         str, typer.Argument(metavar="GRAPH", help="A graph file, or a program FILE.py[:NAME]")
     ],
-    target: Annotated[
-        str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
-    ],
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the snapshots are written.")
-    ] = "out",
-    rules: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="A rule file of yours; may be repeated."),
-    ] = None,
+    target: Target,
+    out: Out = "out",
+    rules: Rules = None,
     quiet: Quiet = False,
 ) -> None:
     """Save what is left to choose once a program is saturated.
@@ -339,9 +328,7 @@ def run(
 
 @app.command()
 def demo(
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FOLDER", help="Where its files are written.")
-    ] = "out/demo",
+    out: Out = "out/demo",
     quiet: Quiet = False,
 ) -> None:
     """Do the main job on a GPT-2 train step.

@@ -34,7 +34,16 @@ Limit = Annotated[
     list[str] | None,
     typer.Option(metavar="OBJECTIVE=AMOUNT", help="Such as peak_bytes=60GiB; may be repeated."),
 ]
-
+Target = Annotated[
+    str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
+]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),
+]
+Out = Annotated[
+    str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the files are written.")
+]
 Workers = Annotated[
     int | None, typer.Option("--workers", "-j", min=1, help="Processes at a time; default: all.")
 ]

@@ -21,7 +21,7 @@ So a loop's carry keeps one layout because one identity has one strategy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -356,8 +356,3 @@ def flatten(graph: BlockGraph, feedback: Mapping[int, int] | None = None) -> Fla
         if j not in pairs:
             f.identity("output", [values[v]], [], top, 1.0, partial=False)
     return FlatProgram(tuple(f.bodies), tuple(f.instances), tuple(f.types), pairs, dict(f.spans))
-
-
-def with_graph(body: Body, graph: BlockGraph) -> Body:
-    """The same body around another graph over the same values."""
-    return replace(body, graph=graph)

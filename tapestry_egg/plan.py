@@ -35,16 +35,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A change of layout of one value: `steps` lead from `source` to `target`."""
-
-    value: int
-    source: Layout
-    target: Layout
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """A copy that is made once, at the first reader, and serves readers up to operation `until`."""
 
