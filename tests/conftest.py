@@ -1,8 +1,10 @@
-"""JAX in tests: on the CPU, as eight virtual devices, unless the environment says otherwise."""
+"""What all tests run in: JAX on the CPU, as eight virtual devices, unless the environment says
+otherwise; no deadlines; interruptible."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,10 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=8".strip()
