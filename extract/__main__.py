@@ -129,7 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=".json or .json.gz")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="per file, reading included (default 60)"
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="per file, reading included, but for the last second (default 60)",
     )
     parser.add_argument(
         "--gap", type=float, default=0.0, metavar="SHARE", help="stop this near to the bound: 0.01"

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .snapshot_front import SnapshotFront
 
 
+# A file that takes long to read still gets so many seconds, if as many are asked for.
+_LEAST = 1.0
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the command asks of every file: how hard to work, and what to give."""
@@ -97,7 +101,7 @@ def answer_file(path: str, data: bytes, asked: Asked) -> Answer:
         if snapshot.recognises(document):
             return _snapshot(path, document, started, asked)
         problem, form = formats.recognised(document, path)
-        left = asked.seconds - (time.perf_counter() - started)
+        left = _left(asked, started)
         if asked.front:
             return _front(path, problem, left, asked)
         told = _tell if asked.progress else None
@@ -112,6 +116,11 @@ def answer_file(path: str, data: bytes, asked: Asked) -> Answer:
     row = record(path, problem, found)
     interrupted = "interrupted" in found.notes
     return Answer(_text(row, asked), files, row, "", not found.feasible, interrupted)
+
+
+def _left(asked: Asked, started: float) -> float:
+    """The seconds that are left after reading, and at least a second of those asked for."""
+    return max(asked.seconds - (time.perf_counter() - started), min(asked.seconds, _LEAST))
 
 
 def _text(row: Mapping[str, Any], asked: Asked) -> str:
@@ -141,7 +150,7 @@ def _snapshot(path: str, document: Any, started: float, asked: Asked) -> Answer:
 
     name = formats.name_of(path)
     problem = snapshot.read(document, path)
-    left = asked.seconds - (time.perf_counter() - started)
+    left = _left(asked, started)
     tell = _teller(name) if asked.progress else None
     front = snapshot_front(problem, name, left, asked.seed, tell, asked.gap, asked.patience)
     interrupted = INTERRUPTED in front.notes
@@ -175,7 +184,7 @@ def _front(path: str, problem: ChoiceProblem, seconds: float, asked: Asked) -> A
     if problem.usage and problem.all_active:
         from .cfn.tradeoff import memory_front
 
-        front = memory_front(problem, asked.seconds, asked.seed)
+        front = memory_front(problem, seconds, asked.seed)
     else:
         tell = _teller(problem.name) if asked.progress else None
         front = choice_front(problem, seconds, asked.seed, told=tell)

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from tapestry_egg.extract.cfn.network import Network
 from tapestry_egg.extract.cfn.reductions import STEPS, reduce
 from tapestry_egg.extract.formats import iopddl
 from tests import networks
-
-
-def best_rows(net: Network) -> tuple[float, np.ndarray | None]:
-    """The least cost of a network within its limits, summed cell by cell."""
-    best, rows = float("inf"), None
-    a, b = net.sizes[net.first], net.sizes[net.second]
-    start = np.concatenate(([0], np.cumsum(a * b)))
-    uses = net.uses
-    for x in product(*(range(int(k)) for k in net.sizes)):
-        total = net.constant + sum(float(net.cost[net.rows[i] + r]) for i, r in enumerate(x))
-        for e in range(len(net.first)):
-            i, j = int(net.first[e]), int(net.second[e])
-            total += float(net.cells[start[e] + x[i] * b[e] + x[j]])
-        used = [0] * len(uses.room)
-        for u in range(len(uses)):
-            amount = int(uses.amount[uses.start[u] + x[uses.variable[u]]])
-            for t in range(int(uses.lower[u]), int(uses.upper[u])):
-                used[t] += amount
-        if total < best and all(y <= int(r) for y, r in zip(used, uses.room, strict=True)):
-            best, rows = total, np.array(x, dtype=np.int64)
-    return best, rows
 
 
 def check(document: dict[str, Any], steps: tuple[str, ...]) -> None:
@@ -43,7 +20,7 @@ def check(document: dict[str, Any], steps: tuple[str, ...]) -> None:
     if reduced.infeasible is not None:
         assert least is None
         return
-    value, rows = best_rows(reduced.network)
+    value, rows = networks.best_rows(reduced.network)
     if least is None:
         assert rows is None
         return
@@ -137,7 +114,7 @@ def test_what_must_be_equal_becomes_one_variable() -> None:
     reduced = reduce(iopddl.read(document, ""), ("consistency", "merge"))
     assert len(reduced.network) == 1
     assert "merged: 39" in reduced.log
-    value, rows = best_rows(reduced.network)
+    value, rows = networks.best_rows(reduced.network)
     costs = [sum(c) for c in zip(*document["problem"]["nodes"]["costs"], strict=True)]
     assert rows is not None
     assert (value, int(rows[0])) == (min(costs), costs.index(min(costs)))

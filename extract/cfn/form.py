@@ -6,14 +6,12 @@ of the network that is left to one of the problem.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from ..choices import ChoiceProblem
 from .network import Flags, Floats, Ints, Network, Uses, joined, offsets
 
 #: (lower, upper, amount of every row)
@@ -71,44 +69,31 @@ class Form:
         self.changed: set[int] = set()
 
     @classmethod
-    def of_problem(cls, problem: ChoiceProblem, objective: int, limits: Ints | None) -> Self:
-        """One objective of a problem, with its limits or other ones."""
-        costs = problem.costs[objective].astype(np.float64)
-        costs[~problem.allowed] = np.inf
-        cuts = problem.node_start[1:-1]
-        cost: list[Floats] = list(np.split(costs, cuts)) if len(problem.classes) else []
-        limit = _limit(problem, limits)
-        uses = _uses(problem) if len(limit) else [[] for _ in cost]
-        form = cls(cost, uses, limit, problem.classes.__getitem__)
-        pairs = problem.pairs
-        if len(pairs):
-            cells = pairs.costs[objective].astype(np.float64)
-            cells[~pairs.legal] = np.inf
-            tables = np.split(cells, pairs.start[1:-1])
-            ends = zip(pairs.first.tolist(), pairs.second.tolist(), tables, strict=True)
-            for a, b, table in ends:
-                form.join(a, b, table.reshape(len(cost[a]), len(cost[b])))
-        return form
-
-    @classmethod
-    def of_network(cls, net: Network, kept: Flags) -> Self:
+    def of_network(cls, net: Network, kept: Flags, name: Callable[[int], str] = str) -> Self:
         """A network with only some of its rows, at least one of each variable."""
-        rows = net.rows.tolist()
-        of = [np.flatnonzero(kept[a:b]) for a, b in itertools.pairwise(rows)]
-        cost = [net.cost[a:b][r] for (a, b), r in zip(itertools.pairwise(rows), of, strict=True)]
+        cuts = net.rows[1:-1]
+        of = [np.flatnonzero(part) for part in np.split(kept, cuts)] if len(net) else []
+        all_of = (np.add.reduceat(kept, net.rows[:-1]) == net.sizes).tolist() if of else []
+        cost = np.split(net.cost, cuts) if len(net) else []
+        cost = [c if a else c[r] for c, r, a in zip(cost, of, all_of, strict=True)]
         uses: list[list[Use]] = [[] for _ in of]
         u = net.uses
+        amounts = np.split(u.amount, u.start[1:-1]) if len(u) else []
         spans = zip(u.variable.tolist(), u.lower.tolist(), u.upper.tolist(), strict=True)
-        for (i, a, b), (low, high) in zip(spans, itertools.pairwise(u.start.tolist()), strict=True):
-            uses[i].append((a, b, u.amount[low:high][of[i]]))
-        form = cls(cost, uses, u.room, str)
+        for (i, a, b), amount in zip(spans, amounts, strict=True):
+            uses[i].append((a, b, amount if all_of[i] else amount[of[i]]))
+        form = cls(cost, uses, u.room, name)
         form.members = {i: [(i, r)] for i, r in enumerate(of)}
         form.constant = net.constant
-        start = offsets(net.sizes[net.first] * net.sizes[net.second]).tolist()
-        ends = zip(net.first.tolist(), net.second.tolist(), itertools.pairwise(start), strict=True)
-        for a, b, (low, high) in ends:
-            table = net.cells[low:high].reshape(-1, int(net.sizes[b]))
-            form.join(a, b, table[of[a]][:, of[b]])
+        start = offsets(net.sizes[net.first] * net.sizes[net.second])
+        cells = np.split(net.cells, start[1:-1]) if len(net.first) else []
+        wide = net.sizes[net.second].tolist()
+        ends = zip(net.first.tolist(), net.second.tolist(), wide, cells, strict=True)
+        for a, b, width, flat in ends:
+            table = flat.reshape(-1, width)
+            if not (all_of[a] and all_of[b]):
+                table = table[of[a]][:, of[b]]
+            form.join(a, b, table)
         return form
 
     def table(self, a: int, b: int) -> Floats:
@@ -254,31 +239,3 @@ class Form:
             kept.append((t, begun, ended))
             begun = ended = False
         return np.array([t for t, _, _ in kept], dtype=np.int64)
-
-
-def _limit(problem: ChoiceProblem, limits: Ints | None) -> Ints:
-    """The limit at every time; empty where there is none."""
-    usage = problem.usage
-    times = problem.times() if usage else 0
-    if not times:
-        return np.zeros(0, dtype=np.int64)
-    given = usage.limits if limits is None else np.asarray(limits, dtype=np.int64)
-    return np.broadcast_to(given, (times,)).copy()
-
-
-def _uses(problem: ChoiceProblem) -> list[list[Use]]:
-    """The uses of every class: usually one, its nodes being there at the same times."""
-    usage = problem.usage
-    out: list[list[Use]] = []
-    there = usage.upper > usage.lower
-    lower, upper = usage.lower.tolist(), usage.upper.tolist()
-    for a, b in itertools.pairwise(problem.node_start.tolist()):
-        out.append([])
-        amount = np.where(there[a:b], usage.amount[a:b], 0)
-        if not amount.any():
-            continue
-        spans = {(lower[n], upper[n]) for n in range(a, b) if there[n]}
-        for low, high in sorted(spans):
-            same = (usage.lower[a:b] == low) & (usage.upper[a:b] == high)
-            out[-1].append((low, high, np.where(same, amount, 0)))
-    return out

@@ -16,13 +16,14 @@ Each step keeps at least one best answer, or shows that there is none:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...errors import ExtractError
 from ..choices import ChoiceProblem
+from .alignment import Aligned, Unanswerable, aligned
 from .form import Form, Lift, Use
 from .network import Flags, Floats, Ints, Network, Uses, offsets
 
@@ -55,7 +56,7 @@ class Reduced:
     """
 
     network: Network
-    lift: Lift
+    lift: Callable[[Ints], Ints]
     log: tuple[str, ...]
     times: Ints
     infeasible: Infeasible | None = None
@@ -77,11 +78,60 @@ def reduce(
 
     Raises ExtractError for a problem in which choices need others.
     """
+    begun = begin(problem, steps, objective, limits)
+    return begun if isinstance(begun, Reduced) else begun.reduced()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What the first steps leave of a problem, which take a small part of the time."""
+
+    problem: ChoiceProblem
+    steps: tuple[str, ...]
+    limit: Ints  # as it was given, at every time
+    aligned: Aligned
+
+    @property
+    def network(self) -> Network:
+        return self.aligned.network
+
+    def lift(self, x: Ints) -> Ints:
+        """The row within its class for every class."""
+        return self.aligned.lift(x)
+
+    def reduced(self, over: Callable[[], bool] = lambda: False) -> Reduced:
+        """The rest of the steps, or as many of them as there are until it is `over`."""
+        problem, pairs, net = self.problem, self.problem.pairs, self.network
+        graph = _Steps.of_network(net, np.ones(len(net.cost), dtype=bool), self._name)
+        before = len(problem.classes), len(problem.nodes), len(pairs), len(pairs.legal)
+        graph.begin(self.steps, self.limit, before, self.aligned.counts, over)
+        found = _reduced(graph)
+        return replace(found, lift=lambda x: self.lift(found.lift(x)))
+
+    def _name(self, variable: int) -> str:
+        return self.problem.classes[self.aligned.first(variable)]
+
+
+def begin(
+    problem: ChoiceProblem,
+    steps: Iterable[str] = STEPS,
+    objective: int = 0,
+    limits: Ints | None = None,
+) -> Begun | Reduced:
+    """Begin to `reduce`; the end of it where there is no answer."""
     if not problem.all_active or problem.children.size or problem.provides.size:
         raise ExtractError(
             "not a cost function network: choices need others", where=problem.name or "problem"
         )
-    return _reduced(_Steps.of_problem(problem, objective, limits), steps)
+    limit, steps = _limit(problem, limits), tuple(steps)
+    try:
+        return Begun(problem, steps, limit, aligned(problem, steps, objective, limit))
+    except Unanswerable as e:
+        name = problem.classes[e.one]
+        why = f"class {name} has no node to choose"
+        if e.why:
+            why = f"no choice is left for class {name}: {e.why}"
+        return _nothing(Infeasible(why), ())
 
 
 def narrow(net: Network, kept: Flags, steps: Iterable[str] = STEPS) -> Reduced:
@@ -89,17 +139,16 @@ def narrow(net: Network, kept: Flags, steps: Iterable[str] = STEPS) -> Reduced:
 
     The lift leads to one row per variable of the network, numbered as there.
     """
-    return _reduced(_Steps.of_network(net, kept), steps)
+    graph = _Steps.of_network(net, kept)
+    graph.begin(steps, net.uses.room, graph.size(), {})
+    return _reduced(graph)
 
 
-def _reduced(graph: _Steps, steps: Iterable[str]) -> Reduced:
-    graph.begin(steps)
+def _reduced(graph: _Steps) -> Reduced:
     try:
         graph.run()
     except _Empty as e:
-        empty = Uses(*(np.zeros(0, dtype=np.int64),) * 3, np.zeros(1, dtype=np.int64), *_NONE)
-        network = Network(_NONE[0], np.zeros(0), *_NONE, np.zeros(0), empty)
-        return Reduced(network, Lift(0, (), (), {}), graph.report(), _NONE[0], e.why)
+        return _nothing(e.why, graph.report())
     times = graph.kept_times()
     return Reduced(graph.network(times), graph.lift(), graph.report(), times)
 
@@ -107,11 +156,38 @@ def _reduced(graph: _Steps, steps: Iterable[str]) -> Reduced:
 _NONE = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
+def _nothing(why: Infeasible, log: tuple[str, ...]) -> Reduced:
+    empty = Uses(*(np.zeros(0, dtype=np.int64),) * 3, np.zeros(1, dtype=np.int64), *_NONE)
+    network = Network(_NONE[0], np.zeros(0), *_NONE, np.zeros(0), empty)
+    return Reduced(network, Lift(0, (), (), {}), log, _NONE[0], why)
+
+
+def _limit(problem: ChoiceProblem, limits: Ints | None) -> Ints:
+    """The limit at every time; empty where there is none."""
+    usage = problem.usage
+    times = problem.times() if usage else 0
+    if not times:
+        return np.zeros(0, dtype=np.int64)
+    given = usage.limits if limits is None else np.asarray(limits, dtype=np.int64)
+    return np.broadcast_to(given, (times,)).copy()
+
+
 class _Steps(Form):
-    def begin(self, steps: Iterable[str]) -> None:
+    def begin(
+        self,
+        steps: Iterable[str],
+        given: Ints,
+        before: tuple[int, ...],
+        counts: dict[str, int],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Set the steps, the limits as they were given, what there was and was done before, and
+        what ends it early."""
+        self.over = over
         self.steps = frozenset(steps)
-        self.before = self.size()
-        self.counts: dict[str, int] = {}
+        self.given = given
+        self.before = before
+        self.counts = dict(counts)
 
     def note(self, what: str, count: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + count
@@ -136,6 +212,8 @@ class _Steps(Form):
                 todo, self.changed = self.changed, set()
                 dirty |= todo
                 for i in sorted(todo):
+                    if self.over():
+                        return
                     self.simplify(i)
                 if "consistency" in self.steps:
                     self.consistency({i for i in self.changed if self.alive[i]})
@@ -143,6 +221,8 @@ class _Steps(Form):
                 self.memory()
             if "dominance" in self.steps:
                 for i in sorted(dirty | self.changed):
+                    if self.over():
+                        return
                     if self.alive[i]:
                         self.dominance(i)
             dirty = set()
@@ -335,7 +415,7 @@ class _Steps(Form):
     def series(self) -> None:
         """Minimise away variables of at most two neighbours that no limit sees."""
         waiting = set(self.living())
-        while waiting:
+        while waiting and not self.over():
             i = waiting.pop()
             if not self.alive[i] or self.uses[i] or len(self.near[i]) > 2:
                 continue

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -21,11 +22,16 @@ from ..standing import Standing
 from .aside import Aside
 from .cores import CoreSearch
 from .network import Ints
+from .opening import opening, plain_bound
 from .reach import Reach, reach
-from .reductions import Infeasible, Reduced, reduce
+from .reductions import Infeasible, Reduced, begin, reduce
 
 # Before the deadline: to put an answer together and check it, as a share and at least.
 _CLOSING, _CLOSING_LEAST = 0.01, 0.05
+
+# The share of the time that goes into answers before the problem is reduced, or so many seconds;
+# and the share that goes at most into reducing it.
+_OPENING, _OPENING_LEAST, _REDUCING = 0.01, 0.5, 0.25
 
 # The share of the time that goes at most into saying what memory is needed where none is enough.
 _EXPLAINING = 0.2
@@ -35,6 +41,10 @@ _CHECKING = 20.0
 
 # A second process is not worth its start for less than so many seconds.
 _WORTH = 3.0
+
+
+#: Is told of an answer: what makes it, its cost, and the bound.
+Progress = Callable[[Callable[[], Choice], float, float], None]
 
 
 @dataclass(frozen=True)
@@ -55,24 +65,25 @@ class Result:
 
 def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """Answer a problem by the deadline (`time.perf_counter`), as a method of the table."""
-    best: list[Callable[[], Choice]] = []
+    best: tuple[float, Callable[[], Choice]] | None = None
     due = 0.0
 
     def progress(choice: Callable[[], Choice], value: float, bound: float) -> None:
-        nonlocal due
-        best[:] = [choice]
+        nonlocal best, due
+        if best is None or value < best[0]:
+            best = value, choice
         standing.raise_bound(_whole(problem, bound))
         begun = time.perf_counter()
         if begun >= due:  # to check an answer takes its time
-            standing.offer(choice(), "network")
+            standing.offer(best[1](), "network")
             due = time.perf_counter() + _CHECKING * (time.perf_counter() - begun)
 
     try:
         found = solve(problem, deadline - time.perf_counter(), seed, progress)
     except (KeyboardInterrupt, TimeUp):
         with held():
-            for choice in best:
-                standing.offer(choice(), "network")
+            if best is not None:
+                standing.offer(best[1](), "network")
         raise
     standing.notes += found.reduced.log
     if found.choice is not None:
@@ -90,7 +101,7 @@ def solve(
     problem: ChoiceProblem,
     seconds: float,
     seed: int = 0,
-    on_progress: Callable[[Callable[[], Choice], float, float], None] | None = None,
+    on_progress: Progress | None = None,
     *,
     limits: Ints | None = None,
     processes: int | None = None,
@@ -102,7 +113,7 @@ def solve(
     bound). `limits` replace the problem's. Raises ExtractError where choices need others.
     """
     begun = clock()
-    reduced = reduce(problem, limits=limits)
+    reduced = _reduced(problem, limits, seconds, seed, on_progress, clock)
     if reduced.infeasible is not None:
         why = _explained(problem, reduced.infeasible, limits, seconds, seed, clock)
         return Result(None, math.inf, math.inf, True, reduced, why, 0)
@@ -137,6 +148,40 @@ def solve(
     choice = made(found.x)
     bound = found.value if found.proven else min(found.bound, found.value)
     return Result(choice, found.value, bound, found.proven, reduced, None, found.steps)
+
+
+def _reduced(
+    problem: ChoiceProblem,
+    limits: Ints | None,
+    seconds: float,
+    seed: int,
+    on_progress: Progress | None,
+    clock: Callable[[], float],
+) -> Reduced:
+    """The problem reduced; answers to it as it is are told of before."""
+    since = clock()
+    over = lambda: clock() - since > _REDUCING * seconds  # noqa: E731
+    if on_progress is None:
+        begun = begin(problem, limits=limits)
+        return begun if isinstance(begun, Reduced) else begun.reduced(over)
+
+    def tell(x: Ints, value: float) -> None:
+        nodes = problem.node_start[:-1] + begun.lift(x)
+        on_progress(lambda: Choice(nodes), value, bound)
+
+    with held():  # whatever the time, there is an answer
+        begun = begin(problem, limits=limits)
+        if isinstance(begun, Reduced):
+            return begun
+        bound = plain_bound(begun.network)
+        answers = opening(
+            begun.network, max(_OPENING * seconds, min(_OPENING_LEAST, 0.1 * seconds)), seed, clock
+        )
+        for x, value in islice(answers, 1):
+            tell(x, value)
+    for x, value in answers:
+        tell(x, value)
+    return begun.reduced(over)
 
 
 def _explained(
