@@ -17,7 +17,6 @@ from tapestry_egg.extract.cfn.network import Network
 from tapestry_egg.extract.cfn.reductions import narrow, reduce
 from tapestry_egg.extract.formats import iopddl
 from tests import networks
-from tests.test_cfn_reductions import best_rows
 
 
 def network(document: dict[str, Any]) -> Network | None:
@@ -56,7 +55,7 @@ def test_the_best_of_a_core_is_the_best_of_the_rows_kept(
     if reduced.infeasible is not None:
         assert least is None
         return
-    value, rows = best_rows(reduced.network)
+    value, rows = networks.best_rows(reduced.network)
     assert (None if rows is None else value) == least
     if rows is not None:
         x = reduced.lift(rows)
