@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 
@@ -32,6 +32,9 @@ _CLOSING, _CLOSING_LEAST = 0.01, 0.05
 # The share of the time that goes into answers before the problem is reduced, or so many seconds;
 # and the share that goes at most into reducing it.
 _OPENING, _OPENING_LEAST, _REDUCING = 0.01, 0.5, 0.25
+
+# Reductions look at the clock once for so many variables.
+_ASKED = 64
 
 # The share of the time that goes at most into saying what memory is needed where none is enough.
 _EXPLAINING = 0.2
@@ -159,8 +162,11 @@ def _reduced(
     clock: Callable[[], float],
 ) -> Reduced:
     """The problem reduced; answers to it as it is are told of before."""
-    since = clock()
-    over = lambda: clock() - since > _REDUCING * seconds  # noqa: E731
+    since, asked = clock(), count(1)
+
+    def over() -> bool:
+        return next(asked) % _ASKED == 0 and clock() - since > _REDUCING * seconds
+
     if on_progress is None:
         begun = begin(problem, limits=limits)
         return begun if isinstance(begun, Reduced) else begun.reduced(over)
