@@ -48,17 +48,17 @@ def snapshot_of(layers: int, size: Size) -> Snapshot:
     from models import gpt2
     from tapestry_egg.encode import encode
     from tapestry_egg.extract.snapshot import snapshot
-    from tapestry_egg.flatten import feedback_pairs, flatten
+    from tapestry_egg.flatten import feedback_pairs
     from tapestry_egg.layout import MeshShape
     from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
     from tapestry_egg.saturate import saturate
-    from tapestry_egg.schedule import in_order, repeat_cheap, schedule
+    from tapestry_egg.schedule import scheduled
     from tapestry_egg.target import load_target
 
     config = gpt2.config("demo", layers=layers, **vars(size))
     graph = te.trace(gpt2.train_step, *gpt2.abstract(config)).graph
     feedback = feedback_pairs(graph, None)
-    plan = schedule(flatten(in_order(repeat_cheap(graph), feedback), feedback))
+    plan = scheduled(graph, feedback)
     mesh = MeshShape(("x", "y"), MESH)
     found = saturate(encode(plan.program, mesh), load_books(DEFAULT_BOOKS))
     return snapshot(plan, found, mesh, load_target(TARGET))

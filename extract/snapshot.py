@@ -18,7 +18,6 @@ from ..costs import joules, kernel_seconds
 from ..errors import ExtractError
 from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature, evaluate
-from ..roofline import contracts
 from ..saturate import Saturated, StrategyRow
 from ..schedule import Schedule, Unit
 from ..target import Target
@@ -248,7 +247,7 @@ class _Joiner:
                 d.size // self.mesh.parts(c) for d, c in zip(signature.index, cuts, strict=True)
             )
             flops += evaluate(signature.flops, local)
-            contraction |= contracts(signature)
+            contraction |= signature.contracts
         for (i, p, v), layout in zip(unit.reads, needs, strict=True):
             signature = instances[i].signature
             tensor = self.schedule.program.types[v]

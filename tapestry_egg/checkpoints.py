@@ -12,7 +12,7 @@ what is computed again. Equal segments make equal choices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import networkx as nx
@@ -46,11 +46,11 @@ class Flow:
     def profile(self) -> NDArray[np.float64]:
         """Bytes alive at each tick on one device, f64[ticks]."""
         change = np.zeros(self.lives.times + 1)
-        for v, tensor in enumerate(self.program.types):
+        for v, size in enumerate(self.program.sizes):
             if self.plan.producer[v] >= 0 and not self.lives.free[v]:
                 end = min(self.lives.last[v] + 2, self.lives.times)
-                change[min(self.lives.made[v], end - 1)] += tensor.nbytes
-                change[end] -= tensor.nbytes
+                change[min(self.lives.made[v], end - 1)] += size
+                change[end] -= size
         return np.cumsum(change)[:-1]
 
     @property
@@ -156,17 +156,31 @@ class Checkpoints:
     def __init__(self, flow: Flow, target: Target) -> None:
         self.flow, self.target = flow, target
         self.plan, self.program = flow.plan, flow.program
-        self.size = [t.nbytes for t in self.program.types]
+        self.size = self.program.sizes
+
+    @cached_property
+    def _seconds(self) -> tuple[float, ...]:
+        """Per unit, its time."""
+        return tuple([unit_seconds(self.program, unit, self.target) for unit in self.plan.units])
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of the program on one device."""
+        return sum(self._seconds)
+
+    @cached_property
+    def _first(self) -> dict[int, int]:
+        """Value made up to the turn -> the first unit past it that reads it."""
+        found: dict[int, int] = {}
+        for u in range(len(self.plan.units) - 1, self.flow.turn, -1):
+            if not self.flow.passing[u]:
+                found.update(dict.fromkeys(filter(self._own, self.flow.sources[u]), u))
+        return found
 
     @cached_property
     def late(self) -> frozenset[int]:
         """Values made up to the turn and read after it, except those in memory throughout."""
-        flow = self.flow
-        read: set[int] = set()
-        for u in range(flow.turn + 1, len(self.plan.units)):
-            if not flow.passing[u]:
-                read |= flow.sources[u]
-        return frozenset(v for v in read if self._own(v))
+        return frozenset(self._first)
 
     def _own(self, v: int) -> bool:
         """Whether a value is made up to the turn, and is not in memory from then on anyway."""
@@ -236,13 +250,17 @@ class Checkpoints:
     def choose(self, cuts: Sequence[int], price: float) -> Recomputation:
         """What to compute again, segment by segment, where a byte that is kept costs `price`
         seconds."""
+        return self.recomputation(self.units(cuts, price))
+
+    def units(self, cuts: Sequence[int], price: float) -> dict[int, int]:
+        """The units that `choose` runs again, and their segments."""
         ends = [0, *cuts, self.flow.turn + 1]
         known: dict[object, frozenset[int]] = {}
         again: dict[int, int] = {}  # unit -> segment
         for s in range(len(ends) - 1):
             inside = range(ends[s], ends[s + 1])
             again.update(dict.fromkeys(self._segment(inside, price, known), s))
-        return self._recomputation(again)
+        return again
 
     def _segment(
         self, inside: range, price: float, known: dict[object, frozenset[int]]
@@ -262,9 +280,7 @@ class Checkpoints:
         outside: dict[int, int] = {}
         for u in units:
             k = number[u]
-            arcs.append(
-                (f"again {k}", "rest", unit_seconds(self.program, self.plan.units[u], self.target))
-            )
+            arcs.append((f"again {k}", "rest", self._seconds[u]))
             for q, v in enumerate(flow.makes(u)):
                 arcs.append((f"need {k} {q}", f"again {k}", price * self.size[v]))
                 if v in self.late:
@@ -283,7 +299,7 @@ class Checkpoints:
             known[key] = _needed(arcs)
         return [u for u in units if number[u] in known[key]]
 
-    def _recomputation(self, again: dict[int, int]) -> Recomputation:
+    def recomputation(self, again: Mapping[int, int]) -> Recomputation:
         """The values of the units to run again, and of what is computed from them on the fly."""
         flow, segment = self.flow, dict[int, int]()
         for u in range(flow.turn + 1):
@@ -304,6 +320,54 @@ class Checkpoints:
             segments[numbers[s]].append(flow.local[v])
         feedback = tuple(sorted(self.program.feedback.items()))
         return Recomputation(flow.early, tuple(map(tuple, segments)), feedback)
+
+    def estimate(self, again: Mapping[int, int]) -> tuple[float, float]:
+        """Seconds and peak bytes of the program with second instances of units, on one device.
+
+        The schedule is taken to stay as it is: a second instance is there from its first reader on,
+        and what it is made of that is kept stays until then. That kernels fuse differently around
+        second instances is left out.
+        """
+        flow, lives, producer = self.flow, self.flow.lives, self.plan.producer
+        change = np.zeros(lives.times + 1)
+        needed, until = dict(self._first), dict[int, int]()  # in units, and in ticks
+        ends: dict[int, int] = {}  # value -> the last unit up to the turn that reads its first
+        unread = set[int]()  # units whose first instances nothing reads: they are not made
+        for u in range(flow.turn, -1, -1):
+            if u in again and all(self._own(v) and v not in ends for v in flow.makes(u)):
+                unread.add(u)
+            elif not flow.passing[u]:
+                for v in flow.sources[u]:
+                    ends.setdefault(v, u)
+        seconds = self.seconds
+
+        def add(v: int, start: int, last: int, sign: int) -> None:
+            if not lives.free[v]:
+                end = min(last + 2, lives.times)
+                change[min(start, end - 1)] += sign * self.size[v]
+                change[end] -= sign * self.size[v]
+
+        for u in sorted(again, reverse=True):
+            made = [v for v in flow.makes(u) if v in needed]
+            if not made:
+                continue
+            at = min(needed[v] for v in made)
+            seconds += 0.0 if u in unread else self._seconds[u]
+            for w in flow.sources[u]:
+                until[w] = max(until.get(w, 0), 2 * at + 1)
+                if producer[w] in again:
+                    needed[w] = min(needed.get(w, at), at)
+            for v in made:
+                last = lives.last[v] if v in self._first else until[v]
+                add(v, 2 * at, last, 1)
+                add(v, lives.made[v], lives.last[v], -1)
+                if u not in unread:
+                    add(v, lives.made[v], 2 * ends.get(v, u), 1)
+        for v, last in until.items():
+            if producer[v] not in again and lives.last[v] < last:
+                add(v, lives.made[v], lives.last[v], -1)
+                add(v, lives.made[v], last, 1)
+        return seconds, float((flow.profile + np.cumsum(change)[:-1]).max())
 
 
 def _needed(arcs: Sequence[tuple[str, str, float]]) -> frozenset[int]:

@@ -73,6 +73,11 @@ class FlatProgram:
     steps: tuple[RuleStep, ...] = ()  # and how
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Value -> its bytes."""
+        return tuple([t.nbytes for t in self.types])
+
+    @cached_property
     def body_of(self) -> tuple[int, ...]:
         """Value -> the body that it is a value of."""
         out = [0] * len(self.types)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from .algebra import Form, forms
 from .encode import encode
 from .extract.pins import Pin, pin
-from .flatten import flatten
 from .layout import MeshShape
 from .prepare import prepare
 from .progress import Phase, Progress
 from .recompute import recomputing
 from .rules.book import RuleBook
 from .saturate import Budget, Saturated, saturate
-from .schedule import Schedule, in_order, repeat_cheap, schedule
+from .schedule import Schedule, scheduled
 from .target import Target
 from .timeline import Tick
 
@@ -48,8 +47,10 @@ def pose(
 ) -> Posed:
     """Find a program's forms by the rules, then encode and saturate each on each mesh shape."""
     found = _forms(graph, books, machine, settings, tell)
-    found += _recomputing(found, feedback, machine, settings, tell)
-    plans = tuple(_scheduled(form, feedback) for form in found)
+    plans = [_of(form, scheduled(form.graph, feedback)) for form in found]
+    for form, plan in _recomputing(found, plans, machine, settings, tell):
+        found += (form,)
+        plans.append(_of(form, plan))
     timeline = [replace(tick, subject="algebra") for tick in found[0].timeline]
     problems = []
     for number, plan in enumerate(plans):
@@ -61,7 +62,7 @@ def pose(
             where = f"{shape} form {number + 1}" if number else str(shape)
             timeline += [replace(tick, subject=where) for tick in ticks]
     saturated = all(form.saturated for form in found)
-    return Posed(plans, tuple(problems), tuple(timeline), saturated)
+    return Posed(tuple(plans), tuple(problems), tuple(timeline), saturated)
 
 
 def _forms(
@@ -83,22 +84,23 @@ def _forms(
 
 def _recomputing(
     found: Sequence[Form],
-    feedback: Mapping[int, int],
+    plans: Sequence[Schedule],
     machine: Target,
     settings: Settings,
     tell: Progress,
-) -> tuple[Form, ...]:
+) -> tuple[tuple[Form, Schedule], ...]:
     """Forms that hold less memory, of the form that takes the least time."""
     tell(Phase("saturate", "", None, "recomputation"))
-    made = recomputing(found[1 if len(found) > 1 else 0], feedback, machine, settings.recompute)
-    words = [form.steps[-1].made.partition(": ")[2] for form in made]
+    fastest = 1 if len(found) > 1 else 0
+    made = recomputing(found[fastest], plans[fastest], machine, settings.recompute)
+    words = [form.steps[-1].made.partition(": ")[2] for form, _ in made]
     tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
     return made
 
 
-def _scheduled(form: Form, feedback: Mapping[int, int]) -> Schedule:
-    flat = flatten(in_order(repeat_cheap(form.graph), feedback), feedback)
-    return schedule(replace(flat, rules=form.rules, steps=form.steps))
+def _of(form: Form, plan: Schedule) -> Schedule:
+    """The schedule of a form, with the rules that made the form and the steps that led to it."""
+    return replace(plan, program=replace(plan.program, rules=form.rules, steps=form.steps))
 
 
 def _problem(

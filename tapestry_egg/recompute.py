@@ -6,18 +6,20 @@ that lower the peak there, and that no other dominates, are searched beside the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .algebra import Form
 from .blockgraph import BlockGraph
 from .checkpoints import Checkpoints, Flow
 from .derivation import digest
-from .flatten import flatten
 from .plan import RuleStep
 from .roofline import unit_seconds
-from .schedule import Schedule, schedule
-from .second_instances import Recomputation, ordered, with_second_instances
+from .schedule import Schedule, scheduled
+from .second_instances import Recomputation, with_second_instances
 from .target import Target
 from .units import format_quantity
 
@@ -31,64 +33,102 @@ LEAST_SAVED = 0.03
 _PRICES = (0.1, 0.3, 1.0, 100.0)
 # Bytes that a segment may compute again, as shares of all that is kept past the peak.
 _LARGEST = (0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)
+# How far apart two estimates are that may be in the wrong order.
+_UNSURE = 1.2
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program with second instances: seconds and peak bytes are estimates for one device."""
+    """A program with second instances, and its schedule: seconds and peak bytes are estimates for
+    one device."""
 
     graph: BlockGraph
+    plan: Schedule
     chosen: Recomputation
     seconds: float
     peak: float
 
 
-def candidates(graph: BlockGraph, feedback: Mapping[int, int], target: Target) -> list[Candidate]:
-    """The program itself, and those that hold less memory, none of them dominated by another.
+def candidates(plan: Schedule, target: Target, most: int | None = None) -> list[Candidate]:
+    """The program that was scheduled (`schedule.scheduled`), and those that compute some of its
+    values twice and hold less memory, none of them dominated by another.
 
-    By falling peak; the first is the program in the order of its schedule.
+    By falling peak; the first is the program itself. With `most`, only so many others are wanted,
+    those whose product of seconds and peak is least: what is estimated to be far above them is left
+    out.
     """
-    given = ordered(graph, feedback)
-    plan = schedule(flatten(given, feedback))
-    seconds, flow = _seconds(plan, target), Flow(plan)
-    found = [Candidate(given, Recomputation(-1, ()), seconds, flow.peak)]
+    graph, feedback = plan.program.bodies[0].graph, plan.program.feedback
+    flow = Flow(plan)
     points = Checkpoints(flow, target)
+    seconds = points.seconds
+    given = Candidate(graph, plan, Recomputation(-1, ()), seconds, flow.peak)
     if not seconds or points.crossing <= LEAST_SAVED * flow.peak:
-        return found
+        return [given]
     cuts = min((points.cuts(x * points.crossing) for x in _LARGEST), key=points.remains)
-    tried = set[Recomputation]()
+    promised: dict[Recomputation, float] = {}
     for price in _PRICES:
-        chosen = points.choose(cuts, price * seconds / points.crossing)
-        if not chosen.segments or chosen in tried:
-            continue
-        tried.add(chosen)
-        made = with_second_instances(given, chosen)
-        after = schedule(flatten(ordered(made, feedback), feedback))
-        found.append(Candidate(made, chosen, _seconds(after, target), Flow(after).peak))
-    found.sort(key=lambda c: (c.seconds, c.peak))
-    front = found[:1]
-    for c in found[1:]:
+        again = points.units(cuts, price * seconds / points.crossing)
+        chosen = points.recomputation(again)
+        if chosen.segments and chosen not in promised:
+            promised[chosen] = math.prod(points.estimate(again))
+    made: dict[Recomputation, Candidate] = {}
+    front, enough = [given], math.inf
+    for chosen in sorted(promised, key=lambda c: promised[c]):
+        if promised[chosen] > enough:
+            break
+        made[chosen] = _candidate(graph, chosen, feedback, target)
+        front = _front([given, *(made[c] for c in promised if c in made)])
+        if most is not None and len(front) > most:
+            enough = min(enough, promised[chosen] * _UNSURE)
+    return front
+
+
+def _candidate(
+    graph: BlockGraph, chosen: Recomputation, feedback: Mapping[int, int], target: Target
+) -> Candidate:
+    made = with_second_instances(graph, chosen)
+    plan = scheduled(made, feedback)
+    seconds = sum(unit_seconds(plan.program, unit, target) for unit in plan.units)
+    return Candidate(made, plan, chosen, seconds, Flow(plan).peak)
+
+
+def _front(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other one dominates: from the fastest, each saves memory."""
+    inorder = sorted(found, key=lambda c: (c.seconds, c.peak))
+    front = inorder[:1]
+    for c in inorder[1:]:
         if c.peak < front[-1].peak * (1.0 - LEAST_SAVED):
             front.append(c)
     return front
 
 
-def _seconds(plan: Schedule, target: Target) -> float:
-    return sum(unit_seconds(plan.program, unit, target) for unit in plan.units)
-
-
 def recomputing(
-    form: Form, feedback: Mapping[int, int], target: Target, most: int = MOST_FORMS
-) -> tuple[Form, ...]:
-    """At most `most` forms that compute some of a form's values twice and hold less memory.
+    form: Form, plan: Schedule, target: Target, most: int = MOST_FORMS
+) -> tuple[tuple[Form, Schedule], ...]:
+    """At most `most` forms that compute some of a form's values twice and hold less memory, with
+    their schedules; `plan` is that of the form.
 
     Those whose product of seconds and peak is least: the areas that they add to a front.
     """
     if most <= 0:
         return ()
-    given, *others = candidates(form.graph, feedback, target)
+    with _uncollected():
+        given, *others = candidates(plan, target, most)
     picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
-    return tuple(_form(form, given, c) for c in sorted(picked, key=lambda c: c.seconds))
+    return tuple((_form(form, given, c), c.plan) for c in sorted(picked, key=lambda c: c.seconds))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the collector of cycles: copies of a large program, which have none, make it look
+    through all that there is again and again."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
 
 
 def _form(form: Form, given: Candidate, c: Candidate) -> Form:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .blockgraph import BlockGraph
 from .costs import kernel_seconds
 from .flatten import FlatProgram, flatten
-from .metakernels.signature import OperationSignature, evaluate
+from .metakernels.signature import OperationSignature
 from .prepare import without_prepared
 from .schedule import Unit, fuse, repeat_cheap
 from .target import Target
@@ -22,13 +22,11 @@ def least_seconds(signature: OperationSignature, target: Target) -> float:
     if signature.fusion == "view":
         return 0.0
     dtype = signature.output_types[0].dtype if signature.output_types else "float32"
-    flops = evaluate(signature.flops, signature.extents)
+    flops = signature.whole_flops
     if signature.fusion != "kernel":
         return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
-    moved = float(sum(t.nbytes for t in signature.output_types))
-    for p, tensor in enumerate(signature.input_types):
-        moved += _read(signature, p, tensor.nbytes, tensor.itemsize)
-    return float(kernel_seconds(flops, moved, dtype, target, contracts(signature)))
+    moved = signature.output_bytes + sum(signature.read_bytes)
+    return float(kernel_seconds(flops, moved, dtype, target, signature.contracts))
 
 
 def program_seconds(
@@ -59,35 +57,16 @@ def _scope(program: FlatProgram, i: int) -> str:
     return program.bodies[0].graph.operations[operation].scope if operation >= 0 else ""
 
 
-def contracts(signature: OperationSignature) -> bool:
-    """Whether a kernel sums products of two operands over some index dim (tensor cores apply):
-    one that no output has, whether it may be cut or not."""
-    if signature.fusion != "kernel":
-        return False
-    return any(
-        sum(any(row[d] for row in p.matrix) for p in signature.inputs) >= 2
-        for d, dim in enumerate(signature.index)
-        if dim.role in ("reduce", "whole")
-        and not any(row[d] for p in signature.outputs for row in p.matrix)
-    )
-
-
 def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
     """Seconds of one unit on one device, as often as one step runs it."""
     members = [program.instances[i] for i in unit.members]
     root = members[-1]
     if root.port or all(m.signature.fusion == "view" for m in members):
         return 0.0
-    flops = sum(evaluate(m.signature.flops, m.signature.extents) for m in members)
-    moved = float(sum(program.types[v].nbytes for v in unit.outputs))
-    for i, p, v in unit.reads:
-        tensor = program.types[v]
-        moved += _read(program.instances[i].signature, p, tensor.nbytes, tensor.itemsize)
+    flops = sum(m.signature.whole_flops for m in members)
+    moved = float(sum([program.sizes[v] for v in unit.outputs]))
+    for i, p, _ in unit.reads:
+        moved += program.instances[i].signature.read_bytes[p]
     dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
-    matrix = any(contracts(m.signature) for m in members)
+    matrix = any(m.signature.contracts for m in members)
     return root.weight * float(kernel_seconds(flops, moved, dtype, target, matrix))
-
-
-def _read(signature: OperationSignature, p: int, nbytes: int, itemsize: int) -> float:
-    reads = signature.reads[p] if signature.reads else None
-    return float(nbytes) if reads is None else evaluate(reads, signature.extents) * itemsize

@@ -124,22 +124,19 @@ def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
 
 
 def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> list[bool]:
-    producers = graph.producers()
     source: dict[int, int] = {}  # value -> bytes it takes to make it again
     cheap = []
     for op, s in zip(graph.operations, signatures, strict=True):
-        need = sum(source.get(v, graph.values[v].nbytes) for v in set(op.inputs))
-        out = sum(graph.values[v].nbytes for v in op.outputs)
-        simple = s is not None and not op.effectful and len(op.outputs) == 1
-        is_cheap = bool(
-            simple
-            and s is not None
-            and (s.fusion == "view" or (s.fusion == "loop" and need * _EXPANSION <= out))
-        )
+        is_cheap = False
+        if s is not None and s.fusion in ("view", "loop") and not op.effectful:
+            need = sum(
+                [source[v] if v in source else graph.values[v].nbytes for v in set(op.inputs)]
+            )
+            is_cheap = s.fusion == "view" or need * _EXPANSION <= s.output_bytes
+            is_cheap = is_cheap and len(op.outputs) == 1
         cheap.append(is_cheap)
         if is_cheap:
             source[op.outputs[0]] = need
-    del producers
     return cheap
 
 
@@ -147,7 +144,7 @@ def _without_dead(graph: BlockGraph) -> BlockGraph:
     live = set(graph.outputs)
     kept: list[Operation] = []
     for op in reversed(graph.operations):
-        if op.effectful or any(v in live for v in op.outputs):
+        if op.effectful or not live.isdisjoint(op.outputs):
             kept.append(op)
             live.update(op.inputs)
     return replace(graph, operations=tuple(reversed(kept)))
@@ -156,6 +153,12 @@ def _without_dead(graph: BlockGraph) -> BlockGraph:
 def schedule(program: FlatProgram) -> Schedule:
     """Group the instances of a flat program into units and order them."""
     return _arranged(program, _eager(program, fuse(program)))
+
+
+def scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
+    """The schedule of a program whose cheap operations are repeated and which is in its order, as
+    plans have it; `feedback` as `feedback_pairs` gives."""
+    return schedule(flatten(in_order(repeat_cheap(graph), feedback), feedback))
 
 
 def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
@@ -200,22 +203,25 @@ def fuse(program: FlatProgram) -> list[Unit]:
     unit_of = [-1] * len(instances)
     inline = [False] * len(instances)  # may a producer's loop run inside this instance?
     roots: list[int] = []
+    leaves = [i.port in ("state", "output") for i in instances]
     for i in range(len(instances) - 1, -1, -1):
         instance = instances[i]
         fusion = instance.signature.fusion
-        everyone = [r for v in instance.outputs for r in readers[v]]
-        using = [r for r in everyone if instances[r].port not in ("state", "output")]
-        inner = not instance.port and len(instance.outputs) == 1 and bool(using)
-        inner = inner and not any(instances[r].port for r in using)
-        inner = inner and len({unit_of[r] for r in using}) == 1
-        if inner and len(using) < len(everyone):
-            root = instances[roots[unit_of[using[0]]]]
-            inner = fusion == "loop" and _same_loop(program, instance, root)
-        inner = inner and not _collapses(program, instance)
-        inner = inner and (fusion == "view" or (fusion == "loop" and all(inline[r] for r in using)))
+        using: list[int] = []
+        inner = not instance.port and len(instance.outputs) == 1 and fusion in ("view", "loop")
+        if inner:
+            everyone = readers[instance.outputs[0]]
+            using = [r for r in everyone if not leaves[r]]
+            inner = bool(using) and not any([instances[r].port for r in using])
+            inner = inner and len({unit_of[r] for r in using}) == 1
+            if inner and len(using) < len(everyone):
+                root = instances[roots[unit_of[using[0]]]]
+                inner = fusion == "loop" and _same_loop(program, instance, root)
+            inner = inner and (fusion == "view" or all([inline[r] for r in using]))
+            inner = inner and not _collapses(instance.signature)
         if inner:
             unit_of[i] = unit_of[using[0]]
-            inline[i] = fusion == "loop" or all(inline[r] for r in using)
+            inline[i] = fusion == "loop" or all([inline[r] for r in using])
         else:
             unit_of[i] = len(roots)
             roots.append(i)
@@ -280,14 +286,14 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
         """Bytes alive after group g, less those alive before."""
         made = {v for u in groups[g] for v in units[u].outputs}
         grown = sum(
-            program.types[v].nbytes
+            program.sizes[v]
             for v in made
             # A new state takes the old one's place, once nothing else reads the old one.
             if (left.get(v) and v not in renewed)
             or (v in renewed and left.get(renewed[v], 0) > (renewed[v] in reads[g]))
         )
         freed = sum(
-            program.types[v].nbytes
+            program.sizes[v]
             for v in reads[g]
             if left[v] == 1 and v not in resident and v not in leaving
         )
@@ -366,7 +372,7 @@ def fusion(plan: Schedule) -> Fusion:
     one product, while a sum of two stored values with four readers is stored too.
     """
     program, units = plan.program, plan.units
-    size = [t.nbytes for t in program.types]
+    size = program.sizes
     operands = [{v for _, _, v in unit.reads} for unit in units]
     readers: list[set[int]] = [set() for _ in program.types]
     for u, unit in enumerate(units):
@@ -399,15 +405,13 @@ def fusion(plan: Schedule) -> Fusion:
     return Fusion(tuple(within), tuple(frozenset(x) for x in operands))
 
 
-def _collapses(program: FlatProgram, instance: Instance) -> bool:
-    """Whether an instance reduces what it reads to something much smaller.
+def _collapses(signature: OperationSignature) -> bool:
+    """Whether an operation reduces what it reads to something much smaller.
 
     Such a value is cheap to hold, and where a cut reduce dim leaves it partial it must be, for it
     to be reduced before what follows.
     """
-    read = sum(program.types[v].nbytes for v in instance.inputs)
-    made = sum(program.types[v].nbytes for v in instance.outputs)
-    return any(d.role == "reduce" for d in instance.signature.index) and read >= _EXPANSION * made
+    return signature.reduces and signature.input_bytes >= _EXPANSION * signature.output_bytes
 
 
 def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:

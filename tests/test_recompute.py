@@ -13,18 +13,19 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.algebra import Form
+from tapestry_egg.blockgraph import BlockGraph
 from tapestry_egg.derivation import digest, replay
 from tapestry_egg.errors import RuleError
 from tapestry_egg.extract.front import Front
 from tapestry_egg.extract.recount import Ground, Walk
-from tapestry_egg.flatten import feedback_pairs, flatten
+from tapestry_egg.flatten import feedback_pairs
 from tapestry_egg.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plan import Plan
 from tapestry_egg.recompute import RULE, candidates, recomputing
 from tapestry_egg.reference_executor import execute
 from tapestry_egg.runtime.compile import compile
-from tapestry_egg.schedule import in_order, repeat_cheap, schedule
+from tapestry_egg.schedule import Schedule, scheduled
 from tapestry_egg.target import load_target
 from tapestry_egg.trace import Program, trace
 
@@ -67,13 +68,17 @@ def front(forms: int) -> Front:
     return optimize(program(), TARGET, mesh_shapes=[MESH], settings=settings)
 
 
+def plan_of(graph: BlockGraph) -> Schedule:
+    return scheduled(graph, feedback_pairs(graph))
+
+
 def smallest(found: Front) -> Plan:
     return min(found, key=lambda p: p.costs.peak_bytes)
 
 
 def test_candidates_hold_less_and_take_longer() -> None:
     graph = program().graph
-    given, *others = candidates(graph, feedback_pairs(graph), load_target(TARGET))
+    given, *others = candidates(plan_of(graph), load_target(TARGET))
     assert others
     assert others[-1].peak < 0.7 * given.peak
     for a, b in zip([given, *others], others, strict=False):
@@ -83,7 +88,7 @@ def test_candidates_hold_less_and_take_longer() -> None:
 
 def test_the_form_computes_what_the_program_computes() -> None:
     graph = program().graph
-    (form,) = recomputing(Form(graph), feedback_pairs(graph), load_target(TARGET))
+    ((form, _),) = recomputing(Form(graph), plan_of(graph), load_target(TARGET))
     flat = [np.asarray(x) for x in jax.tree.leaves(arguments())]
     for a, b in zip(execute(graph, flat), execute(form.graph, flat), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -120,8 +125,7 @@ def test_the_certificate_counts_the_second_instances() -> None:
     taken out of its books is another plan."""
     plan = smallest(front(1))
     pairs = feedback_pairs(plan.graph)
-    inner = in_order(repeat_cheap(plan.graph), pairs)
-    ground = Ground(schedule(flatten(inner, pairs)), load_target(TARGET))
+    ground = Ground(scheduled(plan.graph, pairs), load_target(TARGET))
     found = Walk(plan, ground).certificate()
     assert found.peak_bytes == pytest.approx(plan.costs.peak_bytes)
     assert found.seconds == pytest.approx(plan.costs.seconds)

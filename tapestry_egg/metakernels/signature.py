@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ..blockgraph import TensorType
@@ -40,7 +41,7 @@ class Passage:
     monoid_out: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OperationSignature:
     """What sharding, costs and execution need to know of one operation; derived from a template.
 
@@ -78,6 +79,48 @@ class OperationSignature:
     @property
     def extents(self) -> tuple[int, ...]:
         return tuple(d.size for d in self.index)
+
+    @cached_property
+    def whole_flops(self) -> float:
+        """Flops of the whole operation, on one device."""
+        return evaluate(self.flops, self.extents)
+
+    @cached_property
+    def read_bytes(self) -> tuple[float, ...]:
+        """Per operand, the bytes that the whole operation reads of it."""
+        reads = self.reads or (None,) * len(self.input_types)
+        return tuple(
+            float(t.nbytes) if r is None else evaluate(r, self.extents) * t.itemsize
+            for t, r in zip(self.input_types, reads, strict=True)
+        )
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of all operands together."""
+        return sum(t.nbytes for t in self.input_types)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Bytes of all outputs together."""
+        return sum(t.nbytes for t in self.output_types)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether some index dim is reduced."""
+        return any(d.role == "reduce" for d in self.index)
+
+    @cached_property
+    def contracts(self) -> bool:
+        """Whether a kernel sums products of two operands over some index dim (tensor cores apply):
+        one that no output has, whether it may be cut or not."""
+        if self.fusion != "kernel":
+            return False
+        return any(
+            sum(any(row[d] for row in p.matrix) for p in self.inputs) >= 2
+            for d, dim in enumerate(self.index)
+            if dim.role in ("reduce", "whole")
+            and not any(row[d] for p in self.outputs for row in p.matrix)
+        )
 
     def beyond(self, p: int) -> str | int | None:
         """What lies outside operand p; None where nothing may reach there."""
