@@ -1,12 +1,17 @@
 """IOPDDL: our answers against the best known ones, at the contest's time limits.
 
-    python -m benchmarks.bench_iopddl FOLDER [--letters BGP] [--seeds 3] [--share 1.0]
+    python -m benchmarks.bench_iopddl FOLDER [--letters BGP] [--seeds 3] [--share 1.0] [--front]
 
 FOLDER (or the environment's IOPDDL) holds `asplos-2025-iopddl-<A..Y>.json.gz` of
 github.com/google/iopddl; without it there is nothing to measure. Every answer is printed by
 `python -m tapestry_egg.extract` in a process of its own, whose time includes reading, and its cost
 and memory are recounted here from what was printed. Best known: the least cost that the contest's
 teams, XLA, or ti2-group/iopddl_experiments (MIT) reached, in time or later.
+
+With `--front` the limit is swept in the same time: per instance, the points, peak and cost at both
+ends (peaks as shares of the contest's limit), the cost at the contest's limit, gaps, what an answer
+may be better by than all points (epsilon), and the volume that the points dominate, as a share of
+the box between both ends on logarithmic axes.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import os
 import resource
 import statistics
@@ -21,7 +27,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +62,8 @@ CONTEST = {
     "Y": (300, 595085773000, 595085773000),
 }
 
-# Of the limit, what is left for the start of the process, and for reading: seconds, and as often
-# what parsing alone takes.
-_RESERVE, _READING = 1.0, 3.0
+# Of the limit, what is left for the start and the end of the process: seconds.
+_RESERVE = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,8 @@ class Run:
     cpu: float
 
 
-def recount(document: dict[str, Any], x: list[int]) -> int:
-    """The cost of an answer by the contest's rules. Raises ValueError beyond the limit."""
+def recounted(document: dict[str, Any], x: list[int]) -> tuple[int, int]:
+    """The cost of an answer by the contest's rules, and the most memory in use at any time."""
     p = document["problem"]
     costs = p["nodes"]["costs"]
     total = sum(c[r] for c, r in zip(costs, x, strict=True))
@@ -83,12 +90,19 @@ def recount(document: dict[str, Any], x: list[int]) -> int:
         if a < b:
             steps[a] = steps.get(a, 0) + usage[r]
             steps[b] = steps.get(b, 0) - usage[r]
-    used = 0
+    used = most = 0
     for t in sorted(steps):
         used += steps[t]
-        if used > p["usage_limit"]:
-            raise ValueError(f"{used} at time {t}, the limit is {p['usage_limit']}")
-    return int(total)
+        most = max(most, used)
+    return int(total), most
+
+
+def recount(document: dict[str, Any], x: list[int]) -> int:
+    """The cost of an answer by the contest's rules. Raises ValueError beyond the limit."""
+    cost, most = recounted(document, x)
+    if most > document["problem"]["usage_limit"]:
+        raise ValueError(f"{most} is used, the limit is {document['problem']['usage_limit']}")
+    return cost
 
 
 def measured(path: Path, document: dict[str, Any], seconds: float, seed: int) -> Run:
@@ -109,6 +123,71 @@ def measured(path: Path, document: dict[str, Any], seconds: float, seed: int) ->
     return Run(cost, bound, bool(row.get("proven")), wall, cpu)
 
 
+def front_of(path: Path, document: dict[str, Any], seconds: float, seed: int) -> dict[str, Any]:
+    """The front that the command prints, its points recounted. Raises ValueError where one is not
+    what it says to be."""
+    command = [sys.executable, "-m", "tapestry_egg.extract", str(path), "--json", "--front"]
+    command += ["--seconds", str(seconds), "--seed", str(seed)]
+    begun = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - begun
+    found: dict[str, Any] = json.loads(done.stdout)
+    for point in found["points"]:
+        if recounted(document, point["choices"]) != tuple(point["values"]):
+            raise ValueError(f"{point['values']} is not what the choices come to")
+    return {**found, "wall": wall}
+
+
+def volume(points: list[tuple[int, int]]) -> float:
+    """The share of the box between the ends of a front that its points dominate, on logarithmic
+    axes: 1 where one point has the least of both, 0 for two points."""
+    points = sorted(points)
+    (low, most), (high, least) = points[0], points[-1]
+    if low <= 0 or least <= 0 or low == high or most == least:
+        return 1.0
+    area = 0.0
+    for (_, above), (cost, peak) in pairwise(points):
+        area += (math.log(high) - math.log(cost)) * (math.log(above) - math.log(peak))
+    return area / (math.log(high / low) * math.log(most / least))
+
+
+def fronts(options: argparse.Namespace) -> None:
+    """Print one line per instance's front."""
+    heads = ("points", "least peak", "its cost", "most peak", "its cost", "at the limit", "in time")
+    heads += ("worst gap", "median gap", "epsilon", "volume", "wall s")
+    print("  " + "".join(f"{h:>16}" for h in heads))
+    for letter, path, document, seconds in instances(options):
+        found = front_of(path, document, seconds, 0)
+        limit = document["problem"]["usage_limit"]
+        points = sorted(tuple(p["values"]) for p in found["points"])
+        gaps = [
+            (p["values"][0] - p["bound"]) / max(abs(p["values"][0]), 1)
+            if p["bound"] is not None
+            else float("inf")
+            for p in found["points"]
+        ]
+        (low, most), (high, least) = points[0], points[-1]
+        within = min((c for c, m in points if m <= limit), default=float("inf"))
+        epsilon = float("inf") if found["epsilon"] is None else found["epsilon"]
+        print(
+            f"{letter} {len(points):>16}{least / limit:>16.4f}{high:>16}{most / limit:>16.4f}"
+            f"{low:>16}{within:>16}{CONTEST[letter][1]:>16}{max(gaps):>16.3%}"
+            f"{statistics.median(gaps):>16.3%}{epsilon:>16.3%}{volume(points):>16.4f}"
+            f"{found['wall']:>16.1f}",
+            flush=True,
+        )
+
+
+def instances(options: argparse.Namespace) -> Iterator[tuple[str, Path, dict[str, Any], float]]:
+    """Letter, path, document and seconds to search of every instance that is there."""
+    for letter in options.letters:
+        path = Path(options.folder) / f"asplos-2025-iopddl-{letter}.json.gz"
+        if not path.exists():
+            continue
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        yield letter, path, document, max(CONTEST[letter][0] * options.share - _RESERVE, 0.1)
+
+
 def main() -> None:
     """Print one line per instance, and the sums."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -116,22 +195,19 @@ def main() -> None:
     parser.add_argument("--letters", default="".join(CONTEST))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--share", type=float, default=1.0, help="of the contest's time limits")
+    parser.add_argument("--front", action="store_true", help="sweep the limit")
     options = parser.parse_args()
     if not options.folder or not Path(options.folder).is_dir():
         print("no folder of instances: skipped")
         return
+    if options.front:
+        fronts(options)
+        return
     heads = ("in time", "best known", "ours", "ratio", "bound", "gap", "wall s", "cpu s")
     print("  " + "".join(f"{h:>16}" for h in heads))
     ratios = []
-    for letter in options.letters:
-        path = Path(options.folder) / f"asplos-2025-iopddl-{letter}.json.gz"
-        if not path.exists():
-            continue
-        limit, in_time, known = CONTEST[letter]
-        begun = time.perf_counter()
-        document = json.loads(gzip.decompress(path.read_bytes()))
-        reading = _RESERVE + _READING * (time.perf_counter() - begun)
-        seconds = max(limit * options.share - reading, 0.1)
+    for letter, path, document, seconds in instances(options):
+        _, in_time, known = CONTEST[letter]
         runs = [measured(path, document, seconds, seed) for seed in range(options.seeds)]
         # An answer that is missing counts as one without value.
         costs = [run.cost if run.cost is not None else float("inf") for run in runs]

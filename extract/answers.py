@@ -103,7 +103,7 @@ def answer_file(path: str, data: bytes, asked: Asked) -> Answer:
         problem, form = formats.recognised(document, path)
         left = _left(asked, started)
         if asked.front:
-            return _front(path, problem, left, asked)
+            return _front(path, problem, form, left, asked)
         told = _tell if asked.progress else None
         found = extract(problem, left, asked.seed, asked.method, told, asked.gap, asked.patience)
     except TapestryError as error:
@@ -179,19 +179,19 @@ def _snapshot(path: str, document: Any, started: float, asked: Asked) -> Answer:
     return Answer(_text(row, asked), {f"{name}.json": rows}, row, interrupted=interrupted)
 
 
-def _front(path: str, problem: ChoiceProblem, seconds: float, asked: Asked) -> Answer:
+def _front(path: str, problem: ChoiceProblem, form: str, seconds: float, asked: Asked) -> Answer:
     """The front of one problem."""
+    tell = _teller(problem.name) if asked.progress else None
     if problem.usage and problem.all_active:
         from .cfn.tradeoff import memory_front
 
-        front = memory_front(problem, seconds, asked.seed)
+        front = memory_front(problem, seconds, asked.seed, told=tell)
+        document = front.document(lambda choice: formats.answer(problem, choice, form))
     else:
-        tell = _teller(problem.name) if asked.progress else None
         front = choice_front(problem, seconds, asked.seed, told=tell)
-    document = front.document()
-    written = json.dumps(document, indent=1) + "\n"
-    files = {f"{problem.name}.front.json": written} if front.points else {}
-    told = json.dumps({"path": path, **document, "reason": front.reason})
+        document = front.document()
+    files = {f"{problem.name}.front.json": json.dumps(document) + "\n"} if front.points else {}
+    told = json.dumps({"path": path, **document, "reason": front.reason}) if asked.json else ""
     text = told if asked.json else "\n".join(front_lines(front))
     return Answer(text, files, failed=not front.points, interrupted=INTERRUPTED in front.notes)
 

@@ -32,7 +32,7 @@ def evaluate(problem: ChoiceProblem, choice: Choice) -> Evaluation:
     choice with violations are those of what it chose for active classes.
     """
     wrong: list[str] = []
-    picked = [int(n) for n in choice.node]
+    picked = choice.node.tolist()
     if len(picked) != len(problem.classes):
         return Evaluation((), (f"{len(picked)} entries for {len(problem.classes)} classes",))
     active = _active(problem, picked, wrong)
@@ -55,7 +55,7 @@ def evaluate(problem: ChoiceProblem, choice: Choice) -> Evaluation:
 
 def _total(costs: Column, at: list[int]) -> int | Fraction:
     if costs.dtype.kind == "i":
-        return sum(int(costs[i]) for i in at)
+        return sum(costs[at].tolist())
     return sum((Fraction(float(costs[i])) for i in at), Fraction(0))
 
 
@@ -115,14 +115,13 @@ def _pairs(
     """Places of the table entries that are paid."""
     at = []
     pairs = problem.pairs
-    for p in range(len(pairs)):
-        a, b = int(pairs.first[p]), int(pairs.second[p])
+    starts, first = pairs.start.tolist(), problem.node_start.tolist()
+    ends = zip(pairs.first.tolist(), pairs.second.tolist(), starts, strict=False)
+    for a, b, start in ends:
         if a not in active or b not in active or picked[a] < 0 or picked[b] < 0:
             continue
-        width = int(problem.node_start[b + 1] - problem.node_start[b])
-        i = picked[a] - int(problem.node_start[a])
-        j = picked[b] - int(problem.node_start[b])
-        place = int(pairs.start[p]) + i * width + j
+        i, j = picked[a] - first[a], picked[b] - first[b]
+        place = start + i * (first[b + 1] - first[b]) + j
         if not pairs.legal[place]:
             names = f"{problem.nodes[picked[a]]} and {problem.nodes[picked[b]]}"
             wrong.append(f"nodes {names} are forbidden together")

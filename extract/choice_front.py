@@ -149,8 +149,9 @@ class ChoiceFront:
             method=self.method if self.method == other.method else f"{self.method}, {other.method}",
         )
 
-    def document(self) -> dict[str, Any]:
-        """The front as JSON data: values, bounds and chosen nodes of every point."""
+    def document(self, chosen: Callable[[Choice], Any] | None = None) -> dict[str, Any]:
+        """The front as JSON data: values, bounds and chosen nodes of every point, these by name or
+        as `chosen` says."""
         return {
             "name": self.problem.name,
             "objectives": list(self.objectives),
@@ -162,7 +163,7 @@ class ChoiceFront:
                 {
                     "values": [_plain(v) for v in p.values],
                     "bound": _plain(p.bound),
-                    "choices": p.choice.names(self.problem),
+                    "choices": chosen(p.choice) if chosen else p.choice.names(self.problem),
                 }
                 for p in self.points
             ],

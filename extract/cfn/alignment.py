@@ -49,8 +49,14 @@ class Aligned:
         return int(np.flatnonzero(self.variable == i)[0])
 
 
-def aligned(problem: ChoiceProblem, steps: Iterable[str], objective: int, limit: Ints) -> Aligned:
-    """The network of one objective within a limit per time.
+def aligned(
+    problem: ChoiceProblem,
+    steps: Iterable[str],
+    objective: int,
+    limit: Ints,
+    spread: int = 0,
+) -> Aligned:
+    """The network of one objective within a limit per time, or lower ones by up to `spread`.
 
     Of the `steps`, it takes consistency, merge and fixed; the last takes variables of one row out,
     what they occupy being taken off the limit (where `memory` is among the steps as well).
@@ -64,7 +70,9 @@ def aligned(problem: ChoiceProblem, steps: Iterable[str], objective: int, limit:
     cost, tables = ends.costs(objective, "fixed" in steps)
     network = Network(ends.sizes, cost, *tables, ends.uses(limit))
     if {"fixed", "memory"} <= set(steps) and not network.wide:
-        network, variable = _without_single(replace(network, uses=_binding(network)), variable)
+        network, variable = _without_single(
+            replace(network, uses=_binding(network, spread)), variable
+        )
     return Aligned(network, variable, start, row, counts)
 
 
@@ -314,7 +322,7 @@ def _grouped(which: Flags, n: Ints, m: Ints) -> list[Ints]:
     return [at[group] for group in np.split(order, cuts) if len(group)]
 
 
-def _binding(net: Network) -> Uses:
+def _binding(net: Network, spread: int) -> Uses:
     """Uses of variables at times that may bind, one for each stretch; what every row occupies is
     taken off the limits."""
     uses = net.uses
@@ -333,7 +341,7 @@ def _binding(net: Network) -> Uses:
     amount -= np.repeat(least, lengths)
     most = np.maximum.reduceat(amount, start[:-1])
     room = uses.room - _sums(keys, least, len(uses.room))
-    binds = offsets((_sums(keys, most, len(room)) > room).astype(np.int64))
+    binds = offsets((_sums(keys, most, len(room)) > room - spread).astype(np.int64))
     kept = np.flatnonzero((most > 0) & (binds[keys[2]] > binds[keys[1]]))
     amount = amount[ranges(start[kept], lengths[kept])]
     variable, lower, upper = keys[:, kept]

@@ -21,19 +21,36 @@ import numpy as np
 
 from . import program
 from .cores import CoreSearch
+from .known import Known
 from .network import Ints, Network, Uses
 from .search import Search
 
 _COMMAND = "from tapestry_egg.extract.cfn.aside import work; work()"
 
+#: A second process is not worth its start for less than so many seconds.
+WORTH = 3.0
+
 # At most so often, in seconds, is a better plan told.
 _OFTEN = 1.0
 
+# So many answers at most are told at once.
+_AT_ONCE = 40
+
 
 class Aside:
-    """A process that solves a small network as a program, and searches a large one."""
+    """A process that solves a small network as a program, and searches a large one.
 
-    def __init__(self, net: Network, seconds: float, seed: int, step: float) -> None:
+    With a `span` (least, largest and given limit) it searches at all limits (`sweep.py`).
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        seconds: float,
+        seed: int,
+        step: float,
+        span: tuple[int, int, int] | None = None,
+    ) -> None:
         self.held = bytearray()
         self.open = True
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -47,20 +64,38 @@ class Aside:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         until = time.time() + seconds
-        threading.Thread(target=self._send, args=(net, until, seed, step), daemon=True).start()
+        threading.Thread(
+            target=self._send, args=(_arrays(net, until, seed, step, span),), daemon=True
+        ).start()
 
-    def _send(self, net: Network, until: float, seed: int, step: float) -> None:
+    def _send(self, arrays: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         with suppress(OSError, ValueError):
             save: Any = np.savez  # whose keywords are arrays
-            save(self.process.stdin, **_arrays(net, until, seed, step))
+            save(self.process.stdin, **arrays)
             self.process.stdin.close()
 
     def news(self, search: Search) -> None:
         """Offer a search what has come in."""
+        for told in self._told():
+            if told["x"] is not None:
+                search.offer(np.array(told["x"], dtype=np.int64))
+            if told["bound"] is not None:
+                search.raise_bound(told["bound"])
+            if told["infeasible"] and search.best is None:
+                search.proven = True
+
+    def learn(self, known: Known) -> None:
+        """Add what has come in about many limits."""
+        for told in self._told():
+            for need, value, x in told["answers"]:
+                known.add(need, value, np.array(x, dtype=np.int64))
+            for limit, bound, slope in told["lines"]:
+                known.line(limit, bound, slope)
+
+    def _told(self) -> list[Any]:
         if not self.open:
-            return
-        assert self.process.stdout is not None
+            return []
         while (data := self._read()) is not None:
             if not data:
                 self.open = False
@@ -68,14 +103,7 @@ class Aside:
             self.held += data
         *lines, rest = bytes(self.held).split(b"\n")
         self.held = bytearray(rest)
-        for line in lines:
-            told = json.loads(line)
-            if told["x"] is not None:
-                search.offer(np.array(told["x"], dtype=np.int64))
-            if told["bound"] is not None:
-                search.raise_bound(told["bound"])
-            if told["infeasible"] and search.best is None:
-                search.proven = True
+        return [json.loads(line) for line in lines]
 
     def _read(self) -> bytes | None:
         """What has come in; empty at the end, None where nothing is there now."""
@@ -97,7 +125,9 @@ class Aside:
                     stream.close()
 
 
-def _arrays(net: Network, until: float, seed: int, step: float) -> dict[str, Any]:
+def _arrays(
+    net: Network, until: float, seed: int, step: float, span: tuple[int, int, int] | None
+) -> dict[str, Any]:
     uses = net.uses
     return {
         "sizes": net.sizes,
@@ -112,6 +142,7 @@ def _arrays(net: Network, until: float, seed: int, step: float) -> dict[str, Any
         "amount": uses.amount,
         "room": uses.room,
         "numbers": np.array([net.constant, until, seed, step]),
+        "span": np.array(span or (), dtype=np.int64),
     }
 
 
@@ -121,6 +152,9 @@ def work() -> None:
     constant, until, seed, step = a["numbers"].tolist()
     uses = Uses(a["variable"], a["lower"], a["upper"], a["start"], a["amount"], a["room"])
     net = Network(a["sizes"], a["cost"], a["first"], a["second"], a["cells"], uses, constant)
+    if len(a["span"]):
+        _work_on_limits(net, until, int(seed), step, *a["span"].tolist())
+        return
     told = time.time()
 
     def tell(x: Ints | None, bound: float, infeasible: bool = False) -> None:
@@ -147,3 +181,34 @@ def work() -> None:
         last = search.run()
         bound = last.value if last.proven else last.bound
         tell(last.x, bound, last.proven and last.x is None)
+
+
+def _work_on_limits(
+    net: Network, until: float, seed: int, step: float, low: int, top: int, given: int
+) -> None:
+    """Search at many limits, and tell of answers and of bounds at prices."""
+    from .sweep import SweepSearch
+
+    known = Known(low, top)
+    told: set[tuple[float, float]] = set()
+    last = time.time()
+
+    def tell(search: Search) -> None:
+        nonlocal last
+        if time.time() - last < _OFTEN:
+            return
+        answers = [x for x in known.thinned(_AT_ONCE) if (x.need, x.value) not in told]
+        lines = [line for line in known.lines if line not in told]
+        told.update((x.need, x.value) for x in answers)
+        told.update(lines)
+        found = {
+            "answers": [(x.need, x.value, x.rows.tolist()) for x in answers],
+            "lines": [(top, *line) for line in lines],
+        }
+        print(json.dumps(found), flush=True)
+        last = time.time()
+
+    left = until - time.time()
+    search = SweepSearch(net, known, left, seed, step, math.inf)
+    search.news = tell
+    search.sweep(given, backwards=True)

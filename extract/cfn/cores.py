@@ -105,7 +105,7 @@ class CoreSearch(Search):
     def run(self) -> Found:
         """Search until the time is over or the best is proven."""
         if len(self.net.cells) > _CELLS:
-            self.pricing = _PRICING
+            self.pricing = min(self.pricing, _PRICING)
         return super().run()
 
     def _improve(self, x: Ints) -> None:

@@ -51,28 +51,32 @@ def reach(
     rng: np.random.Generator,
     clock: Callable[[], float] = time.perf_counter,
     rounds: int = 400,
+    least: bool = False,
 ) -> Reach:
-    """Search for rows within the limits for some seconds, or until no better are possible."""
+    """Search for rows within the limits for some seconds, or until it is known whether there are
+    any; with `least`, until no rows exceed the limits less, or are below them by more."""
     begun = clock()
     bare = _bare(net)
-    messages = Messages(bare)
-    room = net.uses.room.astype(np.float64)
     x = lightest(net)
     best = _worst(net, bare, x)
+    bound = _apart(net)
+    if best.over <= bound:
+        return replace(best, bound=bound)
+    messages = Messages(bare)
+    room = net.uses.room.astype(np.float64)
     if not len(room):
         weight = room
     else:
         weight = np.zeros(len(room))
         weight[int(net.over(x).argmax())] = 1.0
-    bound = -np.inf
     total = np.zeros(len(weight))
     for k in range(rounds):
         cost = _weighted(net, weight)
         for _ in range(_SWEEPS):
-            least = messages.sweep(cost)
+            lowest = messages.sweep(cost)
         paid = dot(weight, room)
         margin = _ROUNDING * (paid + float(cost.sum()) + bare.half.forbidden)
-        bound = max(bound, least - paid - margin)
+        bound = max(bound, lowest - paid - margin)
         y = messages.decode(cost)
         for z in (y, x):
             for _ in range(_MOVES):
@@ -82,7 +86,8 @@ def reach(
             if found.over < best.over:
                 best = found
         x = best.x
-        if best.over <= 0 or bound > 0 or clock() - begun > seconds:
+        known = best.over <= bound if least else best.over <= 0 or bound > 0
+        if known or clock() - begun > seconds:
             break
         over = net.over(z)
         total += over / max(float(np.abs(over).max(initial=0.0)), 1.0)
@@ -92,6 +97,18 @@ def reach(
         weight[weight < 1e-9] = 0.0
         weight /= weight.sum()
     return replace(best, bound=bound)
+
+
+def _apart(net: Network) -> float:
+    """By how much limits are exceeded at least, each variable taking its least at every time."""
+    uses = net.uses
+    if not len(uses) or net.wide:
+        return -np.inf
+    least = np.minimum.reduceat(uses.amount, uses.start[:-1])
+    steps = np.zeros(len(uses.room) + 1, dtype=np.int64)
+    np.add.at(steps, uses.lower, least)
+    np.subtract.at(steps, uses.upper, least)
+    return float((np.cumsum(steps[:-1]) - uses.room).max())
 
 
 def _worst(net: Network, bare: Network, x: Ints) -> Reach:

@@ -52,7 +52,7 @@ class Infeasible:
 class Reduced:
     """A network, the way back to the problem it came from, and what the steps did.
 
-    The network's time t is the problem's `times[t]`.
+    The network's time t is the problem's `times[t]`. At some time every answer occupies `taken`.
     """
 
     network: Network
@@ -60,6 +60,7 @@ class Reduced:
     log: tuple[str, ...]
     times: Ints
     infeasible: Infeasible | None = None
+    taken: int = 0
 
 
 class _Empty(Exception):
@@ -90,6 +91,7 @@ class Begun:
     steps: tuple[str, ...]
     limit: Ints  # as it was given, at every time
     aligned: Aligned
+    spread: int = 0
 
     @property
     def network(self) -> Network:
@@ -104,7 +106,7 @@ class Begun:
         problem, pairs, net = self.problem, self.problem.pairs, self.network
         graph = _Steps.of_network(net, np.ones(len(net.cost), dtype=bool), self._name)
         before = len(problem.classes), len(problem.nodes), len(pairs), len(pairs.legal)
-        graph.begin(self.steps, self.limit, before, self.aligned.counts, over)
+        graph.begin(self.steps, self.limit, before, self.aligned.counts, over, self.spread)
         found = _reduced(graph)
         return replace(found, lift=lambda x: self.lift(found.lift(x)))
 
@@ -117,15 +119,21 @@ def begin(
     steps: Iterable[str] = STEPS,
     objective: int = 0,
     limits: Ints | None = None,
+    spread: int = 0,
 ) -> Begun | Reduced:
-    """Begin to `reduce`; the end of it where there is no answer."""
+    """Begin to `reduce`; the end of it where there is no answer.
+
+    What is left then holds for all limits that are lower by at most `spread`, at all times alike,
+    and not below what is `taken` in any case.
+    """
     if not problem.all_active or problem.children.size or problem.provides.size:
         raise ExtractError(
             "not a cost function network: choices need others", where=problem.name or "problem"
         )
     limit, steps = _limit(problem, limits), tuple(steps)
     try:
-        return Begun(problem, steps, limit, aligned(problem, steps, objective, limit))
+        found = aligned(problem, steps, objective, limit, spread)
+        return Begun(problem, steps, limit, found, spread)
     except Unanswerable as e:
         name = problem.classes[e.one]
         why = f"class {name} has no node to choose"
@@ -150,7 +158,8 @@ def _reduced(graph: _Steps) -> Reduced:
     except _Empty as e:
         return _nothing(e.why, graph.report())
     times = graph.kept_times()
-    return Reduced(graph.network(times), graph.lift(), graph.report(), times)
+    taken = int((graph.given - graph.limit).max(initial=0))
+    return Reduced(graph.network(times), graph.lift(), graph.report(), times, taken=taken)
 
 
 _NONE = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -180,10 +189,12 @@ class _Steps(Form):
         before: tuple[int, ...],
         counts: dict[str, int],
         over: Callable[[], bool] = lambda: False,
+        spread: int = 0,
     ) -> None:
-        """Set the steps, the limits as they were given, what there was and was done before, and
-        what ends it early."""
+        """Set the steps, the limits as they were given, what there was and was done before, what
+        ends it early, and by how much limits may be lower."""
         self.over = over
+        self.spread = spread
         self.steps = frozenset(steps)
         self.given = given
         self.before = before
@@ -330,7 +341,7 @@ class _Steps(Form):
             for a, b, amount in self.uses[i]:
                 most[a] += int(amount.max())
                 most[b] -= int(amount.max())
-        binding = np.cumsum(most)[:-1] > self.limit
+        binding = np.cumsum(most)[:-1] > self.limit - self.spread
         before = offsets(binding.astype(np.int64))
         for i in living:
             self.uses[i] = [u for u in self.uses[i] if before[u[1]] > before[u[0]]]

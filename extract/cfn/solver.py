@@ -19,7 +19,7 @@ import numpy as np
 from ..choices import Choice, ChoiceProblem
 from ..deadline import TimeUp, held
 from ..standing import Standing
-from .aside import Aside
+from .aside import WORTH, Aside
 from .cores import CoreSearch
 from .network import Ints
 from .opening import opening, plain_bound
@@ -41,9 +41,6 @@ _EXPLAINING = 0.2
 
 # An answer is checked while the search goes on so many times later than its check takes.
 _CHECKING = 20.0
-
-# A second process is not worth its start for less than so many seconds.
-_WORTH = 3.0
 
 
 #: Is told of an answer: what makes it, its cost, and the bound.
@@ -75,7 +72,7 @@ def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) 
         nonlocal best, due
         if best is None or value < best[0]:
             best = value, choice
-        standing.raise_bound(_whole(problem, bound))
+        standing.raise_bound(whole(problem, bound))
         begun = time.perf_counter()
         if begun >= due:  # to check an answer takes its time
             standing.offer(best[1](), "network")
@@ -91,7 +88,7 @@ def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) 
     standing.notes += found.reduced.log
     if found.choice is not None:
         standing.offer(found.choice, "network")
-        standing.raise_bound(_whole(problem, found.bound))
+        standing.raise_bound(whole(problem, found.bound))
         if found.proven:
             standing.close()
     elif found.proven and found.infeasible is not None:
@@ -133,9 +130,9 @@ def solve(
     left = seconds - (clock() - begun)
     left -= max(_CLOSING * seconds, min(_CLOSING_LEAST, 0.5 * left))
     count = (os.cpu_count() or 1) if processes is None else processes
-    step = 1.0 if problem.costs[0].dtype.kind == "i" and _integral(problem) else 0.0
+    step = difference(problem)
     beside = None
-    if count > 1 and left > _WORTH and len(net) > 1:
+    if count > 1 and left > WORTH and len(net) > 1:
         beside = Aside(net, left, seed + 1, step)
     try:
         search = CoreSearch(
@@ -231,12 +228,14 @@ def _unreached(
     return Infeasible("; ".join(words), at, limit + least if least > 0 else -1)
 
 
-def _integral(problem: ChoiceProblem) -> bool:
-    return all(c.dtype.kind == "i" for c in problem.pairs.costs[:1])
+def difference(problem: ChoiceProblem) -> float:
+    """What costs of answers differ by at least: 1 where all are integers, else 0 is known."""
+    columns = (problem.costs[0], *problem.pairs.costs[:1])
+    return 1.0 if all(c.dtype.kind == "i" for c in columns) else 0.0
 
 
-def _whole(problem: ChoiceProblem, bound: float) -> int | float:
+def whole(problem: ChoiceProblem, bound: float) -> int | float:
     """A bound on integers, rounded up."""
-    if not math.isfinite(bound) or not _integral(problem) or problem.costs[0].dtype.kind != "i":
+    if not math.isfinite(bound) or not difference(problem):
         return bound
     return math.ceil(bound - 1e-9 * max(1.0, abs(bound)) * 2.0**-20)

@@ -1,75 +1,64 @@
 """Cost against memory: the front of a network's answers, by sweeping the limit.
 
-Every point is the best answer found within one limit, with a bound on all such. An answer within a
-limit is one within every larger one, and a bound at a limit is one at every smaller one, so that
-points help each other.
+Limits go from the least that is reachable to where memory is no matter. The problem is reduced once
+for all of them; then `sweep.py` searches. Every point is recomputed by the checker.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 
 import numpy as np
 
 from ...errors import ExtractError
+from ...executors import INTERRUPTED
 from .. import pareto
 from ..check_choices import evaluate
 from ..choice_front import ChoiceFront, ChoicePoint
-from ..choices import Choice, ChoiceProblem
+from ..choices import Choice, ChoiceProblem, Number
+from ..deadline import TimeUp, ends_at, held
+from . import program
+from .aside import WORTH, Aside
+from .known import Known
+from .network import WIDE, Ints, Network
+from .opening import opening, plain_bound
 from .reach import reach
-from .reductions import reduce
-from .solver import solve
+from .reductions import Begun, Reduced, begin
+from .solver import difference, whole
+from .sweep import SweepSearch, within
 
-#: Shares of the problem's limit that are tried.
-SHARES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+#: The objective that is added: the most memory in use at any time.
+PEAK = "peak"
 
-# The share of the time that goes at most into the least limit that is reachable.
-_REACHING = 0.05
+# The share of the time that goes at most into the least limit that is reachable, in so many rounds,
+# and into reducing.
+_REACHING, _ROUNDS, _REDUCING = 0.05, 20, 0.2
 
+# The share of the time that goes into an answer at the given limit before reducing.
+_OPENING = 0.01
 
-@dataclass(frozen=True)
-class Point:
-    """The best answer found within a limit, what it uses at most, and a bound on the cost.
-
-    Without a choice, `reason` says why none was found.
-    """
-
-    limit: int
-    choice: Choice | None
-    value: float
-    peak: int
-    bound: float
-    proven: bool
-    reason: str = ""
-
-    @property
-    def gap(self) -> float:
-        """(value - bound) / |value|: 0 when proven, inf when nothing is known."""
-        if self.proven or self.value <= self.bound:
-            return 0.0
-        if not (math.isfinite(self.value) and math.isfinite(self.bound)):
-            return math.inf
-        return (self.value - self.bound) / max(abs(self.value), 1e-300)
+# The share of the time that is kept for the checks of points; their number fits into it, but for a
+# few.
+_CHECKING, _FEWEST, _MOST = 0.06, 8, 64
 
 
-def sweep(
+def memory_front(
     problem: ChoiceProblem,
     seconds: float,
     seed: int = 0,
-    limits: Sequence[int] | None = None,
-    told: Callable[[Point], None] | None = None,
     processes: int | None = None,
-) -> tuple[Point, ...]:
-    """One point per limit, largest limit first.
+    told: Callable[[str], None] | None = None,
+) -> ChoiceFront:
+    """The front of cost and peak memory, exact or with a bound on what may be missing.
 
-    By default limits are shares of the problem's, what never binds, the least that is reachable,
-    and, where that is proven to be so, just below. The time is divided evenly; an interruption
-    (Ctrl-C) keeps the points so far. Raises ExtractError for a problem without one limit for all
-    times, or whose choices need others.
+    The problem's own limit is searched at first; the front goes below and beyond it. An
+    interruption (Ctrl-C) keeps the points so far. Raises ExtractError for a problem without one
+    limit for all times, or whose choices need others. `told` hears how it stands, in words, after
+    the search at each limit.
     """
     if not problem.usage or len(problem.usage.limits) != 1:
         raise ExtractError(
@@ -77,184 +66,199 @@ def sweep(
             where=f"choice problem {problem.name}",
             hint="Give the limit of which shares are to be tried.",
         )
-    points: list[Point] = []
     begun = time.perf_counter()
-    below: list[Point] = []
-    if limits is None:
-        limits, below = _default(problem, _REACHING * seconds, seed)
-    for k, limit in enumerate(sorted(set(limits), reverse=True)):
-        last = points[-1] if points else None
-        if last is not None and last.proven and last.choice is not None and last.peak <= limit:
-            point = replace(last, limit=limit)  # the best within more is within this
-        elif last is not None and last.proven and last.choice is None:
-            why = f"nothing fits within the larger limit of {last.limit}"
-            point = replace(last, limit=limit, reason=why)
-        else:
-            spent = time.perf_counter() - begun
-            share = max(seconds - spent, 0.0) / (len(set(limits)) - k)
-            try:
-                point = _solved(problem, limit, share, seed, points, processes)
-            except KeyboardInterrupt:
-                break
-        if told is not None:
-            told(point)
-        points.append(point)
-    return _mended([*points, *(p for p in below if points and p.limit < points[-1].limit)])
+    work = _Front(problem, seconds, seed, processes or os.cpu_count() or 1, told)
+    notes: tuple[str, ...] = ()
+    try:
+        with ends_at(begun + (1.0 - _CHECKING) * seconds):
+            work.run()
+    except TimeUp:
+        pass
+    except KeyboardInterrupt:
+        notes = (INTERRUPTED,)
+    with held():
+        front = work.front()
+    return replace(front, seconds=time.perf_counter() - begun, notes=notes)
 
 
-def _default(problem: ChoiceProblem, seconds: float, seed: int) -> tuple[list[int], list[Point]]:
-    """Limits to try, and the point just below the least one where nothing fits."""
-    whole, enough = int(problem.usage.limits[0]), peak(problem, None)
-    limits = {x for x in (*(int(whole * s) for s in SHARES), enough) if 0 < x <= enough}
-    none = np.zeros(1, dtype=np.int64)
-    legal = reduce(problem, ("consistency", "fixed", "merge"), limits=none)
-    if legal.infeasible is not None or not len(legal.network):
-        return sorted(limits or {enough}), []
-    found = reach(legal.network, seconds, np.random.default_rng(seed))
-    if not math.isfinite(found.over):
-        return sorted(limits or {enough}), []
-    choice = Choice(problem.node_start[:-1] + legal.lift(found.x))
-    least = peak(problem, choice)
-    proven = max(math.ceil(found.bound), 0) if math.isfinite(found.bound) else 0
-    below = []
-    if proven > 0:
-        reason = f"no choice uses less than {proven} at all times"
-        below = [Point(proven - 1, None, math.inf, 0, math.inf, True, reason)]
-    return sorted({least} | {x for x in limits if x > least}), below
+class _Front:
+    """The work on one front, and what has come of it."""
 
+    def __init__(
+        self,
+        problem: ChoiceProblem,
+        seconds: float,
+        seed: int,
+        processes: int,
+        told: Callable[[str], None] | None,
+    ) -> None:
+        self.problem, self.seconds, self.seed = problem, seconds, seed
+        self.processes, self.told = processes, told
+        self.begun = time.perf_counter()
+        self.choices: list[Choice] = []  # that are no rows of the network that is searched
+        self.known: Known | None = None
+        self.reduced: Reduced | None = None
+        self.reason = "no answer was found in time"
+        self.step = difference(problem)
 
-def _solved(
-    problem: ChoiceProblem,
-    limit: int,
-    seconds: float,
-    seed: int,
-    larger: Sequence[Point],
-    processes: int | None,
-) -> Point:
-    """The best answer found within a limit."""
-    limits = np.array([limit], dtype=np.int64)
-    found = solve(problem, seconds, seed, limits=limits, processes=processes)
-    reason = ""
-    if found.choice is None:
-        reason = found.infeasible.reason if found.infeasible else "none was found in time"
-    bound = max([found.bound, *(p.bound for p in larger)])
-    return Point(
-        limit,
-        found.choice,
-        found.value,
-        0 if found.choice is None else peak(problem, found.choice),
-        min(bound, found.value),
-        found.proven or bound >= found.value,
-        reason,
-    )
+    def left(self) -> float:
+        return (1.0 - _CHECKING) * self.seconds - (time.perf_counter() - self.begun)
 
+    def run(self) -> None:
+        """Search; the choices and `known` hold what was found until then."""
+        problem = self.problem
+        top = peak(problem, None)
+        with held():  # whatever the time, there is a point
+            found = self._lightest()
+            if found is None:
+                return
+            least, low = found
+            self.choices.append(least)
+            self.known = Known(low, top)
+            start = begin(problem, limits=_limits(top), spread=top - low)
+            assert isinstance(start, Begun)
+            self.known.step(top, plain_bound(start.network))
+        given = min(max(int(problem.usage.limits[0]), low), top)
+        for x, _ in opening(within(start.network, top - given), _OPENING * self.seconds, self.seed):
+            self.choices[1:] = [Choice(problem.node_start[:-1] + start.lift(x))]
+        since = time.perf_counter()
+        over = since + _REDUCING * self.seconds
+        self.reduced = start.reduced(lambda: time.perf_counter() > over)
+        net = self.reduced.network
+        low = self.known.low = max(low, self.reduced.taken)
+        if self.reduced.infeasible is None and not len(net):
+            self.known.add(low, net.constant, np.zeros(0, dtype=np.int64))
+            self.known.step(top, net.constant)
+        elif self.reduced.infeasible is None:
+            took = time.perf_counter() - since
+            self._sweep(net, self.known, given, took)
 
-def _mended(points: list[Point]) -> tuple[Point, ...]:
-    """Answers of smaller limits where they are better than those of larger ones."""
-    out: list[Point] = []
-    best: Point | None = None
-    for p in reversed(points):
-        if best is not None and best.value < p.value:
-            bound = min(p.bound, best.value)
-            p = replace(
-                p,
-                choice=best.choice,
-                value=best.value,
-                peak=best.peak,
-                bound=bound,
-                proven=bound >= best.value,
-                reason="",
+    def _sweep(self, net: Network, known: Known, given: int, narrowing: float) -> None:
+        """Search at all limits; what is small has a second process at each, what is large one for
+        all of them."""
+        left = self.left()
+        search = SweepSearch(net, known, left, self.seed, self.step, narrowing)
+        if self.told is not None:
+            search.visited = self._tell
+        if self.processes == 1 or program.fits(net) or left < WORTH:
+            search.processes = self.processes
+            search.sweep(given)
+            return
+        beside: Aside | None = None
+        try:
+            with held():
+                span = known.low, known.top, given
+                beside = other = Aside(net, left, self.seed + 1, self.step, span)
+            search.news = lambda search: other.learn(known)
+            search.sweep(given)
+        finally:
+            if beside is not None:
+                with held():
+                    beside.end()
+
+    def _tell(self, limit: int, known: Known) -> None:
+        found = known.opens(self.step)
+        best = known.best(limit)
+        assert self.told is not None
+        self.told(
+            f"front {len(known.answers)}, at {limit}: best {best.value if best else 0:.10g}, "
+            f"bound {known.bound(limit):.10g}; epsilon {found[0].epsilon if found else 0.0:.2%}"
+        )
+
+    def _lightest(self) -> tuple[Choice, int] | None:
+        """A choice of little memory, and what all need at least; the same if that is soon seen."""
+        start = begin(self.problem, ("consistency", "merge", "fixed"), limits=_limits(0))
+        if isinstance(start, Reduced):
+            assert start.infeasible is not None
+            self.reason = start.infeasible.reason
+            return None
+        rng = np.random.default_rng(self.seed)
+        found = reach(start.network, _REACHING * self.seconds, rng, rounds=_ROUNDS, least=True)
+        if not math.isfinite(found.over):
+            return None
+        low = max(math.ceil(found.bound), 0) if math.isfinite(found.bound) else 0
+        return Choice(self.problem.node_start[:-1] + start.lift(found.x)), low
+
+    def front(self) -> ChoiceFront:
+        """What was found, every point checked, and what may be missing."""
+        begun = time.perf_counter()
+        points: list[ChoicePoint] = []
+        checked = [self._checked(choice) for choice in self.choices]
+        most = _MOST
+        if checked:
+            each = (time.perf_counter() - begun) / len(checked)
+            most = int(min(max(_CHECKING * self.seconds / max(each, 1e-9), _FEWEST), _MOST))
+        if self.known is not None and self.reduced is not None:
+            for answer in self.known.thinned(most):
+                rows = self.reduced.lift(answer.rows.astype(np.int64))
+                checked.append(self._checked(Choice(self.problem.node_start[:-1] + rows)))
+        kept = pareto.non_dominated([values for values, _ in checked])  # type: ignore[misc]
+        points = [self._point(*checked[i]) for i in kept]
+        return ChoiceFront(
+            self.problem,
+            (self.problem.objectives[0], PEAK),
+            tuple(sorted(points, key=lambda p: p.values)),
+            self._epsilon(points),
+            "network",
+            reason="" if points else self.reason,
+        )
+
+    def _checked(self, choice: Choice) -> tuple[tuple[Number, int], Choice]:
+        most = peak(self.problem, choice)
+        found = evaluate(replace_limit(self.problem, most), choice)
+        if not found.feasible:
+            raise ExtractError(
+                f"an answer that is none: {found.violations[0]}",
+                where=f"front of {self.problem.name}",
+                hint="This is a defect of tapestry-egg; please report the file.",
             )
-        if p.choice is not None:
-            best = p
-        out.append(p)
-    return tuple(reversed(out))
+        return (found.values[0], most), choice
+
+    def _point(self, values: tuple[Number, int], choice: Choice) -> ChoicePoint:
+        assert self.known is not None
+        bound = self.known.bound(values[1])
+        if bound > values[0] - max(self.step, 1e-12):
+            return ChoicePoint(values, choice, values[0])
+        return ChoicePoint(values, choice, whole(self.problem, bound))
+
+    def _epsilon(self, points: Sequence[ChoicePoint]) -> float:
+        """By what share an answer may be better than all points, in cost or in memory."""
+        if self.known is None or not points:
+            return math.inf if not points else 0.0
+        shown = Known(self.known.low, self.known.top)
+        shown.lines, shown.steps = self.known.lines, self.known.steps
+        for p in points:
+            shown.add(int(p.values[1]), float(p.values[0]), np.zeros(0, dtype=np.int64))
+        found = shown.opens(self.step)
+        return found[0].epsilon if found else 0.0
 
 
 def peak(problem: ChoiceProblem, choice: Choice | None) -> int:
     """The most that a choice uses at any time; without one, the most that any choice can."""
     usage = problem.usage
-    start = problem.node_start
-    steps = [0] * (problem.times() + 1)
+    amount = np.where(usage.upper > usage.lower, usage.amount, 0)
     if choice is not None:
-        for n in choice.node.tolist():
-            steps[usage.lower[n]] += int(usage.amount[n])
-            steps[usage.upper[n]] -= int(usage.amount[n])
+        at = choice.node
+        lower, upper, amount = usage.lower[at], usage.upper[at], amount[at]
     else:
-        there = np.where(usage.upper > usage.lower, usage.amount, 0)
-        for a, b in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
-            most = int(there[a:b].max(initial=0))
-            steps[int(usage.lower[a:b].min())] += most
-            steps[int(usage.upper[a:b].max())] -= most
-    used = most_used = 0
-    for change in steps:
-        used += change
-        most_used = max(most_used, used)
-    return most_used
-
-
-#: The objective that is added: the most memory in use at any time.
-PEAK = "peak"
-
-
-def memory_front(
-    problem: ChoiceProblem, seconds: float, seed: int = 0, processes: int | None = None
-) -> ChoiceFront:
-    """The front of cost and peak memory over a sweep of limits; see `sweep`."""
-    begun = time.perf_counter()
-    swept = sweep(problem, seconds, seed, processes=processes)
-    points = []
-    for p in swept:
-        if p.choice is None:
-            continue
-        found = evaluate(replace_limit(problem, p.limit), p.choice)
-        if not found.feasible:
-            raise ExtractError(
-                f"an answer that is none: {found.violations[0]}",
-                where=f"front of {problem.name}",
-                hint="This is a defect of tapestry-egg; please report the file.",
-            )
-        points.append(ChoicePoint((found.values[0], p.peak), p.choice, _bound_at(swept, p)))
-    kept = pareto.non_dominated([p.values for p in points])  # type: ignore[misc]
-    return ChoiceFront(
-        problem,
-        (problem.objectives[0], PEAK),
-        tuple(sorted((points[i] for i in kept), key=lambda p: p.values)),
-        _distance(swept),
-        "network",
-        time.perf_counter() - begun,
-        "" if points else swept[0].reason,
-    )
-
-
-def _bound_at(points: Sequence[Point], p: Point) -> float:
-    """The best bound on what answers cost that use no more than a point's does."""
-    return min(p.value, max(q.bound for q in points if q.limit >= p.peak))
+        start = problem.node_start[:-1]
+        if not len(start):
+            return 0
+        amount = np.maximum.reduceat(amount, start)
+        lower = np.minimum.reduceat(usage.lower, start)
+        upper = np.maximum.reduceat(usage.upper, start)
+    if sum(amount.tolist()) > WIDE:
+        amount = amount.astype(object)
+    steps = np.zeros(problem.times() + 1, dtype=amount.dtype)
+    np.add.at(steps, lower, amount)
+    np.subtract.at(steps, upper, amount)
+    return int(np.cumsum(steps).max(initial=0))
 
 
 def replace_limit(problem: ChoiceProblem, limit: int) -> ChoiceProblem:
     """The same problem with another limit for all times."""
-    usage = replace(problem.usage, limits=np.array([limit], dtype=np.int64))
-    return replace(problem, usage=usage)
+    return replace(problem, usage=replace(problem.usage, limits=_limits(limit)))
 
 
-def _distance(points: Sequence[Point]) -> float:
-    """By what share an answer may be better than all points in cost, or in memory.
-
-    One that needs more than a limit, and no more than the next, costs at least the bound there:
-    the best within the first limit costs at most so much more, or the best within the second needs
-    at most so much more. Below the least limit nothing is known, unless nothing fits it.
-    """
-    rising = sorted(points, key=lambda p: p.limit)
-    if rising[0].choice is not None or not rising[0].proven:
-        return math.inf
-    most = 0.0
-    for below, p in pairwise(rising):
-        if p.choice is None:
-            continue
-        more = math.inf
-        if p.bound > 0:
-            more = max(p.value / p.bound - 1.0, p.peak / (below.limit + 1) - 1.0, 0.0)
-            more = min(more, max(below.value / p.bound - 1.0, 0.0))
-        most = max(most, more)
-    return most
+def _limits(limit: int) -> Ints:
+    return np.array([limit], dtype=np.int64)
