@@ -161,7 +161,7 @@ class Elimination:
                 for places, numbers in level.left:
                     total = total + _fitted(np.stack([left[k] for k in numbers[some]]), places)
                 choice = total.argmin(axis=1)
-                best = np.take_along_axis(total, choice[:, None], axis=1)[:, 0]
+                best = total.min(axis=1)
                 taken.append((scope, choice))
                 for k, table in zip(level.buckets[some], best, strict=True):
                     left[k] = table

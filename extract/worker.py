@@ -30,6 +30,8 @@ from .transport import archive_arrays, archive_from, packed, problem_arrays, pro
 
 # Problems with fewer rows than this are searched sooner than a process has started.
 _SMALL = 4000
+# So much more than an equal part of the work, of which it is a share, is not divided once more.
+_SPARE = 0.25
 # Improvements are told of no more often than this, in seconds.
 _OFTEN = 0.5
 
@@ -72,11 +74,15 @@ def search_all(
     room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
     alone = executor is None and (room <= 1 or rows < _SMALL)
-    parts = 1 if alone else max(1, room // max(len(problems) * seeds, 1))
-    kinds = list(product(range(len(problems)), range(seeds), range(parts)))
+    parts = [1] * len(problems) if alone else divided(problems, room / seeds)
+    kinds = [
+        (k, seed, part)
+        for k, n in enumerate(parts)
+        for seed, part in product(range(seeds), range(n))
+    ]
     seconds = shares([problems[k] for k, *_ in kinds], 1 if alone else room, effort)
     jobs = [
-        _Job(k, replace(effort, seconds=t, seed=effort.seed + seed, part=part, parts=parts))
+        _Job(k, replace(effort, seconds=t, seed=effort.seed + seed, part=part, parts=parts[k]))
         for t, (k, seed, part) in zip(seconds, kinds, strict=True)
     ]
     known = np.zeros((0, 3)) if rivals is None else rivals
@@ -183,20 +189,30 @@ def _there(
     return left
 
 
-def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
-    """Seconds for each problem, in proportion to the root of its size, so that all of them, the
-    largest first on `workers` processors, take `effort.seconds`."""
+def divided(problems: Sequence[Problem], room: float) -> list[int]:
+    """In how many parts to search each problem, so that `room` workers have about equal ones."""
     weights = [weight(p) for p in problems]
+    each = sum(weights) / max(room, 1.0)
+    return [max(1, math.ceil(w / each - _SPARE)) for w in weights]
+
+
+def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
+    """Seconds for each problem: those that one worker searches in turn, the largest first, divide
+    `effort.seconds` by how long a step takes."""
+    weights = [weight(p) for p in problems]
+    order = sorted(range(len(problems)), key=lambda k: -weights[k])
     busy = [0.0] * max(workers, 1)
-    for share in sorted(weights, reverse=True):
-        first = busy.index(min(busy))
-        busy[first] += share
-    return [effort.seconds * share / max(busy) for share in weights]
+    worker = [0] * len(problems)
+    for k in order:
+        worker[k] = busy.index(min(busy))
+        busy[worker[k]] += weights[k]
+    return [effort.seconds * w / busy[n] for w, n in zip(weights, worker, strict=True)]
 
 
 def weight(problem: Problem) -> float:
-    """How much of the time a problem should have, beside others: the root of its size."""
-    return float(sum(q.seconds.size for q in problem.pairs)) ** 0.5 + 1.0
+    """How much of the time a problem should have, beside others: as a step takes, which passes
+    through all variables, and through tables by many entries at once."""
+    return len(problem.variables) + float(sum(q.seconds.size for q in problem.pairs)) ** 0.5 + 1.0
 
 
 def _here(

@@ -57,8 +57,9 @@ def optimize(
     fixes the layouts of inputs by path or prefix (`{"[0]['w']": (None, "x")}`, see
     `extract/pins.py`), and so those of the outputs that feed back to them. Rules that change
     rounding are used only with `numerics="relaxed"`. Every rule is verified before it is used.
-    Mesh shapes are searched side by side by `executor` (default: processes of this machine; a Dask
-    cluster's `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
+    Mesh shapes (default: all of the target's that differ in more than the names of their axes) are
+    searched side by side by `executor` (default: processes of this machine; a Dask cluster's
+    `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
     the front holds what was found until then; its `notes` say so.
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
@@ -73,7 +74,9 @@ def optimize(
     ensure_verified(sets, executor)
     pairs = feedback_pairs(block_graph, state)
     fixed = read_pins(block_graph, pins)
-    shapes = fitting(fixed, tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes)))
+    shapes = tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes))
+    # Pins name axes; without them, meshes that differ in names alone are one.
+    shapes = fitting(fixed, shapes if mesh_shapes or fixed else machine.distinct(shapes))
     posed = pose(block_graph, pairs, machine, shapes, sets, fixed, settings, tell)
     wanted = search_limits(bounds)
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
+from itertools import combinations, permutations
 from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Literal, cast
@@ -110,6 +111,27 @@ class Target:
         return tuple(
             MeshShape(tuple(_AXES[: len(sizes)]), sizes) for _, _, sizes in sorted(found)
         ) or (MeshShape(("x",), (1,)),)
+
+    def distinct(self, meshes: Iterable[MeshShape]) -> tuple[MeshShape, ...]:
+        """Those meshes of which no earlier one is the same but for the names of its axes.
+
+        Axes may change names where all groups of them lie in the network as before: on eight
+        devices that one switch joins, whatever runs on 2 x 4 runs as well on 4 x 2.
+        """
+        kept: list[MeshShape] = []
+        for mesh in meshes:
+            if not any(self._alike(mesh, other) for other in kept):
+                kept.append(mesh)
+        return tuple(kept)
+
+    def _alike(self, a: MeshShape, b: MeshShape) -> bool:
+        axes = range(len(a.sizes))
+        groups = [g for n in axes for g in combinations(axes, n + 1)]
+        return any(
+            all(self.spans(a, tuple([new[k] for k in g])) == self.spans(b, g) for g in groups)
+            for new in permutations(axes)
+            if tuple([a.sizes[k] for k in new]) == b.sizes
+        )
 
     def spans(self, mesh: MeshShape, axes: tuple[int, ...]) -> tuple[Span, ...]:
         """How a group over the given mesh axes lies in the network, innermost level first.

@@ -15,7 +15,7 @@ import pytest
 from tapestry_egg.executors import INTERRUPTED, Processes
 from tapestry_egg.extract import worker
 from tapestry_egg.extract.archive import Archive
-from tapestry_egg.extract.problem import Problem, Variable
+from tapestry_egg.extract.problem import Pair, Problem, Variable
 from tapestry_egg.extract.search import Effort, Limits, Search
 from tapestry_egg.extract.worker import search_all, so_far
 from tests.test_search_parts import ladder
@@ -205,3 +205,35 @@ def test_the_progress_line_tells_best_bound_gap_and_front() -> None:
         assert f"{word} " in line
     assert "bound -  gap -" in so_far([archive, Archive()])
     assert so_far([Archive()]) == ""
+
+
+def table(rows: int, variables: int = 2) -> Problem:
+    """A problem of one pair with tables of rows × rows entries."""
+    rest = [Variable(str(k), np.zeros(1), np.zeros(1)) for k in range(variables - 2)]
+    ends = [Variable(end, np.zeros(rows), np.zeros(rows)) for end in "ab"]
+    label, costs = np.arange(rows), np.zeros((rows, rows))
+    pair = Pair(0, 1, label, label, costs, costs)
+    return Problem((*ends, *rest), (pair,), 1, np.zeros(1))
+
+
+def test_workers_are_busy_to_the_end() -> None:
+    effort = Effort(seconds=12.0)
+    assert worker.shares([table(9)] * 3, 2, effort) == [6.0, 12.0, 6.0]
+    assert worker.shares([table(9)] * 2, 2, effort) == [12.0, 12.0]
+    large, small, alone = worker.shares([table(30), table(10), table(40)], 2, effort)
+    assert alone == 12.0 and large + small == pytest.approx(12.0) and large > small
+
+
+def test_time_goes_by_variables_as_well_as_by_entries() -> None:
+    """Passes go from variable to variable, however few rows these have."""
+    assert worker.weight(table(50)) > worker.weight(table(10)) < worker.weight(table(10, 50))
+    assert worker.weight(table(10, 1000)) > 0.9 * worker.weight(table(50, 1000))
+
+
+def test_large_problems_are_searched_in_parts_beside_small_ones() -> None:
+    large, small = table(100), table(40)
+    assert worker.divided([large], 2) == [2] and worker.divided([large], 5) == [5]
+    assert worker.divided([large, small], 2) == [2, 1]
+    assert worker.divided([large, large, small], 2) == [1, 1, 1]
+    assert worker.divided([large, large], 8) == [4, 4]
+    assert worker.divided([large] * 9, 0.5) == [1] * 9
