@@ -186,8 +186,8 @@ def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SweepSearch, "visit", visit)
     front = memory_front(iopddl.read(ladder(60, 2), ""), 60.0, processes=1)
     assert front.notes == (INTERRUPTED,)
-    assert limits[0] == 150
-    assert front.best("cost", {"peak": 150}) and len(front) > 1
+    assert limits == sorted(limits, reverse=True)
+    assert len(front) > 1
 
 
 def test_a_second_process_tells_of_answers_and_bounds(

@@ -211,4 +211,4 @@ def _work_on_limits(
     left = until - time.time()
     search = SweepSearch(net, known, left, seed, step, math.inf)
     search.news = tell
-    search.sweep(given, backwards=True)
+    search.sweep(given, at_once=True)

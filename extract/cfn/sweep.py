@@ -31,9 +31,19 @@ _WAY = (1.0, 0.5, 0.25, 0.12, 0.06, 0.0, 0.75)
 # A network is reduced at each limit where that takes no more than this share of a try.
 _NARROWING = 0.25
 
+# Cores are searched if there is left so many times what a reduction takes.
+_CORES = 3.0
+
 # The share of the time that goes into a first try of each, and into each later one, of which each
 # in vain makes the next one longer by as much.
 _FIRST, _LATER = 0.6, 0.03
+
+# The given limit gets as much as so many others at first.
+_GIVEN = 2.5
+
+# Without prices there are so many sweeps at most, while the bound rises by a share, in a share of
+# the time.
+_SETTLING, _RISE, _FREE = 60, 1e-4, 0.05
 
 # A try takes as long as so many sweeps of message passing at least, and so many seconds.
 _SWEEPS, _SHORTEST = 40.0, 0.25
@@ -85,21 +95,19 @@ class SweepSearch(CoreSearch):
         self.prices: dict[int, Floats] = {}
         self.tries: dict[int, int] = {}
 
-    def sweep(self, given: int, backwards: bool = False) -> None:
-        """Search until the time is over or the front is exact; one limit is given preference, or
-        the first ones come in the opposite order."""
+    def sweep(self, given: int, at_once: bool = False) -> None:
+        """Search until the time is over or the front is exact; one limit is given preference: more
+        time and, if that is asked, the first turn. Others come from the largest to the least."""
         self.bound = self.known.bound(self.limit)
         begun = self.clock()
-        self._consider(lightest(self.whole))
-        self._settled(self.whole.cost)
-        self.prices[self.limit] = self.price
-        sweep = max(self.clock() - begun, 0.0) / 20.0
+        sweep = self._unpriced()
         first = self._first(given, max(_SWEEPS * sweep, _SHORTEST))
-        for limit in reversed(first) if backwards else first:
+        first.sort(key=lambda limit: (at_once and limit != given, -limit))
+        for limit in first:
             if self.over():
                 return
-            share = _FIRST * (self.until - begun) / (len(_WAY) + 1)
-            self.visit(limit, max(share, _SWEEPS * sweep))
+            share = _FIRST * (self.until - begun) / (len(_WAY) + _GIVEN)
+            self.visit(limit, max(share * (_GIVEN if limit == given else 1.0), _SWEEPS * sweep))
         while not self.over():
             widest = self._widest()
             if widest is None:
@@ -108,6 +116,22 @@ class SweepSearch(CoreSearch):
             tries = self.tries.get(after.need if after else self.known.low, 0)
             share = _LATER * (1 + tries) * (self.until - begun)
             self.visit(widest, max(share, _SWEEPS * sweep, _SHORTEST))
+
+    def _unpriced(self) -> float:
+        """Bound and rows without a price; the seconds that a sweep of messages takes."""
+        begun, cost = self.clock(), self.whole.cost
+        self._consider(lightest(self.whole))
+        count, last = 0, -np.inf
+        while count < 6 or (count < _SETTLING and self.clock() - begun < _FREE * self.seconds):
+            risen = self._sweep(cost)
+            count += 1
+            if risen - last <= _RISE * abs(risen):
+                break
+            last = risen
+        took = (self.clock() - begun) / count
+        self._consider(self._moved(self._decoded(cost, 4), cost, 4))
+        self.prices[self.limit] = self.price
+        return took
 
     def over(self) -> bool:
         return self.clock() >= self.until
@@ -149,8 +173,10 @@ class SweepSearch(CoreSearch):
             pass
         elif narrows:
             self._narrowed()
-        else:
+        elif self.left() > _CORES * self.narrowing:
             self._improve(x)
+        else:
+            Search._improve(self, x)
         self.prices[limit] = self.best_price
         if self.best is None and self.proven:
             self.known.step(limit, np.inf)
