@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.progress,
         options.gap,
         options.patience,
+        options.output is not None,
     )
     if not options.json and not options.front:
         print(_HEAD, flush=True)

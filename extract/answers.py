@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,7 @@ from ..errors import TapestryError
 from ..executors import INTERRUPTED
 from . import formats
 from .choice_front import ChoiceFront, choice_front
-from .choices import ChoiceProblem, Extraction, Number
+from .choices import Choice, ChoiceProblem, Extraction, Number
 from .formats import snapshot
 from .methods import extract
 from .standing import Standing
@@ -34,7 +35,8 @@ _LEAST = 1.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command asks of every file: how hard to work, and what to give."""
+    """What the command asks of every file: how hard to work, and what to give; `files`: texts to
+    write are wanted."""
 
     seconds: float = 60.0
     seed: int = 0
@@ -44,6 +46,7 @@ class Asked:
     progress: bool = False
     gap: float = 0.0
     patience: float = float("inf")
+    files: bool = True
 
 
 @dataclass(frozen=True)
@@ -182,15 +185,19 @@ def _snapshot(path: str, document: Any, started: float, asked: Asked) -> Answer:
 def _front(path: str, problem: ChoiceProblem, form: str, seconds: float, asked: Asked) -> Answer:
     """The front of one problem."""
     tell = _teller(problem.name) if asked.progress else None
+    chosen: Callable[[Choice], Any] | None = None
     if problem.usage and problem.all_active:
         from .cfn.tradeoff import memory_front
 
         front = memory_front(problem, seconds, asked.seed, told=tell)
-        document = front.document(lambda choice: formats.answer(problem, choice, form))
+        chosen = partial(formats.answer, problem, form=form)
     else:
         front = choice_front(problem, seconds, asked.seed, told=tell)
-        document = front.document()
-    files = {f"{problem.name}.front.json": json.dumps(document) + "\n"} if front.points else {}
+    files = {}
+    if asked.files and front.points:
+        files[f"{problem.name}.front.json"] = json.dumps(front.document(chosen)) + "\n"
+    # Chosen nodes, of which long fronts have millions, are written or else printed.
+    document = front.document(chosen, choices=not asked.files) if asked.json else {}
     told = json.dumps({"path": path, **document, "reason": front.reason}) if asked.json else ""
     text = told if asked.json else "\n".join(front_lines(front))
     return Answer(text, files, failed=not front.points, interrupted=INTERRUPTED in front.notes)

@@ -32,7 +32,7 @@ def evaluate(problem: ChoiceProblem, choice: Choice) -> Evaluation:
     choice with violations are those of what it chose for active classes.
     """
     wrong: list[str] = []
-    picked = choice.node.tolist()
+    picked: list[int] = choice.node.tolist()
     if len(picked) != len(problem.classes):
         return Evaluation((), (f"{len(picked)} entries for {len(problem.classes)} classes",))
     active = _active(problem, picked, wrong)
@@ -55,8 +55,8 @@ def evaluate(problem: ChoiceProblem, choice: Choice) -> Evaluation:
 
 def _total(costs: Column, at: list[int]) -> int | Fraction:
     if costs.dtype.kind == "i":
-        return sum(costs[at].tolist())
-    return sum((Fraction(float(costs[i])) for i in at), Fraction(0))
+        return sum(costs[at].tolist())  # Python's integers: of any size
+    return sum(map(Fraction, costs[at].tolist()), Fraction(0))
 
 
 def _active(problem: ChoiceProblem, picked: list[int], wrong: list[str]) -> set[int]:
@@ -75,7 +75,7 @@ def _active(problem: ChoiceProblem, picked: list[int], wrong: list[str]) -> set[
         inside = problem.node_start[c] <= n < problem.node_start[c + 1]
         if not inside and c not in problem.provided_by(n).tolist():
             wrong.append(f"node {problem.nodes[n]} does not yield class {problem.classes[c]}")
-        for d in problem.children_of(n).tolist():
+        for d in problem.needs[n]:
             if d not in active:
                 active.add(d)
                 todo.append(d)
@@ -92,7 +92,7 @@ def _cycles(problem: ChoiceProblem, picked: list[int], active: set[int], wrong: 
     for c in active:
         if picked[c] < 0:
             continue
-        needs = {d for d in problem.children_of(picked[c]).tolist() if picked[d] >= 0}
+        needs = {d for d in problem.needs[picked[c]] if picked[d] >= 0}
         waits[c] = len(needs)
         for d in needs:
             readers.setdefault(d, []).append(c)

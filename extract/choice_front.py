@@ -1,8 +1,8 @@
 """The front of a choice problem in two objectives, exact or with a certified distance.
 
 `choice_front` adds the number of selected nodes as a second objective. It eliminates where the form
-is narrow, keeping Pareto sets; elsewhere it solves for the least cost with at most so many nodes,
-splitting the widest gap between known points until none is left or time is up.
+is narrow, keeping Pareto sets; elsewhere it closes the widest gap between answers and bounds until
+none is left or time is up (`dag/front_search.py`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ..executors import INTERRUPTED
 from . import pareto
 from .check_choices import evaluate
 from .choices import Choice, ChoiceProblem, Number
-from .dag.cost_unit import Scaled
-from .dag.form import AndOr, problem_choice, trim, working_form
-from .dag.lazy_milp import Picks, Record, Search, split
+from .dag.form import trim, working_form
+from .dag.front_bounds import FrontBounds, Point
+from .dag.front_search import FrontSearch
+from .dag.lazy_milp import Picks
 from .dag.methods import impossible
 from .dag.reductions import reduce
-from .dag.tree_elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
-from .deadline import TimeUp, ends_at, held
+from .dag.tree_elimination import WIDEST
+from .deadline import TimeUp, ends_at
 
-# Floats that differ by less than this share are the same: the tolerance of the programs solved.
-_SAME = 1e-7
+# Forms of more nodes get answers before they are reduced.
+_LARGE = 1000
 
 #: The objective that is added: how many distinct nodes are selected.
 NODES = "nodes"
@@ -149,9 +150,12 @@ class ChoiceFront:
             method=self.method if self.method == other.method else f"{self.method}, {other.method}",
         )
 
-    def document(self, chosen: Callable[[Choice], Any] | None = None) -> dict[str, Any]:
-        """The front as JSON data: values, bounds and chosen nodes of every point, these by name or
-        as `chosen` says."""
+    def document(
+        self, chosen: Callable[[Choice], Any] | None = None, choices: bool = True
+    ) -> dict[str, Any]:
+        """The front as JSON data: values, bounds and, with `choices`, the chosen nodes of every
+        point, by name or as `chosen` says."""
+        name = chosen or (lambda choice: choice.names(self.problem))
         return {
             "name": self.problem.name,
             "objectives": list(self.objectives),
@@ -163,7 +167,7 @@ class ChoiceFront:
                 {
                     "values": [_plain(v) for v in p.values],
                     "bound": _plain(p.bound),
-                    "choices": chosen(p.choice) if chosen else p.choice.names(self.problem),
+                    **({"choices": name(p.choice)} if choices else {}),
                 }
                 for p in self.points
             ],
@@ -216,206 +220,88 @@ def choice_front(
     started = time.perf_counter()
     both = with_node_count(problem.verify())
     deadline = started + seconds
-    search = _FrontSearch(both, deadline, seed, widest, told)
-    method = "elimination"
+    found = _Found(both, told)
+    method = "reductions"
+    notes: tuple[str, ...] = ()
     try:
         with ends_at(deadline):
             form = working_form(both)
             reason = impossible(both, form)
             if reason:
-                return ChoiceFront(both, both.objectives, (), 0.0, "reductions", 0.0, reason)
-            reduce(form, deadline)
-            if not search.eliminated(form):
+                return ChoiceFront(both, both.objectives, (), 0.0, method, 0.0, reason)
+            found.scale = form.scales[0]
+            search = FrontSearch(form, found.bounds, found.take, deadline, seed, widest, found.tell)
+            if len(form.home) > _LARGE:
+                search.start()
+            reduce(form, started + 0.3 * seconds)
+            found.bounds.measure(form)
+            method = "elimination"
+            if not search.eliminated():
                 method = "milp"
-                search.bisect(form)
+                search.run()
     except TimeUp:
-        search.cut_short()
+        pass
     except KeyboardInterrupt:
-        search.cut_short()
-        search.notes += (INTERRUPTED,)
-    return search.front(method, time.perf_counter() - started)
+        notes = (INTERRUPTED,)
+    return found.front(method, time.perf_counter() - started, notes)
 
 
-class _FrontSearch:
-    """The least cost f(k) of answers with at most k nodes, for all k.
+class _Found:
+    """The answers found, by their scaled values, and the bounds on what was not."""
 
-    `lower[k]` is a bound on f(k), `choices` are answers by their scaled values. Both say where the
-    front may still be.
-    """
-
-    def __init__(
-        self,
-        problem: ChoiceProblem,
-        deadline: float,
-        seed: int,
-        widest: int,
-        told: Callable[[str], None] | None = None,
-    ) -> None:
-        self.notes: tuple[str, ...] = ()
-        self.told = told
+    def __init__(self, problem: ChoiceProblem, told: Callable[[str], None] | None = None) -> None:
         self.problem = problem
-        self.deadline = deadline
-        self.seed = seed
-        self.widest = widest
-        self.choices: dict[tuple[int, int], Choice] = {}
-        self.lower: list[Scaled] = []
+        self.told = told
         self.scale = 1
+        self.bounds = FrontBounds(len(problem.classes))
+        self.choices: dict[Point, tuple[Choice, tuple[Number, ...]]] = {}
 
-    def _left(self) -> float:
-        return self.deadline - time.perf_counter()
-
-    def eliminated(self, form: AndOr) -> bool:
-        """The front by elimination; False where the form is too wide or time is up."""
-        self.scale = form.scales[0]
-        if not form.acyclic:
-            return False
-        parts = split(form)
-        start = (0, 0) if parts == [form] else (form.constant[0], form.constant[1])
-        total: list[Entry] = [(start, None)]
-        for part in parts:
-            end = min(self.deadline, time.perf_counter() + max(1.0, 0.5 * self._left()))
-            found = eliminate(part, end, None, 300_000, self.widest)
-            if found is None:
-                return False
-            total = non_dominated(
-                (tuple(x + y for x, y in zip(a, b, strict=True)), (way, nodes))
-                for a, way in total
-                for b, nodes in found.points
-            )
-        with held():
-            for (cost, count), way in total:
-                choice = problem_choice(self.problem, form, chosen_nodes(way))
-                self.choices[cost, count] = choice
-        return True
-
-    def cut_short(self) -> None:
-        """Note that nothing more is known than what was found."""
-        if not self.lower:
-            self.lower = [-math.inf] * (len(self.problem.classes) + 1)
-
-    def bisect(self, form: AndOr) -> None:
-        """Least costs under limits on the number of nodes, the widest gap first."""
-        most = len(self.problem.classes)
-        self.lower = [-math.inf] * (most + 1)
-        self._solve(form, most, self._left() / 3)
-        fewest = self._solve(_swapped(form), None, self._left() / 4)
-        for k in range(min(math.ceil(fewest), most + 1) if fewest > 0 else 0):
-            self.lower[k] = math.inf
-        tries = [0.0] * (most + 1)
-        while self._left() > 0.05:
-            gaps = self._gaps()
-            if not gaps:
-                break
-            # The widest first; one that was tried in vain waits for the others.
-            _, a, b = min((tries[(a + b) // 2] - min(e, 10.0) / 100.0, a, b) for e, a, b in gaps)
-            k = (a + b) // 2
-            share = max(0.5, self._left() / (4.0 + len(gaps))) * (1.0 + tries[k])
-            self._solve(form, k, min(self._left(), share))
-            for j in range(a, b + 1):
-                tries[j] += 1.0
-
-    def _solve(self, form: AndOr, limit: int | None, seconds: float) -> Scaled:
-        """Solve under a limit, keep what is found; returns the bound on the first objective."""
-        deadline = time.perf_counter() + max(0.05, seconds)
-        widest = min(8, self.widest)
-        search = Search(min(self.deadline, deadline), self.seed, widest, limit)
-        known = math.inf if limit is None else self._upper()[limit]
-        record = Record(self._take, known)
-        bound = search.solve(form.copy(), record, lambda b: None)
-        if limit is not None:
-            for k in range(limit + 1):
-                self.lower[k] = max(self.lower[k], bound)
-        if self.told is not None and self.choices:
-            epsilon = max((e for e, _, _ in self._gaps()), default=0.0)
-            best = min(cost for cost, _ in self.choices) / self.scale
-            front = len(pareto.non_dominated(list(self.choices)))
-            least = f"bound {max(self.lower[-1], -math.inf) / self.scale:.10g}"
-            self.told(f"front {front}, best {best:.10g}, {least}, gap {epsilon:.2%}")
-        return bound
-
-    def _take(self, value: int, picks: Picks) -> None:
+    def take(self, picks: Picks) -> Point:
+        """Note the answer of (class, node) pairs; returns its scaled values."""
         node = [-1] * len(self.problem.classes)
         for c, n in picks:
             node[c] = n
         choice = trim(self.problem, node)
-        cost, count = evaluate(self.problem, choice).values
-        self.choices[int(cost * self.scale), int(count)] = choice
+        found = evaluate(self.problem, choice)
+        if not found.feasible:
+            raise ExtractError(
+                f"an answer of the front is none: {found.violations[0]}",
+                where=f"front of {self.problem.name}",
+                hint="This is a defect of tapestry-egg; please report the file.",
+            )
+        cost, count = found.values
+        point = int(cost * self.scale), int(count)
+        self.choices.setdefault(point, (choice, found.values))
+        return point
 
-    def _upper(self) -> list[Scaled]:
-        """The least known cost with at most k nodes, for all k."""
-        upper: list[Scaled] = [math.inf] * len(self.lower)
-        for cost, count in self.choices:
-            upper[count] = min(upper[count], cost)
-        for k in range(1, len(upper)):
-            upper[k] = min(upper[k], upper[k - 1])
-        return upper
+    def tell(self) -> None:
+        """Say how it stands."""
+        if self.told is None or not self.choices:
+            return
+        points = self.bounds.points
+        best = min(cost for cost, _ in points) / self.scale
+        least = f"bound {self.bounds.lower[-1] / self.scale:.10g}"
+        epsilon = self.bounds.epsilon()
+        self.told(f"front {len(points)}, best {best:.10g}, {least}, gap {epsilon:.2%}")
 
-    def _open(self, lower: Scaled, upper: Scaled) -> bool:
-        """Whether a cost may be below a known one; integers are compared exactly."""
-        if self.scale == 1 or math.inf in (upper, lower):
-            return lower < upper
-        return lower < upper - _SAME * abs(upper)
-
-    def _gaps(self) -> list[tuple[float, int, int]]:
-        """Runs of limits where the front may still be: (epsilon, first, last)."""
-        found: list[tuple[float, int, int]] = []
-        upper = self._upper() if self.lower else []
-        for k, (least, most) in enumerate(zip(self.lower, upper, strict=True)):
-            if not self._open(least, most):
-                continue
-            e = self._epsilon_at(k, least, most)
-            if found:
-                before, a, b = found[-1]
-                if b == k - 1 and self.lower[b] == least and upper[b] == most:
-                    found[-1] = (max(before, e), a, k)
-                    continue
-            found.append((e, k, k))
-        return found
-
-    def _epsilon_at(self, k: int, lower: Scaled, upper: Scaled) -> float:
-        """The share by which answers of k nodes, costing `lower` at least, may be better.
-
-        They are dominated by the known answer of at most k nodes when their cost grows, and by one
-        that costs no more than `lower` when their number of nodes does.
-        """
-        by_cost = pareto.excess(upper, lower)
-        counts = [count for cost, count in self.choices if cost <= lower]
-        by_count = (min(counts) - k) / max(k, 1) if counts else math.inf
-        return max(0.0, min(by_cost, by_count))
-
-    def front(self, method: str, seconds: float) -> ChoiceFront:
+    def front(self, method: str, seconds: float, notes: tuple[str, ...]) -> ChoiceFront:
         """What was found, with the certificate."""
-        values = list(self.choices)
-        points = []
-        for i in pareto.non_dominated(values):
-            cost, count = values[i]
-            choice = self.choices[values[i]]
-            found = evaluate(self.problem, choice)
-            if not found.feasible:
-                raise ExtractError(
-                    f"an answer of the front is none: {found.violations[0]}",
-                    where=f"front of {self.problem.name}",
-                    hint="This is a defect of tapestry-egg; please report the file.",
-                )
-            bound: Number = found.values[0]
-            if self.lower and self._open(self.lower[count], cost):
-                low = self.lower[count]
+        bounds, points = self.bounds, []
+        for cost, count in sorted(bounds.points):
+            choice, values = self.choices[cost, count]
+            bound: Number = values[0]
+            low = bounds.lower[count]
+            if bounds.open(low, cost):
                 bound = low if low == -math.inf else Fraction(int(low), self.scale)
-            points.append(ChoicePoint(found.values, choice, bound))
-        epsilon = max((e for e, _, _ in self._gaps()), default=0.0)
+            points.append(ChoicePoint(values, choice, bound))
         reason = "" if points else "no answer was found in time"
-        objectives = self.problem.objectives
-        if not points:
-            epsilon = math.inf
         return ChoiceFront(
-            self.problem, objectives, tuple(points), epsilon, method, seconds, reason, self.notes
+            self.problem,
+            self.problem.objectives,
+            tuple(points),
+            bounds.epsilon(),
+            method,
+            seconds,
+            reason,
+            notes,
         )
-
-
-def _swapped(form: AndOr) -> AndOr:
-    """A form with its two objectives exchanged."""
-    other = form.copy()
-    other.costs = (other.costs[1], other.costs[0])
-    other.constant.reverse()
-    other.scales = (other.scales[1], other.scales[0])
-    return other

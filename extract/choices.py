@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,12 @@ class ChoiceProblem:
     def children_of(self, node: int) -> Ints:
         """The classes that a node needs, in the order of the input."""
         return self.children[self.child_start[node] : self.child_start[node + 1]]
+
+    @cached_property
+    def needs(self) -> tuple[tuple[int, ...], ...]:
+        """The classes that each node needs, in the order of the input: for walks over many."""
+        start, children = self.child_start.tolist(), self.children.tolist()
+        return tuple(tuple(children[a:b]) for a, b in pairwise(start))
 
     def provided_by(self, node: int) -> Ints:
         """The classes that a node yields besides its own."""

@@ -23,7 +23,9 @@ def non_dominated(values: Sequence[Sequence[float]]) -> list[int]:
     """Indices of the values that no other dominates, by rising value; of equal ones the first."""
     kept: list[int] = []
     for i in sorted(range(len(values)), key=lambda i: (tuple(values[i]), i)):
-        if not any(all(x <= y for x, y in zip(values[k], values[i], strict=True)) for k in kept):
+        # Of two objectives the second falls: the last has the least.
+        rivals = kept[-1:] if len(values[i]) == 2 else kept
+        if not any(all(x <= y for x, y in zip(values[k], values[i], strict=True)) for k in rivals):
             kept.append(i)
     return kept
 
@@ -66,6 +68,13 @@ def hypervolume(values: Sequence[Sequence[float]], reference: Sequence[float]) -
         return float(reference[0] - min(v[0] for v in inside))
     order = sorted(set(inside), key=lambda v: v[-1])
     total = 0.0
+    if len(reference) == 2:
+        nearest = reference[0]
+        for k, v in enumerate(order):
+            top = order[k + 1][1] if k + 1 < len(order) else reference[1]
+            nearest = min(nearest, v[0])
+            total += float(reference[0] - nearest) * float(top - v[1])
+        return total
     for k, v in enumerate(order):
         top = order[k + 1][-1] if k + 1 < len(order) else reference[-1]
         if top > v[-1]:

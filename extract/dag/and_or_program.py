@@ -32,10 +32,7 @@ class Model:
         self.node_at = {n: i for i, n in enumerate(self.nodes)}
         self.class_at = {c: len(self.nodes) + i for i, c in enumerate(self.classes)}
         columns = len(self.nodes) + len(self.classes)
-        cost = np.zeros(columns)
-        cost[: len(self.nodes)] = [float(form.cost[n] / self.unit.step) for n in self.nodes]
-        if self.unit.integral:
-            cost = np.round(cost)
+        cost = self._cost(columns)
         lower = np.zeros(columns)
         lower[[self.class_at[r] for r in sorted(form.roots)]] = 1.0
         self.whole = np.arange(columns) < len(self.nodes)
@@ -48,6 +45,16 @@ class Model:
             rows.append((columns_of, [float(second[n]) for n in self.nodes], -np.inf, room))
         self.program = LinearProgram(cost, lower, np.ones(columns), rows)
         self.level_at: dict[int, int] = {}
+
+    def _cost(self, columns: int) -> Floats:
+        cost = np.zeros(columns)
+        cost[: len(self.nodes)] = [float(self.form.cost[n] / self.unit.step) for n in self.nodes]
+        return np.round(cost) if self.unit.integral else cost
+
+    def reprice(self, form: AndOr) -> None:
+        """Take the costs of a form with the same nodes; rows and cuts stay."""
+        self.form, self.unit = form, unit_of(form)
+        self.program.reprice(self._cost(len(self.program.cost)))
 
     def add_levels(self) -> None:
         """Bar every cycle: a class stands above those of its component that its node needs.

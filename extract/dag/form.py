@@ -188,10 +188,11 @@ def problem_choice(problem: ChoiceProblem, form: AndOr, chosen: Iterable[int]) -
 def trim(problem: ChoiceProblem, node: Sequence[int] | Ints) -> Choice:
     """A choice without the nodes of classes that nothing chosen needs."""
     todo = list(range(len(node))) if problem.all_active else problem.roots.tolist()
-    kept = np.full(len(node), -1, dtype=np.int64)
+    given: list[int] = np.asarray(node).tolist()
+    kept = [-1] * len(given)
     while todo:
         c = todo.pop()
-        if kept[c] < 0 <= node[c]:
-            kept[c] = node[c]
-            todo.extend(problem.children_of(int(kept[c])).tolist())
-    return Choice(kept)
+        if kept[c] < 0 <= given[c]:
+            kept[c] = given[c]
+            todo.extend(problem.needs[kept[c]])
+    return Choice(np.array(kept, dtype=np.int64))

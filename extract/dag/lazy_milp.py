@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -138,7 +139,8 @@ class Search:
         """
         bound: Scaled = -math.inf
         for turn in range(10):
-            if not reduce(form, min(self.deadline, time.perf_counter() + 10.0), record.most):
+            until = min(self.deadline, time.perf_counter() + 10.0)
+            if not reduce(form, until, record.most, self.limit):
                 return record.value
             if turn == 0:
                 bound = trivial_bound(form)
@@ -166,7 +168,7 @@ class Search:
             if len(form.home) > _LARGE_FORM and turn == 0:  # its relaxation takes a while
                 self._anneal(form, record, improvement.best, 0.05, 1.0)
             model = Model(form, closure(form, self.deadline), self.limit)
-            least, last = self._relax(model, record, improvement)
+            least, last = self.relax(model, record, improvement)
             bound = max(bound, least)
             bounded(bound)
             if bound >= record.value:
@@ -177,7 +179,7 @@ class Search:
             share, longest, turns = (0.35, 8.0, 2) if form.negative() else (0.1, 1.0, 1)
             if turn < turns and self._anneal(form, record, improvement.best, share, longest):
                 continue
-            dear = self._too_dear(model, last, record.value)
+            dear = too_dear(model, last, record.value)
             if len(dear) < max(1, len(form.home) // 10):
                 model.program.fix(np.array([model.node_at[n] for n in dear], dtype=np.int64))
                 break
@@ -227,7 +229,7 @@ class Search:
             record.take(int(base + sum(values)), [*form.fixed, *picks])
         return min(base + sum(bounds), record.value)
 
-    def _relax(
+    def relax(
         self, model: Model, record: Record, improvement: Improvement
     ) -> tuple[Scaled, Solved | None]:
         """Rounds of cuts on the relaxation, choices built from its solutions: (bound, last)."""
@@ -286,17 +288,6 @@ class Search:
         _, found = Annealing(form, chosen, self.seed).run(min(share * self.left(), most))
         return record.offer(form, found)
 
-    def _too_dear(self, model: Model, solved: Solved, value: Scaled) -> list[int]:
-        """Nodes whose reduced cost is more than what a better choice may cost above the bound."""
-        if value == math.inf or solved.reduced is None or solved.x is None:
-            return []
-        room = float((int(value) - model.form.constant[0]) / model.unit.step) - solved.value
-        if model.unit.integral:
-            room -= 1.0
-        room += 1e-6 * max(1.0, abs(solved.value))
-        reduced, x = solved.reduced, solved.x
-        return [n for n, i in model.node_at.items() if x[i] < 1e-9 and reduced[i] > room]
-
     def _branch(
         self, model: Model, record: Record, bound: Scaled, bounded: Callable[[Scaled], None]
     ) -> Scaled:
@@ -325,10 +316,25 @@ class Search:
             if bound >= record.value:
                 return record.value
             rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)
-            if not rows and not better:
+            if not rows and (solved.optimal or not better):
                 return min(bound, record.value)
             model.program.add(rows)
         return bound
+
+
+def too_dear(model: Model, solved: Solved, value: Scaled) -> list[int]:
+    """Nodes that no answer below a value has: a relaxation with one would cost as much.
+
+    A column at zero makes the relaxation dearer by its reduced cost at least.
+    """
+    if value == math.inf or solved.reduced is None or solved.x is None:
+        return []
+    most = (int(value) - model.form.constant[0]) / Fraction(model.unit.step)
+    # Of an integral program, what is below is so by one.
+    room = (math.ceil(most - Fraction(1, 10**6)) - 1) if model.unit.integral else float(most)
+    room += 1e-6 * max(1.0, abs(solved.value)) - solved.value
+    reduced, x = solved.reduced, solved.x
+    return [n for n, i in model.node_at.items() if x[i] < 1e-9 and reduced[i] > room]
 
 
 def expressed(form: AndOr, picks: Mapping[int, int]) -> Chosen | None:

@@ -66,6 +66,13 @@ class LinearProgram:
             self._highs.addCols(len(upper), zeros, zeros, upper, 0, starts, no_rows, np.zeros(0))
         return first
 
+    def reprice(self, cost: Floats) -> None:
+        """Give the columns other costs."""
+        self.cost = cost
+        if self._highs is not None:
+            every = np.arange(len(cost), dtype=np.int32)
+            self._highs.changeColsCost(len(cost), every, cost)
+
     def fix(self, columns: Ints, value: float = 0.0) -> None:
         """Fix columns at a value."""
         self.lower[columns] = self.upper[columns] = value

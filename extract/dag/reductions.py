@@ -26,11 +26,12 @@ _SMALL = 500
 _GROWTH = 64
 
 
-def reduce(form: AndOr, deadline: float, most: int | None = None) -> bool:
+def reduce(form: AndOr, deadline: float, most: int | None = None, limit: int | None = None) -> bool:
     """Apply all reductions until none applies or time is up; False when no answer is left.
 
     `most` is the (scaled) first objective of a known answer: nodes that cannot be in a better one
-    go too, and False then says that there is none.
+    go too, and False then says that there is none. So do those that `limit`, the most that the
+    second objective may be, rules out.
     """
     steps: list[tuple[str, Callable[[], None]]] = [
         ("derivable", lambda: keep_derivable(form)),
@@ -50,6 +51,8 @@ def reduce(form: AndOr, deadline: float, most: int | None = None) -> bool:
         _logged(form, "dominated", lambda k=known: drop_dominated(form, k))  # type: ignore[misc]
         if most is not None:
             _logged(form, "too dear", lambda k=known: too_dear(form, k, most))  # type: ignore[misc]
+        if limit is not None:
+            _logged(form, "too many", lambda k=known: too_dear(form, k, limit + 1, 1))  # type: ignore[misc]
         require(form, known)
         _logged(form, "required", lambda: fix_required(form))
         if not feasible(form):
@@ -180,7 +183,9 @@ def _cheapest_of_same_needs(form: AndOr, members: list[int], gone: list[int]) ->
     groups: dict[frozenset[int], list[int]] = {}
     for n in sorted(members, key=lambda n: ([k[n] for k in costs], n)):
         group = groups.setdefault(form.needs[n], [])
-        if any(all(k[m] <= k[n] for k in costs) for m in group):
+        # Of two objectives the second falls along a group: the last has the least.
+        rivals = group[-1:] if len(costs) == 2 else group
+        if any(all(k[m] <= k[n] for k in costs) for m in rivals):
             gone.append(n)
         else:
             group.append(n)
@@ -231,22 +236,23 @@ def _drop_brought(form: AndOr, known: Closure, c: int, members: list[int], gone:
             kept.append((mask, beyond, price, n))
 
 
-def too_dear(form: AndOr, known: Closure, most: int) -> None:
-    """Drop nodes whose company alone costs `most` or more, in the first objective.
+def too_dear(form: AndOr, known: Closure, most: int, objective: int = 0) -> None:
+    """Drop nodes whose company alone costs `most` or more, in one objective.
 
     Choosing a node makes everything above its class active, and all that these and its children
     require; each active class costs at least its cheapest node.
     """
-    if form.negative() or not form.home:
+    cost = form.costs[objective]
+    if not cost or min(cost.values()) < 0:
         return
     # Classes that lost their last node just now, or are gone, count for nothing.
     cheapest = dict.fromkeys(known.classes, 0)
     for c, m in form.members.items():
-        cheapest[c] = min((form.cost[n] for n in m), default=0)
+        cheapest[c] = min((cost[n] for n in m), default=0)
     always = 0
     for r in form.roots:
         always |= known.required[r]
-    base = form.constant[0] + sum(cheapest[c] for c in known.members(always))
+    base = form.constant[objective] + sum(cheapest[c] for c in known.members(always))
     if base >= most:
         form.remove(list(form.home))
         return
@@ -268,7 +274,7 @@ def too_dear(form: AndOr, known: Closure, most: int) -> None:
         bits = np.unpackbits(packed, axis=1, bitorder="little")[:, : len(price)]
         rough = bits @ price
         for n, extra, s in zip(chunk, rough.tolist(), sets, strict=True):
-            own = form.cost[n] - cheapest[form.home[n]]
+            own = cost[n] - cheapest[form.home[n]]
             if (base + own + extra) * (1 + 1e-9) >= most:
                 exact = base + own + sum(cheapest[c] for c in known.members(s))
                 if exact >= most:
