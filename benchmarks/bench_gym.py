@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from . import textbook
 
 #: Values that differ by less than this share are equal.
 _TIE = 1e-7
+
+#: Bytes of memory for a baseline on one file.
+_MEMORY = 6 << 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row |= {s: _baseline(path, s, options.seconds) for s in ("highs", "cp-sat")}
         rows.append(row)
         print(_line(row), flush=True)
-    return _summary(rows, options.baselines)
+    return _summary(rows, options.seconds, options.baselines)
 
 
 _HEAD = (
@@ -80,13 +84,22 @@ def _ours(path: Path, seconds: float, seed: int) -> dict[str, Any]:
         started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         wall = time.perf_counter() - started
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found = _last_line(done)
         written = list(Path(out).glob("*.json"))
         value = _recomputed(path, json.loads(written[0].read_text())) if written else None
     told = next(iter(found.get("values", {}).values()), math.nan)
     if value is not None and not math.isclose(value, told, rel_tol=1e-9, abs_tol=1e-9):
         raise SystemExit(f"{path}: printed {told}, the nodes written cost {value}")
     return {**found, "value": value, "ours_bound": found.get("bound"), "wall": wall}
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON object that a command printed last, or what it said of its failure."""
+    lines = done.stdout.splitlines()
+    if not lines:
+        return {"error": f"status {done.returncode}: {done.stderr[-200:]}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
 
 
 def _recomputed(path: Path, answer: dict[str, Any]) -> float:
@@ -135,7 +148,11 @@ def _greedy(path: Path) -> float | None:
 
 
 def _one(solver: str, path: str, seconds: float) -> int:
-    """One baseline on one file, as JSON."""
+    """One baseline on one file, as JSON; it may take `_MEMORY` bytes."""
+    with suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     problem, _ = formats.read(path)
     found = (textbook.highs if solver == "highs" else textbook.cp_sat)(problem, seconds)
     value = None
@@ -154,7 +171,7 @@ def _baseline(path: Path, solver: str, seconds: float) -> dict[str, Any]:
             [*command, "--seconds", str(seconds)],
             capture_output=True,
             text=True,
-            timeout=3 * seconds + 30,
+            timeout=1.5 * seconds + 10.0,  # reading and what a solver takes beyond its limit
         )
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError):
@@ -187,7 +204,7 @@ def _worse(value: float | None, than: float | None) -> bool:
     return value is None or value > than + _TIE * abs(than)
 
 
-def _summary(rows: list[dict[str, Any]], baselines: bool) -> int:
+def _summary(rows: list[dict[str, Any]], seconds: float, baselines: bool) -> int:
     proven = sum(bool(r.get("proven")) for r in rows)
     walls = sorted(r["wall"] for r in rows)
     print(
@@ -200,27 +217,73 @@ def _summary(rows: list[dict[str, Any]], baselines: bool) -> int:
     greedy = [r["name"] for r in rows if _worse(r["value"], r.get("greedy"))]
     print(f"worse than the best known: {worse or 'none'}; better: {better or 'none'}")
     print(f"above greedy-DAG: {greedy or 'none'}")
-    for solver in ("highs", "cp-sat") if baselines else ():
-        own = sum(r[solver]["proven"] for r in rows)
-        print(f"{solver}: {own} proven, wall {sum(r[solver]['wall'] for r in rows):.1f} s")
+    if baselines:
+        print(f"solved within {seconds:g} s, and seconds in all, each file at most {seconds:g}:")
+        print(_total("ours", [(bool(r.get("proven")), r["wall"]) for r in rows], seconds))
+        for solver in ("highs", "cp-sat"):
+            own = [(r[solver]["proven"], r[solver]["wall"]) for r in rows]
+            print(_total(solver, own, seconds))
+            best = [r["name"] for r in rows if _worse(r["value"], r[solver]["value"])]
+            without = sum(r[solver]["value"] is None for r in rows)
+            print(f"  {without} without an answer; better than ours on: {best or 'none'}")
     return int(bool(worse or greedy))
 
 
+def _total(solver: str, files: Sequence[tuple[bool, float]], seconds: float) -> str:
+    """How many files of (proven, wall seconds) were solved in time, and the time for all."""
+    # A process starts before its limit counts.
+    solved = sum(proven and wall <= seconds + 1.0 for proven, wall in files)
+    spent = sum(min(wall, seconds) if proven else seconds for proven, wall in files)
+    return f"  {solver:8} {solved:4} of {len(files)} {spent:9.1f} s"
+
+
 def _fronts(files: Sequence[Path], root: Path, seconds: float) -> int:
-    print(f"{'file':46} {'points':>6} {'exact':5} {'epsilon':>9} {'method':12} {'seconds':>8}")
+    """Fronts of cost and number of nodes, each point recomputed from what was written of it.
+
+    `epsilon` is proven: no answer is better than all points when their values grow by that share.
+    `gap` is the widest of a point's cost above its bound, `open` how many points have one.
+    """
+    print(
+        f"{'file':46} {'points':>6} {'exact':5} {'epsilon':>9} {'gap':>9} {'open':>5} "
+        f"{'method':12} {'seconds':>8}"
+    )
+    exact = certified = 0
     for path in files:
-        command = [sys.executable, "-m", "tapestry_egg.extract", str(path), "--front", "--json"]
-        done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True)
-        front = json.loads(done.stdout.splitlines()[-1])
+        with tempfile.TemporaryDirectory() as out:
+            command = [sys.executable, "-m", "tapestry_egg.extract", str(path), "--front", "--json"]
+            command += ["--seconds", str(seconds), "-o", out]
+            front = _last_line(subprocess.run(command, capture_output=True, text=True))
+            for written in Path(out).glob("*.json"):
+                for p in json.loads(written.read_text())["points"]:
+                    value = _recomputed(path, p)
+                    if not math.isclose(value, p["values"][0], rel_tol=1e-9, abs_tol=1e-9):
+                        raise SystemExit(f"{path}: written {p['values']}, the nodes cost {value}")
+        points = front.get("points", ())
+        gaps = [_gap(p["values"][0], p["bound"]) for p in points]
         epsilon = front.get("epsilon")
+        exact += bool(front.get("exact"))
+        certified += epsilon is not None
         print(
-            f"{str(path.relative_to(root))[-46:]:46} {len(front.get('points', ())):>6} "
-            f"{'yes' if front.get('exact') else 'no':5} "
-            f"{'-' if epsilon is None else f'{epsilon:.3%}':>9} {front.get('method', ''):12} "
-            f"{front.get('seconds', 0.0):>8.2f}",
+            f"{str(path.relative_to(root))[-46:]:46} {len(points):>6} "
+            f"{'yes' if front.get('exact') else 'no':5} {_percent(epsilon):>9} "
+            f"{_percent(max(gaps, default=None)):>9} {sum(g > 0 for g in gaps):>5} "
+            f"{front.get('method', ''):12} {front.get('seconds', 0.0):>8.2f} "
+            f"{front.get('error', '') or front.get('reason', '')}",
             flush=True,
         )
+    print(f"\n{len(files)} files, {exact} exact, {certified} with a proven epsilon")
     return 0
+
+
+def _gap(value: float, bound: float | None) -> float:
+    """The share by which a value is above its bound."""
+    if bound is None:
+        return math.inf
+    return max(0.0, value - bound) / max(abs(bound), 1e-300)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None or math.isinf(share) else f"{share:.3%}"
 
 
 def _parser() -> argparse.ArgumentParser:
