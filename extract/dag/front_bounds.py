@@ -135,12 +135,15 @@ class FrontBounds:
             return lower < upper
         return lower < upper - _SAME * abs(upper)
 
+    def dominated(self, point: Point) -> bool:
+        """Whether a known answer is as good as a point in both."""
+        at = bisect_right(self.points, point[1], key=_count)
+        return at > 0 and self.points[at - 1][0] <= point[0]
+
     def regions(self) -> list[Region]:
         """Where a better answer may be, by rising count."""
         found = []
         points = self.points
-        counts = [count for _, count in points]
-        falling = [-cost for cost, _ in points]
         for i in range(-1, len(points)):
             left = points[i] if i >= 0 else None
             right = points[i + 1] if i + 1 < len(points) else None
@@ -148,19 +151,34 @@ class FrontBounds:
             upper: Scaled = left[0] if left else math.inf
             epsilon, widest, first = 0.0, -1, -1
             for k in range(begin, end):
-                least = self.lower[k]
-                if not self.open(least, upper):
+                if not self.open(self.lower[k], upper):
                     continue
-                same = least if self.exact else least + _SAME * abs(least)
-                at = bisect_left(falling, -same)  # the first known point that costs no more
-                by_count = (counts[at] - k) / max(k, 1) if at < len(points) else math.inf
-                share = max(0.0, min(excess(upper, least), by_count))
+                share = self._share(k)
                 first = k if first < 0 else first
                 if widest < 0 or share > epsilon:
                     epsilon, widest = share, k
             if first >= 0:
                 found.append(Region(epsilon, widest, first, end - 1, left, right))
         return found
+
+    def _share(self, k: int) -> float:
+        """The share by which a known answer has to grow to dominate answers of k nodes.
+
+        Along the known answers what the cost lacks falls, and what the count lacks rises: the best
+        is where they cross.
+        """
+        least = self.lower[k]
+        if not self.exact and least > -math.inf:
+            least += _SAME * abs(least)
+
+        def more(point: Point) -> float:
+            return max(0.0, (point[1] - k) / max(k, 1))
+
+        at = bisect_left(self.points, 0.0, key=lambda p: more(p) - excess(p[0], least))
+        return min(
+            (max(excess(p[0], least), more(p)) for p in self.points[max(0, at - 1) : at + 1]),
+            default=math.inf,
+        )
 
     def epsilon(self) -> float:
         """The share by which known values would have to grow to dominate every answer."""

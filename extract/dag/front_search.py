@@ -110,11 +110,9 @@ class FrontSearch:
                 for b, nodes in found.points
             )
         self.bounds.close((cost, count) for (cost, count), _ in total)
-        # Both ends, then every so many, ever fewer: where time is up, those had are far apart.
-        for i in sorted(
-            range(-1, len(total) - 1), key=lambda i: -((i + 1) & -(i + 1)) or -math.inf
-        ):
-            self.bounds.offer(self.take(form.picks(chosen_nodes(total[i][1]))))
+        # Both ends, then one in so many, ever more: where time is up, those had are spread.
+        for i in sorted(range(len(total)), key=lambda i: -(i & -i) or -math.inf):
+            self.bounds.offer(self.take(form.picks(chosen_nodes(total[i - 1][1]))))
         return True
 
     def run(self) -> None:
@@ -184,7 +182,7 @@ class FrontSearch:
             built.run(time.perf_counter() + min(1.0, self.left(0.02)), stale=6)
         record.offer(form, built.best)
         end = time.perf_counter() + self.left(0.2)
-        found = self.relaxation.solve(weights, record, built, end, self.seed)
+        found = self.relaxation.solve(built, record, end, self.seed)
         self.relaxed[weights] = found
         self.bounds.line(*weights, found.bound)
 
@@ -243,7 +241,6 @@ class FrontSearch:
         steps = Annealing(weighted(form, (base, 1)), one, self.seed)
         differ = [c for c, n in other.items() if steps.node[c] != n]
         random.Random(self.seed).shuffle(differ)
-        known = set(self.bounds.points)
         for c in differ:
             if time.perf_counter() > until:
                 return
@@ -254,9 +251,8 @@ class FrontSearch:
                 continue
             cost, count = divmod(steps.value, base)
             point = (cost + form.constant[0], count + form.constant[1])
-            if point in known or any(v <= point[0] and k <= point[1] for v, k in known):
+            if self.bounds.dominated(point):
                 continue
             chosen = form.trimmed(steps.chosen())
             if not form.acyclic or acyclic(form, chosen):
-                known.add(point)
                 self.offer(form.picks(chosen.values()))

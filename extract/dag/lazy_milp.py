@@ -19,7 +19,7 @@ import numpy as np
 from .and_or_program import Model, checked_value
 from .annealing import Annealing, anneals
 from .closure import closure
-from .cost_unit import Scaled
+from .cost_unit import Scaled, Unit
 from .form import AndOr
 from .greedy import Chosen, Improvement, cost_of
 from .linear_program import Floats, Solved
@@ -179,7 +179,7 @@ class Search:
             share, longest, turns = (0.35, 8.0, 2) if form.negative() else (0.1, 1.0, 1)
             if turn < turns and self._anneal(form, record, improvement.best, share, longest):
                 continue
-            dear = too_dear(model, last, record.value)
+            dear = too_dear(model.node_at, model.unit, last, record.value - form.constant[0])
             if len(dear) < max(1, len(form.home) // 10):
                 model.program.fix(np.array([model.node_at[n] for n in dear], dtype=np.int64))
                 break
@@ -322,19 +322,20 @@ class Search:
         return bound
 
 
-def too_dear(model: Model, solved: Solved, value: Scaled) -> list[int]:
-    """Nodes that no answer below a value has: a relaxation with one would cost as much.
+def too_dear(node_at: Mapping[int, int], unit: Unit, solved: Solved, value: Scaled) -> list[int]:
+    """Nodes that no answer below a scaled value, without the constant, has: a relaxation with one
+    would cost as much.
 
     A column at zero makes the relaxation dearer by its reduced cost at least.
     """
     if value == math.inf or solved.reduced is None or solved.x is None:
         return []
-    most = (int(value) - model.form.constant[0]) / Fraction(model.unit.step)
+    most = int(value) / Fraction(unit.step)
     # Of an integral program, what is below is so by one.
-    room = (math.ceil(most - Fraction(1, 10**6)) - 1) if model.unit.integral else float(most)
+    room = (math.ceil(most - Fraction(1, 10**6)) - 1) if unit.integral else float(most)
     room += 1e-6 * max(1.0, abs(solved.value)) - solved.value
     reduced, x = solved.reduced, solved.x
-    return [n for n, i in model.node_at.items() if x[i] < 1e-9 and reduced[i] > room]
+    return [n for n, i in node_at.items() if x[i] < 1e-9 and reduced[i] > room]
 
 
 def expressed(form: AndOr, picks: Mapping[int, int]) -> Chosen | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .and_or_program import Model
 from .closure import closure
-from .cost_unit import Scaled
+from .cost_unit import Scaled, Unit
 from .form import AndOr
 from .greedy import Improvement
 from .lazy_milp import Record, Search, too_dear
@@ -33,10 +33,12 @@ def weighted(form: AndOr, weights: Weights) -> AndOr:
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A bound on a weighted sum, and the last solution of the relaxation that gave it."""
+    """A bound on a weighted sum, and the last solution of the relaxation that gave it, in a unit
+    and without a constant."""
 
     bound: Scaled
-    form: AndOr
+    unit: Unit
+    constant: int
     solved: Solved | None
 
 
@@ -44,21 +46,20 @@ class Relaxation:
     """The relaxation of a form of two objectives under weights that change; cuts are kept."""
 
     def __init__(self, form: AndOr, deadline: float) -> None:
-        self.form = form
         known = closure(form, deadline)
         self.model = Model(weighted(form, (1, 0)), known)
 
-    def solve(
-        self, weights: Weights, record: Record, built: Improvement, deadline: float, seed: int
-    ) -> Relaxed:
-        """The bound for some weights; choices built from its solutions go to the record."""
-        self.model.reprice(built.form)
-        bound, solved = Search(deadline, seed).relax(self.model, record, built)
-        return Relaxed(bound, built.form, solved)
+    def solve(self, built: Improvement, record: Record, deadline: float, seed: int) -> Relaxed:
+        """The bound for the costs of a weighted form; choices built from its solutions go to the
+        record."""
+        model = self.model
+        model.reprice(built.form)
+        bound, solved = Search(deadline, seed).relax(model, record, built)
+        return Relaxed(bound, model.unit, model.form.constant[0], solved)
 
     def dear(self, relaxed: Relaxed, value: Scaled) -> list[int]:
         """Nodes that no answer of a weighted sum below a value has."""
         if relaxed.solved is None:
             return []
-        self.model.reprice(relaxed.form)
-        return too_dear(self.model, relaxed.solved, value)
+        room = value - relaxed.constant
+        return too_dear(self.model.node_at, relaxed.unit, relaxed.solved, room)
