@@ -91,6 +91,11 @@ def test_fronts_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert "front of 3 answers, exact, elimination" in text and "knee" in text
     document = json.loads((tmp_path / "one.front.json").read_text())
     assert [p["values"] for p in document["points"]] == [[3, 3], [5, 2], [9, 1]]
+    assert all(p["choices"] for p in document["points"])
+    # What is printed of a long front leaves out the nodes.
+    assert main([path, "--front", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["points"][0] == {"values": [3, 3], "bound": 3}
 
 
 def test_the_command_imports_neither_jax_nor_scipy() -> None:

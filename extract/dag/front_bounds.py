@@ -174,9 +174,13 @@ class FrontBounds:
         def more(point: Point) -> float:
             return max(0.0, (point[1] - k) / max(k, 1))
 
-        at = bisect_left(self.points, 0.0, key=lambda p: more(p) - excess(p[0], least))
+        def dearer(point: Point) -> float:
+            # What may be zero, or below, does not become positive by any growth.
+            return math.inf if least <= 0 < point[0] else excess(point[0], least)
+
+        at = bisect_left(self.points, 0.0, key=lambda p: more(p) - dearer(p))
         return min(
-            (max(excess(p[0], least), more(p)) for p in self.points[max(0, at - 1) : at + 1]),
+            (max(dearer(p), more(p)) for p in self.points[max(0, at - 1) : at + 1]),
             default=math.inf,
         )
 

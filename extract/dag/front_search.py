@@ -28,6 +28,9 @@ _ENTRIES = 300_000
 # Limits that are left to a region when its weighted sum is not worth a program.
 _FEW = 2
 
+# Programs after which a region is left alone: what is open there is a matter of tolerances.
+_FUTILE = 12
+
 
 class FrontSearch:
     """A search over one form, whose answers go to `take`: it returns (cost, count) of picks.
@@ -127,7 +130,7 @@ class FrontSearch:
                 self._sum(weights, self.left(0.25))
             self.told()
         while self.left() > 0.05:
-            regions = self.bounds.regions()
+            regions = [r for r in self.bounds.regions() if self.tries[r.last] < _FUTILE]
             if not regions:
                 return
             region = min(
