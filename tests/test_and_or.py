@@ -301,6 +301,13 @@ def hard(seed: int) -> ChoiceProblem:
     return and_or.problem_of(nodes, [0])
 
 
+def test_sums_beyond_64_bits_are_exact() -> None:
+    large = 10**18 - 1
+    nodes: list[list[tuple[float | int, list[int]]]] = [[(large, [c + 1])] for c in range(11)]
+    found = extract(and_or.problem_of([*nodes, [(large, [])]], [0]))
+    assert found.proven and found.values == (12 * large,)
+
+
 def test_solvers_in_processes_agree_with_the_program_here() -> None:
     problem = hard(0)
     here = extract(problem, seconds=60.0, method="milp")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,38 @@ def test_programs_under_limits_find_the_whole_front(problem: ChoiceProblem) -> N
 @given(and_or.problems("signed", most=5))
 def test_programs_under_limits_find_the_front_below_zero(problem: ChoiceProblem) -> None:
     check(problem, widest=-1)
+
+
+def rich(size: int, seed: int, back: float) -> ChoiceProblem:
+    """Every class has a dear node that needs nothing and cheap ones that need others, a share
+    `back` of them any and the rest later ones: the front has many points."""
+    draw = random.Random(seed)
+
+    def others(c: int, count: int) -> list[int]:
+        return [
+            draw.randint(1, size) if draw.random() < 0.1 else min(size, c + 1 + draw.randrange(5))
+            for _ in range(count)
+        ]
+
+    nodes: list[list[tuple[float | int, list[int]]]] = [
+        [
+            (draw.randint(2, 4) * (size - c) + draw.randint(0, 5), []),
+            (draw.randint(1, 6), others(c + 1, 1)),
+            (draw.randint(0, 3), others(c + 1, 2)),
+        ]
+        for c in range(size)
+    ]
+    return and_or.problem_of([[(0, [1, 2, 3])], *nodes], [0])
+
+
+@pytest.mark.parametrize("back", [0.1, 0.6])
+@pytest.mark.parametrize("seed", range(30))
+def test_programs_agree_with_elimination(seed: int, back: float) -> None:
+    problem = rich(14, seed, back)
+    by_tables = choice_front(problem, seconds=60.0, widest=30)
+    by_programs = choice_front(problem, seconds=60.0, widest=-1)
+    assert by_tables.exact and by_programs.exact
+    assert [p.values for p in by_programs] == [p.values for p in by_tables]
 
 
 def example() -> ChoiceProblem:

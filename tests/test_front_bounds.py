@@ -60,7 +60,7 @@ def test_what_is_missing_lies_in_a_region(case: tuple[list[Point], FrontBounds])
     for cost, count in answers:
         if not any(v <= cost and k <= count for v, k in bounds.points):
             (region,) = [r for r in regions if r.first <= count <= r.last]
-            assert region.left is None or cost < region.left[0] and count >= region.left[1]
+            assert region.left is None or (cost < region.left[0] and count >= region.left[1])
             assert region.right is None or count < region.right[1]
 
 
@@ -125,6 +125,9 @@ def test_bounds_round_up_to_what_costs_can_be() -> None:
     assert bounds.lower == [23, 23, 23, -math.inf, -math.inf]
     bounds.line(2, 10, 60)  # at 0 and 1: 30 and 25
     assert bounds.lower == [33, 33, 23, 23, 13]
+    whole = FrontBounds(2)
+    whole.line(2, 1, 4)  # 2, 1.5 and 1
+    assert whole.lower == [2, 2, 1]
 
 
 def test_where_ends_are_missing_one_objective_counts() -> None:
