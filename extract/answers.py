@@ -196,8 +196,9 @@ def _front(path: str, problem: ChoiceProblem, form: str, seconds: float, asked: 
     files = {}
     if asked.files and front.points:
         files[f"{problem.name}.front.json"] = json.dumps(front.document(chosen)) + "\n"
-    # Chosen nodes, of which long fronts have millions, are written or else printed.
-    document = front.document(chosen, choices=not asked.files) if asked.json else {}
+    # Chosen nodes of e-graphs, of which long fronts have millions, are written or else printed.
+    both = chosen is not None or not asked.files
+    document = front.document(chosen, choices=both) if asked.json else {}
     told = json.dumps({"path": path, **document, "reason": front.reason}) if asked.json else ""
     text = told if asked.json else "\n".join(front_lines(front))
     return Answer(text, files, failed=not front.points, interrupted=INTERRUPTED in front.notes)
