@@ -6,6 +6,7 @@ looking at the clock. What must not be left half done is put under `held`.
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -42,6 +43,16 @@ def end_as_interrupted() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def _collecting(frame: FrameType | None) -> bool:
+    """Whether a callback of the garbage collector runs: what it raises is lost."""
+    callbacks = {getattr(c, "__code__", None) for c in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator[None]:
     """Raise `TimeUp` inside when the deadline (`time.perf_counter`) comes, or what else is `over`,
@@ -57,7 +68,7 @@ def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator
         return seconds if over is None else min(seconds, _ASKED)
 
     def ring(number: int, frame: FrameType | None) -> None:
-        if _depth:
+        if _depth or _collecting(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.005)
         elif over is not None and time.perf_counter() < deadline and not over():
             signal.setitimer(signal.ITIMER_REAL, left())

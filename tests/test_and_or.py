@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import time
@@ -425,3 +426,20 @@ def test_what_is_held_is_finished_when_time_is_up() -> None:
         time.sleep(5.0)
         done.append("outside")
     assert done == ["inside"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_end_is_not_lost_in_a_callback_of_the_garbage_collector() -> None:
+    def callback(phase: str, info: dict[str, int]) -> None:
+        end = time.perf_counter() + 0.05
+        while time.perf_counter() < end:
+            pass
+
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(TimeUp), ends_at(time.perf_counter() + 0.02):
+            gc.collect()
+            while True:
+                pass
+    finally:
+        gc.callbacks.remove(callback)
