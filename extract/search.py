@@ -85,7 +85,7 @@ class Effort:
 
     prices: int = 16
     steps: int = 4
-    moves: int = 1
+    moves: int = 0
     seconds: float = 30.0
     gap: float = 0.004
     seed: int = 0
