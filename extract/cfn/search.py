@@ -42,6 +42,9 @@ _HELD = 1 << 23
 # Moves far take so many times the time of those near; their times are smoothed.
 _FAR, _SMOOTH = 2.0, 0.9
 
+# While prices are raised they take no more than this share of the time.
+_AFAR = 0.15
+
 # A variable with so many neighbours is central; draws begin with a share of these.
 _CENTRAL, _SHARES = 15, (0.02, 0.1, 0.3)
 
@@ -129,6 +132,7 @@ class Search:
         self.cells = max(4 * int(largest.max(initial=1)), 1)
         self.subgraphs: list[Buckets] = []
         self.spent = [0.0, 0.0]  # seconds per move, near and far
+        self.afar, self.settled = 0.0, False  # seconds of moves far; whether prices have settled
         self.forests = [self._forest(len(net))]
         self.groves = [self._forest(int(self.rng.choice(_TREES)))]
         # What float64 sums may have added to a bound.
@@ -155,6 +159,7 @@ class Search:
             self._reach()
         if not self.done():
             x = self._raise_prices(x)
+        self.settled = True
         if not self.done():
             self._branch()
         if not self.done():
@@ -223,7 +228,7 @@ class Search:
         if len(self.net) <= _SMALL:
             return self._moved_far(x, cost, moves)
         for _ in range(moves):
-            if self.rng.random() < self._rate():
+            if self.rng.random() < self._rate() and self._affords():
                 x = self._moved_far(x, cost, 1)
                 continue
             begun = self.clock()
@@ -241,8 +246,24 @@ class Search:
         for _ in range(moves):
             begun = self.clock()
             x = self._subgraph().minimise(x, cost)
-            self.spent[1] = _SMOOTH * self.spent[1] + (1 - _SMOOTH) * (self.clock() - begun)
+            took = self.clock() - begun
+            self.afar += took
+            self.spent[1] = (
+                _SMOOTH * self.spent[1] + (1 - _SMOOTH) * took if self.spent[1] else took
+            )
         return x
+
+    def _afforded(self, x: Ints, cost: Floats, moves: int) -> Ints:
+        """Moves far; while prices are raised only while they take a small share of the time."""
+        for _ in range(moves):
+            if not self._affords():
+                break
+            x = self._moved_far(x, cost, 1)
+        return x
+
+    def _affords(self) -> bool:
+        most = _AFAR * (self.clock() - self.begun)
+        return self.settled or len(self.net) <= _SMALL or self.afar <= most
 
     def _subgraph(self) -> Buckets:
         most = _SUBGRAPHS[0] if len(self.net) <= _SMALL else _SUBGRAPHS[1]
@@ -257,7 +278,7 @@ class Search:
         return self.subgraphs[int(self.rng.integers(most))]
 
     def _decoded(self, cost: Floats, moves: int) -> Ints:
-        x = self._moved_far(self.messages.decode(cost), cost, 1)
+        x = self._afforded(self.messages.decode(cost), cost, 1)
         return self._moved(x, cost, moves)
 
     def _lagrangian(self, x: Ints) -> float:
@@ -273,7 +294,7 @@ class Search:
             if (k > 5 and risen - last <= _RISE * abs(risen)) or self.left() < 0.95 * self.seconds:
                 break
             last = risen
-        x = self._moved(self._moved_far(self._decoded(cost, 12), cost, 4), cost, 12)
+        x = self._moved(self._afforded(self._decoded(cost, 12), cost, 4), cost, 12)
         self._consider(x)
         return x
 
@@ -329,7 +350,7 @@ class Search:
             self.price = price
             cost = net.priced(price)
             if k % 5 == 0:
-                x = self._moved_far(x, cost, 1)
+                x = self._afforded(x, cost, 1)
             x = self._moved(x, cost, 2)
             if small or k % 2:
                 self._sweep(cost)

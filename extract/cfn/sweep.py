@@ -31,6 +31,9 @@ _WAY = (1.0, 0.5, 0.25, 0.12, 0.06, 0.0, 0.75)
 # A network is reduced at each limit where that takes no more than this share of a try.
 _NARROWING = 0.25
 
+# An answer above the bound by more than this factor would make steps of prices too long.
+_FAR = 4.0
+
 # Cores are searched if there is left so many times what a reduction takes.
 _CORES = 3.0
 
@@ -161,8 +164,10 @@ class SweepSearch(CoreSearch):
         self.room = self.net.uses.room.astype(np.float64)
         self.begun = self.gained = self.clock()
         self.seconds = min(seconds, self.until - self.begun)
-        self.best, self.value = (before.rows, before.value) if before else (None, np.inf)
         self.bound, self.proven = self.known.bound(limit), False
+        self.best, self.value = None, np.inf
+        if before is not None and before.value <= _FAR * abs(self.bound):
+            self.best, self.value = before.rows.astype(np.int64), before.value
         if self.done():
             return
         self.price = self.prices[min(self.prices, key=lambda x: (abs(x - limit), x))].copy()
