@@ -45,7 +45,7 @@ def snapshots(
     machine = load_target(target)
     books = permitted(load_books((*DEFAULT_BOOKS, *rules)), numerics)
     ensure_verified(books)
-    shapes = tuple(machine.mesh_shapes(settings.max_axes))
+    shapes = machine.distinct(machine.mesh_shapes(settings.max_axes))
     tell = on_progress or (lambda _: None)
     posed = pose(graph, feedback_pairs(graph, None), machine, shapes, books, (), settings, tell)
     for k, assembled in enumerate(posed.problems):
