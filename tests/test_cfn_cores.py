@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.cfn import cores
+from tapestry_egg.extract.cfn import cores, search
 from tapestry_egg.extract.cfn.cores import Core, CoreSearch, rows_of, threshold
 from tapestry_egg.extract.cfn.messages import Messages
 from tapestry_egg.extract.cfn.network import Network
@@ -168,3 +168,19 @@ def test_a_search_in_cores_is_repeatable_and_true(
         values.append((found.value, found.bound, found.steps))
     assert values[0] == values[1]
     assert made and max(made) < len(net.cells)
+
+
+def test_wide_moves_wait_while_prices_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they have taken more than their share; a small network's never do."""
+    document = networks.document(
+        [[0, 1]] * 3, [[5, 0]] * 3, [[0, 1]] * 3, [(0, 1, [0, 9, 9, 0]), (1, 2, [0, 9, 9, 0])], 9
+    )
+    net = reduce(iopddl.read(document, ""), ("consistency",)).network
+    made = search.Search(net, 60.0)
+    x = np.zeros(3, dtype=np.int64)
+    made.afar = 1e9
+    assert net.value(made._afforded(x, net.cost, 1)) == 0.0
+    monkeypatch.setattr(search, "_SMALL", 2)
+    assert made._afforded(x, net.cost, 1) is x
+    made.settled = True
+    assert net.value(made._afforded(x, net.cost, 1)) == 0.0
