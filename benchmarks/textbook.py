@@ -1,7 +1,8 @@
 """The textbook program of e-graph extraction, given to HiGHS and to CP-SAT as it is.
 
 x per node, y per class: the nodes of a class sum to y, a node needs y of each child, roots are
-active, and levels forbid cycles. No reduction, no cut, no start: what a user would write down.
+active, and levels forbid cycles. Where costs are negative, an active class needs a reader as well.
+No reduction, no cut, no start: what a user would write down.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def highs(problem: ChoiceProblem, seconds: float) -> Baseline:
         rows.append(
             ([level + c, level + d, n], [1.0, -1.0, -float(classes)], 1.0 - classes, np.inf)
         )
+    for d, readers in _readers(problem).items():
+        rows.append(([nodes + d, *readers], [1.0, *[-1.0] * len(readers)], -np.inf, 0.0))
     h: Any = highspy.Highs()
     h.setOptionValue("output_flag", False)
     h.setOptionValue("threads", 1)
@@ -106,6 +109,8 @@ def cp_sat(problem: ChoiceProblem, seconds: float) -> Baseline:
         for d in sorted(set(problem.children_of(n).tolist())):
             model.add_implication(x[n], y[d])
             model.add(level[home[n]] > level[d]).only_enforce_if(x[n])
+    for d, readers in _readers(problem).items():
+        model.add(sum(x[n] for n in readers) >= y[d])
     scale = 1 if problem.costs[0].dtype.kind == "i" else 10**6
     prices = [round(float(v) * scale) if scale > 1 else int(v) for v in problem.costs[0]]
     model.minimize(sum(p * v for p, v in zip(prices, x, strict=True) if p))
@@ -121,12 +126,25 @@ def cp_sat(problem: ChoiceProblem, seconds: float) -> Baseline:
     return Baseline(choice, bound, status == cp_model.OPTIMAL, time.perf_counter() - started)
 
 
+def _readers(problem: ChoiceProblem) -> dict[int, list[int]]:
+    """The nodes that need each class but roots, where a class that nobody needs could be a gain."""
+    if problem.costs[0].min(initial=0) >= 0:
+        return {}
+    found: dict[int, list[int]] = {d: [] for d in range(len(problem.classes))}
+    for n in range(len(problem.nodes)):
+        for d in set(problem.children_of(n).tolist()):
+            found[d].append(n)
+    for r in problem.roots.tolist():
+        found.pop(r, None)
+    return found
+
+
 def _choice(problem: ChoiceProblem, x: np.ndarray, y: np.ndarray) -> Choice:
     node = np.full(len(y), -1, dtype=np.int64)
     home = problem.node_class()
     for n in np.flatnonzero(x).tolist():
         node[home[n]] = n
-    # Without what no root needs: active classes without a reader cost nothing or gain.
+    # Without what no root needs: active classes without a reader that cost nothing.
     todo = problem.roots.tolist()
     kept = np.full(len(y), -1, dtype=np.int64)
     while todo:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..atomic import write_atomic
 from ..errors import ExtractError
 from ..executors import INTERRUPTED
 from . import pareto
@@ -175,7 +176,7 @@ class ChoiceFront:
 
     def save(self, path: str | Path) -> None:
         """Write the front to a JSON file."""
-        Path(path).write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
+        write_atomic(path, json.dumps(self.document(), indent=1) + "\n")
 
 
 def _show(value: Number) -> str:

@@ -74,7 +74,7 @@ def test_a_root_beside_others_that_names_no_class_is_left_out(tmp_path: Path) ->
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
     problem = read(tmp_path, EGRAPH)
-    path = tmp_path / f"again{suffix}"
+    path = tmp_path / "new" / f"again{suffix}"
     formats.write(problem, path, "egraph-serialize")
     again, form = formats.read(path)
     assert form == "egraph-serialize"

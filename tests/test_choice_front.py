@@ -142,8 +142,9 @@ def test_merged_fronts_keep_what_neither_dominates() -> None:
 
 def test_a_saved_front_says_values_bounds_and_choices(tmp_path: Path) -> None:
     front = choice_front(example())
-    front.save(tmp_path / "front.json")
-    document = json.loads((tmp_path / "front.json").read_text())
+    path = tmp_path / "new" / "front.json"
+    front.save(path)
+    document = json.loads(path.read_text())
     assert document["exact"] and document["epsilon"] == 0.0
     assert document["points"][1] == {
         "values": [5, 2],

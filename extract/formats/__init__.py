@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...atomic import write_atomic
 from ...errors import ExtractError
 from ..choices import Choice, ChoiceProblem
 
@@ -76,8 +77,8 @@ def write(problem: ChoiceProblem, path: str | Path, form: str) -> None:
     Raises ExtractError for a problem that the format cannot say.
     """
     data = json.dumps(_module(form).write(problem)).encode()
-    path = Path(path)
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    packed = Path(path).suffix == ".gz"
+    write_atomic(path, gzip.compress(data, mtime=0) if packed else data)
 
 
 def answer(problem: ChoiceProblem, choice: Choice, form: str) -> Any:
