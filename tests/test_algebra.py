@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -146,14 +145,12 @@ def test_a_spent_budget_ends_cleanly(budget: Budget) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_model_takes_seconds() -> None:
+def test_the_demo_model_is_saturated() -> None:
     from models import gpt2
 
     config = gpt2.config("demo")
     graph = graph_of(gpt2.step, *gpt2.abstract(config), donate_argnums=(0, 1))
-    begin = time.process_time()
     found = forms(graph, BOOKS, H100)
-    assert time.process_time() - begin < 6.0  # about 1.5 on a quiet machine
     assert len(graph.operations) > 2000 and found[0].saturated
 
 

@@ -50,6 +50,7 @@ def covers(points: list[tuple[int, int]], value: tuple[int, int], epsilon: float
     return any(c <= share * value[0] and m <= share * value[1] for c, m in points)
 
 
+@pytest.mark.slow
 @example(document=networks.document([], [], [], [], 3))
 @given(networks.problems())
 @settings(max_examples=40, deadline=None)
@@ -90,6 +91,7 @@ def test_what_a_cut_front_says_of_others_holds() -> None:
             assert all(covers(points, v, front.epsilon) for v in values)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_large_front_goes_from_the_least_memory_to_the_least_cost() -> None:
     document = ladder(120, 1)
     problem = iopddl.read(document, "")

@@ -132,6 +132,7 @@ def test_the_certificate_counts_the_second_instances() -> None:
     assert found.flops > smallest(front(0)).costs.flops
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_computed_again_and_the_step_can_be_taken_again(tmp_path: Path) -> None:
     plan = smallest(front(1))
     text = plan.explain()
