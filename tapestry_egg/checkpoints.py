@@ -247,13 +247,9 @@ class Checkpoints:
             ]
         return float(sum(self.passed[c] for c in cuts) + max(sizes, default=0.0))
 
-    def choose(self, cuts: Sequence[int], price: float) -> Recomputation:
-        """What to compute again, segment by segment, where a byte that is kept costs `price`
-        seconds."""
-        return self.recomputation(self.units(cuts, price))
-
     def units(self, cuts: Sequence[int], price: float) -> dict[int, int]:
-        """The units that `choose` runs again, and their segments."""
+        """The units to run again, segment by segment, where a byte that is kept costs `price`
+        seconds; and the segment of each."""
         ends = [0, *cuts, self.flow.turn + 1]
         known: dict[object, frozenset[int]] = {}
         again: dict[int, int] = {}  # unit -> segment

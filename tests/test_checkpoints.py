@@ -106,7 +106,7 @@ def test_what_is_kept_and_what_is_computed_again_cost_the_least_together(
 ) -> None:
     points, plain = checkpoints(graph)
     assume(plain.late)
-    chosen = points.choose((), price)
+    chosen = points.recomputation(points.units((), price))
     again = {v for segment in chosen.segments for v in segment}
     assert again <= set(plain.made)
     best = min(plain.cost(set(s), price) for s in subsets(sorted(plain.made)))
@@ -153,7 +153,7 @@ def test_what_a_cut_passes_is_kept(graph: BlockGraph) -> None:
     points, plain = checkpoints(graph)
     assume(len(plain.early) > 2)
     cuts = points.cuts(points.crossing / 2)
-    chosen = points.choose(cuts, 1.0)
+    chosen = points.recomputation(points.units(cuts, 1.0))
     segment = {v: s for s, values in enumerate(chosen.segments) for v in values}
     for v in segment:
         for u in plain.made[v].inputs:
@@ -219,7 +219,7 @@ def test_layers_are_cut_at_the_residual_stream_and_choose_alike() -> None:
     cuts = points.cuts(points.crossing / layers)
     assert {points.passed[c] for c in cuts} == {stream}
     assert layers - 2 <= len(cuts) <= layers
-    chosen = points.choose(cuts, 1.0)
+    chosen = points.recomputation(points.units(cuts, 1.0))
     inner = [s for s in chosen.segments if s != chosen.segments[-1]]
     kernels = {
         tuple(op.kernel for op in graph.operations if op.outputs[0] in segment) for segment in inner
