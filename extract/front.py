@@ -19,7 +19,9 @@ from . import pareto
 class Front:
     """Non-dominated plans by rising seconds. `epsilon`: every plan of the snapshots searched is
     (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
-    what happened on the way, such as an interruption; `timeline` tells what the rules did."""
+    what happened on the way, such as an interruption; `timeline` tells what the rules did.
+    `usable_bytes` is what a program may use of one device; plans of larger peaks are shown, marked,
+    and taken only where a limit of the user's own allows it. None knows of no such limit."""
 
     plans: tuple[Plan, ...]
     objectives: tuple[str, ...] = ("seconds", "peak_bytes", "joules")
@@ -29,6 +31,7 @@ class Front:
     saturated: bool = True
     notes: tuple[str, ...] = ()
     timeline: tuple[Tick, ...] = ()
+    usable_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -49,22 +52,46 @@ class Front:
     ) -> Plan:
         """The plan with the least `objective` within the limits (`{"peak_bytes": "40GiB"}`).
 
+        Without a limit on `peak_bytes` the usable memory of a device is one.
         Raises ExtractError that says which limit cannot be met and the least that is reachable.
         """
-        bounds = {k: parse(v, k) for k, v in (limits or {}).items()}
+        return self.ranked(objective, limits)[0]
+
+    def ranked(
+        self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
+    ) -> list[Plan]:
+        """The plans within the limits by rising `objective`: `best`, and what comes after it.
+
+        Raises ExtractError where there is none, as `best` does.
+        """
+        bounds = self.limits(limits)
         fitting = [p for p in self.plans if within(p, bounds)]
         if not fitting:
-            raise unmet(self.plans, bounds)
-        return min(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
+            own = limits is None or "peak_bytes" not in limits
+            raise unmet(self.plans, bounds, self.usable_bytes if own else None)
+        return sorted(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
+
+    def limits(self, limits: Mapping[str, float | str] | None = None) -> dict[str, float]:
+        """The limits in base units, with the usable memory of a device unless they speak of it."""
+        bounds = {k: parse(v, k) for k, v in (limits or {}).items()}
+        if self.usable_bytes is not None:
+            bounds.setdefault("peak_bytes", float(self.usable_bytes))
+        return bounds
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the usable memory of a device holds a plan."""
+        return self.usable_bytes is None or plan.costs.peak_bytes <= self.usable_bytes
 
     def knee(self) -> Plan:
-        """The plan nearest to having the least of each objective, each scaled to its range.
+        """The plan nearest to having the least of each objective, each scaled to its range, among
+        those that a device's memory holds, where there are any.
 
         Raises ExtractError for a front without plans.
         """
         if not self.plans:
             raise unmet((), {})
-        return self.plans[pareto.knee(self._values())]
+        plans = [p for p in self.plans if self.fits(p)] or self.plans
+        return plans[pareto.knee([tuple(value(p, k) for k in self.objectives) for p in plans])]
 
     def hypervolume(self, reference: Mapping[str, float | str] | None = None) -> float:
         """The volume that the plans dominate below a reference, in the product of the objectives'
@@ -139,8 +166,9 @@ class Front:
     def _values(self) -> list[tuple[float, ...]]:
         return [tuple(value(p, k) for k in self.objectives) for p in self.plans]
 
-    def table(self) -> list[dict[str, str | float]]:
-        """One row per plan: name, mesh, the costs, wire bytes, bound and gap."""
+    def table(self) -> list[dict[str, str | float | bool]]:
+        """One row per plan: name, mesh, the costs, wire bytes, bound and gap, and whether the
+        usable memory of a device holds it."""
         return [
             {
                 "plan": p.name,
@@ -152,6 +180,7 @@ class Front:
                 "flops": p.costs.flops,
                 "bound": p.bound,
                 "gap": p.gap,
+                "fits": self.fits(p),
             }
             for p in self.plans
         ]
@@ -162,15 +191,24 @@ class Front:
         lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
         for p in self.plans:
             c = p.costs
+            peak = show(c.peak_bytes, "peak_bytes") + ("" if self.fits(p) else " !")
             lines.append(
                 f"{p.name:6} {p.mesh!s:10} {show(c.seconds, 'seconds'):>12}"
-                f" {show(c.peak_bytes, 'peak_bytes'):>12} {show(c.joules, 'joules'):>12}"
+                f" {peak:>12} {show(c.joules, 'joules'):>12}"
                 f" {show(c.wire_bytes, 'wire_bytes'):>12} {p.gap:>7.2%}"
             )
+        if words := self.over_memory():
+            lines.append(f"! {words}")
         if not self.saturated:
             lines.append("saturated: false; the bounds speak of the snapshot reached")
         lines += self.notes
         return "\n".join(lines)
+
+    def over_memory(self) -> str:
+        """What the mark at a peak means; empty where no plan has one."""
+        if self.usable_bytes is None or all(self.fits(p) for p in self.plans):
+            return ""
+        return f"above the {show(self.usable_bytes, 'peak_bytes')} that a device has for programs"
 
     def report(self, folder: str | Path) -> Path:
         """Write the front as a folder of static pages; returns the first page's path."""
@@ -207,10 +245,13 @@ def within(plan: Plan, bounds: Mapping[str, float]) -> bool:
     return all(value(plan, k) <= limit for k, limit in bounds.items())
 
 
-def unmet(plans: Sequence[Plan], bounds: Mapping[str, float]) -> ExtractError:
+def unmet(
+    plans: Sequence[Plan], bounds: Mapping[str, float], usable_bytes: int | None = None
+) -> ExtractError:
     """The error that says which limits cannot be met, and the least that is reachable of each.
 
-    Where each could be met alone, the least that is reachable within all others.
+    Where each could be met alone, the least that is reachable within all others. `usable_bytes`
+    where the limit on the peak is what a device has for programs, not the user's.
     """
     words = []
     alone = [k for k, x in bounds.items() if not any(value(p, k) <= x for p in plans)]
@@ -219,7 +260,9 @@ def unmet(plans: Sequence[Plan], bounds: Mapping[str, float]) -> ExtractError:
         fitting = [value(p, k) for p in plans if within(p, others)]
         if fitting:
             least = f"{show(min(fitting), k)}{' within the other limits' if others else ''}"
-            words.append(f"{k}: asked {show(bounds[k], k)}, least reachable {least}")
+            own = k == "peak_bytes" and usable_bytes is not None
+            asked = f"a device has {show(bounds[k], k)}" if own else f"asked {show(bounds[k], k)}"
+            words.append(f"{k}: {asked}, least reachable {least}")
     return ExtractError(
         "no plan meets the limits" if plans else "there is no plan",
         where="limits",

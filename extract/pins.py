@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 import numpy as np
 
 from ..blockgraph import BlockGraph
 from ..errors import ExtractError, TargetError
+from ..flatten import close_paths, is_below
 from ..layout import Layout, MeshShape
 from .snapshot import Snapshot, UnitRows
 
@@ -58,16 +58,15 @@ def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:
     names = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
     specs = {path: _spec(path, spec) for path, spec in (pins or {}).items()}
     for path in specs:
-        if not any(_below(path, name) for name in names):
-            close = get_close_matches(path, names, 3, 0.3) or list(names[:3])
+        if not any(is_below(path, name) for name in names):
             raise ExtractError(
                 f"no input lies at {path!r}",
                 where=f"pins[{path!r}]",
-                hint=f"Inputs are named by their paths in the arguments: {', '.join(close)}, ...",
+                hint=f"Inputs are named by their paths: {close_paths(path, names)}.",
             )
     found = []
     for i, name in enumerate(names):
-        above = [path for path in specs if _below(path, name)]
+        above = [path for path in specs if is_below(path, name)]
         if not above:
             continue
         path = max(above, key=len)
@@ -151,11 +150,6 @@ def _only(rows: UnitRows, kept: list[int]) -> UnitRows:
         rows.joules[which],
         rows.flops[which],
     )
-
-
-def _below(path: str, name: str) -> bool:
-    """Whether `path` is `name` or leads to it: `[0]` to `[0]['w']` and to `[0].mu`, not `[01]`."""
-    return name.startswith(path) and name[len(path) : len(path) + 1] in ("", "[", ".")
 
 
 def _spec(path: str, spec: Spec) -> tuple[tuple[str, ...], ...]:

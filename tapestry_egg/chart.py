@@ -126,11 +126,15 @@ def _axes(x: Axis, y: Axis) -> list[str]:
 
 
 def _footnote(info: FrontInfo) -> list[str]:
-    if len(info.stairs) == len(info.points):
+    words = []
+    if len(info.stairs) != len(info.points):
+        third = next(n for n in ("seconds", "peak_bytes", "joules") if n not in (info.x, info.y))
+        words.append(f"pale: on the front for its {QUANTITIES[third].title}")
+    if info.over_memory:
+        words.append(f"ring: {info.over_memory}")
+    if not words:
         return []
-    third = next(n for n in ("seconds", "peak_bytes", "joules") if n not in (info.x, info.y))
-    words = f"pale: on the front for its {QUANTITIES[third].title}"
-    return [f'<text x="{LEFT}" y="{BOTTOM + 38}">{_text(words)}</text>']
+    return [f'<text x="{LEFT}" y="{BOTTOM + 38}">{_text("; ".join(words))}</text>']
 
 
 def _stairs(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
@@ -156,6 +160,8 @@ def _stairs(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
 def _dot(point: FrontPoint, at: tuple[float, float], colour: str, on_stairs: bool) -> str:
     look = f'fill="{colour}"' if on_stairs else f'fill="{colour}" fill-opacity="0.35"'
     radius = 5.5 if on_stairs else 4.5
+    if not point.fits:
+        look = f'fill="none" stroke="{colour}" stroke-width="1.6" pointer-events="all"'
     return (
         f"<g><title>{_text(_details(point))}</title>"
         f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{radius}" {look}/></g>'
@@ -176,7 +182,8 @@ def _details(point: FrontPoint) -> str:
     numbers = (
         format_quantity(getattr(point, name), name) for name in ("seconds", "peak_bytes", "joules")
     )
-    return f"{point.name} ({point.mesh}): {', '.join(numbers)}, {gap}"
+    mark = "" if point.fits else ", more than a device's memory"
+    return f"{point.name} ({point.mesh}): {', '.join(numbers)}, {gap}{mark}"
 
 
 def _labels(info: FrontInfo, x: Axis, y: Axis) -> list[str]:

@@ -20,13 +20,14 @@ So a loop's carry keeps one layout because one identity has one strategy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from .blockgraph import BlockGraph, Operation, TensorType
-from .errors import GraphError
+from .errors import ExtractError, GraphError
 from .metakernels.signature import IndexDim, OperationSignature, Passage, Role
 from .zspace import Projection
 
@@ -149,19 +150,68 @@ def feedback_pairs(graph: BlockGraph, state: Mapping[str, str] | None = None) ->
     """Which outputs feed back as which inputs: output position -> input position.
 
     A donated input pairs with the output of the same pytree path and type; `state` adds pairs by
-    path, `{"[0]": "[1]"}` for output [0] that becomes argument [1].
+    path or prefix, `{"[0]": "[1]"}` for output [0], and all that is in it, that becomes argument
+    [1]. Raises ExtractError for a path of `state` that no output or no input has, and for a pair of
+    two types.
     """
-    by_name = {name: i for i, name in enumerate(graph.input_names)}
+    inputs = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
+    outputs = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
+    by_name = {name: i for i, name in enumerate(inputs)}
+    named = dict(state or {})
+    for path in named:
+        if not any(is_below(path, name) for name in outputs):
+            raise _no_such_path("output", path, f"state[{path!r}]", outputs)
     pairs: dict[int, int] = {}
-    for j, name in enumerate(graph.output_names):
-        i = by_name.get((state or {}).get(name, name))
+    named_pairs: dict[int, int] = {}
+    for j, name in enumerate(outputs):
+        above = max((path for path in named if is_below(path, name)), key=len, default=None)
+        becomes = name if above is None else named[above] + name[len(above) :]
+        i = by_name.get(becomes)
         if i is None:
+            if above is not None:
+                raise _no_such_path("input", becomes, f"state[{above!r}]", inputs)
             continue
         a, b = graph.values[graph.inputs[i]], graph.values[graph.outputs[j]]
+        same = (a.shape, a.dtype) == (b.shape, b.dtype)
+        if above is not None and not same:
+            raise ExtractError(
+                f"output {name or 0} is {b}, input {becomes} is {a}",
+                where=f"state[{above!r}]",
+                hint="What feeds back has the shape and dtype of what it becomes.",
+            )
         donated = bool(graph.donated) and graph.donated[i]
-        if (a.shape, a.dtype) == (b.shape, b.dtype) and (donated or name in (state or {})):
+        if above is not None and i in named_pairs.values():
+            raise ExtractError(
+                f"two outputs become input {becomes}",
+                where=f"state[{above!r}]",
+                hint="An input is one output of the call before.",
+            )
+        if above is not None:
+            named_pairs[j] = i
+        elif same and donated:
             pairs[j] = i
-    return pairs
+    # What the user says goes before what the names suggest.
+    taken = set(named_pairs.values())
+    return {**{j: i for j, i in pairs.items() if i not in taken}, **named_pairs}
+
+
+def is_below(path: str, name: str) -> bool:
+    """Whether `path` is `name` or leads to it: `[0]` to `[0]['w']` and to `[0].mu`, not `[01]`."""
+    return name.startswith(path) and name[len(path) : len(path) + 1] in ("", "[", ".")
+
+
+def _no_such_path(what: str, path: str, where: str, names: tuple[str, ...]) -> ExtractError:
+    return ExtractError(
+        f"no {what} lies at {path!r}",
+        where=where,
+        hint=f"{what.capitalize()}s are named by their paths: {close_paths(path, names)}.",
+    )
+
+
+def close_paths(path: str, names: Sequence[str]) -> str:
+    """The paths most like one that does not exist, or the first there are; for messages."""
+    found = get_close_matches(path, names, 3, 0.3) or list(names[:3])
+    return ", ".join(repr(n) if not n else n for n in found) + (", ..." if len(names) > 3 else "")
 
 
 class _Flattener:

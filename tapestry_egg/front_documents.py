@@ -35,6 +35,7 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sources: list[SourceRecord] = []
     notes: list[str] = []
     timeline: list[Tick] = []
+    usable_bytes: int | None = None
 
 
 def front_document(front: Front) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def front_document(front: Front) -> dict[str, Any]:
         "saturated": front.saturated,
         "notes": list(front.notes),
         "timeline": [msgspec.to_builtins(tick) for tick in front.timeline],
+        "usable_bytes": front.usable_bytes,
         "plans": plans,
         "graphs": graphs,
         "in_tree": program.in_tree if program else None,
@@ -93,4 +95,5 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
         saturated=file.saturated,
         notes=tuple(file.notes),
         timeline=tuple(file.timeline),
+        usable_bytes=file.usable_bytes,
     )

@@ -52,11 +52,13 @@ def optimize(
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
 
     Plans trade `objectives` off against each other; `limits` (`{"peak_bytes": "40GiB"}`) exclude
-    plans above them. `rules` adds rule books to those of `books`. `state` pairs outputs with the
-    inputs that they become in the next call, by path; donated inputs pair by themselves. `pins`
-    fixes the layouts of inputs by path or prefix (`{"[0]['w']": (None, "x")}`, see
-    `extract/pins.py`), and so those of the outputs that feed back to them. Rules that change
-    rounding are used only with `numerics="relaxed"`. Every rule is verified before it is used.
+    plans above them. Plans above the usable memory of a device are marked, and `best` takes none
+    unless a limit on `peak_bytes` allows it. `rules` adds rule books to those of `books`. `state`
+    pairs outputs with the inputs that they become in the next call, by path or prefix; donated
+    inputs pair by themselves. `pins` fixes the layouts of inputs by path or prefix
+    (`{"[0]['w']": (None, "x")}`, see `extract/pins.py`), and so those of the outputs that feed back
+    to them. Rules that change rounding are used only with `numerics="relaxed"`. Every rule is
+    verified before it is used.
     Mesh shapes (default: all of the target's that differ in more than the names of their axes) are
     searched side by side by `executor` (default: processes of this machine; a Dask cluster's
     `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
@@ -78,7 +80,10 @@ def optimize(
     # Pins name axes; without them, meshes that differ in names alone are one.
     shapes = fitting(fixed, shapes if mesh_shapes or fixed else machine.distinct(shapes))
     posed = pose(block_graph, pairs, machine, shapes, sets, fixed, settings, tell)
-    wanted = search_limits(bounds)
+    heeded = dict(bounds)
+    if machine.usable_bytes is not None:
+        heeded.setdefault("peak_bytes", float(machine.usable_bytes))
+    wanted = search_limits(heeded)
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)
     notes = searched.notes
     results = [MeshResult(p, a) for p, a in zip(posed.problems, searched.archives, strict=True)]
@@ -94,6 +99,7 @@ def optimize(
         saturated=front.saturated and posed.saturated,
         notes=tuple(dict.fromkeys(notes)),
         timeline=posed.timeline,
+        usable_bytes=machine.usable_bytes,
     )
 
 

@@ -7,8 +7,8 @@ into plain data, `plot_front` draws that data. Nothing but the standard library 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -36,6 +36,7 @@ class FrontPoint:
     joules: float
     gap: float
     mesh: str
+    fits: bool = True  # whether the usable memory of a device holds it
 
     def value(self, objective: str) -> float:
         """The named cost. Raises ExtractError for a cost that a point does not have."""
@@ -56,7 +57,8 @@ class FrontInfo:
     `stairs` lists the indices of the points that no other point beats on both axes at once: a point
     that is on the front only for its third cost stands above the stairs. `knee` is the index of the
     point furthest below the straight line (in ratios) between the two ends of the stairs, None
-    where there is none. `original` is the program as it came, where it was costed.
+    where there is none. `original` is the program as it came, where it was costed. `over_memory`
+    says what it means that a point does not fit.
     """
 
     title: str
@@ -66,9 +68,10 @@ class FrontInfo:
     stairs: tuple[int, ...]
     knee: int | None
     original: FrontPoint | None = None
+    over_memory: str = ""
 
 
-def front_point(plan: Plan) -> FrontPoint:
+def front_point(plan: Plan, fits: bool = True) -> FrontPoint:
     """The numbers of one plan."""
     return FrontPoint(
         name=plan.name,
@@ -77,6 +80,7 @@ def front_point(plan: Plan) -> FrontPoint:
         joules=plan.costs.joules,
         gap=plan.gap,
         mesh=str(plan.mesh),
+        fits=fits,
     )
 
 
@@ -97,12 +101,17 @@ def front_info(
     if title is None:
         title = f"{plans[0].graph.name} on {plans[0].target}" if plans else "empty front"
     start = original if original is not None else getattr(front, "original", None)
-    return info_of_points(
-        (front_point(plan) for plan in plans),
-        x=x,
-        y=y,
-        title=title,
-        original=front_point(start) if isinstance(start, Plan) else None,
+    fits: Callable[[Plan], bool] = getattr(front, "fits", lambda plan: True)
+    over_memory: Callable[[], str] = getattr(front, "over_memory", lambda: "")
+    return replace(
+        info_of_points(
+            (front_point(plan, fits(plan)) for plan in plans),
+            x=x,
+            y=y,
+            title=title,
+            original=front_point(start) if isinstance(start, Plan) else None,
+        ),
+        over_memory=over_memory(),
     )
 
 

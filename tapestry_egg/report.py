@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -63,7 +62,8 @@ def _page(front: Front, picture: str) -> str:
             picture,
             f"<p>Each plan runs and gives the program's own numbers. A plan's gap is how far its "
             f"time may be above the least possible at its other costs.{status}</p>",
-            _table(front.plans),
+            _table(front),
+            *([f"<p>! {escape(front.over_memory())}</p>"] if front.over_memory() else []),
             "<h2>Plans</h2>",
             *(_plan(plan) for plan in front.plans),
             *([_timeline(front)] if front.timeline else []),
@@ -73,15 +73,19 @@ def _page(front: Front, picture: str) -> str:
     )
 
 
-def _table(plans: Sequence[Plan]) -> str:
+def _table(front: Front) -> str:
     heads = ["plan", "mesh", *(word for word, _ in _COLUMNS), "gap"]
     rows = [f"<tr>{''.join(f'<th>{word}</th>' for word in heads)}</tr>"]
-    for plan in plans:
+    for plan in front.plans:
         name = escape(plan.name)
+        marks = {"peak_bytes": "" if front.fits(plan) else " !"}
         cells = [
             f'<a href="#{name}">{name}</a>',
             escape(str(plan.mesh)),
-            *(format_quantity(getattr(plan.costs, field), field) for _, field in _COLUMNS),
+            *(
+                format_quantity(getattr(plan.costs, field), field) + marks.get(field, "")
+                for _, field in _COLUMNS
+            ),
             percent(plan.gap),
         ]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")

@@ -59,6 +59,7 @@ class Target:
     title: str = ""
     sources: tuple[str, ...] = ()
     retrieved: str = ""
+    shared_memory: bool = False  # one memory for all devices, so none is a limit of one of them
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -74,6 +75,11 @@ class Target:
 
     def __str__(self) -> str:
         return self.spec
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Bytes of one device that a program may use; None where devices share one memory."""
+        return None if self.shared_memory else self.hbm_bytes
 
     def rate(self, dtype: str, contraction: bool) -> float:
         """Sustained flop/s for operands of `dtype`; `contraction` lets the matrix units work.
@@ -250,6 +256,7 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
     if "float32" not in vector.keys():
         raise vector.error("vector has no entry float32")
     hbm = top.table("hbm")
+    shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
     if usable <= 0:
         raise hbm.error("nothing is left of hbm after reserved_bytes")
@@ -289,6 +296,7 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
         title=title,
         sources=sources,
         retrieved=retrieved,
+        shared_memory=shared,
     )
 
 

@@ -1,0 +1,56 @@
+"""State: which outputs become which inputs in the next call, by the user's word or by donation."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.flatten import feedback_pairs
+
+
+def _graph(donate: tuple[int, ...] = ()) -> te.BlockGraph:
+    def fn(params, moments, x):
+        new = {k: p - moments[k] * x.sum() for k, p in params.items()}
+        return x.mean(), new, {k: m * 2 for k, m in moments.items()}
+
+    w = {"a": jnp.ones((4, 2)), "b": jnp.ones(3)}
+    return te.trace(fn, w, dict(w), jnp.ones(5), donate_argnums=donate).graph
+
+
+def test_a_prefix_pairs_all_that_is_below_it() -> None:
+    graph = _graph()
+    assert feedback_pairs(graph) == {}
+    both = feedback_pairs(graph, {"[1]": "[0]", "[2]['b']": "[1]['b']"})
+    names = {graph.output_names[j]: graph.input_names[i] for j, i in both.items()}
+    assert names == {
+        "[1]['a']": "[0]['a']",
+        "[1]['b']": "[0]['b']",
+        "[2]['b']": "[1]['b']",
+    }
+
+
+def test_what_the_user_says_goes_before_donation() -> None:
+    graph = _graph(donate=(1,))  # output [1]['a'] has the path and type of donated input [1]['a']
+    assert {graph.output_names[j] for j in feedback_pairs(graph)} == {"[1]['a']", "[1]['b']"}
+    said = feedback_pairs(graph, {"[2]": "[1]"})
+    assert {graph.output_names[j] for j in said} == {"[2]['a']", "[2]['b']"}
+    assert len(set(said.values())) == len(said)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"[1]['c']": "[0]['a']"}, r"no output lies at \"\[1\]\['c'\]\"[^$]*\[1\]\['a'\]"),
+        ({"[1]": "[0]['a']"}, "no input lies at"),
+        ({"[1]['a']": "[0]['q']"}, r"no input lies at [^$]*\[0\]\['a'\]"),
+        ({"[01]": "[0]"}, "no output lies at"),
+        ({"[1]['a']": "[0]['b']"}, r"output \[1\]\['a'\] is f32\[4, 2\], input .* is f32\[3\]"),
+        ({"[1]['a']": "[0]['a']", "[2]['a']": "[0]['a']"}, "two outputs become input"),
+    ],
+)
+def test_wrong_paths_are_refused_with_those_that_exist(state: dict[str, str], words: str) -> None:
+    with pytest.raises(ExtractError, match=words) as caught:
+        feedback_pairs(_graph(), state)
+    assert caught.value.where.startswith("state[")
