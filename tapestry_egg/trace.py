@@ -8,6 +8,7 @@ from typing import Any
 
 from .blockgraph import BlockGraph, TensorType
 from .errors import TraceError
+from .signature import Call, Signature, read_signature
 from .trees import LEAF, build, difference, encode_treedef, known_of
 
 
@@ -119,48 +120,44 @@ class Program:
 def trace(
     fn: Callable[..., Any],
     *args: Any,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
     name: str | None = None,
     **kwargs: Any,
 ) -> Program:
     """The block graph of `fn(*args, **kwargs)`, with the pytrees to call it by.
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or Python scalars, in any pytree; nothing is
-    computed. A function that is already jitted keeps its own static and donated arguments unless
-    some are given here. Raises TraceError for an argument that JAX does not accept, naming it; an
-    exception of `fn` itself passes through.
+    computed. A function that is already jitted keeps its own static arguments, and its donated ones
+    unless some are given here. Raises TraceError for an argument that JAX does not accept, naming
+    it; an exception of `fn` itself passes through.
     """
-    import jax
+    signature = read_signature(
+        fn,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
+    return trace_signature(signature, args, kwargs, name)
 
-    donated, static = _ints(donate_argnums), _ints(static_argnums)
-    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    jitted: Any = fn
-    if donated or static or names or not (hasattr(fn, "trace") and hasattr(fn, "lower")):
-        jitted = jax.jit(
-            fn,
-            donate_argnums=donated or None,
-            static_argnums=static or None,
-            static_argnames=names or None,
-        )
-    # JAX infers names from positions and positions from names; `_jit_info` has both.
-    info = getattr(jitted, "_jit_info", None)
-    static = getattr(info, "static_argnums", static) or ()
-    names = getattr(info, "static_argnames", names) or ()
-    positions = [i for i in range(len(args)) if i not in {s % len(args) for s in static}]
-    keywords = [k for k in kwargs if k not in names]
+
+def trace_signature(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+) -> Program:
+    """`trace` of a function whose static and donated arguments are known."""
+    call = signature.split(args, kwargs)
+    static = {at for at, _ in call.static}
+    positions = [i for i in range(len(args)) if i not in static]
     try:
-        traced = jitted.trace(*args, **kwargs)
+        traced = signature.jitted.trace(*args, **kwargs)
     except (TypeError, ValueError, OverflowError) as e:
-        _check_arguments(args, kwargs, positions, keywords, e)
+        _check_arguments(call, positions, e)
         raise
-    statics: list[tuple[int | str, Any]] = [
-        *((i, a) for i, a in enumerate(args) if i not in positions),
-        *((k, v) for k, v in kwargs.items() if k not in keywords),
-    ]
-    called = name or getattr(traced, "fun_name", None) or getattr(fn, "__name__", None)
-    return _program(traced, positions, tuple(statics), called or "program")
+    called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
+    return _program(traced, positions, call.static, called or "program")
 
 
 def _program(
@@ -204,18 +201,11 @@ def _input_name(path: tuple[Any, ...], positions: Sequence[int]) -> str:
     return f"[{positions[path[1].idx]}]{keystr(path[2:])}"
 
 
-def _check_arguments(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    positions: Sequence[int],
-    keywords: Sequence[str],
-    cause: Exception,
-) -> None:
+def _check_arguments(call: Call, positions: Sequence[int], cause: Exception) -> None:
     """Raise TraceError for the first argument that JAX does not accept, if there is one."""
     import jax
 
-    dynamic = ([args[i] for i in positions], {k: kwargs[k] for k in keywords})
-    leaves, _ = jax.tree_util.tree_flatten_with_path(dynamic)
+    leaves, _ = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
     for path, leaf in leaves:
         try:
             jax.jit(lambda x: x).trace(leaf)
@@ -230,7 +220,3 @@ def _check_arguments(
 def _brief(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _ints(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value or ())

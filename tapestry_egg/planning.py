@@ -1,0 +1,142 @@
+"""What `te.jit` asks for, and the one place where it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import TargetError
+from .target import Target, load_target
+
+if TYPE_CHECKING:
+    from .blockgraph import BlockGraph
+    from .extract.front import Front
+    from .extract.pins import Pins
+    from .pipeline import Settings
+    from .plan import Plan
+    from .progress import Progress
+    from .rules.book import RuleBook
+    from .runtime.compile import CompiledPlan
+    from .trace import Program
+
+# Seconds of search that a first call waits for, unless `settings` says otherwise.
+_AT_LEAST = 2.0
+_PER_OPERATION = 0.03
+
+# How devices call themselves -> the target file that describes them.
+_KINDS = (
+    ("h100", "h100"),
+    ("h200", "h200"),
+    ("b200", "b200"),
+    ("a100", "a100"),
+    ("v6", "v6e"),
+    ("v5p", "v5p"),
+    ("v5 lite", "v5e"),
+    ("v5e", "v5e"),
+    ("v5", "v5p"),
+    ("v4", "v4"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Everything that decides which plan a program gets, besides the program.
+
+    `mesh` supplies the devices (None: all), `target` their description (None: from the devices'
+    kind). `in_shardings` and `out_shardings` have one entry per input and output of the program:
+    a `jax.sharding.Sharding`, a `PartitionSpec`, or None where the plan is free; empty where the
+    user said nothing at all.
+    """
+
+    mesh: Any = None
+    target: str | Path | Target | None = None
+    minimize: str = "seconds"
+    limits: Mapping[str, float | str] = field(default_factory=dict)
+    rules: tuple[str | Path | RuleBook, ...] = ()
+    state: Mapping[str, str] | None = None
+    numerics: str = "reorders"
+    pins: Pins = field(default_factory=dict)
+    in_shardings: tuple[Any, ...] = ()
+    out_shardings: tuple[Any, ...] = ()
+    settings: Settings | None = None
+    on_progress: Progress | None = None
+
+
+def plan_program(program: Program, request: Request) -> Front:
+    """The front of a program under a request. Raises what `optimize` raises."""
+    from .pipeline import OBJECTIVES, optimize
+
+    return optimize(
+        program,
+        machine_of(request),
+        tuple(dict.fromkeys((*OBJECTIVES, request.minimize, *request.limits))),
+        limits=request.limits,
+        rules=request.rules,
+        state=request.state,
+        numerics=request.numerics,
+        pins=request.pins,
+        settings=request.settings or _patience(program.graph),
+        on_progress=request.on_progress,
+    )
+
+
+def best_plan(front: Front, request: Request) -> Plan:
+    """The plan of a front that a request wants."""
+    return front.best(request.minimize, request.limits)
+
+
+def compile_best(front: Front, request: Request) -> CompiledPlan:
+    """That plan on the request's devices."""
+    from .runtime.compile import compile
+
+    return compile(best_plan(front, request), request.mesh)
+
+
+def machine_of(request: Request) -> Target:
+    """The target that a request plans for. Raises TargetError where no file describes it."""
+    if isinstance(request.target, Target):
+        return request.target
+    if request.target is not None:
+        return load_target(request.target)
+    devices = _devices(request.mesh)
+    return load_target(f"{target_name(devices[0])}:{len(devices)}")
+
+
+def target_name(device: Any) -> str:
+    """The name of the target file for a JAX device.
+
+    Raises TargetError when none fits.
+    """
+    if device.platform == "cpu":
+        return "cpu"
+    kind = str(device.device_kind).lower()
+    for part, name in _KINDS:
+        if part in kind:
+            return name
+    raise TargetError(
+        f"no target describes devices of kind {device.device_kind!r}",
+        where="mesh",
+        hint="Pass target=, the name of one that ships with tapestry-egg or a file of your own.",
+    )
+
+
+def _devices(mesh: Any | Sequence[Any] | None) -> list[Any]:
+    import jax
+
+    if mesh is None:
+        return list(jax.devices())
+    given = getattr(mesh, "devices", mesh)
+    return list(given.flat) if hasattr(given, "flat") else list(given)
+
+
+def _patience(graph: BlockGraph) -> Settings:
+    """How long a call may wait for its plan: longer for longer programs, seconds for short ones."""
+    from .pipeline import Settings
+
+    def count(g: BlockGraph) -> int:
+        return len(g.operations) + sum(count(r) for op in g.operations for r in op.regions)
+
+    most = Settings()
+    return replace(most, seconds=min(most.seconds, _AT_LEAST + _PER_OPERATION * count(graph)))
