@@ -309,6 +309,12 @@ class Walk:
                 continue  # one operation reads it twice, and fetches it once
             once.add(key)
             total += self._copy(move)[2]
+        for instance in self.program.instances:
+            if instance.body == b:
+                total += sum(
+                    collective_wire_bytes("all_reduce", float(t.nbytes), self.mesh.devices)
+                    for t in instance.signature.sent_types
+                )
         for k, op in enumerate(self.program.bodies[b].graph.operations):
             if not op.regions:
                 continue
@@ -364,6 +370,10 @@ class Walk:
         energy = joules(
             flops, traffic, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
         )
+        for sent in instances[-1].signature.sent_types:
+            axes, amount = tuple(range(len(self.mesh.sizes))), float(sent.nbytes)
+            seconds += collective_seconds("all_reduce", amount, axes, self.mesh, self.target)
+            energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
         return seconds, float(energy), flops
 
     # Memory

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blockgraph import TensorType
-from ..costs import joules, kernel_seconds
+from ..costs import collective_joules, collective_seconds, joules, kernel_seconds
 from ..errors import ExtractError
 from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature, evaluate
@@ -240,6 +240,7 @@ class _Joiner:
         if root.port or all(instances[i].signature.fusion == "view" for i in unit.members):
             return (0.0, 0.0, 0.0)
         flops, moved, contraction = 0.0, 0.0, False
+        wait, power = self._sent(root.signature)
         for i in unit.members:
             signature = instances[i].signature
             cuts = self.saturated.strategies[self.signature_of[i]][chosen[i]].cuts
@@ -267,7 +268,17 @@ class _Joiner:
         energy = float(
             joules(flops, moved, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction)
         )
-        return (seconds, energy, flops)
+        return (seconds + wait, energy + power, flops)
+
+    def _sent(self, signature: OperationSignature) -> tuple[float, float]:
+        """(seconds, joules) of sending what one device computes for all to the others."""
+        axes = tuple(range(len(self.mesh.sizes)))
+        seconds = energy = 0.0
+        for tensor in signature.sent_types:
+            amount = float(tensor.nbytes)
+            seconds += collective_seconds("all_reduce", amount, axes, self.mesh, self.target)
+            energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
+        return seconds, energy
 
 
 def _bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> float:

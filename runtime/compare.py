@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..blockgraph import BlockGraph, Operation
 from ..layout import MeshShape
+from ..metakernels import registry
+from ..metakernels.signature import carried_type
 from ..plan import BodyPlan, Plan, PlannedCollective
 from .collectives import after, traffic
 from .fetch import fetches
@@ -153,6 +156,8 @@ def _of_body(body: BodyPlan, mesh: MeshShape, times: int) -> list[PlannedCollect
                         )
                     )
                 layout = after(step, layout)
+        if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
+            found += _sent(k, op, graph, mesh, times)
         if op is None or not op.regions:
             continue
         bodies = body.strategies[k].bodies
@@ -163,4 +168,27 @@ def _of_body(body: BodyPlan, mesh: MeshShape, times: int) -> list[PlannedCollect
             length = op.params["length"] if op.kernel == "scan" else 1
             for b in bodies:
                 found += _of_body(b, mesh, times * length)
+    return found
+
+
+def _sent(
+    k: int, op: Operation, graph: BlockGraph, mesh: MeshShape, times: int
+) -> list[PlannedCollective]:
+    """What the one device that runs an operation for all sends to the others."""
+    found = []
+    for v in op.outputs:
+        payload = carried_type(graph.values[v]).nbytes
+        found.append(
+            PlannedCollective(
+                kind="all_reduce",
+                axes=tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1),
+                group=mesh.devices,
+                payload_bytes=payload,
+                wire_bytes=wire_bytes("all_reduce", payload, mesh.devices),
+                count=times,
+                value=f"%{v} {graph.values[v]}",
+                reader=f"{op.kernel} #{k}",
+                source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
+            )
+        )
     return found

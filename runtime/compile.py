@@ -119,7 +119,7 @@ class CompiledPlan:
     def _mapped(self) -> Any:
         import jax
 
-        local = lower(self.plan)
+        local = lower(self.plan, caller_of(self.mesh))
 
         graph = self.plan.graph
 
@@ -154,6 +154,12 @@ class CompiledPlan:
         from jax.sharding import NamedSharding
 
         return NamedSharding(self.mesh, partition_spec(layout, self.plan.mesh))
+
+
+def caller_of(mesh: Mesh) -> int:
+    """The number of the device, row-major, that runs what has effects: the first of process 0."""
+    owners = [d.process_index for d in mesh.devices.flat]
+    return owners.index(min(owners))
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, str] | None:

@@ -17,7 +17,7 @@ from ..layout import Layout, MeshShape
 from ..metakernels.signature import OperationSignature
 from ..plan import Strategy
 from .block import IndexBlock
-from .collectives import block_number, zero
+from .collectives import zero
 
 if TYPE_CHECKING:
     import jax
@@ -95,8 +95,6 @@ def _run(
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
         call = Call(op.kernel, params, op.params, tuple(operands), block)
-        if op.effectful and not op.outputs and block.mesh.devices > 1:
-            return _on_first_device(call)
         return call.bind(*operands)
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
     placed = op.kernel != "random_bits" or _bits_have_places()
@@ -131,18 +129,6 @@ def _local_params(
         )
     except TemplateError:
         return None
-
-
-def _on_first_device(call: Call) -> list[jax.Array]:
-    """Something that is run for its effect only, such as a print, is run once."""
-    from jax import lax
-
-    def run() -> None:
-        call.bind(*call.operands)
-
-    mesh = call.block.mesh
-    lax.cond(block_number(tuple(range(len(mesh.sizes))), mesh) == 0, run, lambda: None)
-    return []
 
 
 # Kernels whose result depends on where the block lies

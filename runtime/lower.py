@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ..blockgraph import Operation
 from ..errors import PlanError
 from ..layout import Layout, MeshShape
+from ..metakernels import registry
 from ..plan import BodyPlan, Plan, Strategy
 from .collectives import apply
 from .fetch import Fetch, fetches, group_of, place
+from .host_calls import run_once
 from .kernels import run_kernel
 from .order import SMALL, Tie, stored, ties
 
@@ -22,15 +24,16 @@ if TYPE_CHECKING:
     Arrays = Sequence[jax.Array]
 
 
-def lower(plan: Plan) -> Callable[..., tuple[jax.Array, ...]]:
+def lower(plan: Plan, caller: int = 0) -> Callable[..., tuple[jax.Array, ...]]:
     """The local function of a plan: local blocks of the graph's inputs in, of its outputs out.
 
     To be called inside `jax.shard_map` over a mesh with the plan's axes, with `check_vma=False`.
-    The layouts of inputs and outputs are `plan.in_shardings` and `plan.out_shardings`. Raises
+    The layouts of inputs and outputs are `plan.in_shardings` and `plan.out_shardings`. What has
+    effects is run by device number `caller` of the mesh, row-major, and by no other. Raises
     PlanError where the plan does not fit its graph: at once for layouts and copies, when traced for
     kernels.
     """
-    return _LocalBody(plan.body, plan.mesh)
+    return _LocalBody(plan.body, plan.mesh, caller)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,7 @@ class _LocalBody:
 
     body: BodyPlan
     mesh: MeshShape
+    caller: int
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -72,7 +76,7 @@ class _LocalBody:
                     f"{len(strategy.bodies)} body plans for {len(op.regions)} regions",
                     where=place(self.body, k),
                 )
-            found.append(tuple(_LocalBody(b, self.mesh) for b in strategy.bodies))
+            found.append(tuple(_LocalBody(b, self.mesh, self.caller) for b in strategy.bodies))
         return tuple(found)
 
     @cached_property
@@ -122,6 +126,9 @@ class _LocalBody:
             if op.kernel not in _REGIONS:
                 raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
             outputs = _REGIONS[op.kernel](op.params, self.regions[k], operands)
+        elif registry.runs_once(op):
+            types = tuple(self.body.graph.values[v] for v in op.outputs)
+            outputs = run_once(op, types, operands, self.mesh, self.caller)
         else:
             values = self.body.graph.values
             outputs = run_kernel(

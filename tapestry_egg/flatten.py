@@ -290,9 +290,9 @@ class _Flattener:
             signature = registry.signature_of(
                 op, tuple([self.types[v] for v in reads]), tuple([self.types[v] for v in gives])
             )
-            if op.effectful and not signature.opaque:
+            if op.effectful:
                 signature = registry.opaque(
-                    op.kernel, signature.input_types, signature.output_types
+                    op.kernel, signature.input_types, signature.output_types, once=True
                 )
             self.instances.append(
                 Instance(

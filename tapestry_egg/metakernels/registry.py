@@ -22,6 +22,9 @@ _SIGNATURES: dict[Any, OperationSignature] = {}
 _TYPES: dict[Any, tuple[TensorType, ...]] = {}
 _ADDED: list[str] = []
 
+#: Kernels that call into Python and may still have no effects.
+_CALLS = frozenset(("pure_callback",))
+
 
 def templates() -> Mapping[str, tuple[Template, ...]]:
     """Kernel name -> its entries, in the order in which they are tried."""
@@ -172,10 +175,23 @@ def entry(
     return None if made is None else made.template
 
 
+def runs_once(op: Operation) -> bool:
+    """Whether one device runs an operation for all: it has effects, or calls into Python, where
+    equal operands may give unequal results."""
+    return op.effectful or op.kernel in _CALLS
+
+
 def opaque(
-    kernel: str, input_types: Sequence[TensorType], output_types: Sequence[TensorType]
+    kernel: str,
+    input_types: Sequence[TensorType],
+    output_types: Sequence[TensorType],
+    *,
+    once: bool = False,
 ) -> OperationSignature:
-    """The signature of an operation of which nothing is known: one index point, nothing to cut."""
+    """The signature of an operation of which nothing is known: one index point, nothing to cut.
+
+    With `once` one device runs it, as it does what calls into Python.
+    """
 
     def full(tensor: TensorType) -> Projection:
         return Projection.fixed(ZRange.from_shape(tensor.shape), 0)
@@ -191,6 +207,7 @@ def opaque(
         flops=((elements, ()),) if elements else (),
         reads=(None,) * len(input_types),
         opaque=True,
+        once=once or kernel in _CALLS,
     )
 
 

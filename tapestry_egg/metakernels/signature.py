@@ -60,6 +60,7 @@ class OperationSignature:
     footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
     movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
     `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
+    With `once` one device runs it for all, and sends them the outputs.
     """
 
     kernel: str
@@ -75,10 +76,16 @@ class OperationSignature:
     fusion: Fusion = "kernel"
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
+    once: bool = False
 
     @property
     def extents(self) -> tuple[int, ...]:
         return tuple(d.size for d in self.index)
+
+    @cached_property
+    def sent_types(self) -> tuple[TensorType, ...]:
+        """What the device that runs it sends to the others."""
+        return tuple(map(carried_type, self.output_types)) if self.once else ()
 
     @cached_property
     def whole_flops(self) -> float:
@@ -150,6 +157,21 @@ class OperationSignature:
             before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])
             out.append((before, n - inside.shape[k] - before))
         return tuple(out)
+
+
+def carried_type(type_: TensorType) -> TensorType:
+    """The integers in which the bits of a tensor travel where devices add them up.
+
+    A sum with zeros is exact for integers; of floats it would lose the sign of zeros.
+    """
+    name, shape = type_.dtype, type_.shape
+    if name.startswith(("int", "uint")):
+        return TensorType(shape, name if type_.itemsize > 1 else "int8")
+    if name.startswith("complex"):
+        return TensorType((*shape, 2), f"uint{type_.itemsize * 4}")
+    if name.startswith("float4"):
+        return TensorType(shape, "uint32")  # by way of float32, which has all of them
+    return TensorType(shape, f"uint{type_.itemsize * 8}")
 
 
 def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:
