@@ -86,8 +86,8 @@ def check_layout(layout: Layout, shape: tuple[int, ...], dtype: str, mesh: MeshS
         raise Illegal(f"{layout} does not divide {list(shape)} on {mesh}")
     if bool(layout.partial) != (layout.monoid is not None):
         raise Illegal(f"{layout} has partial axes without a monoid, or a monoid without them")
-    if used and dtype.startswith("key<"):
-        raise Illegal(f"random keys stay whole, not {layout}")
+    if layout.partial and dtype.startswith("key<"):
+        raise Illegal(f"random keys are never partial, not {layout}")
 
 
 def _numbers(axes: tuple[int, ...], mesh: MeshShape) -> Ints:

@@ -99,8 +99,8 @@ def traffic(step: Step, layout: Layout, type_: TensorType, mesh: MeshShape) -> T
 def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
     """The local block after `step`, from the local block before; inside `shard_map` over `mesh`.
 
-    Raises PlanError for a monoid whose partial values are not single tensors, and for PRNG keys,
-    which are replicated always.
+    Raises PlanError for a monoid whose partial values are not single tensors, and for PRNG keys
+    under a step of partial values, which they never are.
     """
     import jax
     from jax import lax
@@ -109,10 +109,12 @@ def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
     if not axes:
         return x
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        raise PlanError(
-            f"{step.kind} of {x.dtype}[{', '.join(map(str, x.shape))}]: PRNG keys do not move",
-            hint="Keep keys replicated over the mesh.",
-        )
+        if step.monoid is not None or step.kind not in ("all_gather", "all_to_all", "slice"):
+            raise PlanError(
+                f"{step.kind} of {x.dtype}[{', '.join(map(str, x.shape))}]: PRNG keys do not add up"
+            )
+        words = apply(jax.random.key_data(x), step, mesh)  # they move as their words, a dim more
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     names = tuple(mesh.names[a] for a in axes)
     parts = mesh.parts(axes)
     kind, dim, to = step.kind, step.dim or 0, step.to_dim or 0

@@ -97,7 +97,7 @@ def _run(
         call = Call(op.kernel, params, op.params, tuple(operands), block)
         return call.bind(*operands)
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
-    placed = op.kernel != "random_bits" or _bits_have_places()
+    placed = op.kernel not in ("random_bits", "random_split") or _bits_have_places()
     local = _local_params(op, block, images) if placed and not block.is_sparse else None
     if local is None:
         larger = block.uncut_where_gathered(layouts)
@@ -184,8 +184,9 @@ def _iota_words(call: Call) -> list[jax.Array]:
     return list(_counters(call, call.whole["shape"], 0))
 
 
-def _random_bits(call: Call) -> list[jax.Array]:
-    """The Threefry hash of every element's number in the whole array: a shard computes its own."""
+def _hashed(call: Call) -> tuple[jax.Array, jax.Array]:
+    """The two words of the Threefry hash of every element's number in the whole array, under each
+    of the keys: a shard computes its own."""
     import jax
     import jax.numpy as jnp
 
@@ -193,18 +194,33 @@ def _random_bits(call: Call) -> list[jax.Array]:
 
     (keys,) = call.operands
     words = jax.random.key_data(keys)
-    counters = _counters(call, call.whole["shape"], keys.ndim)
+    high, low = _counters(call, call.whole["shape"], keys.ndim)
     shape = (*keys.shape, *call.params["shape"])
     spread = tuple(range(keys.ndim, len(shape)))
     pair = [jnp.expand_dims(words[..., k], spread) for k in (0, 1)]
-    hashed = primitive("threefry2x32").bind(
-        *(jnp.broadcast_to(x, shape) for x in (*pair, *counters))
+    first, second = primitive("threefry2x32").bind(
+        *(jnp.broadcast_to(x, shape) for x in (*pair, high, low))
     )
+    return first, second
+
+
+def _random_bits(call: Call) -> list[jax.Array]:
+    import jax.numpy as jnp
+
+    hashed = _hashed(call)
     width = call.params["bit_width"]
     if width == 64:
         high, low = (x.astype(jnp.uint64) for x in hashed)
         return [(high << 32) | low]
     return [(hashed[0] ^ hashed[1]).astype(f"uint{width}")]
+
+
+def _random_split(call: Call) -> list[jax.Array]:
+    import jax
+    import jax.numpy as jnp
+
+    words = jnp.stack(_hashed(call), -1)
+    return [jax.random.wrap_key_data(words, impl=jax.random.key_impl(call.operands[0]))]
 
 
 def _bits_have_places() -> bool:
@@ -377,6 +393,7 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "iota": _iota,
     "iota_2x32_shape": _iota_words,
     "random_bits": _random_bits,
+    "random_split": _random_split,
     "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,

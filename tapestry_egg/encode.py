@@ -74,10 +74,10 @@ def signature_facts(
     def add(name: str, *row: int | str) -> None:
         facts.setdefault(name, []).append(row)
 
-    uncut = _uncut(signature)
+    empty = 0 in signature.extents  # no part of an index space without points gives a block
     for d, dim in enumerate(signature.index):
         add("extent", s, d, dim.size)
-        if d in uncut:
+        if empty:
             continue
         if dim.role == "map":
             add("map-dim", s, d)
@@ -108,23 +108,6 @@ def signature_facts(
             else:
                 add("standing", s, g, p)
     return facts
-
-
-def _uncut(signature: OperationSignature) -> set[int]:
-    """Index dims without blocks: those that reach random keys, which stay whole on every device,
-    and all dims of an index space without points, no part of which gives a block."""
-    if 0 in signature.extents:
-        return set(range(len(signature.extents)))
-    ports = (*signature.inputs, *signature.outputs)
-    types = (*signature.input_types, *signature.output_types)
-    return {
-        d
-        for projection, tensor in zip(ports, types, strict=True)
-        if _is_key(tensor)
-        for row in projection.matrix
-        for d, a in enumerate(row)
-        if a
-    }
 
 
 def _is_key(tensor: TensorType) -> bool:

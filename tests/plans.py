@@ -103,8 +103,8 @@ def strategy(
     for layout, (_, type_) in zip(layouts, ports, strict=True):
         if len(set(layout.axes)) != len(layout.axes) or not layout.divides(type_.shape, mesh):
             raise Illegal("an axis twice")
-        if layout.axes and type_.dtype.startswith("key<"):
-            raise Illegal("keys stay whole")
+        if layout.partial and type_.dtype.startswith("key<"):
+            raise Illegal("keys are never partial")
     full = tuple(cuts.get(d, ()) for d in range(len(sizes)))
     return Strategy(full, tuple(layouts[:inputs]), tuple(layouts[inputs:]))
 
@@ -229,7 +229,7 @@ def random_layout(graph: BlockGraph, v: int, mesh: MeshShape, rng: random.Random
     free = list(range(len(mesh.sizes)))
     dims: list[tuple[int, ...]] = []
     for n in type_.shape:
-        axes = random_axes(mesh, rng, free) if not type_.dtype.startswith("key<") else ()
+        axes = random_axes(mesh, rng, free)
         axes = axes if n % mesh.parts(axes) == 0 and n else ()
         free = [a for a in free if a not in axes]
         dims.append(axes)

@@ -479,18 +479,10 @@ def test_what_can_not_be_cut_says_why() -> None:
             split(whole, wrong)
 
 
-def test_random_keys_stay_whole() -> None:
+def test_random_keys_fall_into_blocks_as_numbers_do() -> None:
     keys = TensorType((4,), "key<fry>")
     s = OperationSignature(
         "bits", (IndexDim("i", 4, "map"),), (line(1),), (line(1),), (keys,), (keys,)
     )
-    assert split(s, {0: (2,)}).refusal == "output 0 does not fall into blocks along i"
-    bits = OperationSignature(
-        "bits",
-        s.index,
-        s.inputs,
-        s.outputs,
-        (keys,),
-        (TensorType((4,), "uint32"),),
-    )
-    assert split(bits, {0: (2,)}).inputs == ({0: Gathered()},)
+    found = split(s, {0: (2,)})
+    assert found.inputs == ({0: Blocks(0)},) and found.outputs == ({0: Blocks(0)},)

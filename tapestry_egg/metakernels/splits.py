@@ -109,7 +109,7 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
     gathered. Several cut dims may share one tensor dim as the digits of its block number (a
     reshaped dim): the most cut dims that together make blocks are taken, and of equally many the
     first in order; the others are gathered. What lies outside an operand (a padded window) is not
-    read. Tensors of random keys have no blocks.
+    read.
 
     Raises ZSpaceError for a dim that the index space lacks and for an axis smaller than 1.
     """
@@ -189,8 +189,7 @@ class _Shards:
         moved = tuple(d for d in everywhere if any(d in dims for dims in moving))
         found: dict[int, Access] = {d: Replicated() for d in everywhere}
         found.update({d: Gathered() for d in moved})
-        if not tensor.dtype.startswith("key<"):
-            found.update(self._most_blocks(moved, projection, tensor.shape))
+        found.update(self._most_blocks(moved, projection, tensor.shape))
         return found
 
     def fill(self, projection: Projection, tensor: TensorType, dims: tuple[int, ...]) -> bool:
