@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..blockgraph import TensorType
 from ..codec import primitive
 from ..errors import PlanError, TargetError
 from ..layout import Layout, MeshShape
 from ..plan import Plan
+from .arguments import checked, donated_arguments, placed_as
 from .lower import lower
 
 if TYPE_CHECKING:
@@ -51,13 +51,19 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """A plan on a mesh of devices: call it, or `lower()` and `compile()` it ahead of time.
+    """A plan on a mesh of devices: call it, or `trace()`, `lower()` and `compile()` it as in JAX.
 
-    `in_shardings` and `out_shardings` are flat, in the order of the graph's inputs and outputs.
+    `in_shardings` and `out_shardings` are flat, in the order of the graph's inputs and outputs;
+    `input_shardings` and `output_shardings` are the same in the pytrees of the user's function.
     """
 
     plan: Plan
     mesh: Mesh
+    # Executables by the structure of their arguments: one, unless the program came from a file,
+    # where nodes of any class of the user's may stand for those that were traced.
+    _executables: dict[Any, jax.stages.Compiled] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def program(self) -> Program:
@@ -74,49 +80,121 @@ class CompiledPlan:
     def out_shardings(self) -> tuple[NamedSharding, ...]:
         return tuple(self._sharding(layout) for layout in self.plan.out_shardings)
 
+    @property
+    def input_shardings(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The shardings of the arguments, static ones left out: (positional, by keyword).
+
+        For `jax.jit(init, out_shardings=...)`, `jax.device_put` and the restoring of checkpoints.
+        """
+        shardings: tuple[tuple[Any, ...], dict[str, Any]]
+        shardings = self.program.arguments(self.in_shardings)
+        return shardings
+
+    @property
+    def output_shardings(self) -> Any:
+        """The shardings of the result."""
+        return self.program.unflatten(self.out_shardings)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan. Raises TraceError for another structure of arguments than was traced,
         PlanError for an array of another shape or dtype."""
+        return self.run(*self.program.dynamic(args, kwargs))
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the plan on its arguments without the static ones.
+
+        What lies as planned goes straight to the executable, which checks it; only what that does
+        not take is looked at here, and moved.
+        """
         import jax
 
-        leaves = self.program.flatten(*args, **kwargs)
+        tree = jax.tree.structure((args, kwargs))
+        executable = self._executables.get(tree)
+        refusal: Exception | None = None
+        if executable is not None:
+            try:
+                return executable(*args, **kwargs)
+            except (TypeError, ValueError) as e:
+                refusal = e
+        leaves = self.program.leaves(args, kwargs)
         graph = self.plan.graph
         types = [graph.values[v] for v in graph.inputs]
         names = graph.input_names or [f"argument {i}" for i in range(len(leaves))]
-        arrays = [_checked(x, t, n) for x, t, n in zip(leaves, types, names, strict=True)]
+        arrays = [checked(x, t, n) for x, t, n in zip(leaves, types, names, strict=True)]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):  # inside the user's own jit
             return self.program.unflatten(self._mapped(*arrays), like=(args, kwargs))
+        if executable is None:
+            executable = self._executables[tree] = self._trace(tree).lower().compile()
         with jax.set_mesh(self.mesh):  # another mesh may be active
+            donated = graph.donated or (False,) * len(arrays)
             placed = [
-                jax.device_put(x, sharding)
-                for x, sharding in zip(arrays, self.in_shardings, strict=True)
+                placed_as(x, s, d)
+                for x, s, d in zip(arrays, self.in_shardings, donated, strict=True)
             ]
-            outputs = self._jitted(*placed)
-        return self.program.unflatten(outputs, like=(args, kwargs))
+        if refusal is not None and all(a is b for a, b in zip(placed, leaves, strict=True)):
+            raise refusal
+        args, kwargs = jax.tree.unflatten(tree, placed)
+        return executable(*args, **kwargs)
+
+    def trace(self) -> jax.stages.Traced:
+        """The plan as a jaxpr, in the signature of the user's function without static arguments."""
+        return self._trace(self._tree)
 
     def lower(self) -> jax.stages.Lowered:
         """The plan as StableHLO, with nothing run."""
+        return self.trace().lower()
+
+    def compile(self) -> jax.stages.Compiled:
+        """The executable, for `hlo_stats`, `compare`, JAX's own analyses, and calls with arguments
+        that lie as planned."""
+        if self._tree not in self._executables:
+            self._executables[self._tree] = self.lower().compile()
+        return self._executables[self._tree]
+
+    @cached_property
+    def _tree(self) -> Any:
+        """The structure of (args, kwargs) as traced; stand-ins for classes that a file named."""
+        import jax
+
+        if self.program.in_treedef is not None:
+            return self.program.in_treedef
+        return jax.tree.structure(self.program.arguments(range(len(self.in_shardings))))
+
+    def _trace(self, tree: Any) -> jax.stages.Traced:
         import jax
 
         from ..arrays import decode_dtype
 
         graph = self.plan.graph
-        arguments = [
+        types = [graph.values[v] for v in graph.inputs]
+        like, _ = known = tree.unflatten(
             jax.ShapeDtypeStruct(
-                graph.values[v].shape, decode_dtype(graph.values[v].dtype), sharding=sharding
+                t.shape, decode_dtype(t.dtype), sharding=sharding, weak_type=t.weak
             )
-            for v, sharding in zip(graph.inputs, self.in_shardings, strict=True)
-        ]
-        with jax.set_mesh(self.mesh):
-            lowered: jax.stages.Lowered = self._jitted.lower(*arguments)
-        return lowered
+            for t, sharding in zip(types, self.in_shardings, strict=True)
+        )
 
-    def compile(self) -> jax.stages.Compiled:
-        """The executable, for `hlo_stats`, `compare` and JAX's own analyses."""
-        return self.lower().compile()
+        def step(*args: Any, **kwargs: Any) -> Any:
+            outputs = self._mapped(*jax.tree.leaves((args, kwargs)))
+            return self.program.unflatten(outputs, like=known)
+
+        step.__name__ = step.__qualname__ = re.sub(r"\W", "_", graph.name) or "step"
+        numbers, keywords = donated_arguments(tree, graph.donated)
+        jitted = jax.jit(
+            step,
+            out_shardings=self.program.unflatten(self.out_shardings, like=known),
+            donate_argnums=numbers or None,
+            donate_argnames=keywords or None,
+            keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
+            compiler_options=_compiler_options(self.mesh),
+        )
+        with jax.set_mesh(self.mesh):
+            traced: jax.stages.Traced = jitted.trace(*like, **known[1])
+        return traced
 
     @cached_property
     def _mapped(self) -> Any:
+        """The plan as one `shard_map` of flat arguments and results."""
         import jax
 
         local = lower(self.plan, caller_of(self.mesh))
@@ -127,27 +205,12 @@ class CompiledPlan:
             outputs = zip(local(*arguments), graph.outputs, strict=True)
             return tuple(_weakened(x, graph.values[v].weak) for x, v in outputs)
 
-        step.__name__ = re.sub(r"\W", "_", self.plan.graph.name) or "step"
         return jax.shard_map(
             step,
             mesh=self.mesh,
             in_specs=tuple(s.spec for s in self.in_shardings),
             out_specs=tuple(s.spec for s in self.out_shardings),
             check_vma=False,  # replication is what the plan says, and is tested by its numbers
-        )
-
-    @cached_property
-    def _jitted(self) -> Any:
-        import jax
-
-        donated = self.plan.graph.donated
-        return jax.jit(
-            self._mapped,
-            in_shardings=self.in_shardings,
-            out_shardings=self.out_shardings,
-            donate_argnums=tuple(i for i, d in enumerate(donated) if d),
-            keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
-            compiler_options=_compiler_options(self.mesh),
         )
 
     def _sharding(self, layout: Layout) -> NamedSharding:
@@ -225,23 +288,3 @@ def _weakened(x: jax.Array, weak: bool) -> jax.Array:
     bind = primitive("convert_element_type").bind
     changed: jax.Array = bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
     return changed
-
-
-def _checked(x: Any, type_: TensorType, name: str) -> Any:
-    """An argument of the type that the plan was made for."""
-    import jax
-    import numpy as np
-
-    from ..arrays import decode_dtype, dtype_name
-
-    if not hasattr(x, "dtype"):
-        x = np.asarray(x, None if isinstance(x, list) else decode_dtype(type_.dtype))
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
-    given = TensorType(tuple(x.shape), dtype_name(dtype))
-    if (given.shape, given.dtype) != (type_.shape, type_.dtype):
-        raise PlanError(
-            f"is {given}, the plan was made for {type_}",
-            where=name,
-            hint="Trace and optimize again for other shapes.",
-        )
-    return x

@@ -60,12 +60,17 @@ class Program:
         Static arguments may be given as they were when tracing. Raises TraceError where the
         structure is not the one that was traced.
         """
+        return self.leaves(*self.dynamic(args, kwargs))
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """`flatten` of arguments without the static ones."""
         import jax
 
-        args, kwargs = self._dynamic(args, kwargs)
         leaves, treedef = jax.tree.flatten((args, kwargs))
+        if self.in_treedef is not None and treedef == self.in_treedef:
+            return leaves
         where = difference(self.in_tree, encode_treedef(treedef))
-        if not where and self.in_treedef is not None and treedef != self.in_treedef:
+        if not where and self.in_treedef is not None:
             where = "the static data of a class in them differ"
         if where:
             raise TraceError(
@@ -73,6 +78,14 @@ class Program:
                 hint="Call it with the structure it was traced with, or trace it again.",
             )
         return leaves
+
+    def arguments(self, leaves: Iterable[Any]) -> Any:
+        """(args, kwargs) without static arguments, with `leaves` for the graph's inputs."""
+        import jax
+
+        if self.in_treedef is not None:
+            return jax.tree.unflatten(self.in_treedef, leaves)
+        return build(self.in_tree, iter(leaves), {})
 
     def unflatten(self, outputs: Iterable[Any], like: Any = None) -> Any:
         """The user's result, from the graph's outputs.
@@ -96,10 +109,12 @@ class Program:
             object.__setattr__(self, "_run", run)
         return self.unflatten(run(*self.flatten(*args, **kwargs)), like=(args, kwargs))
 
-    def _dynamic(
+    def dynamic(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments without the static ones; these must be the traced ones."""
+        if not self.static:
+            return args, kwargs
         positions = {k: v for k, v in self.static if isinstance(k, int)}
         named = {k: v for k, v in self.static if isinstance(k, str)}
         given: list[tuple[int | str, Any, Any]]

@@ -1,0 +1,75 @@
+"""The arguments of a compiled plan: of its types, in its layouts, given up where donated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..blockgraph import TensorType
+from ..errors import PlanError
+
+if TYPE_CHECKING:
+    import jax
+
+
+def checked(x: Any, type_: TensorType, name: str) -> Any:
+    """An argument of the type that the plan was made for.
+
+    Raises PlanError for another shape or dtype.
+    """
+    import jax
+    import numpy as np
+
+    from ..arrays import decode_dtype, dtype_name
+
+    if not hasattr(x, "dtype"):
+        x = np.asarray(x, None if isinstance(x, list) else decode_dtype(type_.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+    given = TensorType(tuple(x.shape), dtype_name(dtype))
+    if (given.shape, given.dtype) != (type_.shape, type_.dtype):
+        raise PlanError(
+            f"is {given}, the plan was made for {type_}",
+            where=name,
+            hint="Trace and optimize again for other shapes.",
+        )
+    return x
+
+
+def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
+    """The same array if it lies so, else a copy that does; a donated one is given up for it."""
+    import jax
+
+    if isinstance(x, jax.Array):
+        lies = x.sharding
+        # On axes of type Explicit an array has its layout in its type.
+        typed = bool(getattr(getattr(lies, "mesh", None), "explicit_axes", ()))
+        if lies == sharding or (not typed and lies.is_equivalent_to(sharding, x.ndim)):
+            return x
+        return jax.device_put(x, sharding, donate=donated)
+    return jax.device_put(x, sharding)
+
+
+def donated_arguments(
+    tree: Any, donated: Sequence[bool]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The numbers and names of the donated arguments, from the structure of (args, kwargs).
+
+    Raises PlanError for an argument that is donated in part: JAX has no way to say it.
+    """
+    positional, named = tree.children()
+    keys = named.node_data()[1] if named.node_data() else ()
+    rest = list(donated)
+    found: list[int | str] = []
+    for at, child in [*enumerate(positional.children()), *zip(keys, named.children(), strict=True)]:
+        flags, rest = rest[: child.num_leaves], rest[child.num_leaves :]
+        if any(flags) and not all(flags):
+            raise PlanError(
+                f"{sum(flags)} of the {len(flags)} arrays in it are donated",
+                where=f"argument {at!r}",
+                hint="Donate the whole argument or none of it.",
+            )
+        if any(flags):
+            found.append(at)
+    return tuple(i for i in found if isinstance(i, int)), tuple(
+        k for k in found if isinstance(k, str)
+    )
