@@ -1,25 +1,25 @@
-"""Pins: layouts of inputs that the user fixes, by path in the arguments.
+"""Pins: layouts of inputs and outputs that the user fixes.
 
     {"[0]['kernel']": (None, "x"), "[2]": ("x",)}
 
 A path names one input or, as a prefix, all those below it; the longest one that fits an input
 counts. A layout has per tensor dim the mesh axes that cut it: a name, several names major to minor,
 or None; dims left off at the end are not cut, so `()` replicates. `jax.sharding.PartitionSpec`s are
-such layouts too.
+such layouts too. Pins of inputs and outputs may also come as JAX's `in_shardings` and
+`out_shardings` (`shardings.py`), and outputs that the program itself constrains are pinned so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from ..blockgraph import BlockGraph
+from ..constraints import Constraint, Wanted
 from ..errors import ExtractError, TargetError
 from ..flatten import close_paths, is_below
-from ..layout import Layout, MeshShape
-from .snapshot import Snapshot, UnitRows
+from ..layout import MeshShape
+from ..mesh_contract import MeshContract
 
 Spec = Iterable[str | Sequence[str] | None]
 Pins = Mapping[str, Spec]
@@ -27,26 +27,40 @@ Pins = Mapping[str, Spec]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pinned input: its number and name, and the axis names that cut each of its dims."""
+    """One pinned input or output: its number and name, and the axis names that cut each of its
+    dims (None: the dim is free)."""
 
     position: int
     name: str
-    path: str  # the user's, a prefix of the name
+    where: str  # the user's word for it, for messages
     shape: tuple[int, ...]
-    dims: tuple[tuple[str, ...], ...]
+    dims: tuple[tuple[str, ...] | None, ...]
+    output: bool = False
+    spoken: tuple[str, ...] | None = None  # the axes that it is about; None: all
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset(a for d in self.dims for a in d)
+        return frozenset(a for d in self.dims for a in d or ())
 
-    def layout(self, mesh: MeshShape) -> Layout:
-        """The layout on a mesh that has the axes."""
-        number = {name: a for a, name in enumerate(mesh.names)}
-        return Layout(tuple(tuple(number[a] for a in d) for d in self.dims))
+    def wanted(self, mesh: MeshShape, contract: MeshContract | None = None) -> Wanted | None:
+        """The layouts that it allows on a plan's mesh; None where the mesh cannot tell the axes."""
+        own = contract or MeshContract(mesh.names, mesh.sizes)
+        dims: list[tuple[int, ...] | None] = []
+        for d in self.dims:
+            axes = None if d is None else own.resolve(d, mesh)
+            if d is not None and axes is None:
+                return None
+            dims.append(axes)
+        if self.spoken is None:
+            return Wanted(tuple(dims))
+        about = [own.resolve((a,), mesh) for a in self.spoken]
+        if any(a is None for a in about):
+            return None
+        return Wanted(tuple(dims), frozenset(a for f in about for a in f or ()))
 
     def __str__(self) -> str:
-        words = ", ".join("·".join(d) or "." for d in self.dims)
-        return f"[{words}]"
+        words = ("*" if d is None else "·".join(d) or "." for d in self.dims)
+        return f"[{', '.join(words)}]"
 
 
 def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:
@@ -78,78 +92,81 @@ def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:
                 hint=f"Give at most {tensor.rank}, or pin {name!r} by itself.",
             )
         dims = spec + ((),) * (tensor.rank - len(spec))
-        found.append(Pin(i, name, path, tensor.shape, dims))
+        found.append(Pin(i, name, f"pins[{path!r}]", tensor.shape, dims))
     return tuple(found)
 
 
-def fitting(pins: Sequence[Pin], shapes: Sequence[MeshShape]) -> tuple[MeshShape, ...]:
+def constrained_outputs(graph: BlockGraph) -> tuple[Pin, ...]:
+    """Pins of the outputs that the program constrains right before it returns them."""
+    from ..constraints import KERNEL
+
+    made = {op.outputs[0]: op for op in graph.operations if op.kernel == KERNEL}
+    found = []
+    for j, v in enumerate(graph.outputs):
+        if v in made:
+            asked = Constraint.of(made[v].params)
+            name = graph.output_names[j] if graph.output_names else f"[{j}]"
+            where = f"the constraint of output {name or 0}"
+            shape = graph.values[v].shape
+            found.append(Pin(j, name, where, shape, asked.dims, True, asked.axes))
+    return tuple(found)
+
+
+def fitting(
+    pins: Sequence[Pin], shapes: Sequence[MeshShape], contract: MeshContract | None = None
+) -> tuple[MeshShape, ...]:
     """The mesh shapes that have the axes of all pins, and whose sizes divide what they cut.
 
     Raises TargetError when no mesh has the axes, ExtractError when those that do would cut some
-    input unevenly.
+    input or output unevenly.
     """
-    axes = frozenset[str]().union(*(p.axes for p in pins))
-    having = [s for s in shapes if axes <= set(s.names)]
+    if not pins:
+        return tuple(shapes)
+    having = [s for s in shapes if all(p.wanted(s, contract) is not None for p in pins)]
     if not having:
-        absent = sorted(a for a in axes if not any(a in s.names for s in shapes))
+        axes = frozenset[str]().union(*(p.axes for p in pins))
+        known = {n for s in shapes for n in (contract.names if contract else s.names)}
+        absent = sorted(axes - known)
         words = (
             f"no mesh has the axis {absent[0]!r}"
             if absent
             else f"no mesh has all the axes {', '.join(sorted(axes))}"
         )
         culprit = next((p for p in pins if not absent or absent[0] in p.axes), pins[0])
-        raise TargetError(
-            words,
-            where=f"pins[{culprit.path!r}]",
-            hint=f"Mesh shapes to choose from: {', '.join(map(str, shapes))}.",
-        )
-    even = [s for s in having if all(p.layout(s).divides(p.shape, s) for p in pins)]
+        choice = str(contract) if contract else ", ".join(map(str, shapes))
+        raise TargetError(words, where=culprit.where, hint=f"Mesh shapes to choose from: {choice}.")
+    even = [s for s in having if all(_divides(p, s, contract) for p in pins)]
     if not even:
         mesh = having[0]
-        uneven = next(p for p in pins if not p.layout(mesh).divides(p.shape, mesh))
+        uneven = next(p for p in pins if not _divides(p, mesh, contract))
         raise ExtractError(
             f"{uneven.name} of shape {list(uneven.shape)} cannot be cut evenly as {uneven} on "
             f"{' or '.join(map(str, having))}",
-            where=f"pins[{uneven.path!r}]",
+            where=uneven.where,
             hint="Pin it to axes whose sizes divide its dims, or leave it unpinned.",
         )
     return tuple(even)
 
 
-def pin(snap: Snapshot, pins: Sequence[Pin]) -> Snapshot:
-    """The snapshot with only those rows of the inputs that give the pinned layouts.
-
-    An input that an output feeds back into pins the output too: one identity makes both.
-    Raises ExtractError where the rules derive no such row.
-    """
-    if not pins:
-        return snap
-    schedule, rows = snap.schedule, list(snap.rows)
-    body = schedule.program.bodies[0]
-    for p in pins:
-        v = body.values[body.graph.inputs[p.position]]
-        u = schedule.producer[v]
-        q, layout = schedule.units[u].outputs.index(v), p.layout(snap.mesh)
-        rows[u] = _only(rows[u], [r for r, gives in enumerate(rows[u].gives) if gives[q] == layout])
-        if not len(rows[u]):
-            raise ExtractError(
-                f"the rules derive no way for {p.name} to enter as {p} on {snap.mesh}",
-                where=f"pins[{p.path!r}]",
-                hint="Pin another layout, or bring back the rule that was removed.",
-            )
-    return replace(snap, rows=tuple(rows))
+def _divides(pin: Pin, mesh: MeshShape, contract: MeshContract | None) -> bool:
+    wanted = pin.wanted(mesh, contract)
+    return wanted is not None and wanted.least.divides(pin.shape, mesh)
 
 
-def _only(rows: UnitRows, kept: list[int]) -> UnitRows:
-    which = np.array(kept, dtype=np.int64)
-    return UnitRows(
-        rows.choice[which],
-        tuple(rows.needs[r] for r in kept),
-        tuple(rows.gives[r] for r in kept),
-        rows.seconds[which],
-        rows.joules[which],
-        rows.flops[which],
-    )
+def unpaired(
+    pairs: Mapping[int, int], inputs: Sequence[Pin], outputs: Sequence[Pin]
+) -> dict[int, int]:
+    """The feedback pairs without those whose output and input are pinned to different layouts:
+    such an output leaves where the user says, not where it entered."""
+    entering = {p.position: p for p in inputs}
+    apart = {
+        p.position
+        for p in outputs
+        if p.position in pairs
+        and (own := entering.get(pairs[p.position])) is not None
+        and (own.dims, own.spoken) != (p.dims, p.spoken)
+    }
+    return {j: i for j, i in pairs.items() if j not in apart}
 
 
 def _spec(path: str, spec: Spec) -> tuple[tuple[str, ...], ...]:

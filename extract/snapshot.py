@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blockgraph import TensorType
+from ..constraints import KERNEL as CONSTRAINT
+from ..constraints import Constraint, Wanted
 from ..costs import collective_joules, collective_seconds, joules, kernel_seconds
 from ..errors import ExtractError
 from ..layout import Layout, MeshShape
+from ..mesh_contract import MeshContract
 from ..metakernels.signature import OperationSignature, evaluate
 from ..saturate import Saturated, StrategyRow
 from ..schedule import Schedule, Unit
@@ -62,12 +65,20 @@ class Snapshot:
         return self.saturated.strategies[which][number]
 
 
-def snapshot(schedule: Schedule, saturated: Saturated, mesh: MeshShape, target: Target) -> Snapshot:
+def snapshot(
+    schedule: Schedule,
+    saturated: Saturated,
+    mesh: MeshShape,
+    target: Target,
+    contract: MeshContract | None = None,
+) -> Snapshot:
     """Join the derived strategies into unit rows, and tabulate copies.
 
+    A value that the program constrains has only rows that give it as it asks; `contract` is the
+    mesh that the program's axes are of, where a plan's mesh divides it.
     Raises ExtractError when some unit has no way to run (a rule was removed that all need).
     """
-    joiner = _Joiner(schedule, saturated, mesh, target)
+    joiner = _Joiner(schedule, saturated, mesh, target, contract)
     rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
     program = schedule.program
     types = {
@@ -92,14 +103,33 @@ def snapshot(schedule: Schedule, saturated: Saturated, mesh: MeshShape, target: 
 
 class _Joiner:
     def __init__(
-        self, schedule: Schedule, saturated: Saturated, mesh: MeshShape, target: Target
+        self,
+        schedule: Schedule,
+        saturated: Saturated,
+        mesh: MeshShape,
+        target: Target,
+        contract: MeshContract | None = None,
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
+        self.wanted = self._constrained(contract)
         self.instances = schedule.program.instances
         self.signature_of = saturated.encoding.signature_of
         self.memo: dict[tuple[object, ...], UnitRows] = {}
-        self.by_output: dict[int, dict[tuple[Layout, ...], list[int]]] = {}
+        self.by_output: dict[tuple[int, Wanted | None], dict[tuple[Layout, ...], list[int]]] = {}
         self.truncated = 0
+
+    def _constrained(self, contract: MeshContract | None) -> dict[int, Wanted]:
+        """Instances of constraints that this mesh can read -> the layouts that they want."""
+        found = {}
+        for i, instance in enumerate(self.schedule.program.instances):
+            if instance.operation < 0 or instance.signature.kernel != CONSTRAINT:
+                continue
+            op = self.schedule.program.bodies[instance.body].graph.operations[instance.operation]
+            shape = instance.signature.output_types[0].shape
+            wanted = Constraint.of(op.params).wanted(shape, self.mesh, contract)
+            if wanted is not None:
+                found[i] = wanted
+        return found
 
     def rows(self, number: int, unit: Unit) -> UnitRows:
         key = self._shape_of(unit)
@@ -125,31 +155,41 @@ class _Joiner:
             instance = self.instances[i]
             wires = tuple(local.setdefault(v, len(local)) for v in instance.inputs)
             outs = tuple(local.setdefault(v, len(local)) for v in instance.outputs)
-            parts.append((self.signature_of[i], wires, outs, instance.port))
+            parts.append((self.signature_of[i], wires, outs, instance.port, self.wanted.get(i)))
         return (*parts, tuple(local[v] for v in unit.outputs))
 
-    def _giving(self, signature: int) -> dict[tuple[Layout, ...], list[int]]:
-        if signature not in self.by_output:
+    def _allowed(self, instance: int) -> list[int]:
+        """The numbers of the strategies of an instance's signature that it may run by."""
+        strategies = self.saturated.strategies[self.signature_of[instance]]
+        wanted = self.wanted.get(instance)
+        if wanted is None:
+            return list(range(len(strategies)))
+        return [n for n, s in enumerate(strategies) if wanted.holds(s.layouts[-1])]
+
+    def _giving(self, instance: int) -> dict[tuple[Layout, ...], list[int]]:
+        signature = self.signature_of[instance]
+        key = (signature, self.wanted.get(instance))
+        if key not in self.by_output:
             table: dict[tuple[Layout, ...], list[int]] = {}
             strategies = self.saturated.strategies[signature]
             operands = len(self.saturated.encoding.signatures[signature].inputs)
-            for n, s in enumerate(strategies):
-                table.setdefault(s.layouts[operands:], []).append(n)
-            self.by_output[signature] = table
-        return self.by_output[signature]
+            for n in self._allowed(instance):
+                table.setdefault(strategies[n].layouts[operands:], []).append(n)
+            self.by_output[key] = table
+        return self.by_output[key]
 
     def _join(self, unit: Unit) -> UnitRows:
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         root = unit.root
         partial: list[tuple[dict[int, Layout], dict[int, int]]] = []
         strategies = self.saturated.strategies[self.signature_of[root]]
-        for n, s in enumerate(strategies):
-            wanted = self._wants(root, s, inside, {})
+        for n in self._allowed(root):
+            wanted = self._wants(root, strategies[n], inside, {})
             if wanted is not None:
                 partial.append((wanted, {root: n}))
         for i in reversed(unit.members[:-1]):
             (out,) = self.instances[i].outputs
-            giving = self._giving(self.signature_of[i])
+            giving = self._giving(i)
             grown = []
             for wants, chosen in partial:
                 for n in giving.get((wants[out],), ()):

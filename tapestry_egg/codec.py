@@ -484,11 +484,29 @@ def _jax_primitives() -> dict[str, Any]:
     return found
 
 
+class _Placed:
+    """Stands for JAX's primitive where a plan has done what it asks for, or there is no mesh."""
+
+    name = "sharding_constraint"
+    multiple_results = False
+
+    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        return params
+
+    def bind(self, x: Any, **_: Any) -> Any:
+        return x
+
+
+_PLACED = _Placed()
+
+
 def primitive(name: object) -> Any:
     """The JAX primitive called `name`: one met by a trace in this process, or one of JAX's own.
 
     Raises GraphError when there is none.
     """
+    if name == "sharding_constraint":
+        return _PLACED
     found = _PRIMITIVES.get(name) if isinstance(name, str) else None
     if found is None and isinstance(name, str):
         found = _jax_primitives().get(name)

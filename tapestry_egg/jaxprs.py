@@ -18,6 +18,8 @@ import numpy as np
 from .arrays import dtype_name, register_key_impl
 from .blockgraph import BlockGraph, Operation, Source, TensorType
 from .codec import encode_params, primitive, register_primitive
+from .constraints import KERNEL as CONSTRAINT
+from .constraints import constraint_of
 from .errors import TraceError
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -47,8 +49,14 @@ REGIONS = {
     "cond": ("branches",),
 }
 
-#: Identities on global values that only ask for a placement. Placement is what a plan decides.
-_PLACEMENT = frozenset(("sharding_constraint", "reshard", "mesh_cast", "layout_constraint"))
+#: Identities on global values that ask for a placement, and the parameter that says which. Those
+#: that name the axes of a mesh stay, as constraints of the plan.
+_PLACEMENT = {
+    "sharding_constraint": "sharding",
+    "reshard": "dst_sharding",
+    "mesh_cast": "",
+    "layout_constraint": "",
+}
 
 #: Parameters by which Explicit mode asks for a placement of a result.
 _PLACEMENT_PARAMS = frozenset(("sharding", "out_sharding"))
@@ -120,7 +128,7 @@ class _Flattener:
             inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
             eqn = _with_one_verdict(eqn)
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
-            return inputs
+            return self.placed(eqn, inputs, here)
         if kernel == "device_put" and not _changes_memory(eqn.params):
             return inputs
         outputs = tuple(self.new(self.typed(v.aval, kernel, here)) for v in eqn.outvars)
@@ -138,6 +146,31 @@ class _Flattener:
             )
         )
         return outputs
+
+    def placed(self, eqn: Any, inputs: list[int], here: _Context) -> list[int]:
+        """What is asked for of a value by its place, as an operation where that says anything."""
+        sharding = eqn.params.get(_PLACEMENT[eqn.primitive.name])
+        explicit = eqn.primitive.name == "reshard"
+        return [self.constrained(v, sharding, explicit, here) for v in inputs]
+
+    def constrained(self, v: int, sharding: Any, explicit: bool, here: _Context) -> int:
+        """The value under the constraint that a sharding makes of it."""
+        asked = constraint_of(sharding, self.values[v].rank, explicit)
+        if asked is None:
+            return v
+        made = self.new(self.values[v])
+        self.operations.append(
+            Operation(
+                kernel=CONSTRAINT,
+                inputs=(v,),
+                outputs=(made,),
+                params=asked.params(),
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+            )
+        )
+        return made
 
     def call(self, eqn: Any, callee: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
         kernel = eqn.primitive.name

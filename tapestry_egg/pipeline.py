@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import ExtractError
 from .extract.front import Front as Front
 from .extract.merge import MeshResult, merge
-from .extract.pins import Pins, fitting, read_pins
+from .extract.pins import Pins
 from .flatten import feedback_pairs
 from .layout import MeshShape
 from .problems import pose
@@ -24,6 +24,7 @@ from .searches import for_traffic, search, search_in_turn, search_limits
 from .settings import Settings as Settings
 from .target import Target, load_target
 from .units import parse_quantity
+from .words import read_words
 
 if TYPE_CHECKING:
     from .blockgraph import BlockGraph
@@ -44,7 +45,10 @@ def optimize(
     state: Mapping[str, str] | None = None,
     numerics: str = "reorders",
     mesh_shapes: Sequence[MeshShape] | None = None,
+    mesh: Any = None,
     pins: Pins | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     settings: Settings | None = None,
     executor: Executor | None = None,
     on_progress: Progress | None = None,
@@ -57,8 +61,12 @@ def optimize(
     pairs outputs with the inputs that they become in the next call, by path or prefix; donated
     inputs pair by themselves. `pins` fixes the layouts of inputs by path or prefix
     (`{"[0]['w']": (None, "x")}`, see `extract/pins.py`), and so those of the outputs that feed back
-    to them. Rules that change rounding are used only with `numerics="relaxed"`. Every rule is
-    verified before it is used.
+    to them; `in_shardings` and `out_shardings` do so as in `jax.jit`, and the program's own
+    constraints hold inside. Rules that change rounding are used only with `numerics="relaxed"`.
+    Every rule is verified before it is used.
+    `mesh` (a JAX mesh or a `MeshShape`) is a contract: what crosses the boundary is laid out by its
+    axes, and inside plans may divide them. Without it, shardings or constraints that name one mesh
+    do. Without any, or with `mesh_shapes`, meshes are the plan's own affair.
     Mesh shapes (default: all of the target's that differ in more than the names of their axes) are
     searched side by side by `executor` (default: processes of this machine; a Dask cluster's
     `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
@@ -74,18 +82,25 @@ def optimize(
     program, block_graph = _split(graph)
     sets = permitted(load_books((*books, *rules)), numerics)
     ensure_verified(sets, executor)
-    pairs = feedback_pairs(block_graph, state)
-    fixed = read_pins(block_graph, pins)
-    shapes = tuple(mesh_shapes or machine.mesh_shapes(settings.max_axes))
-    # Pins name axes; without them, meshes that differ in names alone are one.
-    shapes = fitting(fixed, shapes if mesh_shapes or fixed else machine.distinct(shapes))
+    words = read_words(
+        program or block_graph,
+        machine,
+        mesh,
+        pins,
+        in_shardings,
+        out_shardings,
+        mesh_shapes,
+        settings.max_axes,
+    )
+    pairs = words.pairs(feedback_pairs(block_graph, state))
+    shapes, fixed = words.shapes, words.fixed
     posed = pose(block_graph, pairs, machine, shapes, sets, fixed, settings, tell)
     heeded = dict(bounds)
     if machine.usable_bytes is not None:
         heeded.setdefault("peak_bytes", float(machine.usable_bytes))
     wanted = search_limits(heeded)
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)
-    notes = searched.notes
+    notes = words.notes + searched.notes
     results = [MeshResult(p, a) for p, a in zip(posed.problems, searched.archives, strict=True)]
     if {"wire_bytes", "flops"} & {*objectives, *bounds} and not searched.interrupted:
         again = search(for_traffic(posed.problems, machine), wanted, settings, executor, tell)

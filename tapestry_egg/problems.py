@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .algebra import Form, forms
 from .encode import encode
-from .extract.pins import Pin, pin
+from .extract.boundary import Fixed, restrict
 from .layout import MeshShape
 from .prepare import prepare
 from .progress import Phase, Progress
@@ -41,7 +41,7 @@ def pose(
     machine: Target,
     shapes: Sequence[MeshShape],
     books: Sequence[RuleBook],
-    pins: Sequence[Pin],
+    fixed: Fixed,
     settings: Settings,
     tell: Progress,
 ) -> Posed:
@@ -57,7 +57,7 @@ def pose(
         for shape in shapes:
             ticks: list[Tick] = []
             problems.append(
-                _problem(plan, shape, machine, books, settings.budget, pins, tell, ticks)
+                _problem(plan, shape, machine, books, settings.budget, fixed, tell, ticks)
             )
             where = f"{shape} form {number + 1}" if number else str(shape)
             timeline += [replace(tick, subject=where) for tick in ticks]
@@ -109,7 +109,7 @@ def _problem(
     machine: Target,
     books: Sequence[RuleBook],
     budget: Budget,
-    pins: Sequence[Pin],
+    fixed: Fixed,
     tell: Progress,
     timeline: list[Tick],
 ) -> Assembled:
@@ -129,4 +129,4 @@ def _problem(
     timeline += found.timeline
     strategies = sum(len(s) for s in found.strategies)
     tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
-    return assemble(pin(snapshot(plan, found, shape, machine), pins))
+    return assemble(restrict(snapshot(plan, found, shape, machine, fixed.contract), fixed))

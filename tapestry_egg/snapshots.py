@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .atomic import write_atomic
+from .extract.boundary import Fixed
 from .extract.formats import snapshot as snapshot_format
 from .extract.problem import Problem
 from .flatten import feedback_pairs
@@ -47,7 +48,8 @@ def snapshots(
     ensure_verified(books)
     shapes = machine.distinct(machine.mesh_shapes(settings.max_axes))
     tell = on_progress or (lambda _: None)
-    posed = pose(graph, feedback_pairs(graph, None), machine, shapes, books, (), settings, tell)
+    pairs = feedback_pairs(graph, None)
+    posed = pose(graph, pairs, machine, shapes, books, Fixed(), settings, tell)
     for k, assembled in enumerate(posed.problems):
         form, at = divmod(k, len(shapes))
         yield f"{shapes[at]}{f' form {form + 1}' if form else ''}", assembled.problem

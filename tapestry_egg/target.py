@@ -118,6 +118,10 @@ class Target:
             MeshShape(tuple(_AXES[: len(sizes)]), sizes) for _, _, sizes in sorted(found)
         ) or (MeshShape(("x",), (1,)),)
 
+    def is_even(self, mesh: MeshShape) -> bool:
+        """Whether no group of a mesh straddles a level or torus dim unevenly."""
+        return is_chain(boundaries(self.shape) | boundaries(mesh.sizes))
+
     def distinct(self, meshes: Iterable[MeshShape]) -> tuple[MeshShape, ...]:
         """Those meshes of which no earlier one is the same but for the names of its axes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -74,6 +75,13 @@ def anything(draw: Draw, kernel: str) -> Case:
 @of("elementwise", "name")
 def name(draw: Draw, kernel: str) -> Case:
     return lambda x: checkpoint_name(x, "saved"), (draw.floats(draw.shape()),)
+
+
+@of("elementwise", "sharding_constraint")
+def constraint(draw: Draw, kernel: str) -> Case:
+    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    asked = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return lambda x: lax.with_sharding_constraint(x, asked), (draw.any(draw.shape(1, 3)),)
 
 
 @of("elementwise", "real", "imag", "conj")

@@ -9,7 +9,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.opaque import opaque_reasons
 
 #: Tracing leaves nothing of these where they do nothing: placements, and solvers' own functions.
-DISSOLVED = {"device_put", "custom_linear_solve", "sharding_constraint", "reshard", "mesh_cast"}
+DISSOLVED = {"device_put", "custom_linear_solve", "reshard", "mesh_cast"}
 DISSOLVED |= {"layout_constraint"}
 
 #: What real programs are made of: transformers, convolutional networks, mixtures of experts, with

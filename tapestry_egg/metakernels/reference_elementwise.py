@@ -141,6 +141,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "log1p": np.log1p,
     "logistic": lambda x: 1 / (1 + np.exp(-x)),
     "name": lambda x: x,
+    "sharding_constraint": lambda x: x,
     "neg": np.negative,
     "not": np.invert,
     "population_count": lambda x: np.bitwise_count(x.view(np.dtype(f"u{x.dtype.itemsize}"))),
@@ -189,7 +190,16 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "zeta": special.zeta,
 }
 #: Exact on bits: these must see the operands in their own dtype.
-_EXACT = ("eq_to", "le_to", "lt_to", "copy", "copy_p", "name", "stop_gradient")
+_EXACT = (
+    "eq_to",
+    "le_to",
+    "lt_to",
+    "copy",
+    "copy_p",
+    "name",
+    "sharding_constraint",
+    "stop_gradient",
+)
 
 
 def _exactly(function: Callable[..., Any]) -> Reference:
