@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..codec import primitive
+from ..constraints import contract_of
+from ..devices import in_network_order
 from ..errors import PlanError, TargetError
 from ..layout import Layout, MeshShape
 from ..plan import Plan
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
 def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> CompiledPlan:
     """The function of a plan, on the devices of `mesh`.
 
-    `mesh` supplies devices only: they are arranged row-major in the plan's own mesh shape, so plans
-    of several shapes run on one mesh, of whichever axis types. Without it the devices of
-    `jax.devices()` are used. A mesh of `jax.experimental.topologies` compiles without the hardware.
+    `mesh` supplies the devices: those of a list (default: `jax.devices()`) take their places by
+    where they are in the machine, those of a JAX mesh lie on the plan's mesh row-major as on that
+    one, so plans of several shapes run on one mesh, of whichever axis types. Where the plan's axes
+    are those of the mesh or divide them, what the plan returns is on that very mesh, under its
+    names. A mesh of `jax.experimental.topologies` compiles without the hardware.
 
     The result takes and returns the pytrees of the traced function, or flat arguments and a tuple
     where the plan's graph was not traced. Arguments may be on the host or on devices in any layout.
@@ -46,19 +50,24 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
                     where=plan.name,
                     hint="At the boundary nothing is partial, and blocks are equal.",
                 )
-    return CompiledPlan(plan, jax_mesh(plan.mesh, mesh))
+    own = boundary_mesh(plan, mesh)
+    if own is not None and plan.mesh.size.items() <= dict(own.shape).items():
+        return CompiledPlan(plan, own, own)  # the plan's axes are the mesh's, no finer
+    return CompiledPlan(plan, jax_mesh(plan.mesh, mesh, plan.target), own)
 
 
 @dataclass(frozen=True)
 class CompiledPlan:
     """A plan on a mesh of devices: call it, or `trace()`, `lower()` and `compile()` it as in JAX.
 
-    `in_shardings` and `out_shardings` are flat, in the order of the graph's inputs and outputs;
+    `in_shardings` and `out_shardings` are flat, in the order of the graph's inputs and outputs, on
+    the mesh `boundary` of the user's where it expresses them, else on the plan's own;
     `input_shardings` and `output_shardings` are the same in the pytrees of the user's function.
     """
 
     plan: Plan
     mesh: Mesh
+    boundary: Mesh | None = None
     # Executables by the structure of their arguments: one, unless the program came from a file,
     # where nodes of any class of the user's may stand for those that were traced.
     _executables: dict[Any, jax.stages.Compiled] = field(
@@ -113,7 +122,7 @@ class CompiledPlan:
         refusal: Exception | None = None
         if executable is not None:
             try:
-                return executable(*args, **kwargs)
+                return self._named(executable(*args, **kwargs))
             except (TypeError, ValueError) as e:
                 refusal = e
         leaves = self.program.leaves(args, kwargs)
@@ -128,13 +137,22 @@ class CompiledPlan:
         with jax.set_mesh(self.mesh):  # another mesh may be active
             donated = graph.donated or (False,) * len(arrays)
             placed = [
-                placed_as(x, s, d)
-                for x, s, d in zip(arrays, self.in_shardings, donated, strict=True)
+                placed_as(x, s, d) for x, s, d in zip(arrays, self._entering, donated, strict=True)
             ]
         if refusal is not None and all(a is b for a, b in zip(placed, leaves, strict=True)):
             raise refusal
         args, kwargs = jax.tree.unflatten(tree, placed)
-        return executable(*args, **kwargs)
+        return self._named(executable(*args, **kwargs))
+
+    def _named(self, result: Any) -> Any:
+        """The result on the user's mesh, where the executable itself cannot give it so: the same
+        pieces under other names."""
+        import jax
+
+        if self._leaving is self.out_shardings:
+            return result
+        leaves, tree = jax.tree.flatten(result)
+        return jax.tree.unflatten(tree, jax.device_put(leaves, list(self.out_shardings)))
 
     def trace(self) -> jax.stages.Traced:
         """The plan as a jaxpr, in the signature of the user's function without static arguments."""
@@ -171,7 +189,7 @@ class CompiledPlan:
             jax.ShapeDtypeStruct(
                 t.shape, decode_dtype(t.dtype), sharding=sharding, weak_type=t.weak
             )
-            for t, sharding in zip(types, self.in_shardings, strict=True)
+            for t, sharding in zip(types, self._entering, strict=True)
         )
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -182,7 +200,7 @@ class CompiledPlan:
         numbers, keywords = donated_arguments(tree, graph.donated)
         jitted = jax.jit(
             step,
-            out_shardings=self.program.unflatten(self.out_shardings, like=known),
+            out_shardings=self.program.unflatten(self._leaving, like=known),
             donate_argnums=numbers or None,
             donate_argnames=keywords or None,
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
@@ -208,15 +226,40 @@ class CompiledPlan:
         return jax.shard_map(
             step,
             mesh=self.mesh,
-            in_specs=tuple(s.spec for s in self.in_shardings),
-            out_specs=tuple(s.spec for s in self.out_shardings),
+            in_specs=tuple(partition_spec(x, self.plan.mesh) for x in self.plan.in_shardings),
+            out_specs=tuple(partition_spec(x, self.plan.mesh) for x in self.plan.out_shardings),
             check_vma=False,  # replication is what the plan says, and is tested by its numbers
         )
 
-    def _sharding(self, layout: Layout) -> NamedSharding:
-        from jax.sharding import NamedSharding
+    # What the executable itself takes and gives. Inside it types may not name the axes of an
+    # Explicit mesh that the plan divides: there they are those of the plan's mesh.
 
-        return NamedSharding(self.mesh, partition_spec(layout, self.plan.mesh))
+    @cached_property
+    def _entering(self) -> tuple[NamedSharding, ...]:
+        return self._inside(self.plan.in_shardings, self.in_shardings)
+
+    @cached_property
+    def _leaving(self) -> tuple[NamedSharding, ...]:
+        return self._inside(self.plan.out_shardings, self.out_shardings)
+
+    def _inside(
+        self, layouts: Sequence[Layout], outside: tuple[NamedSharding, ...]
+    ) -> tuple[NamedSharding, ...]:
+        from jax.sharding import AxisType, NamedSharding
+
+        own = self.boundary
+        if own is None or own is self.mesh or set(own.axis_types) == {AxisType.Auto}:
+            return outside
+        return tuple(NamedSharding(self.mesh, partition_spec(x, self.plan.mesh)) for x in layouts)
+
+    def _sharding(self, layout: Layout) -> NamedSharding:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        if self.boundary is None:
+            return NamedSharding(self.mesh, partition_spec(layout, self.plan.mesh))
+        dims = contract_of(self.boundary).express(layout, self.plan.mesh)
+        assert dims is not None, "checked where the boundary was taken"
+        return NamedSharding(self.boundary, PartitionSpec(*map(_entry, _short(dims))))
 
 
 def caller_of(mesh: Mesh) -> int:
@@ -240,22 +283,46 @@ def partition_spec(layout: Layout, mesh: MeshShape) -> PartitionSpec:
     """JAX's spelling of a layout without partial values."""
     from jax.sharding import PartitionSpec
 
-    entries: list[str | tuple[str, ...] | None] = []
-    for axes in layout.dims:
-        names = tuple(mesh.names[a] for a in axes)
-        entries.append(names if len(names) > 1 else names[0] if names else None)
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
+    dims = [tuple(mesh.names[a] for a in axes) for axes in layout.dims]
+    return PartitionSpec(*map(_entry, _short(dims)))
 
 
-def jax_mesh(shape: MeshShape, mesh: Mesh | Sequence[jax.Device] | None = None) -> Mesh:
-    """A JAX mesh of the plan's shape over the first devices of `mesh`, row-major.
+def _entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    return names if len(names) > 1 else names[0] if names else None
 
+
+def _short(dims: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    """Without the uncut dims at the end."""
+    count = max((k + 1 for k, names in enumerate(dims) if names), default=0)
+    return dims[:count]
+
+
+def boundary_mesh(plan: Plan, mesh: Any) -> Mesh | None:
+    """The JAX mesh itself where its axes express every layout at the plan's boundary."""
+    from jax.sharding import Mesh
+
+    if not isinstance(mesh, Mesh) or not all(isinstance(n, str) for n in mesh.axis_names):
+        return None
+    contract = contract_of(mesh)
+    layouts = (*plan.in_shardings, *plan.out_shardings)
+    if contract.blocks(plan.mesh) is None:
+        return None
+    if any(contract.express(layout, plan.mesh) is None for layout in layouts):
+        return None
+    return mesh
+
+
+def jax_mesh(
+    shape: MeshShape, mesh: Mesh | Sequence[jax.Device] | None = None, target: str = ""
+) -> Mesh:
+    """A JAX mesh of the plan's shape over the first devices of `mesh`, row-major in its order.
+
+    Devices that no JAX mesh has in an order come in that of the network of `target` (`v5e:4x4`).
     Raises TargetError where there are too few.
     """
     import jax
     import numpy as np
+    from jax.sharding import Mesh as JaxMesh
 
     if mesh is None:
         devices = list(jax.devices())
@@ -268,9 +335,10 @@ def jax_mesh(shape: MeshShape, mesh: Mesh | Sequence[jax.Device] | None = None) 
             f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.devices} before JAX starts.",
         )
     devices = devices[: shape.devices]
-    if mesh is None:  # JAX knows which order of a TPU's devices keeps neighbours together
-        auto = (jax.sharding.AxisType.Auto,) * len(shape.sizes)
-        return jax.make_mesh(shape.sizes, shape.names, auto, devices=devices)
+    if not isinstance(mesh, JaxMesh):
+        counts = target.rpartition(":")[2].split("x")
+        known = tuple(int(n) for n in counts) if all(n.isdigit() for n in counts) else ()
+        devices = in_network_order(devices, known or (shape.devices,))
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices
     return jax.sharding.Mesh(grid.reshape(shape.sizes), shape.names)

@@ -26,6 +26,11 @@ class MeshShape:
     def devices(self) -> int:
         return prod(self.sizes)
 
+    @property
+    def size(self) -> dict[str, int]:
+        """Axis name -> its size."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
     def parts(self, axes: tuple[int, ...]) -> int:
         """Number of blocks that the given axes cut something into."""
         return prod(self.sizes[a] for a in axes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .devices import network_shape
 from .errors import TargetError
 from .target import Target, load_target
 
@@ -101,7 +102,8 @@ def machine_of(request: Request) -> Target:
     if request.target is not None:
         return load_target(request.target)
     devices = _devices(request.mesh)
-    return load_target(f"{target_name(devices[0])}:{len(devices)}")
+    shape = "x".join(map(str, network_shape(devices)))
+    return load_target(f"{target_name(devices[0])}:{shape}")
 
 
 def target_name(device: Any) -> str:
