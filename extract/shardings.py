@@ -7,16 +7,25 @@ stands for all of the arguments or results below it, as in `jax.jit`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..constraints import contract_of, spec_dims
 from ..errors import ExtractError
-from ..mesh_contract import MeshContract
+from ..mesh_contract import Dims, MeshContract
 from ..trace import Program
 from ..trees import build, leaf_count
 from .pins import Pin
 
 Leaf = tuple[int, Any]  # position among the flat inputs or outputs, sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What shardings say, as plain data: per input or output the axes of every dim, None where
+    nothing is said."""
+
+    dims: tuple[Dims | None, ...] = ()
 
 
 def input_shardings(program: Program, shardings: Any) -> list[Leaf]:
@@ -26,6 +35,8 @@ def input_shardings(program: Program, shardings: Any) -> list[Leaf]:
     """
     if shardings is None:
         return []
+    if isinstance(shardings, Leaves):
+        return _plain(shardings)
     tree = program.in_treedef
     count = leaf_count(program.in_tree)
     args, kwargs = _whole(tree, program.in_tree, count)
@@ -42,6 +53,8 @@ def output_shardings(program: Program, shardings: Any) -> list[Leaf]:
     """
     if shardings is None:
         return []
+    if isinstance(shardings, Leaves):
+        return _plain(shardings)
     count = leaf_count(program.out_tree)
     return _leaves("out_shardings", shardings, _whole(program.out_treedef, program.out_tree, count))
 
@@ -84,6 +97,12 @@ def meshes_of(leaves: Sequence[Leaf]) -> list[MeshContract]:
     """The meshes that shardings name."""
     meshes = [getattr(sharding, "mesh", None) for _, sharding in leaves]
     return [contract_of(m) for m in meshes if m is not None and not m.empty]
+
+
+def _plain(leaves: Leaves) -> list[Leaf]:
+    from jax.sharding import PartitionSpec
+
+    return [(i, PartitionSpec(*d)) for i, d in enumerate(leaves.dims) if d is not None]
 
 
 def _whole(treedef: Any, plain: Any, count: int) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import permutations, product
 from math import prod
 from typing import Any
@@ -32,6 +33,19 @@ def network_shape(devices: Sequence[Any]) -> Ints:
     else:
         torus = tuple(n for n in extents if n > 1) or (1,)
     return (outer, *torus) if outer > 1 else torus
+
+
+def memory_limit(devices: Sequence[Any]) -> int | None:
+    """Bytes that a program may use of each device, as those of this process say; None where none
+    says (CPU devices share the memory of the machine)."""
+    found = []
+    for d in devices:
+        stats = None
+        with suppress(Exception):  # a device of another process, or none that can be asked
+            stats = d.memory_stats()
+        if d.platform != "cpu" and stats and stats.get("bytes_limit"):
+            found.append(int(stats["bytes_limit"]))
+    return min(found, default=None)
 
 
 def in_network_order(devices: Sequence[Any], shape: Ints) -> list[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .devices import network_shape
-from .errors import TargetError
+from .devices import memory_limit, network_shape
+from .errors import ExtractError, TargetError
+from .places import mesh_shape, named_mesh, pinned_leaves
 from .target import Target, load_target
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class Request:
     `mesh` supplies the devices (None: all), `target` their description (None: from the devices'
     kind). `in_shardings` and `out_shardings` have one entry per input and output of the program:
     a `jax.sharding.Sharding`, a `PartitionSpec`, or None where the plan is free; empty where the
-    user said nothing at all.
+    user said nothing at all. `committed` is where the arguments of the first call lay: the
+    `NamedSharding` of those that were put on a mesh, None for the others; empty where none was.
+    With `arguments="free"` that is no pin.
     """
 
     mesh: Any = None
@@ -61,14 +65,36 @@ class Request:
     pins: Pins = field(default_factory=dict)
     in_shardings: tuple[Any, ...] = ()
     out_shardings: tuple[Any, ...] = ()
+    committed: tuple[Any, ...] = ()
+    arguments: str = "pinned"
     settings: Settings | None = None
     on_progress: Progress | None = None
 
 
 def plan_program(program: Program, request: Request) -> Front:
-    """The front of a program under a request. Raises what `optimize` raises."""
+    """The front of a program under a request.
+
+    Where no plan leaves the arguments where they lie, they are free, and a warning says so. Raises
+    what `optimize` raises.
+    """
+    try:
+        return _planned(program, request)
+    except (ExtractError, TargetError) as e:
+        if not request.committed or request.arguments == "free":
+            raise
+        free = _planned(program, replace(request, arguments="free"))
+        warnings.warn(
+            f"no plan leaves the arguments of {program.name} where they lie ({e.what}): they are "
+            f"moved at every call",
+            stacklevel=4,
+        )
+        return free
+
+
+def _planned(program: Program, request: Request) -> Front:
     from .pipeline import OBJECTIVES, optimize
 
+    inputs, outputs = pinned_leaves(program, request)
     return optimize(
         program,
         machine_of(request),
@@ -77,7 +103,10 @@ def plan_program(program: Program, request: Request) -> Front:
         rules=request.rules,
         state=request.state,
         numerics=request.numerics,
+        mesh=mesh_shape(named_mesh(request)),
         pins=request.pins,
+        in_shardings=inputs,
+        out_shardings=outputs,
         settings=request.settings or _patience(program.graph),
         on_progress=request.on_progress,
     )
@@ -90,20 +119,33 @@ def best_plan(front: Front, request: Request) -> Plan:
 
 def compile_best(front: Front, request: Request) -> CompiledPlan:
     """That plan on the request's devices."""
-    from .runtime.compile import compile
+    from .runtime.footprint import compile_within
 
-    return compile(best_plan(front, request), request.mesh)
+    limit = front.limits(request.limits).get("peak_bytes")
+    plans = front.ranked(request.minimize, request.limits)
+    return compile_within(plans, _place(request), limit)
 
 
 def machine_of(request: Request) -> Target:
-    """The target that a request plans for. Raises TargetError where no file describes it."""
+    """The target that a request plans for, with the memory that its devices say they have.
+
+    Raises TargetError where no file describes it.
+    """
     if isinstance(request.target, Target):
         return request.target
     if request.target is not None:
         return load_target(request.target)
-    devices = _devices(request.mesh)
+    devices = _devices(_place(request))
     shape = "x".join(map(str, network_shape(devices)))
-    return load_target(f"{target_name(devices[0])}:{shape}")
+    machine = load_target(f"{target_name(devices[0])}:{shape}")
+    limit = memory_limit(devices)
+    return machine if limit is None else replace(machine, hbm_bytes=limit)
+
+
+def _place(request: Request) -> Any:
+    """What supplies the devices: the mesh that the request names, else what was given."""
+    mesh = named_mesh(request)
+    return request.mesh if mesh is None else mesh
 
 
 def target_name(device: Any) -> str:

@@ -1,0 +1,130 @@
+"""What `te.jit` makes of meshes and places: which mesh counts, and what arguments pin by lying."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import tapestry_egg as te
+from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.places import mesh_shape, named_mesh, pinned_leaves
+from tapestry_egg.planning import Request, compile_best, plan_program
+
+QUICK = Settings(
+    seconds=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0
+)
+
+
+def grid(names: tuple[str, ...] = ("data", "model"), sizes: tuple[int, ...] = (4, 2)) -> Mesh:
+    return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def on(mesh: Mesh, *spec: Any) -> NamedSharding:
+    return NamedSharding(mesh, P(*spec))
+
+
+def forward(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w["up"]) @ w["down"]
+
+
+W = {"down": jnp.ones((32, 16)), "up": jnp.ones((16, 32))}
+X = jnp.ones((64, 16))
+PROGRAM = te.trace(forward, W, X)
+
+
+def test_the_mesh_is_the_one_given_else_that_of_shardings_arguments_or_context() -> None:
+    a, b, c = grid(("a", "b")), grid(("c", "d")), grid(("e",), (8,))
+    lying = (on(b, "c"), None, None)
+    assert named_mesh(Request(mesh=a, committed=lying)) is a
+    asked = Request(in_shardings=(None, on(a, "a"), None), committed=lying)
+    assert named_mesh(asked) is a and named_mesh(Request(committed=lying)) is b
+    assert named_mesh(Request(mesh=jax.devices(), committed=lying)) is b
+    assert named_mesh(Request(mesh=jax.devices()[:4], committed=lying)) is None, "other devices"
+    assert named_mesh(Request(committed=lying, arguments="free")) is None
+    assert named_mesh(Request()) is None
+    with jax.set_mesh(c):
+        assert named_mesh(Request()) is c and named_mesh(Request(mesh=a)) is a
+    with c:
+        assert named_mesh(Request()) is c
+    one = Mesh(np.array(jax.devices()[:1]), ("one",))
+    assert named_mesh(Request(committed=(on(one), None, None))) is None
+    assert mesh_shape(a) == MeshShape(("a", "b"), (4, 2)) and mesh_shape(None) is None
+
+
+def test_arguments_pin_where_nothing_else_is_said() -> None:
+    mesh = grid()
+    lying = (on(mesh, None, "model"), on(mesh, "model"), on(mesh, "data"))
+    inputs, outputs = pinned_leaves(PROGRAM, Request(committed=lying))
+    assert inputs.dims == (((), ("model",)), (("model",), ()), (("data",), ()))
+    assert outputs.dims == (None,)
+    said = Request(
+        committed=lying,
+        in_shardings=(None, P("data"), None),
+        pins={"[0]['down']": ()},
+    )
+    inputs, _ = pinned_leaves(PROGRAM, said)
+    assert inputs.dims == (None, (("data",), ()), (("data",), ()))
+    free, _ = pinned_leaves(PROGRAM, replace(said, arguments="free"))
+    assert free.dims == (None, (("data",), ()), None)
+
+
+def test_places_on_another_mesh_count_where_the_axes_express_them() -> None:
+    mesh = grid()
+    fine = Mesh(mesh.devices.reshape(2, 2, 2), ("p", "q", "r"))
+    lying = (on(fine, ("p", "q")), on(fine, None, "r"), on(fine, "p"))
+    with pytest.warns(UserWarning, match=r"\[1\] lie on another mesh"):
+        inputs, _ = pinned_leaves(PROGRAM, Request(mesh=mesh, committed=lying))
+    assert inputs.dims == ((("data",), ()), ((), ("model",)), None)
+    turned = Mesh(mesh.devices[::-1], ("data", "model"))
+    with pytest.warns(UserWarning, match="lie on another mesh"):
+        inputs, _ = pinned_leaves(
+            PROGRAM, Request(mesh=mesh, committed=(on(turned, "data"), None, None))
+        )
+    assert inputs.dims == (None, None, None), "the same names over devices in another order"
+
+
+def test_planned_arguments_stay_where_they_lie_and_results_are_on_their_mesh() -> None:
+    mesh = grid()
+    lying = (on(mesh, "model"), on(mesh, None, "model"), on(mesh, "data"))
+    request = Request(committed=lying, settings=QUICK)
+    front = plan_program(PROGRAM, request)
+    for plan in front:
+        assert plan.in_shardings == (
+            Layout(((1,), ())),
+            Layout(((), (1,))),
+            Layout(((0,), ())),
+        )
+    run = compile_best(front, request)
+    placed = jax.device_put((W, X), ({"down": lying[0], "up": lying[1]}, lying[2]))
+    y = run(*placed)
+    assert y.sharding.mesh is mesh
+    np.testing.assert_allclose(y, jax.jit(forward)(W, X), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jnp.add)(y, placed[1]), y + X, rtol=1e-5)
+
+
+def test_arguments_that_no_plan_can_leave_in_place_are_moved_and_that_is_told() -> None:
+    mesh = grid()
+    lying = (on(mesh), on(mesh), on(mesh))
+    least = plan_program(PROGRAM, Request(settings=QUICK)).best("peak_bytes").costs.peak_bytes
+    tight = Request(committed=lying, settings=QUICK, limits={"peak_bytes": least * 1.05})
+    with pytest.warns(UserWarning, match="moved at every call"):
+        assert len(plan_program(PROGRAM, tight))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(plan_program(PROGRAM, replace(tight, arguments="free")))
+
+
+def test_one_device_is_no_place() -> None:
+    alone = jax.device_put(X, SingleDeviceSharding(jax.devices()[0]))
+    assert alone.committed
+    inputs, _ = pinned_leaves(PROGRAM, Request(committed=(None, None, None)))
+    assert inputs.dims == (None, None, None)
