@@ -14,6 +14,9 @@ from ..units import format_quantity as show
 from ..units import parse_quantity as parse
 from . import pareto
 
+#: What plans can be compared by.
+KNOWN_OBJECTIVES = ("seconds", "peak_bytes", "joules", "wire_bytes", "flops", "devices")
+
 
 @dataclass(frozen=True)
 class Front:
@@ -280,6 +283,6 @@ def value(plan: Plan, objective: str) -> float:
     if not hasattr(plan.costs, objective):
         raise ExtractError(
             f"unknown objective {objective!r}",
-            hint="Objectives are seconds, peak_bytes, joules, wire_bytes, flops, devices.",
+            hint=f"Objectives are {', '.join(KNOWN_OBJECTIVES)}.",
         )
     return float(getattr(plan.costs, objective))

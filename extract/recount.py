@@ -50,6 +50,15 @@ class Certificate:
     profile: tuple[float, ...]
 
 
+class Refused(ExtractError):
+    """A plan is not legal; `at` are the numbers of the body and of the operation, which is that of
+    their end where the body's outputs are meant."""
+
+    def __init__(self, what: str, at: tuple[int, int], *, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.at = at
+
+
 @dataclass(frozen=True, slots=True)
 class _Move:
     """One copy that is made: by unit `unit` for itself, or kept for several (`unit` -1)."""
@@ -297,6 +306,19 @@ class Walk:
             )
         return seconds, energy, wire
 
+    def copy_of(self, b: int, v: int, have: Layout, need: Layout) -> Layout:
+        """Where the steps of a plan's copy lead, legal ones all; whether or not it is made."""
+        tensor, layout = self.bodies[b].graph.values[v], have
+        for step in self.bodies[b].copies[v, have, need]:
+            try:
+                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+                layout = after(step, layout)
+                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+            except (PlanError, Illegal) as e:
+                end = len(self.bodies[b].graph.operations)
+                raise self._refuse(b, end, f"a copy of {tensor}: {e}") from None
+        return layout
+
     def _wire(self, b: int) -> float:
         """Bytes that a device sends in one run of a body; of a conditional, the dearest branch."""
         total = 0.0
@@ -430,15 +452,16 @@ class Walk:
                 found.append(u)
         return found
 
-    def _refuse(self, b: int, operation: int, what: str) -> ExtractError:
+    def _refuse(self, b: int, operation: int, what: str) -> Refused:
         graph = self.program.bodies[b].graph
         if 0 <= operation < len(graph.operations):
             op = graph.operations[operation]
             place = f"operation {operation} ({op.kernel}, {op.source}) of {graph.name}"
         else:
             place = f"the boundary of {graph.name}"
-        return ExtractError(
+        return Refused(
             what,
+            (b, operation),
             where=f"certificate of plan {self.plan.name} on {self.mesh}, {place}",
             hint="This is a defect of tapestry-egg; please report the program.",
         )

@@ -92,6 +92,11 @@ def book_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in _HERE.glob("*.yaml")))
 
 
+def is_shipped(book: RuleBook) -> bool:
+    """Whether a book came with tapestry-egg."""
+    return Path(book.path).resolve().parent == _HERE.resolve()
+
+
 def load_book(source: str | Path) -> RuleBook:
     """Read a rule book: the name of one that ships with us, or the path of a user's file.
 

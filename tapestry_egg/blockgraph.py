@@ -131,6 +131,7 @@ class BlockGraph:
     input_names: tuple[str, ...] = ()  # pytree paths: "[0]['w']"
     output_names: tuple[str, ...] = ()
     donated: tuple[bool, ...] = ()
+    prepared: Prepared | None = field(default=None, compare=False)
 
     def producers(self) -> dict[int, int]:
         """Value id -> index of the operation that produces it (inputs and constants are absent)."""
@@ -143,6 +144,15 @@ class BlockGraph:
             for v in dict.fromkeys(op.inputs):
                 out[v].append(i)
         return out
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How those of a graph's constants were made that a program computes from others, before it
+    runs: `operations` in order, and the `constants` that they read."""
+
+    operations: tuple[Operation, ...]
+    constants: Mapping[int, np.ndarray]
 
 
 #: Kernels whose operations have nested graphs.
@@ -170,8 +180,12 @@ def verify_graph(graph: BlockGraph, where: str = "") -> None:
 
     for v in graph.inputs:
         define(v, "the inputs")
-    for v, array in graph.constants.items():
+    pending = getattr(graph.constants, "pending", ())  # not computed yet
+    for v in graph.constants:
         define(v, "the constants")
+        if v in pending:
+            continue
+        array = graph.constants[v]
         if tuple(np.shape(array)) != graph.values[v].shape:
             raise GraphError(
                 f"constant {v} has shape {np.shape(array)}, declared {graph.values[v]}", where=where

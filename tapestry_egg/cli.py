@@ -315,7 +315,8 @@ def run(
     Prints how far its results are from those of the original program, the time of one step, and
     planned against compiled: the bytes of every kind of collective, and peak memory. Without
     enough accelerators, CPU devices are simulated: the numbers are right, the times mean little.
-    With --program the plan is judged by float64, and exit code 1 says that it lost accuracy.
+    Exit code 1 says that results differ by more than rounding (with --program, that they are
+    farther from float64 than the original's), or that other bytes are moved than planned.
     """
     from .rehearse import rehearse
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -16,15 +16,17 @@ from .blockgraph import (
     REGION_KERNELS,
     BlockGraph,
     Operation,
+    Prepared,
     Source,
     TensorType,
     region_fault,
     verify_graph,
 )
 from .codec import check_plain, handles_in
-from .errors import GraphError
+from .errors import GraphError, TargetError
+from .prepare import with_prepared
 from .trace import Program
-from .trees import check_tree, leaf_count
+from .trees import check_tree, is_transparent, leaf_count, leaf_paths
 
 #: file, line, column, function, text of the line
 SourceRecord = tuple[str, int, int, str, str]
@@ -52,6 +54,16 @@ class OperationRecord(
     effectful: bool = False
 
 
+class PreparedRecord(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What is computed before a graph runs: constants of it, from `constants` that it may not
+    have itself."""
+
+    operations: list[OperationRecord]
+    constants: dict[str, bool | int | float | Blob] = {}
+
+
 class GraphRecord(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -69,6 +81,7 @@ class GraphRecord(
     input_names: list[str] = []
     output_names: list[str] = []
     donated: list[bool] = []
+    prepared: PreparedRecord | None = None
 
 
 @dataclass
@@ -93,23 +106,35 @@ class SourceTable:
 
 def graph_record(graph: BlockGraph, sources: SourceTable) -> GraphRecord:
     """The record of a graph. Raises GraphError for an operation that holds a process's object."""
+
+    def constants(of: Mapping[int, np.ndarray], but: Collection[int]) -> dict[str, Any]:
+        return {str(v): constant_form(of[v], graph.values[v]) for v in of if v not in but}
+
+    def operations(of: Sequence[Operation]) -> list[OperationRecord]:
+        return [
+            _operation_record(
+                op, f"{graph.name}, operation {i} ({op.kernel}, {op.source})", sources
+            )
+            for i, op in enumerate(of)
+        ]
+
+    before = graph.prepared
+    computed = {v for op in before.operations for v in op.outputs} if before else set()
     return GraphRecord(
         name=graph.name,
         values=[type_text(t) for t in graph.values],
         inputs=list(graph.inputs),
         outputs=list(graph.outputs),
-        constants={
-            str(v): constant_form(array, graph.values[v]) for v, array in graph.constants.items()
-        },
-        operations=[
-            _operation_record(
-                op, f"{graph.name}, operation {i} ({op.kernel}, {op.source})", sources
-            )
-            for i, op in enumerate(graph.operations)
-        ],
+        constants=constants(graph.constants, computed),
+        operations=operations(graph.operations),
         input_names=list(graph.input_names),
         output_names=list(graph.output_names),
         donated=list(graph.donated),
+        prepared=PreparedRecord(
+            operations=operations(before.operations), constants=constants(before.constants, ())
+        )
+        if before
+        else None,
     )
 
 
@@ -183,6 +208,8 @@ def convert(document: object, record: Any, where: str = "$") -> Any:
     except msgspec.ValidationError as e:
         what, _, path = str(e).partition(" - at ")
         raise GraphError(what, where=where + path.strip("`").removeprefix("$")) from None
+    except TargetError as e:
+        raise GraphError(e.what, where=where, hint=e.hint) from None
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None
 
@@ -197,27 +224,41 @@ def _graph(record: GraphRecord, rows: Sequence[Source], where: str, level: int =
     values = tuple(
         type_of_text(text, f"{where}.values[{i}]") for i, text in enumerate(record.values)
     )
-    constants = {}
-    for key, form in record.constants.items():
-        at = f"{where}.constants.{key}"
-        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= len(values):
-            raise GraphError(f"{key!r} is not a value of this graph", where=at)
-        constants[int(key)] = constant_of(form, values[int(key)], at)
-    operations = tuple(
-        _operation(op, values, rows, f"{where}.operations[{i}]", level)
-        for i, op in enumerate(record.operations)
-    )
-    return BlockGraph(
+
+    def constants(forms: Mapping[str, Any], where: str) -> dict[int, np.ndarray]:
+        found = {}
+        for key, form in forms.items():
+            at = f"{where}.constants.{key}"
+            # One spelling of each number, so that none is there twice.
+            if not re.fullmatch(r"0|[1-9][0-9]{0,8}", key) or int(key) >= len(values):
+                raise GraphError(f"{key!r} is not a value of this graph", where=at)
+            found[int(key)] = constant_of(form, values[int(key)], at)
+        return found
+
+    def operations(records: Sequence[OperationRecord], where: str) -> tuple[Operation, ...]:
+        return tuple(
+            _operation(op, values, rows, f"{where}.operations[{i}]", level)
+            for i, op in enumerate(records)
+        )
+
+    graph = BlockGraph(
         name=record.name,
         values=values,
-        operations=operations,
+        operations=operations(record.operations, where),
         inputs=tuple(record.inputs),
         outputs=tuple(record.outputs),
-        constants=constants,
+        constants=constants(record.constants, where),
         input_names=tuple(record.input_names),
         output_names=tuple(record.output_names),
         donated=tuple(record.donated),
     )
+    if record.prepared is None:
+        return graph
+    before = Prepared(
+        operations(record.prepared.operations, f"{where}.prepared"),
+        constants(record.prepared.constants, f"{where}.prepared"),
+    )
+    return with_prepared(graph, before, f"{where}.prepared")
 
 
 def _operation(
@@ -302,3 +343,34 @@ def program_of(graph: BlockGraph, in_tree: Any, out_tree: Any, where: str = "$")
     if kinds != ["tuple", "dict"]:
         raise GraphError("expected the arguments, a tuple and a dict", where=f"{where}.in_tree")
     return Program(graph, in_tree, out_tree)
+
+
+def check_names(program: Program, where: str = "$") -> None:
+    """Check that a program's trees have the leaves that the graph's inputs and outputs are named
+    after: what is called `['w']` in one is so in the other.
+
+    Raises GraphError. What lies within classes of the user's is not looked into.
+    """
+    graph = program.graph
+    args, kwargs = (half for half in program.in_tree["tuple"])
+    paths = [
+        *(f"[{i}]{p}" for i, a in enumerate(args["tuple"]) for p in leaf_paths(a)),
+        *leaf_paths(kwargs),
+    ]
+    for name, tree, given, names in (
+        ("in_tree", program.in_tree, paths, graph.input_names),
+        ("out_tree", program.out_tree, leaf_paths(program.out_tree), graph.output_names),
+    ):
+        bare = Program.of(graph)  # takes and gives flat tuples, whatever the values are called
+        if not names or not is_transparent(tree) or tree == getattr(bare, name):
+            continue
+        place: dict[str, str] = {}  # arguments have the numbers that the user's function gives them
+        for path, said in zip(given, names, strict=True):
+            if name == "in_tree" and (found := re.match(r"\[[0-9]+\]", path)):
+                first = re.match(r"\[[0-9]+\]", said)
+                moved = place.setdefault(found[0], first[0] if first else "")
+                path = moved + path[found.end() :]
+            if path != said:
+                raise GraphError(f"has {path} where the graph has {said}", where=f"{where}.{name}")
+        if len(set(place.values())) != len(place):
+            raise GraphError("two arguments have one number", where=f"{where}.{name}")

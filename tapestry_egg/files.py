@@ -4,21 +4,26 @@
 
 A path that ends in `.gz` is compressed. What a file says is checked before it is believed: its
 JSON, its records (`documents.py`, `plan_documents.py`), its parameters (`codec.py`) and the
-invariants of the graph.
+invariants of the graph. Files of plans hold the program as it was given beside the forms that run,
+and are certified when they are loaded (`admission.py`). Their digests, one for each section, only
+say where a file was damaged by accident.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from .admission import admit, admit_front
 from .atomic import write_atomic
 from .blockgraph import BlockGraph
 from .documents import (
@@ -34,10 +39,19 @@ from .errors import GraphError, PlanError
 from .extract.front import Front
 from .front_documents import front_document, front_from_document
 from .plan import Plan
-from .plan_documents import PlanRecord, plan_from_record, plan_record
+from .plan_documents import (
+    OriginRecord,
+    PlanRecord,
+    origin_from_record,
+    origin_record,
+    plan_from_record,
+    plan_record,
+)
+from .rules.book import RuleBook
 from .trace import Program
 
-VERSION = 1
+#: Versions by kind. Plans and fronts of version 1 held no program that they could be held against.
+VERSIONS = {"graph": 1, "plan": 2, "front": 2}
 
 
 class GraphFile(GraphRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,8 +70,8 @@ class PlanFile(PlanRecord, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     tapestry_egg: str
     version: int
-    in_tree: Any = None
-    out_tree: Any = None
+    digests: dict[str, str]
+    origin: OriginRecord
     sources: list[SourceRecord] = []
 
 
@@ -68,9 +82,9 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     the operation and its source line, and TapestryError where the file cannot be written.
     """
     if isinstance(obj, Plan):
-        document = _plan_document(obj)
+        document = sealed(_plan_document(obj))
     elif isinstance(obj, Front):
-        document = {"tapestry_egg": "front", "version": VERSION, **front_document(obj)}
+        document = sealed(_head("front", front_document(obj)))
     elif isinstance(obj, Program | BlockGraph):
         document = _graph_document(obj if isinstance(obj, Program) else Program.of(obj))
     else:
@@ -85,35 +99,58 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
-def load(path: str | Path) -> Program | Plan | Front:
+def load(
+    path: str | Path, *, rules: Sequence[str | Path | RuleBook] = (), certify: bool = True
+) -> Program | Plan | Front:
     """The program, plan or front in a file that `save` wrote.
+
+    Plans are certified: they compute what the program in the file does, are legal, and cost what
+    they say. `rules` gives the user's rule books that plans were made with, where they are no
+    longer at their place. `certify=False` reads plans without believing them; do not run those.
 
     Raises GraphError naming the file and the place in it, a JSON path such as
     `$.operations[3].inputs` or a line and column, when the file cannot be read, is malformed, or
-    holds a graph that breaks an invariant; PlanError when a plan does not fit its graph.
+    holds a graph that breaks an invariant; PlanError when a plan does not fit its graph, or what
+    the file says of it is not so.
     """
     document = _read(path)
     where = f"{path}: $"
     kind, version = document.get("tapestry_egg"), document.get("version")
-    if kind not in ("graph", "plan", "front"):
+    if not isinstance(kind, str) or kind not in VERSIONS:
         raise GraphError(
             "not a graph, plan or front of tapestry-egg",
             where=f"{where}.tapestry_egg",
             hint="Files are made by `tapestry-egg trace` and te.save.",
         )
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version != VERSIONS[kind]:
+        old = type(version) is int and version < VERSIONS[kind]
         raise GraphError(
-            f"file version {version!r}, this tapestry-egg reads {VERSION}",
+            f"file version {version!r:.40}, this tapestry-egg reads {kind}s of {VERSIONS[kind]}",
             where=f"{where}.version",
-            hint="Save it again with this version, or upgrade.",
+            hint="Its plans cannot be checked against the program they were made of: optimize the "
+            "graph again."
+            if old
+            else "Save it again with this version, or upgrade.",
         )
     try:
         if kind == "graph":
             return _program(document, where)
         if kind == "plan":
-            return _plan(document, where)
-        known = {k: v for k, v in document.items() if k not in ("tapestry_egg", "version")}
-        return front_from_document(known, where)
+            plan = _plan(document, where)
+            found: Plan | Front = plan
+            plans, at = [plan], [where]
+        else:
+            known = {
+                k: v for k, v in document.items() if k not in ("tapestry_egg", "version", "digests")
+            }
+            found = front_from_document(known, where)
+            plans, at = list(found.plans), [f"{where}.plans[{i}]" for i in range(len(found))]
+        _check_digests(document, where)
+        if certify:
+            if isinstance(found, Front):
+                admit_front(found, where)
+            admit(plans, at, where, rules, Path(path).parent)
+        return found
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None
 
@@ -123,9 +160,11 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     save(plan, path)
 
 
-def load_plan(path: str | Path) -> Plan:
+def load_plan(
+    path: str | Path, *, rules: Sequence[str | Path | RuleBook] = (), certify: bool = True
+) -> Plan:
     """The plan in a file; see `load`. Raises PlanError when the file holds something else."""
-    found = load(path)
+    found = load(path, rules=rules, certify=certify)
     if not isinstance(found, Plan):
         raise PlanError(
             f"holds a {'front' if isinstance(found, Front) else 'graph'}, not a plan",
@@ -143,7 +182,7 @@ def _graph_document(program: Program) -> dict[str, Any]:
     record = msgspec.to_builtins(graph_record(program.graph, sources))
     return {
         "tapestry_egg": "graph",
-        "version": VERSION,
+        "version": VERSIONS["graph"],
         **({"jax": version} if (version := _jax_version()) else {}),
         "name": record.pop("name"),
         "in_tree": program.in_tree,
@@ -161,22 +200,60 @@ def _program(document: dict[str, Any], where: str) -> Program:
 
 def _plan_document(plan: Plan) -> dict[str, Any]:
     sources = SourceTable()
+    origin = msgspec.to_builtins(origin_record(plan, sources))
     record = msgspec.to_builtins(plan_record(plan, sources))
-    program = plan.program or Program.of(plan.graph)
-    return {
-        "tapestry_egg": "plan",
-        "version": VERSION,
-        "name": record.pop("name"),
-        **record,
-        "in_tree": program.in_tree,
-        "out_tree": program.out_tree,
-        "sources": [list(row) for row in sources.rows],
-    }
+    name = {"name": record.pop("name")}
+    rows = [list(row) for row in sources.rows]
+    return _head("plan", {**name, **record, "origin": origin, "sources": rows})
 
 
 def _plan(document: dict[str, Any], where: str) -> Plan:
     file: PlanFile = convert(document, PlanFile, where)
-    return plan_from_record(file, file.sources, file.in_tree, file.out_tree, where)
+    graph = graph_from_record(file.graph, file.sources, f"{where}.graph")
+    program, origin = origin_from_record(file.origin, file.sources, f"{where}.origin")
+    return plan_from_record(file, graph, program, origin, where)
+
+
+def _head(kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    return {"tapestry_egg": kind, "version": VERSIONS[kind], **document}
+
+
+# ---- digests -----------------------------------------------------------------------------------
+
+
+def sealed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a plan or front with the digests of its sections."""
+    rest = {k: v for k, v in document.items() if k != "digests"}
+    head = {k: rest.pop(k) for k in ("tapestry_egg", "version")}
+    return {**head, "digests": _digests(rest), **rest}
+
+
+def _digests(document: Mapping[str, Any]) -> dict[str, str]:
+    """By JSON path, SHA-256 of each section as JSON with sorted keys; of `graphs` and `plans`, of
+    each entry."""
+    parts: dict[str, Any] = {}
+    for name, value in document.items():
+        if name in ("graphs", "plans") and isinstance(value, list):
+            parts.update({f"{name}[{i}]": v for i, v in enumerate(value)})
+        else:
+            parts[name] = value
+    encode = msgspec.json.Encoder(order="sorted").encode
+    return {name: hashlib.sha256(encode(value)).hexdigest() for name, value in parts.items()}
+
+
+def _check_digests(document: Mapping[str, Any], where: str) -> None:
+    """Refuse what was damaged by accident; that what is there is true is checked apart."""
+    rest = {k: v for k, v in document.items() if k not in ("tapestry_egg", "version", "digests")}
+    said, found = document.get("digests"), _digests(rest)
+    if not isinstance(said, dict):
+        raise GraphError("there are no digests", where=f"{where}.digests")
+    for name in dict.fromkeys([*found, *said]):
+        if said.get(name) != found.get(name):
+            raise GraphError(
+                "is not as it was written: its digest differs",
+                where=f"{where}.{name}",
+                hint="The file was damaged or edited. Optimize the graph again.",
+            )
 
 
 def _jax_version() -> str:

@@ -7,10 +7,17 @@ from typing import Any
 
 import msgspec
 
-from .documents import GraphRecord, SourceRecord, SourceTable, convert
-from .errors import GraphError
+from .documents import GraphRecord, SourceRecord, SourceTable, convert, graph_from_record
+from .errors import GraphError, PlanError
 from .extract.front import Front
-from .plan_documents import PlanRecord, plan_from_record, plan_record
+from .plan_documents import (
+    OriginRecord,
+    PlanRecord,
+    origin_from_record,
+    origin_record,
+    plan_from_record,
+    plan_record,
+)
 from .timeline import Tick
 
 
@@ -30,8 +37,7 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     saturated: bool
     graphs: list[GraphRecord]
     plans: list[FrontPlanRecord]
-    in_tree: Any = None
-    out_tree: Any = None
+    origin: OriginRecord
     sources: list[SourceRecord] = []
     notes: list[str] = []
     timeline: list[Tick] = []
@@ -45,15 +51,20 @@ def front_document(front: Front) -> dict[str, Any]:
     this process.
     """
     sources = SourceTable()
+    # All plans of a front run the same program.
+    if not front.plans:
+        raise PlanError("a front without plans cannot be saved", where=front.graph_name)
+    origin = msgspec.to_builtins(origin_record(front.plans[0], sources))
     graphs: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
     plans = []
     for plan in front.plans:
         record = msgspec.to_builtins(plan_record(plan, sources))
-        if record["graph"] not in graphs:
-            graphs.append(record["graph"])
-        plans.append({**record, "graph": graphs.index(record["graph"])})
-    # All plans of a front run the same program.
-    program = front.plans[0].program if front.plans else None
+        if id(plan.graph) not in places:
+            if record["graph"] not in graphs:
+                graphs.append(record["graph"])
+            places[id(plan.graph)] = graphs.index(record["graph"])
+        plans.append({**record, "graph": places[id(plan.graph)]})
     return {
         "graph_name": front.graph_name,
         "target": front.target,
@@ -65,8 +76,7 @@ def front_document(front: Front) -> dict[str, Any]:
         "usable_bytes": front.usable_bytes,
         "plans": plans,
         "graphs": graphs,
-        "in_tree": program.in_tree if program else None,
-        "out_tree": program.out_tree if program else None,
+        "origin": origin,
         "sources": [list(row) for row in sources.rows],
     }
 
@@ -78,14 +88,19 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
     or mesh; both with the JSON path.
     """
     file: FrontRecord = convert(document, FrontRecord, where)
+    if not file.plans:
+        raise GraphError("holds no plan", where=f"{where}.plans")
+    graphs = [
+        graph_from_record(g, file.sources, f"{where}.graphs[{k}]")
+        for k, g in enumerate(file.graphs)
+    ]
     plans = []
+    program, origin = origin_from_record(file.origin, file.sources, f"{where}.origin")
     for i, record in enumerate(file.plans):
         at = f"{where}.plans[{i}]"
         if not 0 <= record.graph < len(file.graphs):
             raise GraphError(f"there is no graph {record.graph}", where=f"{at}.graph")
-        fields = {name: getattr(record, name) for name in record.__struct_fields__}
-        whole = PlanRecord(**{**fields, "graph": file.graphs[record.graph]})
-        plans.append(plan_from_record(whole, file.sources, file.in_tree, file.out_tree, at))
+        plans.append(plan_from_record(record, graphs[record.graph], program, origin, at))
     return Front(
         plans=tuple(plans),
         objectives=tuple(file.objectives),

@@ -15,9 +15,10 @@ from .extract.merge import MeshResult, merge
 from .extract.pins import Pins
 from .flatten import feedback_pairs
 from .layout import MeshShape
+from .plan import Origin
 from .problems import pose
 from .progress import Phase, Progress
-from .rules.book import DEFAULT_BOOKS, RuleBook, load_books, permitted
+from .rules.book import DEFAULT_BOOKS, RuleBook, is_shipped, load_books, permitted
 from .rules.trust import ensure_verified
 from .schedule import Schedule
 from .searches import for_traffic, search, search_in_turn, search_limits
@@ -110,7 +111,10 @@ def optimize(
     front = _certified(front, posed.plans, machine, bounds)
     return replace(
         front,
-        plans=tuple(replace(p, program=program) for p in front.plans),
+        plans=tuple(
+            replace(p, program=program, origin=_origin(p, machine, pairs, sets))
+            for p in front.plans
+        ),
         saturated=front.saturated and posed.saturated,
         notes=tuple(dict.fromkeys(notes)),
         timeline=posed.timeline,
@@ -147,11 +151,23 @@ def _certified(
     return replace(front, plans=kept, epsilon=float("inf"))
 
 
-def _split(graph: Program | BlockGraph) -> tuple[Program | None, BlockGraph]:
+def _origin(
+    plan: Plan, machine: Target, feedback: Mapping[int, int], books: Sequence[RuleBook]
+) -> Origin:
+    own = [
+        str(Path(b.path).resolve())
+        for b in books
+        if not is_shipped(b) and any(r.name in plan.rules for r in b.rules)
+    ]
+    return Origin(machine, tuple(sorted(feedback.items())), tuple(own))
+
+
+def _split(graph: Program | BlockGraph) -> tuple[Program, BlockGraph]:
     from .blockgraph import BlockGraph
+    from .trace import Program
 
     if isinstance(graph, BlockGraph):
-        return None, graph
+        return Program.of(graph), graph
     return graph, graph.graph
 
 

@@ -10,6 +10,7 @@ from .blockgraph import BlockGraph
 from .layout import Layout, MeshShape
 
 if TYPE_CHECKING:
+    from .target import Target
     from .trace import Program
 
 
@@ -32,6 +33,17 @@ class Step:
     dim: int | None = None
     to_dim: int | None = None
     monoid: str | None = None
+
+
+#: What a step of each kind says besides its axes.
+STEP_FIELDS: Mapping[str, frozenset[str]] = {
+    "all_gather": frozenset({"dim"}),
+    "all_reduce": frozenset({"monoid"}),
+    "reduce_scatter": frozenset({"dim", "monoid"}),
+    "all_to_all": frozenset({"dim", "to_dim"}),
+    "slice": frozenset({"dim"}),
+    "to_partial": frozenset({"monoid"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,16 @@ class RuleStep:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a plan was made for, so that it can be certified again: the machine, the outputs that
+    feed back as (output, input), and rule books of the user's own, by path."""
+
+    machine: Target
+    feedback: tuple[tuple[int, int], ...] = ()
+    books: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
     least `seconds` any plan of the same snapshot can have within this plan's other costs."""
@@ -144,6 +166,7 @@ class Plan:
     steps: tuple[RuleStep, ...] = ()  # from the program as given to `graph`
     # What the plan's function takes and returns in the user's pytrees, where it was traced.
     program: Program | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def explain(self) -> str:
         """The plan in words: the layout of every tensor, and every collective with its reason."""

@@ -14,13 +14,27 @@ from .documents import (
     GraphRecord,
     SourceRecord,
     SourceTable,
+    check_names,
     graph_from_record,
     graph_record,
     program_of,
 )
 from .errors import GraphError, PlanError, TargetError
 from .layout import Layout, MeshShape
-from .plan import BodyPlan, Costs, Kept, Plan, PlannedCollective, RuleStep, Step, Strategy
+from .plan import (
+    STEP_FIELDS,
+    BodyPlan,
+    Costs,
+    Kept,
+    Origin,
+    Plan,
+    PlannedCollective,
+    RuleStep,
+    Step,
+    Strategy,
+)
+from .target import Target, check_machine
+from .trace import Program
 
 #: A number that may be infinite: JSON has no infinity, so it is then written as "inf".
 Number = int | float | str
@@ -57,7 +71,7 @@ class StrategyRecord(
 class BodyRecord(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Layouts and strategies of one graph; `graph` only where it is not the traced one."""
+    """Layouts and strategies of one graph: of the plan's, or of a region in it."""
 
     inputs: list[int]
     outputs: list[int]
@@ -65,11 +79,22 @@ class BodyRecord(
     kept: dict[str, tuple[int, int]] = {}
     copies: list[tuple[int, int, int, list[Step]]] = []
     groups: list[int] = []
-    graph: GraphRecord | None = None
+
+
+class OriginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What plans were made for: the program as it was given with its pytrees, the machine, the
+    outputs that feed back as (output, input), and rule books of the user's own by path."""
+
+    program: GraphRecord
+    in_tree: Any
+    out_tree: Any
+    machine: Target | None
+    feedback: list[tuple[int, int]] = []
+    books: list[str] = []
 
 
 class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A plan."""
+    """A plan; `graph` is the form of the program that it runs."""
 
     name: str
     target: str
@@ -92,11 +117,10 @@ class _Writer:
     def layout(self, layout: Layout) -> int:
         return self.layouts.setdefault(layout, len(self.layouts))
 
-    def body(self, body: BodyPlan, graph: BlockGraph | None) -> BodyRecord:
-        """The record of a body whose reader already knows `graph`."""
-        same = body.graph is graph or (
-            graph is not None and self.graph(body.graph) == self.graph(graph)
-        )
+    def body(self, body: BodyPlan, graph: BlockGraph) -> BodyRecord:
+        """The record of a body of `graph`, which the reader knows."""
+        if body.graph is not graph and self.graph(body.graph) != self.graph(graph):
+            raise ValueError(f"the body of {graph.name} is of another graph")
         return BodyRecord(
             inputs=[self.layout(x) for x in body.inputs],
             outputs=[self.layout(x) for x in body.outputs],
@@ -118,7 +142,6 @@ class _Writer:
                 for (v, source, target), steps in body.copies.items()
             ],
             groups=list(body.groups),
-            graph=None if same else self.graph(body.graph),
         )
 
     def graph(self, graph: BlockGraph) -> GraphRecord:
@@ -160,7 +183,6 @@ def plan_record(plan: Plan, sources: SourceTable) -> PlanRecord:
 
 @dataclass
 class _Reader:
-    sources: Sequence[SourceRecord]
     mesh: MeshShape
     layouts: list[Layout] = field(default_factory=list)
 
@@ -203,8 +225,6 @@ class _Reader:
             self.layouts.append(layout)
 
     def body(self, record: BodyRecord, graph: BlockGraph, where: str) -> BodyPlan:
-        if record.graph is not None:
-            graph = graph_from_record(record.graph, self.sources, f"{where}.graph")
         if len(record.strategies) != len(graph.operations):
             raise PlanError(
                 f"{len(record.strategies)} strategies for {len(graph.operations)} operations",
@@ -217,6 +237,8 @@ class _Reader:
         kept = {}
         for key, (number, until) in record.kept.items():
             v = self.value(key, graph, f"{where}.kept")
+            if v in kept:
+                raise GraphError(f"value {v} is kept twice", where=f"{where}.kept.{key}")
             if not 0 <= until <= len(graph.operations):  # the last: the graph's outputs
                 raise GraphError(f"there is no operation {until}", where=f"{where}.kept.{key}")
             rank = graph.values[v].rank
@@ -230,9 +252,15 @@ class _Reader:
         for i, (v, source, target, steps) in enumerate(record.copies):
             at = f"{where}.copies[{i}]"
             rank = graph.values[self.value(str(v), graph, at)].rank
-            for step in steps:
-                self.axes(step.axes, at)
+            for n, step in enumerate(steps):
+                self.axes(step.axes, f"{at}[3][{n}].axes")
+                given = ("dim", "to_dim", "monoid")
+                said = frozenset(k for k in given if getattr(step, k) is not None)
+                if said != STEP_FIELDS.get(step.kind):
+                    raise PlanError(f"{step.kind} with {sorted(said)}", where=f"{at}[3][{n}]")
             key_ = (v, self.layout(source, at, rank), self.layout(target, at, rank))
+            if key_ in copies:
+                raise PlanError("the same copy occurs twice", where=at)
             copies[key_] = tuple(steps)
         return BodyPlan(
             graph=graph,
@@ -271,12 +299,12 @@ class _Reader:
 
 def plan_from_record(
     record: PlanRecord,
-    sources: Sequence[SourceRecord],
-    in_tree: Any,
-    out_tree: Any,
+    graph: BlockGraph,
+    program: Program,
+    origin: Origin | None,
     where: str = "$",
 ) -> Plan:
-    """The plan of a record.
+    """The plan of a record, on the form `graph` of a program.
 
     Raises GraphError for a fault in the file, PlanError for layouts and strategies that do not fit
     the graph or the mesh; both with the JSON path.
@@ -285,12 +313,8 @@ def plan_from_record(
         mesh = MeshShape(tuple(record.mesh.names), tuple(record.mesh.sizes))
     except TargetError as e:
         raise PlanError(e.what, where=f"{where}.mesh") from None
-    graph = graph_from_record(record.graph, sources, f"{where}.graph")
-    reader = _Reader(sources, mesh)
+    reader = _Reader(mesh)
     reader.read_layouts(record.layouts, f"{where}.layouts")
-    program = None
-    if in_tree is not None or out_tree is not None:
-        program = program_of(graph, in_tree, out_tree, where)
     return Plan(
         name=record.name,
         mesh=mesh,
@@ -302,7 +326,48 @@ def plan_from_record(
         rules=tuple(record.rules),
         steps=tuple(record.steps),
         program=program,
+        origin=origin,
     )
+
+
+def origin_record(plan: Plan, sources: SourceTable) -> OriginRecord:
+    """What a plan was made for; of a plan made by hand, its own graph and no machine."""
+    program = plan.program or Program.of(plan.graph)
+    origin = plan.origin
+    return OriginRecord(
+        program=graph_record(program.graph, sources),
+        in_tree=program.in_tree,
+        out_tree=program.out_tree,
+        machine=origin.machine if origin else None,
+        feedback=list(origin.feedback) if origin else [],
+        books=list(origin.books) if origin else [],
+    )
+
+
+def origin_from_record(
+    record: OriginRecord, sources: Sequence[SourceRecord], where: str
+) -> tuple[Program, Origin | None]:
+    """The program of a record, and what else plans were made for; None where it holds no machine.
+
+    Raises GraphError with the JSON path.
+    """
+    graph = graph_from_record(record.program, sources, f"{where}.program")
+    program = program_of(graph, record.in_tree, record.out_tree, where)
+    check_names(program, where)
+    for k, (j, i) in enumerate(record.feedback):
+        at = f"{where}.feedback[{k}]"
+        if not (0 <= j < len(graph.outputs) and 0 <= i < len(graph.inputs)):
+            raise GraphError(f"there is no output {j} or input {i}", where=at)
+        a, b = graph.values[graph.inputs[i]], graph.values[graph.outputs[j]]
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise GraphError(f"output {j}, {b}, cannot become input {i}, {a}", where=at)
+    for side in zip(*record.feedback, strict=True):
+        if len(set(side)) != len(side):
+            raise GraphError("an output or input feeds back twice", where=f"{where}.feedback")
+    if record.machine is None:
+        return program, None
+    check_machine(record.machine, f"{where}.machine")
+    return program, Origin(record.machine, tuple(record.feedback), tuple(record.books))
 
 
 def _costs(given: dict[str, Number], where: str) -> Costs:

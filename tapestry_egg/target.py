@@ -184,6 +184,8 @@ def _families(dtype: str) -> tuple[str, ...]:
 
 def _check_shape(target: Target) -> None:
     shape, levels = target.shape, target.levels
+    if not levels:
+        raise TargetError(f"{target.name} has no levels", hint="Give it at least one.")
     if not shape or any(n < 1 for n in shape):
         raise TargetError(f"{shape} is not a shape of {target.name}", hint="Counts are positive.")
     most = levels[0].rank + len(levels) - 1
@@ -243,6 +245,41 @@ def load_target(spec: str | Path) -> Target:
         )
     file = resources.files("tapestry_egg") / "targets" / f"{name}.yaml"
     return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape)
+
+
+def check_machine(target: Target, where: str) -> None:
+    """Check the figures of a target that did not come from a target file.
+
+    Raises TargetError, with `where` extended by the field.
+    """
+    power = target.power
+    positive: list[tuple[str, float]] = [
+        ("hbm_bytes", target.hbm_bytes),
+        ("hbm_bytes_per_second", target.hbm_bytes_per_second),
+        ("flops_efficiency", target.flops_efficiency),
+        *((f"peak.{k}", x) for k, x in target.peak),
+        *((f"vector.{k}", x) for k, x in target.vector),
+        ("power.max_watts", power.max_watts),
+        *(
+            (f"levels[{k}].bytes_per_second", x.bytes_per_second)
+            for k, x in enumerate(target.levels)
+        ),
+    ]
+    others: list[tuple[str, float]] = [
+        ("launch_seconds", target.launch_seconds),
+        ("power.idle_watts", power.idle_watts),
+        ("power.flops_share", power.flops_share),
+        ("power.hbm_share", power.hbm_share),
+        ("power.link_share", power.link_share),
+        *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
+    ]
+    for name, value in positive + others:
+        if not isfinite(value) or value < 0 or (value == 0 and (name, value) in positive):
+            raise TargetError(f"{value!r} is out of range", where=f"{where}.{name}")
+    if "float32" not in dict(target.vector):
+        raise TargetError("there is no rate for float32", where=f"{where}.vector")
+    if any(level.kind == "torus" for level in target.levels[1:]):
+        raise TargetError("only the innermost level can be a torus", where=f"{where}.levels")
 
 
 def _bare(spec: str) -> str:

@@ -55,6 +55,13 @@ def is_standard(plain: Any) -> bool:
     return kind in (*_SEQUENCES, *_MAPPINGS) and all(is_standard(c) for _, c in _children(plain))
 
 
+def is_transparent(plain: Any) -> bool:
+    """Whether `leaf_paths` gives every path as JAX does: classes of the user's name their own."""
+    if plain is None or plain == LEAF:
+        return True
+    return _container(plain) != "node" and all(is_transparent(c) for _, c in _children(plain))
+
+
 def decode_treedef(plain: Any) -> Any:
     """The JAX `PyTreeDef` of a standard structure."""
     import jax

@@ -61,6 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return front(program)
 
     monkeypatch.setattr(pipeline, "optimize", optimize)
+    monkeypatch.setattr(files, "admit", lambda *_: None)  # costs are made up, too
     return made
 
 
@@ -197,7 +198,7 @@ def test_a_front_file_holds_the_front_and_its_graph_once(tmp_path: Path) -> None
     made = front(Program.of(graph("a")))
     path = tmp_path / "a.front.json"
     files.save(made, path)
-    assert files.load(path) == made
+    assert files.load(path, certify=False) == made
     document = json.loads(path.read_text())
     assert len(document["graphs"]) == 1 and len(document["plans"]) == 2
 
@@ -268,7 +269,7 @@ def test_an_interrupted_front_is_kept_but_not_taken_for_done(
     assert next(batch).notes == (INTERRUPTED,)
     with pytest.raises(KeyboardInterrupt):
         next(batch)
-    kept = files.load(tmp_path / "out" / "a.front.json")
+    kept = files.load(tmp_path / "out" / "a.front.json", certify=False)
     assert isinstance(kept, Front) and kept.notes == (INTERRUPTED,) and INTERRUPTED in str(kept)
     assert not (tmp_path / "out" / MANIFEST).exists()
 

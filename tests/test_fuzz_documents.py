@@ -24,10 +24,10 @@ from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_gr
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
 from tapestry_egg.extract.front import Front
 from tapestry_egg.files import load, save
-from tapestry_egg.layout import Layout, MeshShape
 from tapestry_egg.loom import APPLICATIONS, EXPRESSIONS, from_loom, loom_to_json, read_loom, to_loom
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
+from tapestry_egg.pipeline import Settings, optimize
+from tapestry_egg.plan import Plan
 from tapestry_egg.runtime.emit import emit
 from tapestry_egg.trace import Program, trace
 from tests.fuzz_mutations import damaged_document, damaged_text
@@ -59,44 +59,11 @@ def traced() -> Program:
     return trace(program, jnp.ones((4, 6)), jnp.ones((4, 4)))
 
 
-def uncut(graph: BlockGraph) -> BodyPlan:
-    """The plan that leaves everything whole."""
-
-    def layouts(values: tuple[int, ...]) -> tuple[Layout, ...]:
-        return tuple(Layout.replicated(graph.values[v].rank) for v in values)
-
-    strategies = tuple(
-        Strategy(
-            cuts=(),
-            needs=layouts(op.inputs),
-            gives=layouts(op.outputs),
-            bodies=tuple(map(uncut, op.regions)),
-        )
-        for op in graph.operations
-    )
-    return BodyPlan(graph, layouts(graph.inputs), layouts(graph.outputs), strategies)
-
-
 @functools.cache
 def documents(folder: Path) -> dict[str, Any]:
     """One saved document of each kind, as plain data."""
-    plan = Plan(
-        name="plan 1",
-        mesh=MeshShape(("x",), (2,)),
-        target="cpu:2",
-        body=uncut(traced().graph),
-        costs=Costs(seconds=1.0, peak_bytes=2.0, joules=3.0),
-        bound=1.0,
-        program=traced(),
-    )
-    front = Front(
-        plans=(plan, dataclasses.replace(plan, name="plan 2")),
-        objectives=("seconds", "peak_bytes"),
-        target="cpu:2",
-        graph_name="program",
-        epsilon=0.0,
-        saturated=True,
-    )
+    front = optimize(traced(), "cpu:2", settings=Settings(seconds=0.5))
+    plan = front.plans[0]
     for name, value in (("graph", traced()), ("plan", plan), ("front", front)):
         save(value, folder / f"{name}.json")
     found = {n: json.loads((folder / f"{n}.json").read_text()) for n in ("graph", "plan", "front")}
@@ -109,11 +76,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def damaged(document: Any, rng: random.Random, count: int) -> Iterator[bytes]:
-    """Three of four are damaged as data, the others as text."""
+    """Three of four are damaged as data, with digests made anew, the others as text."""
     text = json.dumps(document)
     for i in range(count):
         if i % 4:
-            yield json.dumps(damaged_document(document, rng, JUNK)).encode()
+            found = damaged_document(document, rng, JUNK)
+            with suppress(KeyError, AttributeError):
+                found = files.sealed(found) if "plans" in found or "body" in found else found
+            yield json.dumps(found).encode()
         else:
             yield damaged_text(text, rng).encode("utf-8", "surrogatepass")
 
