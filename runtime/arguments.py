@@ -38,6 +38,7 @@ def checked(x: Any, type_: TensorType, name: str) -> Any:
 def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
     """The same array if it lies so, else a copy that does; a donated one is given up for it."""
     import jax
+    import numpy as np
 
     if isinstance(x, jax.Array):
         lies = x.sharding
@@ -45,8 +46,27 @@ def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
         typed = bool(getattr(getattr(lies, "mesh", None), "explicit_axes", ()))
         if lies == sharding or (not typed and lies.is_equivalent_to(sharding, x.ndim)):
             return x
-        return jax.device_put(x, sharding, donate=donated)
+        if not _cut_on_host(x, sharding):
+            return jax.device_put(x, sharding, donate=donated)
+        placed = jax.device_put(np.asarray(x), sharding)
+        if donated:
+            x.delete()
+        return placed
     return jax.device_put(x, sharding)
+
+
+def _cut_on_host(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:
+    """Whether an array is better cut by NumPy: one that lies whole on a CPU device.
+
+    JAX would compile a program that slices it for every shape, which takes longer than many a
+    program that it is for.
+    """
+    import jax
+
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) or sharding.is_fully_replicated:
+        return False
+    devices = x.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def donated_arguments(

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -368,6 +367,8 @@ class Checkpoints:
 
 def _needed(arcs: Sequence[tuple[str, str, float]]) -> frozenset[int]:
     """Numbers of the units on the side of what is needed in a minimum cut."""
+    import networkx as nx
+
     graph = nx.DiGraph()
     graph.add_nodes_from(("all", "rest"))
     for a, b, capacity in arcs:

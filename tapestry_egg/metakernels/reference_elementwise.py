@@ -7,10 +7,20 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import scipy.special as special
 
 from ..errors import TemplateError
 from .reference_call import Array, Call, Reference, numpy_dtype, wide
+
+
+def _special(name: str) -> Callable[..., Array]:
+    """A function of SciPy, which is loaded when it is first called: that takes a while."""
+
+    def call(*operands: Any) -> Array:
+        import scipy.special
+
+        return getattr(scipy.special, name)(*operands)
+
+    return call
 
 
 def _integers(x: Array) -> bool:
@@ -116,8 +126,8 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "asinh": np.arcsinh,
     "atan": np.arctan,
     "atanh": np.arctanh,
-    "bessel_i0e": special.i0e,
-    "bessel_i1e": special.i1e,
+    "bessel_i0e": _special("i0e"),
+    "bessel_i1e": _special("i1e"),
     "cbrt": np.cbrt,
     "ceil": np.ceil,
     "clz": lambda x: 8 * x.dtype.itemsize - _bit_length(x),
@@ -126,17 +136,17 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "copy_p": lambda x: x,
     "cos": np.cos,
     "cosh": np.cosh,
-    "digamma": special.psi,
-    "erf": special.erf,
-    "erf_inv": special.erfinv,
-    "erfc": special.erfc,
+    "digamma": _special("psi"),
+    "erf": _special("erf"),
+    "erf_inv": _special("erfinv"),
+    "erfc": _special("erfc"),
     "exp": np.exp,
     "exp2": np.exp2,
     "expm1": np.expm1,
     "floor": np.floor,
     "imag": np.imag,
     "is_finite": np.isfinite,
-    "lgamma": special.gammaln,
+    "lgamma": _special("gammaln"),
     "log": np.log,
     "log1p": np.log1p,
     "logistic": lambda x: 1 / (1 + np.exp(-x)),
@@ -167,8 +177,8 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "eq_to": lambda x, y: np.equal(_total_order(x), _total_order(y)),
     "ge": np.greater_equal,
     "gt": np.greater,
-    "igamma": special.gammainc,
-    "igammac": special.gammaincc,
+    "igamma": _special("gammainc"),
+    "igammac": _special("gammaincc"),
     "le": np.less_equal,
     "le_to": lambda x, y: np.less_equal(_total_order(x), _total_order(y)),
     "lt": np.less,
@@ -179,7 +189,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "mulhi": _mulhi,
     "ne": np.not_equal,
     "or": np.bitwise_or,
-    "polygamma": lambda n, x: special.polygamma(n.astype(np.int64), x),
+    "polygamma": lambda n, x: _special("polygamma")(n.astype(np.int64), x),
     "pow": np.power,
     "rem": np.fmod,
     "shift_left": lambda x, y: _shift(x, y, "left"),
@@ -187,7 +197,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "shift_right_logical": lambda x, y: _shift(x, y, "logical"),
     "sub": np.subtract,
     "xor": np.bitwise_xor,
-    "zeta": special.zeta,
+    "zeta": _special("zeta"),
 }
 #: Exact on bits: these must see the operands in their own dtype.
 _EXACT = (
@@ -243,7 +253,7 @@ ELEMENTWISE: dict[str, Reference] = {
     "nextafter": _nextafter,
     "optimization_barrier": lambda call: call.operands,
     "reduce_precision": lambda call: _reduce_precision(call, wide(call.operands[0])),
-    "regularized_incomplete_beta": lambda call: special.betainc(*map(wide, call.operands)),
+    "regularized_incomplete_beta": lambda call: _special("betainc")(*map(wide, call.operands)),
     "round": lambda call: _round(call, wide(call.operands[0])),
     "select_n": _select,
 }
