@@ -169,8 +169,12 @@ def _difference(folder: Path) -> str:
         off = _distance(a, b)
         allowed = float(plain[f"allowed {key}"])
         if not off <= allowed:
-            return f"{key} {a.dtype}{list(a.shape)} is off by {off:.3g}, rounding gives {allowed:.3g}"
-    return "" if len(ours.files) == sum(not k.startswith("allowed") for k in plain.files) else "more"
+            return (
+                f"{key} {a.dtype}{list(a.shape)} is off by {off:.3g}, rounding gives {allowed:.3g}"
+            )
+    return (
+        "" if len(ours.files) == sum(not k.startswith("allowed") for k in plain.files) else "more"
+    )
 
 
 def _distance(a: Any, b: Any) -> float:
@@ -223,7 +227,9 @@ def _first_call(
     if mode == "te":
         import tapestry_egg as te
 
-        jitted = te.jit(fn, on_progress=lambda p: stages.append((time.perf_counter(), str(p))), **words)
+        jitted = te.jit(
+            fn, on_progress=lambda p: stages.append((time.perf_counter(), str(p))), **words
+        )
     else:
         jitted = jax.jit(fn, **words)
     cpu, begin = _cpu(), time.perf_counter()
@@ -234,7 +240,9 @@ def _first_call(
     if mode == "te":
         told["stages"] = [(round(at - begin, 3), text) for at, text in stages]
     else:
-        told["operations"] = len(jax.make_jaxpr(fn, static_argnums=words.get("static_argnums", ()))(*args).eqns)
+        told["operations"] = len(
+            jax.make_jaxpr(fn, static_argnums=words.get("static_argnums", ()))(*args).eqns
+        )
         rng = np.random.default_rng(0)
         moved = [_arrays(jitted(*_moved(args, host, rng))) for _ in range(_MOVED)]
         for key in list(found):
@@ -328,10 +336,10 @@ def _wanted(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     every = libraries.programs()
     if not names:
         return every
-    chosen = {
-        p: needs for p, needs in every.items() if p in names or p.partition(":")[0] in names
-    }
-    unknown = [n for n in names if n not in chosen and n not in {p.partition(":")[0] for p in every}]
+    chosen = {p: needs for p, needs in every.items() if p in names or p.partition(":")[0] in names}
+    unknown = [
+        n for n in names if n not in chosen and n not in {p.partition(":")[0] for p in every}
+    ]
     if unknown:
         raise SystemExit(f"no program {unknown[0]!r}; there are {', '.join(every)}")
     return chosen

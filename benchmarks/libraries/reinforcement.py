@@ -1,0 +1,194 @@
+"""Gymnax, Pgx, Mctx, RLax, Evosax: environments, planning, evolution."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from . import Program
+
+
+def gymnax_cartpole() -> Program:
+    """A rollout of many cart-poles with random actions."""
+    import gymnax
+
+    env, params = gymnax.make("CartPole-v1")
+
+    def rollout(key):
+        def one(carry, key):
+            obs, state = carry
+            action = jnp.int32(obs.sum() > 0)
+            obs, state, reward, *_ = env.step(key, state, action, params)
+            return (obs, state), reward
+
+        first, rest = jax.random.split(key)
+        return jax.lax.scan(one, env.reset(first, params), jax.random.split(rest, 16))[1]
+
+    return jax.vmap(rollout), (jax.random.split(jax.random.key(0), 64),)
+
+
+def gymnax_minatar() -> Program:
+    """A step of many Breakout games."""
+    import gymnax
+
+    env, params = gymnax.make("Breakout-MinAtar")
+    keys = jax.random.split(jax.random.key(0), 32)
+    _, state = jax.vmap(env.reset, (0, None))(keys, params)
+
+    def step(keys, state, actions):
+        return jax.vmap(env.step, (0, 0, 0, None))(keys, state, actions, params)
+
+    return step, (keys, state, jnp.arange(32) % 3)
+
+
+def pgx_tic_tac_toe() -> Program:
+    """Random self-play of many games."""
+    import pgx
+
+    env = pgx.make("tic_tac_toe")
+
+    def play(key):
+        def one(state, key):
+            logits = jnp.where(state.legal_action_mask, 0.0, -1e9)
+            return env.step(state, jax.random.categorical(key, logits)), state.rewards
+
+        return jax.lax.scan(one, env.init(key), jax.random.split(key, 9))[1]
+
+    return jax.vmap(play), (jax.random.split(jax.random.PRNGKey(0), 64),)
+
+
+def pgx_go() -> Program:
+    """A move in many games of Go on a small board."""
+    import pgx
+
+    env = pgx.make("go_9x9")
+    state = jax.jit(jax.vmap(env.init))(jax.random.split(jax.random.PRNGKey(0), 16))
+    return jax.vmap(env.step), (state, jnp.arange(16) * 3)
+
+
+def mctx_gumbel() -> Program:
+    """Gumbel MuZero with a small network."""
+    import mctx
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "policy": 0.1 * jax.random.normal(keys[0], (16, 4)),
+        "value": 0.1 * jax.random.normal(keys[1], (16,)),
+        "next": 0.3 * jax.random.normal(keys[2], (20, 16)),
+    }
+
+    def recurrent(params, key, action, embedding):
+        h = jnp.concatenate([embedding, jax.nn.one_hot(action, 4)], -1) @ params["next"]
+        h = jnp.tanh(h)
+        out = mctx.RecurrentFnOutput(
+            reward=h[:, 0],
+            discount=jnp.full(h.shape[0], 0.99),
+            prior_logits=h @ params["policy"],
+            value=h @ params["value"],
+        )
+        return out, h
+
+    def search(params, key, x):
+        root = mctx.RootFnOutput(x @ params["policy"], x @ params["value"], x)
+        found = mctx.gumbel_muzero_policy(params, key, root, recurrent, num_simulations=8)
+        return found.action, found.action_weights
+
+    x = jax.random.normal(jax.random.key(1), (32, 16))
+    return search, (params, jax.random.PRNGKey(2), x)
+
+
+def mctx_muzero() -> Program:
+    """MuZero's search in a model without a network."""
+    import mctx
+
+    def recurrent(params, key, action, embedding):
+        h = embedding * 0.9 + action
+        out = mctx.RecurrentFnOutput(
+            jnp.sin(h), jnp.full_like(h, 0.95), jnp.stack([h, -h, 0.0 * h], -1), jnp.cos(h)
+        )
+        return out, h
+
+    def search(key, x):
+        root = mctx.RootFnOutput(jnp.zeros((x.shape[0], 3)), jnp.zeros_like(x), x)
+        return mctx.muzero_policy((), key, root, recurrent, num_simulations=8).action_weights
+
+    return search, (jax.random.PRNGKey(0), jnp.linspace(0.0, 1.0, 16))
+
+
+def rlax_losses() -> Program:
+    """V-trace, lambda returns and a distributional loss over a batch."""
+    import rlax
+
+    def loss(values, rewards, discounts, ratios, logits):
+        trace = jax.vmap(rlax.vtrace_td_error_and_advantage)(
+            values[:, :-1], values[:, 1:], rewards, discounts, ratios
+        )
+        returns = jax.vmap(rlax.lambda_returns, (0, 0, 0, None))(
+            rewards, discounts, values[:, 1:], 0.9
+        )
+        entropy = jax.vmap(rlax.entropy_loss)(logits, jnp.ones(rewards.shape))
+        errors = returns - values[:, :-1]
+        return jnp.mean(trace.errors**2) + jnp.mean(rlax.huber_loss(errors)) + jnp.mean(entropy)
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    values = jax.random.normal(keys[0], (32, 21))
+    rewards = jax.random.normal(keys[1], (32, 20))
+    ratios = jnp.exp(0.1 * jax.random.normal(keys[2], (32, 20)))
+    logits = jax.random.normal(keys[3], (32, 20, 6))
+    args = (values, rewards, jnp.full((32, 20), 0.99), ratios, logits)
+    return jax.value_and_grad(loss), args
+
+
+def rlax_q_learning() -> Program:
+    """Double Q-learning and quantile regression on a batch of transitions."""
+    import rlax
+
+    def loss(q, q_next, selector, action, reward):
+        discount = jnp.full_like(reward, 0.99)
+        double = jax.vmap(rlax.double_q_learning)(q, action, reward, discount, q_next, selector)
+        target = reward[:, None] + 0.99 * q_next
+        quantile = jax.vmap(rlax.quantile_regression_loss, (0, None, 0, None))(
+            q, (jnp.arange(q.shape[1]) + 0.5) / q.shape[1], target, 1.0
+        )
+        return jnp.mean(double**2) + jnp.mean(quantile)
+
+    q, q_next, selector = jax.random.normal(jax.random.key(0), (3, 128, 8))
+    return jax.grad(loss), (q, q_next, selector, jnp.arange(128) % 8, q[:, 0])
+
+
+def evosax_cma() -> Program:
+    """A generation of the covariance matrix adaptation strategy."""
+    from evosax.algorithms import CMA_ES
+
+    es = CMA_ES(population_size=32, solution=jnp.zeros(16))
+    params = es.default_params
+    state = es.init(jax.random.PRNGKey(0), jnp.zeros(16), params)
+
+    def generation(key, state):
+        population, state = es.ask(key, state, params)
+        fitness = jnp.sum((population - 1.0) ** 2, -1)
+        state, _ = es.tell(key, population, fitness, state, params)
+        return state, fitness
+
+    return generation, (jax.random.PRNGKey(1), state)
+
+
+def evosax_open_es() -> Program:
+    """Generations of OpenAI's evolution strategy on a quadratic."""
+    import optax
+    from evosax.algorithms import Open_ES
+
+    es = Open_ES(population_size=64, solution=jnp.zeros(32), optimizer=optax.adam(1e-2))
+    params = es.default_params
+    state = es.init(jax.random.PRNGKey(0), jnp.zeros(32), params)
+
+    def generations(key, state):
+        def one(state, key):
+            population, state = es.ask(key, state, params)
+            fitness = jnp.sum((population - 1.0) ** 2, -1)
+            state, _ = es.tell(key, population, fitness, state, params)
+            return state, fitness.min()
+
+        return jax.lax.scan(one, state, jax.random.split(key, 4))[1]
+
+    return generations, (jax.random.PRNGKey(1), state)
