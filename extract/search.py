@@ -80,7 +80,8 @@ class Effort:
     `moves` is how often a labelling is improved once more at given prices where one elimination
     does not hold all of it; `gap` is what is good enough, and `patience` how many seconds without
     a better plan or bound are enough. A search may be one of `parts`, number `part`, that divide
-    the prices among them, from low to high.
+    the prices among them, from low to high. Without `front` it is over with the fastest plan, if
+    that is within the limits.
     """
 
     prices: int = 16
@@ -92,6 +93,7 @@ class Effort:
     part: int = 0
     parts: int = 1
     patience: float = np.inf
+    front: bool = True
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class Search:
         interest.
         """
         fastest = self.fastest()
+        if not self.effort.front and (limits is None or limits.hold(fastest)):
+            return self.archive
         least = self._walk(fastest)
         if limits is not None and least.peak > limits.peak:
             self._descended(least, limits.peak)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,33 +72,63 @@ class Request:
 
 
 def plan_program(program: Program, request: Request) -> Front:
-    """The front of a program under a request.
+    """The front of a program under a request. Raises what `optimize` raises.
 
-    Where no plan leaves the arguments where they lie, they are free, and a warning says so. Raises
-    what `optimize` raises.
+    Unless the request says how hard to work, only its own point of the front is looked for where
+    that is the fastest plan: the rest of a front takes longer than to compile a program. Where no
+    plan leaves the arguments where they lie, they are free, and a warning says so.
     """
+
+    def quick(request: Request) -> Front:
+        if request.settings is None and request.minimize == "seconds":
+            light = replace(_patience(program.graph), front=False, recompute=0)
+            try:
+                return _optimized(program, request, ("seconds", *request.limits), light)
+            except ExtractError:  # its forms do not reach the limits
+                pass
+        return _whole(program, request)
+
+    return _where_they_lie(program, request, quick)
+
+
+def whole_front(program: Program, request: Request) -> Front:
+    """All points of the front of a program under a request, as `plan_program` otherwise."""
+    return _where_they_lie(program, request, lambda request: _whole(program, request))
+
+
+def _where_they_lie(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
+    """The front of a request, or the one for free arguments."""
     try:
-        return _planned(program, request)
+        return plan(request)
     except (ExtractError, TargetError) as e:
         if not request.committed or request.arguments == "free":
             raise
-        free = _planned(program, replace(request, arguments="free"))
+        free = plan(replace(request, arguments="free"))
         warnings.warn(
             f"no plan leaves the arguments of {program.name} where they lie ({e.what}): they are "
             f"moved at every call",
-            stacklevel=4,
+            stacklevel=5,
         )
         return free
 
 
-def _planned(program: Program, request: Request) -> Front:
-    from .pipeline import OBJECTIVES, optimize
+def _whole(program: Program, request: Request) -> Front:
+    from .pipeline import OBJECTIVES
+
+    objectives = (*OBJECTIVES, request.minimize, *request.limits)
+    return _optimized(program, request, objectives, request.settings or _patience(program.graph))
+
+
+def _optimized(
+    program: Program, request: Request, objectives: Sequence[str], settings: Settings
+) -> Front:
+    from .pipeline import optimize
 
     inputs, outputs = pinned_leaves(program, request)
     return optimize(
         program,
         machine_of(request),
-        tuple(dict.fromkeys((*OBJECTIVES, request.minimize, *request.limits))),
+        tuple(dict.fromkeys(objectives)),
         limits=request.limits,
         rules=request.rules,
         state=request.state,
@@ -107,7 +137,7 @@ def _planned(program: Program, request: Request) -> Front:
         pins=request.pins,
         in_shardings=inputs,
         out_shardings=outputs,
-        settings=request.settings or _patience(program.graph),
+        settings=settings,
         on_progress=request.on_progress,
     )
 

@@ -46,12 +46,11 @@ def pose(
     tell: Progress,
 ) -> Posed:
     """Find a program's forms by the rules, then encode and saturate each on each mesh shape."""
-    found = _forms(graph, books, machine, settings, tell)
+    found, timeline = _forms(graph, books, machine, settings, tell)
     plans = [_of(form, scheduled(form.graph, feedback)) for form in found]
     for form, plan in _recomputing(found, plans, machine, settings, tell):
         found += (form,)
         plans.append(_of(form, plan))
-    timeline = [replace(tick, subject="algebra") for tick in found[0].timeline]
     problems = []
     for number, plan in enumerate(plans):
         for shape in shapes:
@@ -71,15 +70,17 @@ def _forms(
     machine: Target,
     settings: Settings,
     tell: Progress,
-) -> tuple[Form, ...]:
+) -> tuple[tuple[Form, ...], list[Tick]]:
+    """The forms to search, and what the rules did."""
     tell(Phase("saturate", "", None, "algebra"))
-    found = tuple(
-        replace(form, graph=prepare(form.graph))
-        for form in forms(graph, books, machine, settings.algebra, settings.least_gain)
-    )
-    others = [", ".join(form.rules) for form in found[1:]]
+    found = forms(graph, books, machine, settings.algebra, settings.least_gain)
+    timeline = [replace(tick, subject="algebra") for tick in found[0].timeline]
+    if not settings.front:  # the cheapest, which is second if there is another than the given one
+        found = found[:2][-1:]
+    found = tuple([replace(form, graph=prepare(form.graph)) for form in found])
+    others = [", ".join(form.rules) for form in found if form.rules]
     tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
-    return found
+    return found, timeline
 
 
 def _recomputing(

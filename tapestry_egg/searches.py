@@ -97,6 +97,7 @@ def search(
         gap=settings.gap,
         seed=settings.seed,
         patience=settings.patience,
+        front=settings.front,
     )
     found = search_all(
         [p.problem for p in problems],

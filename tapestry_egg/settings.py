@@ -20,7 +20,9 @@ class Settings:
     that compute values of it a second time to hold less memory. A search ends early where every
     plan is within the share `gap` of its bound, or after `patience` seconds without a better plan
     or bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on
-    `workers` processors (None: all).
+    `workers` processors (None: all). Without `front` only the fastest plan is looked for: among
+    the plans of the form that takes least on one device, and further only where that plan is not
+    within the limits.
     """
 
     seconds: float = 45.0
@@ -36,3 +38,4 @@ class Settings:
     seed: int = 0
     seeds: int = 1
     workers: int | None = None
+    front: bool = True

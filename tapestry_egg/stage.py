@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .extract.front import Front
 from .extract.pins import Pins
 from .plan import Plan
-from .planning import Request, best_plan, compile_best, plan_program
+from .planning import Request, best_plan, compile_best, plan_program, whole_front
 from .progress import Progress
 from .rules.book import RuleBook
 from .signature import Signature, read_signature
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .pipeline import Settings
     from .runtime.compile import CompiledPlan
+    from .trace import Program
 
 
 def jit(
@@ -82,6 +83,8 @@ class _Planned:
     front: Front
     request: Request
     compiled: CompiledPlan | None = None
+    program: Program | None = None
+    whole: Front | None = None
 
 
 class Optimized:
@@ -106,7 +109,11 @@ class Optimized:
 
     def front(self, *args: Any, **kwargs: Any) -> Front:
         """The Pareto front for arguments of these types (arrays or `jax.ShapeDtypeStruct`)."""
-        return self._lookup(args, kwargs).front
+        found = self._lookup(args, kwargs)
+        if found.whole is None:
+            assert found.program is not None
+            found.whole = whole_front(found.program, found.request)
+        return found.whole
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan that a call with arguments of these types runs."""
@@ -147,7 +154,9 @@ class Optimized:
             found = self._planned.get(seen)
             if found is None:
                 request = self._request
-                found = self._planned[seen] = _Planned(plan_program(program, request), request)
+                found = self._planned[seen] = _Planned(
+                    plan_program(program, request), request, program=program
+                )
             self._known[key] = found
         return found
 
