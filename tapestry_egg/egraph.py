@@ -53,6 +53,9 @@ class EGraph:
         self.timeline: list[Tick] = []
         self._done: list[dict[str, Any]] = [{"new": str(folder)}]
         self._files: dict[str, int] = {}
+        self._rows = 0
+        # Commands that the process has not been told of yet, and the rules that they are of.
+        self._waiting: list[tuple[str, Rule | None]] = []
         self._worker = _idle.pop() if _idle else _Worker()
         try:
             self._worker.ask(self._done[0])
@@ -75,33 +78,46 @@ class EGraph:
             self._worker.kill()
 
     def run(self, text: str) -> dict[str, Any]:
-        """Run egglog commands. Raises ValueError with what egglog says against them."""
-        command = {"run": text}
+        """Run egglog commands. Raises Refused with what egglog says against them."""
+        self._flush()
+        command = {"run": [text]}
         answer: dict[str, Any] = self._worker.ask(command)
         self._done.append(command)
         return answer
 
     def declare(self, text: str) -> None:
+        """Run the commands of a text before what comes next."""
         # One command at a time: parsing is quadratic in the length of the text.
-        for _, _, form in commands(text):
-            self.run(form)
+        self._waiting += [(form, None) for _, _, form in commands(text)]
 
     def add_rule(self, rule: Rule, forms: Sequence[str]) -> None:
-        """Declare a rule by the egglog forms that stand for it.
+        """Declare a rule by the egglog forms that stand for it, before what comes next.
 
-        Raises RuleError, with the rule's place in its file, when egglog refuses one.
+        That raises RuleError, with the rule's place in its file, when egglog refuses one.
         """
         for i, form in enumerate(forms):
             if not form.startswith("(relation"):
                 form = f'{form[:-1]} :ruleset {rule.ruleset} :name "{rule.name}#{i}")'
-            try:
-                self.run(form)
-            except ValueError as e:
-                raise RuleError(
-                    f"rule {rule.name!r} is refused by egglog: {e}",
-                    where=rule.where,
-                    hint="The relations that rules may use are declared in rules/schema.egg.",
-                ) from None
+            self._waiting.append((form, rule))
+
+    def _flush(self) -> None:
+        """Tell the process what has been waiting, all at once."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        command = {"run": [form for form, _ in waiting]}
+        try:
+            self._rows = int(self._worker.ask(command)["rows"])
+        except Refused as e:
+            _, rule = waiting[e.at]
+            if rule is None:
+                raise
+            raise RuleError(
+                f"rule {rule.name!r} is refused by egglog: {e}",
+                where=rule.where,
+                hint="The relations that rules may use are declared in rules/schema.egg.",
+            ) from None
+        self._done.append(command)
 
     def load(self, name: str, rows: Sequence[tuple[int | str, ...]]) -> None:
         if not rows:
@@ -110,7 +126,7 @@ class EGraph:
         k = self._files[name] = self._files.get(name, -1) + 1
         path = self.folder / f"{name}-{k}.tsv"
         path.write_text("".join("\t".join(map(str, r)) + "\n" for r in rows), encoding="utf-8")
-        self.run(f'(input {name} "{path.name}")')
+        self._waiting.append((f'(input {name} "{path.name}")', None))
 
     def fixpoint(self, ruleset: str, budget: Budget, begin: float) -> tuple[bool, int]:
         """Run one ruleset, an iteration at a time, until nothing changes or the budget is spent."""
@@ -131,14 +147,16 @@ class EGraph:
         """
         if seconds <= 0.0:
             raise Exhausted
+        self._flush()
         begin = time.perf_counter()
-        command = {"run": f"(run {ruleset} 1)"}
+        command = {"run": [f"(run {ruleset} 1)"]}
         try:
             answer = self._worker.ask(command, seconds)
         except _Gone:
             self._again()
             raise Exhausted from None
         self._done.append(command)
+        self._rows = int(answer["rows"])
         matches: dict[str, int] = {}
         for name, count in answer["matches"].items():
             rule = name.split("#")[0]
@@ -151,11 +169,14 @@ class EGraph:
         return bool(answer["updated"])
 
     def rows(self) -> int:
-        return int(self._worker.ask({"rows": True}))
+        """Rows of all tables."""
+        self._flush()
+        return self._rows
 
     def tables(self, names: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:
         """Rows of the named tables: inputs, then output; numbers and strings as themselves, terms
         as opaque class tokens."""
+        self._flush()
         found = self._worker.ask({"tables": list(names)})
         return {
             name: [tuple(tuple(x) if isinstance(x, list) else x for x in row) for row in rows]
@@ -168,6 +189,14 @@ class EGraph:
         self._worker = _Worker()
         for command in self._done:
             self._worker.ask(command)
+
+
+class Refused(ValueError):
+    """What egglog says against the command of a number, of several."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(what)
+        self.at = at
 
 
 class _Gone(Exception):
@@ -189,7 +218,7 @@ class _Worker:
         self._rest = b""
 
     def ask(self, command: dict[str, Any], seconds: float = float("inf")) -> Any:
-        """What the process answers. Raises ValueError for what egglog refuses, _Gone when there is
+        """What the process answers. Raises Refused for what egglog refuses, _Gone when there is
         no answer within `seconds`."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
@@ -212,7 +241,7 @@ class _Worker:
         line, _, self._rest = b"".join(parts).partition(b"\n")
         told = json.loads(line)
         if "error" in told:
-            raise ValueError(told["error"])
+            raise Refused(told["error"], told["at"])
         return told["ok"]
 
     def kill(self) -> None:

@@ -4,15 +4,19 @@ egglog cannot be interrupted: an iteration that explodes ends when it ends. So i
 that may be killed (egraph.py), which imports nothing but egglog and whose memory is limited.
 
     {"new": folder}       forget everything; facts are read from files in `folder`
-    {"run": text}         run commands; answers {"updated", "matches"} of the last schedule
-    {"rows": true}        answers the rows of all tables
+    {"run": [texts]}      run commands, one text after the other; answers {"updated", "matches"} of
+                          the last schedule, and "rows", of all tables in the end; for a text that is
+                          refused, an error and {"at": its number}: those before it have run
     {"tables": [names]}   answers rows: inputs, then output; terms as [sort, number]
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import sys
+import types
 from typing import Any
 
 # Bytes of address space: an iteration that needs more ends this process instead of the machine.
@@ -21,8 +25,7 @@ _MEMORY = 12 * 2**30
 
 def main() -> None:
     """Serve until standard input ends."""
-    from egglog import bindings
-
+    bindings = _bindings()
     _limit_memory()
     egraph: Any = None
     for line in sys.stdin:
@@ -33,16 +36,38 @@ def main() -> None:
                 answer: Any = True
             elif "run" in given:
                 answer = _run(egraph, given["run"])
-            elif "rows" in given:
-                (size,) = egraph.run_program(*egraph.parse_program("(print-size)"))
-                answer = sum(count for _, count in size.sizes)
             else:
                 answer = _tables(egraph, given["tables"])
             told = {"ok": answer}
+        except _Refused as e:
+            told = {"error": str(e), "at": e.at}
         except Exception as e:
-            told = {"error": str(e)}
+            told = {"error": str(e), "at": 0}
         sys.stdout.write(json.dumps(told, separators=(",", ":")) + "\n")
         sys.stdout.flush()
+
+
+class _Refused(Exception):
+    """egglog refuses the text of a number."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(what)
+        self.at = at
+
+
+def _bindings() -> Any:
+    """egglog's own module, without the Python package around it: to import all of that takes
+    longer than the rules take on most programs."""
+    spec = importlib.util.find_spec("egglog")
+    if spec is not None and spec.submodule_search_locations:
+        package = types.ModuleType("egglog")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["egglog"] = package
+        try:
+            return importlib.import_module("egglog.bindings")
+        except ImportError:  # it needs its package after all
+            del sys.modules["egglog"]
+    return importlib.import_module("egglog.bindings")
 
 
 def _limit_memory() -> None:
@@ -54,13 +79,20 @@ def _limit_memory() -> None:
         return
 
 
-def _run(egraph: Any, text: str) -> dict[str, Any]:
+def _run(egraph: Any, texts: list[str]) -> dict[str, Any]:
     updated, matches = False, {}
-    for output in egraph.run_program(*egraph.parse_program(text)):
-        report = getattr(output, "report", None)
-        if report is not None:
-            updated, matches = bool(report.updated), dict(report.num_matches_per_rule)
-    return {"updated": updated, "matches": matches}
+    for at, text in enumerate(texts):
+        try:
+            outputs = egraph.run_program(*egraph.parse_program(text))
+        except Exception as e:
+            raise _Refused(str(e), at) from None
+        for output in outputs:
+            report = getattr(output, "report", None)
+            if report is not None:
+                updated, matches = bool(report.updated), dict(report.num_matches_per_rule)
+    (size,) = egraph.run_program(*egraph.parse_program("(print-size)"))
+    rows = sum(count for _, count in size.sizes)
+    return {"updated": updated, "matches": matches, "rows": rows}
 
 
 def _tables(egraph: Any, names: list[str]) -> dict[str, list[list[Any]]]:
