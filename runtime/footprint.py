@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Plan
+from ..planning import DANGER
 from ..units import format_quantity
 from .compile import CompiledPlan, compile
 
 if TYPE_CHECKING:
     import jax
 
-# Peaks below this share of the limit are not in danger: no model is as wrong as that.
-_DANGER = 0.5
 # So many plans are compiled at most.
 _TRIES = 4
 
@@ -44,7 +43,7 @@ def compile_within(plans: Sequence[Plan], mesh: Any, limit: float | None) -> Com
     taken. Either way a warning says so, once.
     """
     best = compile(plans[0], mesh)
-    if limit is None or plans[0].costs.peak_bytes <= _DANGER * limit:
+    if limit is None or plans[0].costs.peak_bytes <= DANGER * limit:
         return best
     tried: list[tuple[int, CompiledPlan]] = []
     left = list(plans)

@@ -5,8 +5,9 @@ that may be killed (egraph.py), which imports nothing but egglog and whose memor
 
     {"new": folder}       forget everything; facts are read from files in `folder`
     {"run": [texts]}      run commands, one text after the other; answers {"updated", "matches"} of
-                          the last schedule, and "rows", of all tables in the end; for a text that is
-                          refused, an error and {"at": its number}: those before it have run
+                          the last schedule, and "rows" of all tables in the end; for a text
+                          that is refused, an error and {"at": its number}: those before it
+                          have run
     {"tables": [names]}   answers rows: inputs, then output; terms as [sort, number]
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,10 @@ class Request:
     on_progress: Progress | None = None
 
 
+#: Peaks below this share of a limit are not in danger: no model is as wrong as that.
+DANGER = 0.5
+
+
 def plan_program(program: Program, request: Request) -> Front:
     """The front of a program under a request. Raises what `optimize` raises.
 
@@ -83,9 +88,13 @@ def plan_program(program: Program, request: Request) -> Front:
         if request.settings is None and request.minimize == "seconds":
             light = replace(_patience(program.graph), front=False, recompute=0)
             try:
-                return _optimized(program, request, ("seconds", *request.limits), light)
+                front = _optimized(program, request, ("seconds", *request.limits), light)
             except ExtractError:  # its forms do not reach the limits
-                pass
+                return _whole(program, request)
+            limit = front.limits(request.limits).get("peak_bytes", math.inf)
+            if best_plan(front, request).costs.peak_bytes <= DANGER * limit:
+                return front
+            # The compiled module may need more than that, and another plan be wanted.
         return _whole(program, request)
 
     return _where_they_lie(program, request, quick)
