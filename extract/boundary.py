@@ -20,10 +20,11 @@ Allows = Callable[[Layout], bool]
 @dataclass(frozen=True, slots=True)
 class Fixed:
     """What the user fixes: layouts of inputs and outputs, and the mesh whose axes all that crosses
-    the boundary is laid out by (None: any mesh)."""
+    the boundary is laid out by (None: any mesh), unless that is not `bounded`."""
 
     pins: tuple[Pin, ...] = ()
     contract: MeshContract | None = None
+    bounded: bool = True
 
 
 def restrict(snap: Snapshot, fixed: Fixed) -> Snapshot:
@@ -34,7 +35,7 @@ def restrict(snap: Snapshot, fixed: Fixed) -> Snapshot:
     Raises ExtractError where the rules derive no such row.
     """
     rows = list(snap.rows)
-    if fixed.contract is not None:
+    if fixed.contract is not None and fixed.bounded:
         contract, mesh = fixed.contract, snap.mesh
 
         def expressible(layout: Layout) -> bool:

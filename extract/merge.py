@@ -12,6 +12,7 @@ from ..plan import Plan
 from .archive import Archive, Candidate, shown
 from .assemble import Assembled
 from .front import Front, in_order, unmet, value, within
+from .given import as_given
 from .plans import make_plan
 from .problem import Floats
 from .search import SLIVER
@@ -67,6 +68,26 @@ def merge(
         epsilon=_epsilon(results, named),
         saturated=all(r.assembled.snapshot.saturated.saturated for r in results),
     )
+
+
+def best_given(results: Sequence[MeshResult]) -> tuple[MeshResult, Candidate] | None:
+    """The fastest plan that the user's own shardings lead to on any mesh, offered to every search's
+    archive; None where they lead to none."""
+    found = [(r, c) for r in results if (c := as_given(r.assembled)) is not None]
+    for r, c in found:
+        r.archive.add(c)
+    return min(found, key=lambda x: (x[1].costs, str(x[0].assembled.snapshot.mesh)), default=None)
+
+
+def original_plan(
+    results: Sequence[MeshResult], given: tuple[MeshResult, Candidate] | None
+) -> Plan | None:
+    """That plan, with its bound over all meshes."""
+    if given is None:
+        return None
+    result, c = given
+    bound = min(least_seconds(results, c.peak, c.joules), c.seconds)
+    return make_plan(result.assembled, c, "given", bound)
 
 
 def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> float:

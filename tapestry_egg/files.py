@@ -145,6 +145,8 @@ def load(
             }
             found = front_from_document(known, where)
             plans, at = list(found.plans), [f"{where}.plans[{i}]" for i in range(len(found))]
+            if found.original is not None:
+                plans, at = [*plans, found.original], [*at, f"{where}.original"]
         _check_digests(document, where)
         if certify:
             if isinstance(found, Front):

@@ -10,6 +10,7 @@ import msgspec
 from .documents import GraphRecord, SourceRecord, SourceTable, convert, graph_from_record
 from .errors import GraphError, PlanError
 from .extract.front import Front
+from .plan import Plan
 from .plan_documents import (
     OriginRecord,
     PlanRecord,
@@ -42,6 +43,7 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     notes: list[str] = []
     timeline: list[Tick] = []
     usable_bytes: int | None = None
+    original: FrontPlanRecord | None = None
 
 
 def front_document(front: Front) -> dict[str, Any]:
@@ -57,14 +59,17 @@ def front_document(front: Front) -> dict[str, Any]:
     origin = msgspec.to_builtins(origin_record(front.plans[0], sources))
     graphs: list[dict[str, Any]] = []
     places: dict[int, int] = {}
-    plans = []
-    for plan in front.plans:
+
+    def numbered(plan: Plan) -> dict[str, Any]:
         record = msgspec.to_builtins(plan_record(plan, sources))
         if id(plan.graph) not in places:
             if record["graph"] not in graphs:
                 graphs.append(record["graph"])
             places[id(plan.graph)] = graphs.index(record["graph"])
-        plans.append({**record, "graph": places[id(plan.graph)]})
+        return {**record, "graph": places[id(plan.graph)]}
+
+    plans = [numbered(plan) for plan in front.plans]
+    original = numbered(front.original) if front.original else None
     return {
         "graph_name": front.graph_name,
         "target": front.target,
@@ -74,6 +79,7 @@ def front_document(front: Front) -> dict[str, Any]:
         "notes": list(front.notes),
         "timeline": [msgspec.to_builtins(tick) for tick in front.timeline],
         "usable_bytes": front.usable_bytes,
+        "original": original,
         "plans": plans,
         "graphs": graphs,
         "origin": origin,
@@ -94,15 +100,15 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
         graph_from_record(g, file.sources, f"{where}.graphs[{k}]")
         for k, g in enumerate(file.graphs)
     ]
-    plans = []
     program, origin = origin_from_record(file.origin, file.sources, f"{where}.origin")
-    for i, record in enumerate(file.plans):
-        at = f"{where}.plans[{i}]"
+
+    def plan(record: FrontPlanRecord, at: str) -> Plan:
         if not 0 <= record.graph < len(file.graphs):
             raise GraphError(f"there is no graph {record.graph}", where=f"{at}.graph")
-        plans.append(plan_from_record(record, graphs[record.graph], program, origin, at))
+        return plan_from_record(record, graphs[record.graph], program, origin, at)
+
     return Front(
-        plans=tuple(plans),
+        plans=tuple(plan(r, f"{where}.plans[{i}]") for i, r in enumerate(file.plans)),
         objectives=tuple(file.objectives),
         target=file.target,
         graph_name=file.graph_name,
@@ -111,4 +117,5 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
         notes=tuple(file.notes),
         timeline=tuple(file.timeline),
         usable_bytes=file.usable_bytes,
+        original=plan(file.original, f"{where}.original") if file.original else None,
     )

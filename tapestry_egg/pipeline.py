@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ExtractError
+from .extract.contract_cost import contract_cost
 from .extract.front import Front as Front
-from .extract.merge import MeshResult, merge
+from .extract.merge import MeshResult, best_given, merge, original_plan
 from .extract.pins import Pins
 from .flatten import feedback_pairs
 from .layout import MeshShape
@@ -107,13 +108,26 @@ def optimize(
         again = search(for_traffic(posed.problems, machine), wanted, settings, executor, tell)
         notes += again.notes
         results = [r.with_candidates(a) for r, a in zip(results, again.archives, strict=True)]
+    # What the user's own shardings lead to is a plan like any other.
+    given = best_given(results[: len(shapes)]) if words.said else None
     front = merge(results, objectives, bounds, machine.spec, block_graph.name)
+    front = replace(front, original=original_plan(results, given))
     front = _certified(front, posed.plans, machine, bounds)
+    if fixed.contract is not None and settings.front and not searched.interrupted:
+        archives = [r.archive for r in results[: len(shapes)]]
+        cost = contract_cost(posed.free, archives, fixed.contract)
+        notes += (cost,) if cost else ()
     return replace(
         front,
         plans=tuple(
             replace(p, program=program, origin=_origin(p, machine, pairs, sets))
             for p in front.plans
+        ),
+        original=front.original
+        and replace(
+            front.original,
+            program=program,
+            origin=_origin(front.original, machine, pairs, sets),
         ),
         saturated=front.saturated and posed.saturated,
         notes=tuple(dict.fromkeys(notes)),
@@ -133,6 +147,12 @@ def _certified(
 
     refused: list[ExtractError] = []
     sound: list[Plan] = []
+    if front.original is not None:
+        which = next(p for p in schedules if p.program.bodies[0].graph is front.original.graph)
+        (verdict,) = certify_all([front.original], which, machine)
+        if isinstance(verdict, ExtractError):
+            warnings.warn(f"a plan is left out: {verdict}", stacklevel=3)
+            front = replace(front, original=None)
     for plan in schedules:
         own = [p for p in front.plans if p.body.graph is plan.program.bodies[0].graph]
         for p, verdict in zip(own, certify_all(own, plan, machine, limits), strict=True):

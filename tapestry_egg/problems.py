@@ -22,6 +22,7 @@ from .timeline import Tick
 if TYPE_CHECKING:
     from .blockgraph import BlockGraph
     from .extract.assemble import Assembled
+    from .extract.snapshot import Snapshot
     from .settings import Settings
 
 
@@ -31,6 +32,7 @@ class Posed:
 
     plans: tuple[Schedule, ...]
     problems: tuple[Assembled, ...]  # of the first form on every shape, ..
+    free: tuple[Snapshot, ...]  # of the first form, without what a named mesh asks
     timeline: tuple[Tick, ...]
     saturated: bool
 
@@ -46,22 +48,26 @@ def pose(
     tell: Progress,
 ) -> Posed:
     """Find a program's forms by the rules, then encode and saturate each on each mesh shape."""
+    from .extract.assemble import assemble
+
     found, timeline = _forms(graph, books, machine, settings, tell)
     plans = [_of(form, scheduled(form.graph, feedback)) for form in found]
     for form, plan in _recomputing(found, plans, machine, settings, tell):
         found += (form,)
         plans.append(_of(form, plan))
     problems = []
+    free = []
     for number, plan in enumerate(plans):
         for shape in shapes:
             ticks: list[Tick] = []
-            problems.append(
-                _problem(plan, shape, machine, books, settings.budget, fixed, tell, ticks)
-            )
+            snap = _snapshot(plan, shape, machine, books, settings.budget, fixed, tell, ticks)
+            if fixed.contract is not None and not number:
+                free.append(restrict(snap, replace(fixed, bounded=False)))
+            problems.append(assemble(restrict(snap, fixed)))
             where = f"{shape} form {number + 1}" if number else str(shape)
             timeline += [replace(tick, subject=where) for tick in ticks]
     saturated = all(form.saturated for form in found)
-    return Posed(tuple(plans), tuple(problems), tuple(timeline), saturated)
+    return Posed(tuple(plans), tuple(problems), tuple(free), tuple(timeline), saturated)
 
 
 def _forms(
@@ -104,7 +110,7 @@ def _of(form: Form, plan: Schedule) -> Schedule:
     return replace(plan, program=replace(plan.program, rules=form.rules, steps=form.steps))
 
 
-def _problem(
+def _snapshot(
     plan: Schedule,
     shape: MeshShape,
     machine: Target,
@@ -113,12 +119,11 @@ def _problem(
     fixed: Fixed,
     tell: Progress,
     timeline: list[Tick],
-) -> Assembled:
-    """Encode and saturate for one mesh shape, and assemble what extraction chooses from.
+) -> Snapshot:
+    """Encode and saturate for one mesh shape: what there is to choose from.
 
     What the rules did is added to the `timeline`.
     """
-    from .extract.assemble import assemble
     from .extract.snapshot import snapshot
 
     name = str(shape)
@@ -130,4 +135,4 @@ def _problem(
     timeline += found.timeline
     strategies = sum(len(s) for s in found.strategies)
     tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
-    return assemble(restrict(snapshot(plan, found, shape, machine, fixed.contract), fixed))
+    return snapshot(plan, found, shape, machine, fixed.contract)

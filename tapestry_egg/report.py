@@ -65,7 +65,7 @@ def _page(front: Front, picture: str) -> str:
             _table(front),
             *([f"<p>! {escape(front.over_memory())}</p>"] if front.over_memory() else []),
             "<h2>Plans</h2>",
-            *(_plan(plan) for plan in front.plans),
+            *(_plan(plan) for plan in _all(front)),
             *([_timeline(front)] if front.timeline else []),
             "</body></html>",
             "",
@@ -73,10 +73,15 @@ def _page(front: Front, picture: str) -> str:
     )
 
 
+def _all(front: Front) -> tuple[Plan, ...]:
+    """The plans of the front, and what the user's own shardings lead to."""
+    return (*front.plans, *([front.original] if front.original else []))
+
+
 def _table(front: Front) -> str:
     heads = ["plan", "mesh", *(word for word, _ in _COLUMNS), "gap"]
     rows = [f"<tr>{''.join(f'<th>{word}</th>' for word in heads)}</tr>"]
-    for plan in front.plans:
+    for plan in _all(front):
         name = escape(plan.name)
         marks = {"peak_bytes": "" if front.fits(plan) else " !"}
         cells = [

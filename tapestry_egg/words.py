@@ -27,6 +27,7 @@ class Words:
     fixed: Fixed
     shapes: tuple[MeshShape, ...]
     notes: tuple[str, ...]
+    said: bool = False  # whether some sharding is given, at the boundary or inside
 
     def pairs(self, feedback: Mapping[int, int]) -> dict[int, int]:
         """The feedback pairs that the pins leave."""
@@ -80,7 +81,8 @@ def read_words(
     notes = left_out(graph, shapes, contract)
     for words in notes:
         warnings.warn(words, stacklevel=4)
-    return Words(Fixed(_once(given), contract), shapes, tuple(notes))
+    said = bool(given or next(constraints(graph), None))
+    return Words(Fixed(_once(given), contract), shapes, tuple(notes), said)
 
 
 def _contract(

@@ -85,6 +85,7 @@ def test_what_an_executable_needs_is_what_jax_says() -> None:
     assert needed < 4 * (64 * 32 + 32 * 32 + 64 * 32) + 4 * 32 * 32 + 4096, "y is written in place"
 
 
+@pytest.mark.slow
 def test_a_plan_under_a_limit_runs_within_it_or_says_so() -> None:
     """Under every limit that some plan promises to keep, the module keeps it, or a warning says
     that it does not."""

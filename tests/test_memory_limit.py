@@ -84,6 +84,7 @@ def _front(machine: te.Target) -> Front:
     return te.optimize(program, machine, settings=QUICK, mesh_shapes=[te.MeshShape(("x",), (8,))])
 
 
+@pytest.mark.slow
 def test_a_search_looks_for_a_plan_within_it() -> None:
     h100 = te.load_target("h100:8")
     free = _front(h100)

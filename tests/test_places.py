@@ -92,6 +92,7 @@ def test_places_on_another_mesh_count_where_the_axes_express_them() -> None:
     assert inputs.dims == (None, None, None), "the same names over devices in another order"
 
 
+@pytest.mark.slow
 def test_planned_arguments_stay_where_they_lie_and_results_are_on_their_mesh() -> None:
     mesh = grid()
     lying = (on(mesh, "model"), on(mesh, None, "model"), on(mesh, "data"))
@@ -111,6 +112,7 @@ def test_planned_arguments_stay_where_they_lie_and_results_are_on_their_mesh() -
     np.testing.assert_allclose(jax.jit(jnp.add)(y, placed[1]), y + X, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_arguments_that_no_plan_can_leave_in_place_are_moved_and_that_is_told() -> None:
     mesh = grid()
     lying = (on(mesh), on(mesh), on(mesh))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from itertools import permutations, product
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -113,6 +114,7 @@ def _held(layout: Layout, mesh: MeshShape, shape: tuple[int, ...]) -> bytes:
 # Against jax.jit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_shardings_are_those_of_jax_jit(kind: AxisType) -> None:
     mesh = user_mesh(kind=kind)
@@ -153,6 +155,7 @@ def test_shardings_are_those_of_jax_jit(kind: AxisType) -> None:
             assert str(jax.typeof(got[0]).sharding.spec) == str(P("data", "model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_plan_that_divides_the_users_axes_comes_back_under_their_names(kind: AxisType) -> None:
     mesh = user_mesh((8,), ("d",), kind)
@@ -193,6 +196,7 @@ def test_a_prefix_and_none_leave_the_rest_free() -> None:
     assert entering(front.best())["[1]"] != Layout(((1,), ())), "None pins nothing"
 
 
+@pytest.mark.slow
 def test_an_output_that_feeds_back_may_be_asked_for_elsewhere() -> None:
     w, x = arguments()
 
@@ -282,6 +286,7 @@ def holds(dims: list[Any], layout: Layout, mesh: MeshShape) -> bool:
     return not layout.partial and all(w is None or w == h for w, h in zip(dims, names, strict=True))
 
 
+@pytest.mark.slow
 def test_a_constrained_value_exists_as_asked_in_every_plan() -> None:
     mesh = user_mesh()
     w, x = arguments()
@@ -329,6 +334,7 @@ def test_an_output_constrained_last_leaves_as_jax_jit_leaves_it() -> None:
         assert p.out_shardings[0] == Layout(((0,), ())) and all(holds(*c) for c in constrained(p))
 
 
+@pytest.mark.slow
 def test_constraints_hold_in_loops_under_vmap_and_in_gradients() -> None:
     mesh = user_mesh()
     ask = NamedSharding(mesh, P("data", "model"))
@@ -392,3 +398,70 @@ def test_reshard_is_a_constraint_in_explicit_mode() -> None:
             got = te.compile(plan, mesh)(placed)
             same_numbers(got, wanted)
             assert jax.typeof(got).sharding == jax.typeof(wanted).sharding
+
+
+# What is said of it
+
+
+@pytest.mark.slow
+def test_the_users_own_shardings_stand_beside_the_front_and_nothing_is_worse() -> None:
+    rng = np.random.default_rng(3)
+    w, x = arguments()
+    program = te.trace(forward, w, x)
+    specs = [P(), P("x"), P(None, "x"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))]
+    mesh = MeshShape(("x", "y"), (4, 2))
+    worse = 0
+    for _ in range(4):
+        down, up, data, out = (specs[k] for k in rng.integers(len(specs), size=4))
+        front = te.optimize(
+            program,
+            "cpu:8",
+            mesh=mesh,
+            in_shardings=({"down": down, "up": up}, data),
+            out_shardings=out,
+            settings=QUICK,
+        )
+        own = front.original
+        assert own is not None and own.name == "given"
+        assert own.in_shardings == front[0].in_shardings
+        assert own.out_shardings == front[0].out_shardings
+        assert front.best().costs.seconds <= own.costs.seconds
+        assert any(
+            p.costs.seconds <= own.costs.seconds * 1.01
+            and p.costs.peak_bytes <= own.costs.peak_bytes * 1.01
+            and p.costs.joules <= own.costs.joules * 1.01
+            for p in front
+        )
+        worse += front.best().costs.seconds < own.costs.seconds * 0.99
+        assert "\ngiven " in str(front) and "given: the shardings given" in str(front)
+        same_numbers(te.compile(own)(w, x), forward(w, x))
+    assert worse, "the search finds something that propagation does not"
+    assert te.optimize(program, "cpu:8", mesh=mesh, settings=QUICK).original is None
+
+
+def test_a_saved_front_keeps_the_users_own_plan(tmp_path: Path) -> None:
+    from tapestry_egg.files import load, save
+
+    program = te.trace(forward, *arguments())
+    front = te.optimize(program, "cpu:8", in_shardings=(P(), P("x")), settings=QUICK)
+    save(front, tmp_path / "f.json")
+    again = load(tmp_path / "f.json")
+    assert again.original == front.original and front.original is not None
+
+
+@pytest.mark.slow
+def test_what_the_contract_costs_is_told() -> None:
+    # Eight parts do not divide four rows, four parts would: at the boundary the one axis of eight
+    # cannot say so.
+    x, w = jnp.ones((4, 256)), jnp.ones((256, 255))
+    program = te.trace(lambda x, w: jnp.tanh(jnp.tanh(x @ w)), x, w)
+    line = te.optimize(program, "cpu:8", mesh=MeshShape(("d",), (8,)), settings=QUICK)
+    (told,) = [n for n in line.notes if n.startswith("the mesh 8d costs")]
+    free = te.optimize(program, "cpu:8", settings=QUICK)
+    assert line.best().costs.seconds > free.best().costs.seconds * 1.01
+    share = line.best().costs.seconds / free.best().costs.seconds - 1
+    assert f"costs {share:.1%}" in told
+    small = te.trace(lambda x: x * 2, jnp.ones((8, 8)))
+    easy = te.optimize(small, "cpu:8", mesh=MeshShape(("d",), (8,)), settings=QUICK)
+    assert any("costs no time" in n for n in easy.notes)
+    assert not any("the mesh" in n for n in free.notes)
