@@ -9,11 +9,9 @@ are graphs of their own.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from .blockgraph import BlockGraph, Operation
@@ -31,6 +29,7 @@ from .roofline import least_seconds, program_seconds
 from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
 from .rules.families import FAMILIES, families_of
 from .rules.recipe import MOST_GIVEN
+from .scratch import scratch
 from .target import Target
 from .timeline import Tick
 from .wants import OPERATORS, Applied, Catalogue, Row, answers, rule_forms, splat
@@ -259,8 +258,8 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     rules = _relevant(rules, {a.kernel for a in catalogue.entries})
     by_name = {r.name: r for r in rules}
     with (
-        tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder,
-        EGraph(Path(folder)) as egraph,
+        scratch() as folder,
+        EGraph(folder) as egraph,
     ):
         egraph.declare(schema())
         egraph.declare(_LOAD)

@@ -1,9 +1,10 @@
 """Many graphs, one after another or side by side: a front, or a front file and a picture, for each.
 
 A folder of results remembers what each was made from (`batch.json`: a hash of the graph, the
-settings and the version). A graph whose result is there and whose hash has not changed is skipped,
-so an interrupted batch goes on where it stopped. One graph that fails stops no other; a worker that
-is lost loses its own graph, which is then done again.
+settings and the version) and a hash of the front. A graph whose result is there as it was written,
+and whose hash has not changed, is skipped, so an interrupted batch goes on where it stopped.
+Several batches may write into one folder. One graph that fails stops no other; a worker that is
+lost loses its own graph, which is then done again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +28,7 @@ from .console import host_only
 from .errors import GraphError, TapestryError
 from .executors import INTERRUPTED, Lost, Processes, completed, tell
 from .progress import Phase, Progress
+from .scratch import locked, scratch
 from .units import parse_quantity
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def run_batch(
             yield Outcome(name, error=f"{path}: cannot be read: {error.strerror}")
             continue
         entry = done.get(name, {})
-        if not again and entry.get("key") == key and (out / f"{name}.front.json").is_file():
+        whole = entry.get("front") is not None and entry["front"] == _hash_of(out, name)
+        if not again and entry.get("key") == key and whole:
             yield replace(_outcome(entry.get("outcome", {}), name), skipped=True)
         else:
             todo.append((path, key))
@@ -142,8 +144,7 @@ def run_batch(
         work = _side_by_side(files, settings, out, executor, on_progress)
     for outcome in work:
         if not outcome.error and INTERRUPTED not in outcome.notes:
-            done[outcome.name] = {"key": keys[outcome.name], "outcome": _fields(outcome)}
-            write_atomic(out / MANIFEST, json.dumps(done, indent=1, sort_keys=True) + "\n")
+            _remember(out, outcome, keys[outcome.name])
         yield outcome
 
 
@@ -174,8 +175,7 @@ def optimize_all(
         target, tuple(objectives), tuple(sorted(bounds.items())), tuple(rules), seconds, gap
     )
     found: dict[str, Front | TapestryError] = {}
-    with TemporaryDirectory(prefix="tapestry-egg-") as name, ExitStack() as stack:
-        folder = Path(name)
+    with scratch() as folder, ExitStack() as stack:
         names = {f"{k}": name for k, name in enumerate(graphs)}
         for k, name in names.items():
             save(graphs[name], folder / f"{k}.json")
@@ -308,8 +308,7 @@ def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, 
     The graph comes as the bytes of its file, so that a worker need not see the same disks.
     """
     host_only()
-    with TemporaryDirectory(prefix="tapestry-egg-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         file = folder / Path(path).name
         file.write_bytes(graph)
         outcome = optimize_file(
@@ -324,6 +323,23 @@ def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, 
             "outcome": _fields(replace(outcome, error=outcome.error.replace(str(file), path))),
             "files": {p.name: p.read_bytes() for p in made},
         }
+
+
+def _remember(out: Path, outcome: Outcome, key: str) -> None:
+    """Enter an outcome into the manifest, beside what other batches have entered meanwhile."""
+    with locked(out):
+        front = _hash_of(out, outcome.name)
+        entry = {"key": key, "outcome": _fields(outcome), "front": front}
+        done = {**_read_manifest(out), outcome.name: entry}
+        write_atomic(out / MANIFEST, json.dumps(done, indent=1, sort_keys=True) + "\n")
+
+
+def _hash_of(out: Path, name: str) -> str | None:
+    """A hash of the front file of a graph; None where there is none."""
+    try:
+        return hashlib.sha256((out / f"{name}.front.json").read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _read_manifest(out: Path) -> dict[str, Mapping[str, Any]]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -82,14 +83,16 @@ class Handles:
     def __init__(self) -> None:
         self._objects: list[object] = []
         self._numbers: dict[int, int] = {}
+        self._lock = threading.Lock()
 
     def put(self, value: object) -> int:
         """The number of `value`; the same object always gets the same number."""
-        number = self._numbers.get(id(value))
-        if number is None:
-            number = self._numbers[id(value)] = len(self._objects)
-            self._objects.append(value)
-        return number
+        with self._lock:
+            number = self._numbers.get(id(value))
+            if number is None:
+                number = self._numbers[id(value)] = len(self._objects)
+                self._objects.append(value)
+            return number
 
     def get(self, number: object) -> object:
         """The object of that number. Raises GraphError when this process has none."""
@@ -471,7 +474,7 @@ def _jax_primitives() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     loaded = sorted(
-        name for name in sys.modules if name.startswith(("jax._src.", "jax.experimental."))
+        name for name in list(sys.modules) if name.startswith(("jax._src.", "jax.experimental."))
     )
     for name in (*_PRIMITIVE_MODULES, *loaded):
         try:

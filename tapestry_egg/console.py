@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .errors import ExtractError, GraphError, TapestryError
+from .scratch import scratch
 from .units import parse_quantity
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def stdin_as_file(name: str) -> Iterator[Path]:
     if name != "-":
         yield Path(name)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "stdin.json"
+    with scratch() as folder:
+        path = folder / "stdin.json"
         path.write_bytes(sys.stdin.buffer.read())
         yield path
 

@@ -56,7 +56,7 @@ class EGraph:
         self._rows = 0
         # Commands that the process has not been told of yet, and the rules that they are of.
         self._waiting: list[tuple[str, Rule | None]] = []
-        self._worker = _idle.pop() if _idle else _Worker()
+        self._worker = _idle_one() or _Worker()
         try:
             self._worker.ask(self._done[0])
         except _Gone:  # it has died since it was last used
@@ -257,7 +257,15 @@ class _Worker:
 _idle: list[_Worker] = []
 
 
+def _idle_one() -> _Worker | None:
+    """A process that waits, for one thread only."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        return None
+
+
 @atexit.register
 def _end() -> None:
-    while _idle:
-        _idle.pop().kill()
+    while worker := _idle_one():
+        worker.kill()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .egraph import Budget as Budget
@@ -14,6 +12,7 @@ from .egraph import EGraph
 from .encode import Encoding
 from .layout import Layout
 from .rules.book import RuleBook, commands, schema
+from .scratch import scratch
 from .timeline import Tick
 
 
@@ -66,8 +65,8 @@ def saturate(
     budget = budget or Budget()
     begin = time.perf_counter()
     with (
-        tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder,
-        EGraph(Path(folder)) as egraph,
+        scratch() as folder,
+        EGraph(folder) as egraph,
     ):
         egraph.declare(schema())
         for book in books:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ class Optimized:
         # NumPy. The second only saves asking what they are to JAX.
         self._planned: dict[Any, _Planned] = {}
         self._known: dict[Any, _Planned] = {}
+        self._lock = threading.RLock()  # of several threads that call first, one plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chosen plan for these argument types, planning it first if it is new."""
@@ -124,7 +126,9 @@ class Optimized:
         """The plan on its devices, with `.lower()` and `.compile()` as in JAX."""
         found = self._lookup(args, kwargs)
         if found.compiled is None:
-            found.compiled = compile_best(found.front, found.request)
+            with self._lock:
+                if found.compiled is None:
+                    found.compiled = compile_best(found.front, found.request)
         return found.compiled
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,12 +155,13 @@ class Optimized:
             program = trace_signature(self._signature, args, kwargs)
             types = tuple((t.shape, t.dtype, t.weak) for t in program.input_types)
             seen = (tree, types, static, context)
-            found = self._planned.get(seen)
-            if found is None:
-                request = self._request
-                found = self._planned[seen] = _Planned(
-                    plan_program(program, request), request, program=program
-                )
+            with self._lock:
+                found = self._planned.get(seen)
+                if found is None:
+                    request = self._request
+                    found = self._planned[seen] = _Planned(
+                        plan_program(program, request), request, program=program
+                    )
             self._known[key] = found
         return found
 

@@ -313,3 +313,29 @@ def test_side_by_side_gives_the_same_fronts(
     assert sorted(o.name for o in outcomes) == ["a", "b"]
     assert all(o.plans > 0 and not o.error for o in outcomes)
     assert {p.subject.split()[0] for p in heard} == {"a", "b"}
+
+
+def test_two_batches_in_one_folder_keep_each_others_entries(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
+) -> None:
+    """Also where both have read the manifest before either writes into it."""
+    out = tmp_path / "out"
+    one = run_batch(graphs("a", "b"), SETTINGS, out, on_progress=[].append)
+    other = run_batch(graphs("c", "d"), SETTINGS, out, on_progress=[].append)
+    for batch in (one, other, one, other):
+        next(batch)
+    assert set(json.loads((out / MANIFEST).read_text())) == {"a", "b", "c", "d"}
+    assert all(o.skipped for o in go(graphs("a", "b", "c", "d"), out))
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", None])
+def test_a_front_that_was_damaged_is_done_again(
+    graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path, damage: bytes | None
+) -> None:
+    paths, out = graphs("a"), tmp_path / "out"
+    go(paths, out)
+    path = out / "a.front.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"1", b"2", 1) if damage is None else damage)
+    (outcome,) = go(paths, out)
+    assert not outcome.skipped and calls == ["a", "a"] and path.read_bytes() == whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from .signature import OperationSignature
 from .template import Template
 from .template_file import read_templates
 
-_TEMPLATES: dict[str, tuple[Template, ...]] = {}
+# Published whole, never filled in place: other threads read it meanwhile.
+_TEMPLATES: Mapping[str, tuple[Template, ...]] = {}
+_LOCK = threading.RLock()
 _INSTANCES: dict[Any, Instance | None] = {}
 _SIGNATURES: dict[Any, OperationSignature] = {}
 _TYPES: dict[Any, tuple[TensorType, ...]] = {}
@@ -28,9 +31,14 @@ _CALLS = frozenset(("pure_callback",))
 
 def templates() -> Mapping[str, tuple[Template, ...]]:
     """Kernel name -> its entries, in the order in which they are tried."""
+    global _TEMPLATES
     if not _TEMPLATES:
-        for path in sorted(Path(__file__).with_name("templates").glob("*.yaml")):
-            _add(read_templates(path))
+        with _LOCK:
+            if not _TEMPLATES:
+                known: Mapping[str, tuple[Template, ...]] = {}
+                for path in sorted(Path(__file__).with_name("templates").glob("*.yaml")):
+                    known = _with(known, read_templates(path))
+                _TEMPLATES = known
     return _TEMPLATES
 
 
@@ -39,15 +47,16 @@ def add_templates(path: str | Path) -> tuple[Template, ...]:
 
     Returns the entries. Raises TemplateError with `file:line:column` for the first fault in it.
     """
-    templates()
+    global _TEMPLATES
     added = read_templates(Path(path))
     for template in added:
         template.check()
-    _add(added)
-    _ADDED.append(str(path))
-    _INSTANCES.clear()
-    _SIGNATURES.clear()
-    _TYPES.clear()
+    with _LOCK:
+        _TEMPLATES = _with(templates(), added)
+        _ADDED.append(str(path))
+        _INSTANCES.clear()
+        _SIGNATURES.clear()
+        _TYPES.clear()
     return added
 
 
@@ -56,13 +65,15 @@ def added() -> tuple[str, ...]:
     return tuple(_ADDED)
 
 
-def _add(entries: Sequence[Template]) -> None:
+def _with(
+    known: Mapping[str, tuple[Template, ...]], entries: Sequence[Template]
+) -> Mapping[str, tuple[Template, ...]]:
+    """What is known and new entries, which are tried first."""
     own: dict[str, list[Template]] = {}
     for template in entries:
         for kernel in template.kernels:
             own.setdefault(kernel, []).append(template)
-    for kernel, new in own.items():
-        _TEMPLATES[kernel] = (*new, *_TEMPLATES.get(kernel, ()))
+    return {**known, **{k: (*new, *known.get(k, ())) for k, new in own.items()}}
 
 
 def signature(

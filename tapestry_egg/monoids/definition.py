@@ -6,6 +6,7 @@ Users add files of their own; those are admitted only if their laws hold (`laws.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -93,15 +94,19 @@ class Monoid:
         return formula.outermost if plain and formula.outermost in MESH_FUNCTIONS else ""
 
 
-_KNOWN: dict[str, Monoid] = {}
+# Published whole, never filled in place: other threads read it meanwhile.
+_KNOWN: Mapping[str, Monoid] = {}
+_LOCK = threading.RLock()
 
 
 def monoids() -> Mapping[str, Monoid]:
     """Every monoid known, by name: those that ship with the package, then those added."""
+    global _KNOWN
     if not _KNOWN:
-        for found in read_monoids(Path(__file__).with_name("monoids.yaml")):
-            _KNOWN[found.name] = found
-        _singles.cache_clear()
+        with _LOCK:
+            if not _KNOWN:
+                shipped = read_monoids(Path(__file__).with_name("monoids.yaml"))
+                _KNOWN = {found.name: found for found in shipped}
     return _KNOWN
 
 
@@ -109,19 +114,18 @@ def monoid(name: str | None) -> Monoid:
     """The monoid called `name`. Raises MonoidError where there is none."""
     found = monoids().get(name or "")
     if found is None:
-        raise MonoidError(f"there is no monoid {name!r}", hint=f"Known are {', '.join(_KNOWN)}.")
+        raise MonoidError(f"there is no monoid {name!r}", hint=f"Known are {', '.join(monoids())}.")
     return found
 
 
 def single_monoids() -> tuple[str, ...]:
     """Names of the monoids whose states are single tensors: those that plans may leave pending."""
-    monoids()
-    return _singles()
+    return _singles(tuple(monoids()))
 
 
 @cache
-def _singles() -> tuple[str, ...]:
-    return tuple(name for name, found in _KNOWN.items() if found.single)
+def _singles(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if monoid(name).single)
 
 
 def add_monoids(path: str | Path) -> tuple[Monoid, ...]:
@@ -137,8 +141,10 @@ def add_monoids(path: str | Path) -> tuple[Monoid, ...]:
         if new.name in monoids():
             raise MonoidError(f"there is a monoid {new.name!r} already", where=new.where)
         check_laws(new)
-    _KNOWN.update((new.name, new) for new in added)
-    _singles.cache_clear()
+    global _KNOWN
+    with _LOCK:
+        _KNOWN = {**monoids(), **{new.name: new for new in added}}
+        _singles.cache_clear()
     return added
 
 
