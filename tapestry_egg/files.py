@@ -147,6 +147,8 @@ def load(
             plans, at = list(found.plans), [f"{where}.plans[{i}]" for i in range(len(found))]
             if found.original is not None:
                 plans, at = [*plans, found.original], [*at, f"{where}.original"]
+            if found.original is not None:
+                plans, at = [*plans, found.original], [*at, f"{where}.original"]
         _check_digests(document, where)
         if certify:
             if isinstance(found, Front):

@@ -112,10 +112,11 @@ class Optimized:
     def front(self, *args: Any, **kwargs: Any) -> Front:
         """The Pareto front for arguments of these types (arrays or `jax.ShapeDtypeStruct`)."""
         found = self._lookup(args, kwargs)
-        if found.whole is None:
-            assert found.program is not None
-            found.whole = whole_front(found.program, found.request)
-        return found.whole
+        with self._lock:
+            if found.whole is None:
+                assert found.program is not None
+                found.whole = whole_front(found.program, found.request)
+            return found.whole
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan that a call with arguments of these types runs."""

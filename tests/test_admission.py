@@ -244,6 +244,16 @@ def test_a_change_is_refused_with_its_place(name: str, folder: Path) -> None:
     assert caught.value.where.startswith(f"{bad}: $.{said}"), caught.value
 
 
+def test_the_plan_of_the_users_own_shardings_is_certified_too(tmp_path: Path) -> None:
+    front = front_of("step")
+    save(replace(front, original=replace(front.plans[-1], name="given")), tmp_path / "front.json")
+    loaded = load(tmp_path / "front.json")
+    assert isinstance(loaded, Front) and loaded.original is not None
+    bad = changed(tmp_path / "front.json", ("original", "costs", "peak_bytes"), 1)
+    with pytest.raises(PlanError, match=r"\$\.original\.costs\.peak_bytes"):
+        load(bad)
+
+
 def test_damage_by_accident_is_told_apart_by_digests(folder: Path) -> None:
     bad = changed(saved("step", folder), ("plans", 1, "bound"), 1e-9, seal=False)
     with pytest.raises(GraphError, match=r"\$\.plans\[1\]: is not as it was written"):
