@@ -106,7 +106,14 @@ def whole_front(program: Program, request: Request) -> Front:
 
 
 def _where_they_lie(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
-    """The front of a request, or the one for free arguments."""
+    """The front of a request, or the one for free arguments. What takes long is told of."""
+    from .slow import Alarm
+
+    with Alarm(program.graph.name, request.on_progress) as alarm:
+        return _freely(program, replace(request, on_progress=alarm), plan)
+
+
+def _freely(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
     try:
         return plan(request)
     except (ExtractError, TargetError) as e:
@@ -116,7 +123,7 @@ def _where_they_lie(program: Program, request: Request, plan: Callable[[Request]
         warnings.warn(
             f"no plan leaves the arguments of {program.name} where they lie ({e.what}): they are "
             f"moved at every call",
-            stacklevel=5,
+            stacklevel=6,
         )
         return free
 
