@@ -133,6 +133,11 @@ class BlockGraph:
     donated: tuple[bool, ...] = ()
     prepared: Prepared | None = field(default=None, compare=False)
 
+    @property
+    def size(self) -> int:
+        """How many operations there are, those of regions included."""
+        return len(self.operations) + sum(r.size for op in self.operations for r in op.regions)
+
     def producers(self) -> dict[int, int]:
         """Value id -> index of the operation that produces it (inputs and constants are absent)."""
         return {v: i for i, op in enumerate(self.operations) for v in op.outputs}

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .trace import Program
 
+# Programs of more operations are planned on meshes of one axis, where only one plan is wanted soon.
+_LONG = 2500
+
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 
@@ -96,13 +99,16 @@ def optimize(
     )
     pairs = words.pairs(feedback_pairs(block_graph, state))
     shapes, fixed = words.shapes, words.fixed
+    left: tuple[str, ...] = ()
+    if not settings.front and mesh is None and mesh_shapes is None and not pins:
+        shapes, left = _quickly(shapes, block_graph)
     posed = pose(block_graph, pairs, machine, shapes, sets, fixed, settings, tell)
     heeded = dict(bounds)
     if machine.usable_bytes is not None:
         heeded.setdefault("peak_bytes", float(machine.usable_bytes))
     wanted = search_limits(heeded)
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)
-    notes = words.notes + searched.notes
+    notes = words.notes + left + searched.notes
     results = [MeshResult(p, a) for p, a in zip(posed.problems, searched.archives, strict=True)]
     if {"wire_bytes", "flops"} & {*objectives, *bounds} and not searched.interrupted:
         again = search(for_traffic(posed.problems, machine), wanted, settings, executor, tell)
@@ -180,6 +186,24 @@ def _origin(
         if not is_shipped(b) and any(r.name in plan.rules for r in b.rules)
     ]
     return Origin(machine, tuple(sorted(feedback.items())), tuple(own))
+
+
+def _quickly(
+    shapes: Sequence[MeshShape], graph: BlockGraph
+) -> tuple[tuple[MeshShape, ...], tuple[str, ...]]:
+    """The mesh shapes to search where time is short, and what a front says of the others.
+
+    A mesh of one axis has no layouts that one of two axes on the same devices lacks. Very long
+    programs are searched on few axes only.
+    """
+    axes = [len(shape.sizes) for shape in shapes]
+    if graph.size <= _LONG:
+        return tuple([s for s, n in zip(shapes, axes, strict=True) if n == max(axes)]), ()
+    few = tuple([s for s, n in zip(shapes, axes, strict=True) if n == min(axes)])
+    if len(few) == len(shapes):
+        return few, ()
+    words = f"{graph.size} operations: only meshes of {min(axes)} axis were searched"
+    return few, (words,)
 
 
 def _split(graph: Program | BlockGraph) -> tuple[Program, BlockGraph]:

@@ -225,8 +225,5 @@ def _patience(graph: BlockGraph) -> Settings:
     """How long a call may wait for its plan: longer for longer programs, seconds for short ones."""
     from .pipeline import Settings
 
-    def count(g: BlockGraph) -> int:
-        return len(g.operations) + sum(count(r) for op in g.operations for r in op.regions)
-
     most = Settings()
-    return replace(most, seconds=min(most.seconds, _AT_LEAST + _PER_OPERATION * count(graph)))
+    return replace(most, seconds=min(most.seconds, _AT_LEAST + _PER_OPERATION * graph.size))

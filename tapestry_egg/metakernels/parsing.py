@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .closures import Node
 from .faults import Fault
+from .parsed import tree_of
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -63,6 +64,12 @@ _SPELLING = {
 
 def parse(text: str, start: Literal["expression", "pattern", "passage"]) -> Node:
     """The syntax tree of a text. Raises Fault with the offset and what was expected there."""
+    known = tree_of(text, start)
+    return parsed(text, start) if known is None else known
+
+
+def parsed(text: str, start: str) -> Node:
+    """The syntax tree of a text, which is parsed now. Raises Fault as `parse` does."""
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
     if len(text) > _LONGEST:
