@@ -31,10 +31,12 @@ class Candidate:
 
 @dataclass
 class Archive:
-    """The candidates that no other dominates, and every cut proved so far."""
+    """The candidates that no other dominates, and every cut proved so far; whether the search ended
+    `by_clock`, so that another one may find something else."""
 
     candidates: list[Candidate] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
+    by_clock: bool = False
 
     def add(self, new: Candidate) -> bool:
         """Keep a candidate unless another is as good in everything; drop what it dominates."""
@@ -51,6 +53,7 @@ class Archive:
         for candidate in other.candidates:
             self.add(candidate)
         self.cuts += other.cuts
+        self.by_clock |= other.by_clock
 
     def bound(self, peak: float, joules: float) -> float:
         """The best proved bound on seconds of any plan within these limits."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..work import Work
 from .archive import Candidate
 from .problem import Floats
 
@@ -22,6 +23,9 @@ _REMEMBERED = 200
 
 # A mixture may be over the limit by this share of it.
 _OVER = 1e-7
+
+# Calls of a linear program, and of each of its iterations.
+_PER_PROGRAM, _PER_ITERATION = 5000, 50
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class Pool:
         if len(self.seconds) > _REMEMBERED:
             del self.seconds[0], self.profiles[0]
 
-    def balance(self, limit: float) -> Balance | None:
-        """The best mixture with the peak within `limit` bytes, if one is within it."""
+    def balance(self, limit: float, work: Work | None = None) -> Balance | None:
+        """The best mixture with the peak within `limit` bytes, if one is within it; what it takes
+        to find it is added to `work`."""
         from scipy.optimize import linprog
 
         if limit <= 0.0 or not self.seconds:
@@ -65,9 +70,11 @@ class Pool:
                 b_eq=[1.0],
                 method="highs",
             )
+            if work is not None:
+                work.add(_PER_PROGRAM + _PER_ITERATION * int(found.nit), 20 * profiles.size)
             if found.x is None:
                 return None
-            mixture = found.x @ profiles
+            mixture = np.einsum("k,kt->t", found.x, profiles)
             worst = int(mixture.argmax())
             if mixture[worst] <= 1.0 + _OVER or worst in times:
                 break

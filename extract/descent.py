@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..work import Work
 from .problem import Floats, Ints, Problem
 
 # So many of the cheapest rows of a variable are tried in a move that looks at the memory profile.
 _OPTIONS = 40
 
+# Calls per variable that is looked at and per pair of it, and per use of memory of one that moves.
+_LOOKED, _PER_PAIR, _PER_USE = 12, 6, 12
+
 
 class Descent:
-    """Moves on the labellings of one problem."""
+    """Moves on the labellings of one problem; what they take is added to `work`."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, work: Work | None = None) -> None:
         self.problem = problem
+        self.work = work or Work()
         self.pairs: list[list[tuple[int, bool]]] = [[] for _ in problem.variables]
         for k, p in enumerate(problem.pairs):
             self.pairs[p.a].append((k, True))
@@ -43,6 +48,7 @@ class Descent:
                 if len(self.problem.variables[i]) == 1:
                     continue
                 cost = self._seconds(i, rows)
+                self.work.add(_LOOKED + _PER_PAIR * len(self.pairs[i]), 0)
                 peak = float(profile.max())
                 tight = peak > limit
                 if tight and not self._touches(i, int(profile.argmax())):
@@ -110,6 +116,7 @@ class Descent:
         ends = {t for use, _ in deltas for t in (use.start, use.end)}
         starts = np.array(sorted({0} | {t for t in ends if t < self.problem.times}), dtype=np.int64)
         changes = np.zeros((len(options), len(starts)))
+        self.work.add(_PER_USE * len(deltas), 2 * changes.size * len(deltas))
         for use, delta in deltas:
             changes[:, (use.start <= starts) & (starts < use.end)] += delta[:, None]
         return starts, changes

@@ -14,18 +14,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..work import Work
 from .batches import Batch, Side, Slot, batches, picked
 from .folding import Folding
 from .leaves import Leaves
 from .once import Once
 from .pricing import Tables
 from .problem import Floats, Ints, Pair, Problem, Variable
+from .products import dot
 
 # Relative error of a bound, a sum of some thousand terms of a pass, twice over.
 _ROUNDING = 1e-12
 
 # So many sums are made at once.
 _TOGETHER = 1 << 16
+
+# Calls per variable and pair that it takes to set up message passing, and those per batch and slot
+# of a pass, and per slot that gives messages.
+_SET_UP, _PER_BATCH, _PER_SLOT, _PER_MESSAGE = 30, 6, 3, 10
 
 Messages = list[tuple[Floats, Floats]]  # per kind of pair: to first variables and to second ones
 
@@ -66,10 +72,14 @@ def _sides(pair: Pair) -> tuple[Side, Side]:
 
 
 class Dual:
-    """Message state over one problem; prices may change between sweeps, messages stay warm."""
+    """Message state over one problem; prices may change between sweeps, messages stay warm.
 
-    def __init__(self, problem: Problem) -> None:
+    What is done is added to `work`.
+    """
+
+    def __init__(self, problem: Problem, work: Work | None = None) -> None:
         self.problem = problem
+        self.work = work or Work()
         n = len(problem.variables)
         self.tables = Tables(problem.pairs)
         self.sides = [_sides(problem.pairs[k.members[0]]) for k in self.tables.kinds]
@@ -101,6 +111,10 @@ class Dual:
         self.folded_rows_of = self._rows_of(self.folding.batches)
         self.sums = np.empty(0)
         self.beliefs = [np.zeros(at.shape) for at in self.rows_of]
+        self.work.add(_SET_UP * (n + len(problem.pairs)), 0)
+        self._pass_work = self._work_of(self.batches)
+        self._rehearsal_work = self._work_of(self.folding.batches)
+        self._price_work = self._work_of_prices()
         self.price(Prices(0.0, np.zeros(problem.times)))
 
     def _rows_of(self, batches: Sequence[Batch]) -> list[Ints]:
@@ -111,19 +125,39 @@ class Dual:
             for b, size in zip(batches, sizes, strict=True)
         ]
 
+    def _work_of(self, batches: Sequence[Batch]) -> tuple[int, int]:
+        """Calls and entries of a pass both ways."""
+        calls = entries = 0
+        for b in batches:
+            rows = len(b.members) * len(self.problem.variables[b.members[0]])
+            slots = len(b.slots)
+            calls += 2 * (_PER_BATCH + _PER_SLOT * slots) + _PER_MESSAGE * slots
+            entries += rows * (8 + 6 * slots)
+            for s in b.slots:
+                entries += 3 * len(b.members) * self.tables.kinds[s.kind].size
+        return calls, entries
+
+    def _work_of_prices(self) -> tuple[int, int]:
+        """Calls and entries of setting prices."""
+        kinds = [*self.rows.kinds, *self.tables.kinds]
+        leaves = len(self.leaves.first) + len(self.leaves.groups)
+        entries = sum(len(k.members) * k.size * len(k.amounts) for k in kinds)
+        return 8 * len(kinds) + 12 * leaves, entries + self.tables.flat.size
+
     def price(self, prices: Prices) -> None:
         """Set the prices; costs of rows and pairs follow."""
         self.prices = prices
         total = np.concatenate(([0.0], np.cumsum(prices.bytes)))
         start, end = self.most_bytes[:, :2].astype(np.int64).T
         most = self.most_seconds + prices.joule * self.most_joules
-        most += float((total[end] - total[start]) @ self.most_bytes[:, 2])
+        most += dot(total[end] - total[start], self.most_bytes[:, 2])
         # More than any legal labelling costs at these prices, so that none that is not legal pays.
         self.forbidden = 4.0 * most + 1e-6
         self.rows.price(prices.joule, total, self.forbidden)
         self.tables.price(prices.joule, total, self.forbidden)
         np.copyto(self.costs, self.rows.flat)
         self.constant = self.leaves.fold(self.costs)
+        self.work.add(*self._price_work)
 
     def messages(self) -> Messages:
         """The state of message passing."""
@@ -142,6 +176,7 @@ class Dual:
         for _ in range(sweeps):
             for forward in (True, False):
                 self._pass(self.folding.batches, self.folded_rows_of, forward)
+            self.work.add(*self._rehearsal_work)
         for messages in (self.to_a, self.to_b):
             for message, stands in zip(messages, self.folding.stands, strict=True):
                 message[:] = message[stands]
@@ -150,8 +185,9 @@ class Dual:
         """One forward and one backward pass; returns the bound that the backward pass proves."""
         self._pass(self.batches, self.rows_of, True)
         value, self.beliefs = self._pass(self.batches, self.rows_of, False)
+        self.work.add(*self._pass_work)
         value += self.constant
-        constant = float(self.prices.bytes @ self.problem.constant)
+        constant = dot(self.prices.bytes, self.problem.constant)
         return Cut(value + constant, float(self.prices.bytes.sum()), self.prices.joule)
 
     def _pass(

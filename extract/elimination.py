@@ -30,6 +30,10 @@ _CELLS = 1 << 17
 # So many entries are eliminated at once, so that they stay in the processor's cache.
 _TOGETHER = 1 << 16
 
+# Calls per variable that it takes to find the order, per group of buckets, and per variable that
+# what is asked for has rows of.
+_SET_UP, _PER_GROUP, _PER_VARIABLE = 100, 30, 4
+
 Shape = tuple[int, ...]  # per axis of a bucket's table: the axis of a smaller one there, or -1
 
 
@@ -66,6 +70,7 @@ class Elimination:
         self.scopes = [(i, *sorted(others, key=at.__getitem__)) for i, others in order]
         self.levels = self._levels(edges, at)
         self._gather(edges, at)
+        dual.work.add(_SET_UP * len(self.scopes), 0)
 
     def _levels(self, edges: Sequence[int], at: Mapping[int, int]) -> list[_Level]:
         scopes = self.scopes
@@ -147,6 +152,7 @@ class Elimination:
     def _minimise(self, domains: Ints, sizes: Ints) -> Ints:
         """The best labelling within the domains; leaves take what is best for it."""
         dual = self.dual
+        calls, entries = _PER_VARIABLE * len(domains), 0
         tables = self._tables(domains)
         left: list[Floats] = [np.zeros(0)] * len(self.scopes)
         taken: list[tuple[Ints, Ints]] = []  # (scopes, best place of the first given the others')
@@ -163,6 +169,9 @@ class Elimination:
                 choice = total.argmin(axis=1)
                 best = total.min(axis=1)
                 taken.append((scope, choice))
+                tables_added = len(level.pairs) + len(level.left)
+                calls += _PER_GROUP + 4 * tables_added + len(some)
+                entries += (6 + 2 * tables_added) * len(some) * prod(shape)
                 for k, table in zip(level.buckets[some], best, strict=True):
                     left[k] = table
         picked = np.zeros(len(domains), dtype=np.int64)
@@ -171,6 +180,7 @@ class Elimination:
             picked[scope[:, 0]] = choice[(np.arange(len(scope)), *later)]
         rows = np.zeros(len(domains), dtype=np.int64)
         rows[dual.core] = domains[dual.core, picked[dual.core]]
+        dual.work.add(calls, entries)
         return dual.complete(rows)
 
     def _tables(self, domains: Ints) -> Floats:

@@ -4,19 +4,33 @@ Lagrangian bounds cannot see between the corners of the convex hull; on problems
 closes what they leave open. The formulation is the textbook one: a binary per row, a marginal per
 legal pair of labels, and a memory row for every time at which a solution was caught above the
 limit (added lazily).
+
+The solver cannot be stopped after so much work, only by the clock. So what a program will take is
+estimated from its size, and one that is too large for the work that is left is not begun.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..work import Work
 from .problem import Floats, Ints, Pair, Problem, Use, Variable
 
 # Programs with more pair entries than this are left to the bounds.
-ENTRIES = 60_000
+ENTRIES = 40_000
+
+# A program of so many pair entries takes about a unit of work, others by the square of theirs.
+_ENTRIES_PER_UNIT = 8_000
+
+#: So many nodes of branch and bound are worth the proof of one limit.
+NODES = 500
+# So many take as long as what comes before the first.
+_AS_LONG = 50
 
 # What the largest cost is scaled to; the memory limit is scaled to 1.
 _LARGE = 1e4
@@ -24,31 +38,53 @@ _LARGE = 1e4
 
 @dataclass(frozen=True)
 class Exact:
-    """The best labelling within the limit, if one was found, and a proven bound on seconds."""
+    """The best labelling within the limit, if one was found, and a proven bound on seconds;
+    whether the solver was ended `by_clock`."""
 
     rows: Ints | None
     bound: float
+    by_clock: bool = False
 
 
 def small(problem: Problem) -> bool:
     """Whether a problem is of a size for this method."""
-    return sum(p.seconds.size for p in problem.pairs) <= ENTRIES
+    return _entries(problem) <= ENTRIES
 
 
-def solve(problem: Problem, limit: float, seconds: float) -> Exact:
-    """Minimise seconds with the peak within `limit` bytes, for at most `seconds` of time."""
-    import time
+def units(problem: Problem) -> float:
+    """About how much work it is to solve a problem under one limit."""
+    return (_entries(problem) / _ENTRIES_PER_UNIT) ** 2
 
+
+def _entries(problem: Problem) -> int:
+    return sum(p.seconds.size for p in problem.pairs)
+
+
+def solve(
+    problem: Problem,
+    limit: float,
+    seconds: float,
+    gap: float = 1e-4,
+    decisive: Sequence[int] = (),
+    work: Work | None = None,
+    nodes: int = 10**9,
+) -> Exact:
+    """Minimise seconds, to the share `gap`, with the peak within `limit` bytes, for at most
+    `seconds` of time and so many `nodes` of branch and bound.
+
+    `decisive` times, at which memory is known to be short, have a row from the start. What the
+    solver does is added to `work`, as far as it can be told.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     model = _Model(problem)
     deadline = time.perf_counter() + seconds
     bound = 0.0
-    times: list[int] = []
+    times = sorted(set(decisive)) if limit < np.inf else []
     while True:
         left = deadline - time.perf_counter()
         if left <= 0.1:
-            return Exact(None, bound)
+            return Exact(None, bound, True)
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
         if times:
             room = limit - problem.constant[times]
@@ -59,22 +95,69 @@ def solve(problem: Problem, limit: float, seconds: float) -> Exact:
             integrality=model.integral,
             bounds=Bounds(0.0, model.possible),
             constraints=constraints,
-            options={"time_limit": left, "mip_rel_gap": 1e-4},
+            options={"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap},
         )
+        late = time.perf_counter() >= deadline
+        visited = int(found.mip_node_count or 0)
+        nodes = max(1, nodes - visited)
+        if work is not None:
+            work.add_units(units(problem) * (1.0 + visited / _AS_LONG))
         if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
             bound = max(bound, float(found.mip_dual_bound) / model.unit)
         if found.x is None:
-            return Exact(None, float("inf") if found.status == 2 else bound)
+            return Exact(None, float("inf") if found.status == 2 else bound, late)
         rows = model.rows(found.x)
         *_, profile = problem.evaluate(rows)
         over = np.flatnonzero(profile > limit * (1 + 1e-9))
         if not over.size:
-            return Exact(rows, bound)
+            return Exact(rows, bound, late)
         worst = int(profile.argmax())
-        fresh = [t for t in {worst, int(over[0]), int(over[-1])} if t not in times]
+        fresh = sorted({worst, int(over[0]), int(over[-1])}.difference(times))
         if not fresh:  # over by less than the solver can tell
-            return Exact(None, bound)
+            return Exact(None, bound, late)
         times += fresh
+
+
+def least_peak(
+    problem: Problem,
+    known: float,
+    seconds: float,
+    decisive: Sequence[int],
+    work: Work | None = None,
+    nodes: int = 10**9,
+) -> tuple[float, bool]:
+    """Bytes that every peak has at least, from some times alone at which memory is short, and
+    whether the clock ended the solver; `known` is a peak that some labelling has.
+
+    Where this meets what is known, it does so much sooner than a program that is infeasible.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix, hstack
+
+    model, times = _Model(problem), sorted(set(decisive))
+    begun = time.perf_counter()
+    if seconds <= 0.1:
+        return 0.0, True
+    unit = 1.0 / max(known, 1.0)
+    columns = len(model.cost)
+    memory = np.column_stack((model.memory(times) * unit, -np.ones(len(times))))
+    equal = hstack([model.equal, csr_matrix((len(model.right), 1))])
+    found = milp(
+        np.append(np.zeros(columns), 1.0),
+        integrality=np.append(model.integral, 0.0),
+        bounds=Bounds(np.zeros(columns + 1), np.append(model.possible, np.inf)),
+        constraints=[
+            LinearConstraint(equal, model.right, model.right),
+            LinearConstraint(memory, -np.inf, -problem.constant[times] * unit),
+        ],
+        options={"time_limit": seconds, "node_limit": nodes, "mip_rel_gap": 1e-6},
+    )
+    if work is not None:
+        visited = int(found.mip_node_count or 0)
+        work.add_units(units(problem) * (1.0 + visited / _AS_LONG))
+    bound = found.mip_dual_bound
+    proven = float(bound) / unit if bound is not None and np.isfinite(bound) else 0.0
+    return proven, time.perf_counter() - begun >= seconds
 
 
 def _most(amounts: Floats) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .problem import Floats, Ints, Pair, Variable
+from .products import matrix_product
 
 
 class Kind:
@@ -45,7 +46,7 @@ class Kind:
             paid[:, 2] = forbidden
         if uses:
             paid[:, -uses:] = until[self.end] - until[self.start]
-        np.matmul(paid, self.amounts, out=self.table.reshape(len(paid), -1))
+        matrix_product(paid, self.amounts, self.table.reshape(len(paid), -1))
 
 
 class Tables:

@@ -83,6 +83,11 @@ class Problem:
         return float(seconds), float(joules), profile
 
     @cached_property
+    def evaluation(self) -> tuple[int, int]:
+        """Calls and entries that an evaluation reads."""
+        return 40, 8 * len(self._flat.begin) + 6 * len(self.pairs) + 4 * self.times
+
+    @cached_property
     def _flat(self) -> _Flat:
         return _Flat(self)
 

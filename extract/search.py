@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import ExtractError
+from ..work import Work
 from . import exact
 from .archive import Archive, Candidate, shown
 from .chords import Pool, hull, slope
@@ -25,6 +26,7 @@ from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
 from .problem import Floats, Ints, Problem
+from .products import dot
 from .steps import mixed, stepped, weights_after
 
 # Memory limits closer together than this share of them are not told apart.
@@ -36,7 +38,7 @@ _KEEP, _KEEP_MORE = 4, 16
 # So many places keep their messages, megabytes each; from earlier ones they are passed anew.
 _REMEMBERED = 64
 
-# The walk from low to high prices may take this share of the time, in no fewer prices than these.
+# The walk from low to high prices may take this share of the work, in no fewer prices than these.
 _WALK, _FEWEST = 0.5, 5
 
 # Passes among the layers that stand for equal ones, whenever prices change.
@@ -57,6 +59,12 @@ _REPAIRS = 6
 # anything to so much that only the peak counts.
 _TOTALS = (0.05, 64.0)
 
+# So near to its bound, as a share of the gap that is good enough, the solver comes.
+_NEARLY = 0.25
+
+# What it takes to evaluate a bound for a plan, in entries that are read.
+_PER_BOUND = 300
+
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
 
@@ -75,13 +83,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to search: prices of all memory to try first, steps at each, seconds in all.
+    """How hard to search: prices of all memory to try first, steps at each, `work` in all (units of
+    `Work`, each about a second of one processor).
 
     `moves` is how often a labelling is improved once more at given prices where one elimination
-    does not hold all of it; `gap` is what is good enough, and `patience` how many seconds without
-    a better plan or bound are enough. A search may be one of `parts`, number `part`, that divide
-    the prices among them, from low to high. Without `front` it is over with the fastest plan, if
-    that is within the limits.
+    does not hold all of it; `gap` is what is good enough. A search may be one of `parts`, number
+    `part`, that divide the prices among them, from low to high. Without `front` it is over with the
+    fastest plan, if that is within the limits. So far the same input gives the same result; not so
+    where the search ends by the clock: after `seconds`, or after `patience` seconds without a
+    better plan or bound.
     """
 
     prices: int = 16
@@ -94,6 +104,7 @@ class Effort:
     parts: int = 1
     patience: float = np.inf
     front: bool = True
+    work: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,10 @@ class Search:
         self.deadline = time.perf_counter() + effort.seconds
         self.gained = time.perf_counter()
         self.archive = Archive()
-        self.dual = Dual(problem)
+        self.work = Work()
+        self.dual = Dual(problem, self.work)
         self.elimination = Elimination(self.dual)
-        self.descent = Descent(problem)
+        self.descent = Descent(problem, self.work)
         self.small = exact.small(problem)
         self.rng = np.random.default_rng(effort.seed)
         self.visited: list[Place] = []
@@ -147,7 +159,7 @@ class Search:
 
         First the price of memory rises step by step; then prices at which plans balance find others
         between them, or prove that there are none; then the search works wherever the gap is
-        largest, until it is small everywhere or the time is spent. `limits` are of special
+        largest, until it is small everywhere or the effort is spent. `limits` are of special
         interest.
         """
         fastest = self.fastest()
@@ -215,11 +227,13 @@ class Search:
         return self._descended(least, least.peak)
 
     def _totals(self) -> Floats:
-        """This part's total prices of memory, fewer of them where a step takes long."""
-        begin = time.perf_counter()
+        """This part's total prices of memory, fewer of them where a step is much work."""
+        begin = self.work.units
         self._settle(replace(self.dual.prices), 1)
-        step = time.perf_counter() - begin
-        room = _WALK * (self.deadline - begin) * self.effort.parts
+        step = self.work.units - begin
+        # Where the clock alone ends the search, so much work as it should have time for.
+        every_unit = min(self.effort.work, self.effort.seconds) - begin
+        room = _WALK * every_unit * self.effort.parts
         most = int(room / (step * (self._steps + 1)))
         count = min(self.effort.prices, max(most, _FEWEST))
         if self.dual.folding.worth:  # plans that balance will find the prices between
@@ -244,14 +258,15 @@ class Search:
     # Between them
 
     def _narrow(self) -> None:
-        """Work wherever the gap is largest, until it is small or the time is spent."""
+        """Go on wherever the gap is largest, until it is small or the effort is spent."""
         tries: dict[Limits, int] = {}
         while not self._over():
             found = self._widest(tries)
             if found is None:
                 break
             gap, limits = found
-            if self.small and tries.get(limits, 0) and limits.joules == np.inf:
+            tried = tries.get(limits, 0) > 0
+            if self.small and tried and limits.joules == np.inf and self._affordable():
                 self._exactly(limits.peak)
                 tries[limits] = 3
                 continue
@@ -264,6 +279,7 @@ class Search:
         out = None
         found = np.array([c.costs for c in self.archive.candidates]).reshape(-1, 3)
         every = np.concatenate([found, self.rivals])
+        self.work.add(0, _PER_BOUND * len(every) * len(self.archive.cuts))
         for seconds, peak, joules in every[shown(every)].tolist():
             by_peak = self._gap(Limits(peak))
             own = _share(seconds, self.archive.bound(peak, joules))
@@ -300,7 +316,7 @@ class Search:
         """Raise the bound where known labellings balance at a limit, until it meets them or a
         better one turns up, and whether one did; `half`: half way there from the best prices.
         """
-        balance = self.pool.balance(limit)
+        balance = self.pool.balance(limit, self.work)
         if balance is None or np.count_nonzero(balance.bytes) > _TIMES:
             return False
         place = self._nearest(Limits(limit))
@@ -315,7 +331,7 @@ class Search:
             found = self._settle(prices, 3 if k else 1, rows)
             cut = self.archive.cuts[-1]
             risen, value = cut.value - value, cut.value
-            priced = found.seconds + float(prices.bytes @ self._used(found)[:-1])
+            priced = found.seconds + dot(prices.bytes, self._used(found)[:-1])
             better = priced < balance.seconds + paid - enough
             met = value >= min(priced, balance.seconds + paid) - enough
             if better or met or risen < 0.2 * enough or self._over():
@@ -416,7 +432,7 @@ class Search:
 
     def consider(self, rows: Ints) -> Candidate:
         """Evaluate a labelling and offer it to the archive."""
-        seconds, joules, profile = self.problem.evaluate(rows)
+        seconds, joules, profile = self._evaluated(rows)
         candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
         if np.isfinite(seconds):
             self.pool.add(seconds, profile)
@@ -428,7 +444,11 @@ class Search:
 
     def _used(self, candidate: Candidate) -> Floats:
         """Bytes at each time, then joules."""
-        return np.append(self.problem.evaluate(candidate.rows)[2], candidate.joules)
+        return np.append(self._evaluated(candidate.rows)[2], candidate.joules)
+
+    def _evaluated(self, rows: Ints) -> tuple[float, float, Floats]:
+        self.work.add(*self.problem.evaluation)
+        return self.problem.evaluate(rows)
 
     def _gap(self, limits: Limits) -> float:
         """How far the best plan known, rivals included, may be from the best of this problem."""
@@ -453,8 +473,13 @@ class Search:
         return best.seconds if best else np.inf
 
     def _over(self) -> bool:
+        """Whether the effort is spent."""
+        if self.work.units >= self.effort.work:
+            return True
         now = time.perf_counter()
-        return now > self.deadline or now > self.gained + self.effort.patience
+        if now > self.deadline or now > self.gained + self.effort.patience:
+            self.archive.by_clock = True
+        return self.archive.by_clock
 
     # Small problems are settled by mixed-integer programming
 
@@ -470,13 +495,31 @@ class Search:
                 break
             limit = max(open_, key=lambda x: self._gap(Limits(x)))
             settled.add(limit)
-            if self._gap(Limits(limit)) > self.effort.gap:
+            if self._gap(Limits(limit)) > self.effort.gap and self._affordable():
                 self._exactly(limit)
+
+    def _affordable(self) -> bool:
+        """Whether there is work left for a solver, which cannot be ended by what it does."""
+        left = min(self.effort.work, self.effort.seconds) - self.work.units
+        return exact.units(self.problem) <= left
 
     def _exactly(self, limit: float) -> None:
         """Settle one memory limit by mixed-integer programming."""
         left = self.deadline - time.perf_counter()
-        found = exact.solve(self.problem, limit, min(left, 10.0))
+        peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
+        smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
+        if limit < smallest < np.inf:
+            least, by_clock = exact.least_peak(
+                self.problem, smallest, left, peaks, self.work, exact.NODES
+            )
+            self.archive.by_clock |= by_clock
+            # What the solver's tolerances cannot tell apart is as good.
+            if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
+                return
+            left = self.deadline - time.perf_counter()
+        gap = max(_NEARLY * self.effort.gap, 1e-4)
+        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES)
+        self.archive.by_clock |= found.by_clock
         if found.rows is not None:
             self.consider(found.rows)
         # A solver that overlooks a plan that is known has lost its way in its tolerances.

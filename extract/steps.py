@@ -6,6 +6,7 @@ import numpy as np
 
 from .dual import Prices
 from .problem import Floats
+from .products import dot
 
 # How fast prices follow what is used: where memory is dear, how dear it is, and energy.
 _WHERE, _TOTAL, _JOULES = 10.0, 2.0, 8.0
@@ -19,7 +20,7 @@ def stepped(prices: Prices, used: Floats, peak: float, joule_limit: float, scale
     """Prices after a step along what was used beyond the limits."""
     bytes_used, joules = used[:-1], float(used[-1])
     total = prices.bytes.sum()
-    dearly = float(prices.bytes @ bytes_used) / max(total, 1e-300)  # bytes where they are priced
+    dearly = dot(prices.bytes, bytes_used) / max(total, 1e-300)  # bytes where they are priced
     rise = scale * _TOTAL * np.clip(dearly / max(peak, 1.0) - 1.0, -0.5, 0.5)
     joule = prices.joule
     if joule_limit < np.inf:

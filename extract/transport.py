@@ -104,6 +104,7 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
         "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
         "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
         "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 4),
+        "by_clock": np.array(archive.by_clock),
     }
 
 
@@ -114,4 +115,4 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
         for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
     ]
     cuts = [Cut(*map(float, cut)) for cut in data["cuts"]]
-    return Archive(candidates, cuts)
+    return Archive(candidates, cuts, bool(data["by_clock"]))

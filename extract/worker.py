@@ -30,6 +30,9 @@ from .transport import archive_arrays, archive_from, packed, problem_arrays, pro
 
 # Problems with fewer rows than this are searched sooner than a process has started.
 _SMALL = 4000
+# So many about equal parts of the work are worth what it takes to begin each: as many on every
+# machine, so that the front depends on no number of processors.
+_PARTS = 2
 # So much more than an equal part of the work, of which it is a share, is not divided once more.
 _SPARE = 0.25
 # Improvements are told of no more often than this, in seconds.
@@ -65,25 +68,30 @@ def search_all(
     """The archives of all problems, searched side by side on `workers` processors, or by an
     executor.
 
-    Each is searched from `seeds` seeds, and in parts where there is still room. `effort.seconds` is
-    what all of it may take together, by the clock. `limits` are of special interest, `rivals` are
-    costs of plans that other problems have, as `Search` takes them. An
+    Each is searched from `seeds` seeds, in parts if it is large. `effort.work` is what all of it
+    may take together, `effort.seconds` by the clock: where that ends no search (`by_clock` of the
+    archives), neither the number of workers nor what else they do matters. `limits` are of special
+    interest, `rivals` are costs of plans that other problems have, as `Search` takes them. An
     interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
     that is nothing, and what `Search` raises.
     """
     room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
     alone = executor is None and (room <= 1 or rows < _SMALL)
-    parts = [1] * len(problems) if alone else divided(problems, room / seeds)
+    parts = [1] * len(problems) if rows < _SMALL else divided(problems, _PARTS / seeds)
     kinds = [
         (k, seed, part)
         for k, n in enumerate(parts)
         for seed, part in product(range(seeds), range(n))
     ]
-    seconds = shares([problems[k] for k, *_ in kinds], 1 if alone else room, effort)
+    searched = [problems[k] for k, *_ in kinds]
+    seconds, work = shares(searched, 1 if alone else room, effort), works(searched, effort)
     jobs = [
-        _Job(k, replace(effort, seconds=t, seed=effort.seed + seed, part=part, parts=parts[k]))
-        for t, (k, seed, part) in zip(seconds, kinds, strict=True)
+        _Job(
+            k,
+            replace(effort, seconds=t, work=w, seed=effort.seed + seed, part=part, parts=parts[k]),
+        )
+        for t, w, (k, seed, part) in zip(seconds, work, kinds, strict=True)
     ]
     known = np.zeros((0, 3)) if rivals is None else rivals
     found = _Found(len(problems), len(jobs), [job.problem for job in jobs], report)
@@ -93,7 +101,9 @@ def search_all(
             with nullcontext(executor) if executor is not None else Processes(room) as pool:
                 left = _there(problems, jobs, limits, known, found, pool)
         for j in left:
-            _here(problems[jobs[j].problem], jobs[j].effort, limits, known, found.improve(j))
+            found.own(
+                j, _here(problems[jobs[j].problem], jobs[j].effort, limits, known, found.improve(j))
+            )
     except KeyboardInterrupt:
         if not any(archive.candidates for archive in found.archives()):
             raise
@@ -139,6 +149,10 @@ class _Found:
         with self._lock:
             self._jobs[j] = archive_from(unpacked(data))
             self._tell()
+
+    def own(self, j: int, archive: Archive) -> None:
+        """Take in all that a search here has found: what a lost worker told it tells again."""
+        self._jobs[j] = archive
 
     def improve(self, j: int) -> Callable[[Archive, float], None]:
         """What a search here reports to: its archive is shared from the first plan on."""
@@ -209,6 +223,12 @@ def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[fl
     return [effort.seconds * w / busy[n] for w, n in zip(weights, worker, strict=True)]
 
 
+def works(problems: Sequence[Problem], effort: Effort) -> list[float]:
+    """Each problem's share of `effort.work`."""
+    weights = [weight(p) for p in problems]
+    return [effort.work * w / sum(weights) for w in weights]
+
+
 def weight(problem: Problem) -> float:
     """How much of the time a problem should have, beside others: as a step takes, which passes
     through all variables, and through tables by many entries at once."""
@@ -221,10 +241,10 @@ def _here(
     limits: Limits | None,
     rivals: Floats,
     report: Callable[[Archive, float], None],
-) -> None:
+) -> Archive:
     search = Search(p, effort, report, rivals)
     try:
-        search.run(limits)
+        return search.run(limits)
     finally:
         report(search.archive, 0.0)
 

@@ -9,7 +9,6 @@ are graphs of their own.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +32,7 @@ from .scratch import scratch
 from .target import Target
 from .timeline import Tick
 from .wants import OPERATORS, Applied, Catalogue, Row, answers, rule_forms, splat
+from .work import Work
 
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
@@ -53,6 +53,8 @@ _LOAD = """
       ((union (N v) (Op4 s (N a) (N b) (N c) (N d))) (set (order (N v)) v)) :ruleset load)
 """
 _MOST_OPERANDS = 4
+# Calls that it takes, per operation, to build a program anew and to price it.
+_PER_OPERATION = 60
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Form:
     saturated: bool = True
     steps: tuple[RuleStep, ...] = ()
     timeline: tuple[Tick, ...] = field(default=(), compare=False)
+    by_clock: bool = False  # whether time ended an iteration of the rules
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Explored:
     terms: Terms
     catalogue: tuple[Applied, ...]
     timeline: tuple[Tick, ...] = ()
+    by_clock: bool = False
 
     def only(self, rules: Collection[str]) -> Explored:
         """Without the nodes that only other rules than these have made."""
@@ -127,7 +131,8 @@ def forms(
         own = {r.name for r in rules if r.ruleset == ruleset}
         found.append(cheapest(small, explored.only(own), target, given, folded, budget))
     saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
-    given_form = Form(graph, (), saturated, (), (*inner.timeline, *explored.timeline))
+    timeline, by_clock = (*inner.timeline, *explored.timeline), inner.by_clock or explored.by_clock
+    given_form = Form(graph, (), saturated, (), timeline, by_clock)
     if not least:  # nothing computes, so nothing can be saved
         return (given_form,)
     # Of forms that cost the same, the one that needs the fewest rules.
@@ -169,6 +174,7 @@ def _with_regions(
     steps: list[RuleStep] = []
     known: dict[str, Form] = {}
     timeline: list[Tick] = []
+    late: list[bool] = []
 
     def best(region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
@@ -177,6 +183,7 @@ def _with_regions(
             found = forms(region, books, target, budget)
             known[key] = found[:2][-1]
             timeline.extend(found[0].timeline)
+            late.append(found[0].by_clock)
         return known[key]
 
     for number, op in enumerate(graph.operations):
@@ -187,7 +194,8 @@ def _with_regions(
         for which, b in enumerate(bodies):
             steps += [replace(s, region=(number, which, *s.region)) for s in b.steps]
     inner = replace(graph, operations=tuple(operations)) if names else graph
-    return Form(inner, tuple(sorted(names)), saturated, tuple(steps), tuple(timeline))
+    named = tuple(sorted(names))
+    return Form(inner, named, saturated, tuple(steps), tuple(timeline), any(late))
 
 
 def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
@@ -219,7 +227,7 @@ def cheapest(
     `given` are the seconds of this one. Where it is folded, seconds are those of the program that
     it stands for.
     """
-    end, late = time.perf_counter() + budget.choice, False
+    work, late = Work(), False
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target) for a in catalogue]
     roots = [terms.class_of[v] for v in graph.outputs]
@@ -232,8 +240,9 @@ def cheapest(
 
     def judge(pick: list[int]) -> bool:
         nonlocal best, seconds, picked, late
-        if late := late or time.perf_counter() > end:
+        if late := late or work.units >= budget.choice:
             return False
+        work.add(_PER_OPERATION * len(graph.operations), 0)
         built = rebuild(graph, terms, catalogue, pick)
         if built is None:
             return False
@@ -244,7 +253,7 @@ def cheapest(
         return True
 
     counts = class_weights(folded, terms) if folded else None
-    chosen, finished = choose(terms, least, roots, judge, counts, end)
+    chosen, finished = choose(terms, least, roots, judge, counts, work, budget.choice)
     if finished:
         bypass(terms, catalogue, least, roots, chosen, judge)
     return Cheapest(best, seconds, picked, finished and not late, explored)
@@ -252,7 +261,6 @@ def cheapest(
 
 def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:
     """Run rules of the program's rulesets on the operations of one graph (not of its regions)."""
-    begin = time.perf_counter()
     catalogue = Catalogue()
     facts, signatures = _facts(graph, catalogue)
     rules = _relevant(rules, {a.kernel for a in catalogue.entries})
@@ -276,21 +284,23 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
             egraph.load("kernel", [(s, a.kernel) for s, a in new])
             egraph.load("member", [(s, f) for s, a in new for f in families_of(a.kernel)])
             known = len(catalogue.entries)
-            left = budget.seconds - (time.perf_counter() - begin)
             try:
-                changed = [egraph.step(ruleset, left) for ruleset in PROGRAM_RULESETS]
+                changed = [
+                    egraph.step(ruleset, budget.seconds - egraph.seconds)
+                    for ruleset in PROGRAM_RULESETS
+                ]
             except Exhausted:
                 break
             served = _serve(egraph, catalogue, by_name, answered)
             if not any(changed) and not served:
                 saturated = True
                 break
-            if egraph.rows() > budget.rows or time.perf_counter() - begin > budget.seconds:
+            if egraph.rows() > budget.rows:
                 break
         tables = egraph.tables(("N", "Leaf", "made", *OPERATORS))
     terms = _terms(graph, tables, signatures, saturated)
     terms = _with_free(graph, terms, catalogue.entries)
-    return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline))
+    return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline), egraph.by_clock)
 
 
 def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:

@@ -10,9 +10,10 @@ what merged contractions live on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from .work import Work
 
 # A change must save this share of the total; below it is the noise of adding floats.
 _LEAST = 1e-9
@@ -61,19 +62,21 @@ def choose(
     roots: Sequence[int],
     judge: Callable[[list[int]], bool],
     weights: Sequence[float] | None = None,
-    end: float = float("inf"),
+    work: Work | None = None,
+    most: float = float("inf"),
 ) -> tuple[list[int], bool]:
-    """For every class the position of the chosen node among its nodes, and whether there was time
-    to try all that looked worth it.
+    """For every class the position of the chosen node among its nodes, and whether all that looked
+    worth it was tried.
 
     `seconds[s]` is the least time that signature s can add, `roots` are the classes that must be
     computed; `judge` is shown a choice and says whether it betters the last one it accepted. What
     is live never depends on itself. `weights[c]` says how often class c is computed in the program
     that this one stands for; those that are not stay as they are written. Nothing new is tried
-    after `end`, a time of `time.perf_counter`.
+    when `work`, to which the changes made are added, has come to `most` units.
     """
     first = as_written(terms, seconds)
-    state = _State(terms, seconds, first, weights or [1.0] * len(terms.nodes))
+    work = work or Work()
+    state = _State(terms, seconds, first, weights or [1.0] * len(terms.nodes), work)
     for c in roots:
         state.add(c)
     kinds = _kinds(terms, first, state.weights)
@@ -81,7 +84,7 @@ def choose(
     for _ in range(_ROUNDS):
         gains = []
         for number, moves in enumerate(kinds):
-            if time.perf_counter() > end:
+            if work.units >= most:
                 return state.pick, False
             before = state.total
             done = state.make(moves) if number not in refused else []
@@ -92,7 +95,7 @@ def choose(
             before = state.total
             if gain <= _WORTH * before:
                 break
-            if time.perf_counter() > end:
+            if work.units >= most:
                 return state.pick, False
             done = state.make(kinds[-negated])
             if not done:
@@ -179,7 +182,9 @@ class _State:
         seconds: Sequence[float],
         pick: list[int],
         weights: Sequence[float],
+        work: Work,
     ) -> None:
+        self.work = work
         self.nodes, self.seconds, self.weights = terms.nodes, seconds, weights
         self.pick = list(pick)
         self.uses = [0] * len(terms.nodes)
@@ -214,6 +219,7 @@ class _State:
         stack = [c]
         while stack:
             d = stack.pop()
+            self.work.add(1, 0)
             self.uses[d] += 1
             if self.uses[d] == 1:
                 node = self.nodes[d][self.pick[d]]
@@ -224,6 +230,7 @@ class _State:
         stack = [c]
         while stack:
             d = stack.pop()
+            self.work.add(1, 0)
             self.uses[d] -= 1
             if self.uses[d] == 0:
                 node = self.nodes[d][self.pick[d]]
@@ -235,6 +242,7 @@ class _State:
         live = [c for c in move if self.uses[c]]
         for c, k in move.items():
             self.pick[c] = k
+        self.work.add(4 * len(move), 0)
         for c in live:
             new = self.nodes[c][self.pick[c]]
             saved = _cost(old[c], self.seconds) - _cost(new, self.seconds)

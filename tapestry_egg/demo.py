@@ -33,7 +33,7 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     import jax
 
     from .files import save
-    from .pipeline import Settings, optimize
+    from .pipeline import optimize
     from .runtime.numerics import in_float64
     from .trace import trace
 
@@ -47,7 +47,7 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     tell(Phase("trace", f"{len(program.graph.operations)} operations", 1.0, "gpt2"))
     out.mkdir(parents=True, exist_ok=True)
     save(program, out / "gpt2.json")
-    front = optimize(program, TARGET, settings=Settings(seconds=40.0), on_progress=on_progress)
+    front = optimize(program, TARGET, on_progress=on_progress)
     print(front)
     save(front, out / "gpt2.front.json")
     print(f"picture: {front.plot(out / 'front.svg')}\n")

@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -25,13 +26,19 @@ from .errors import RuleError
 from .rules.book import Rule, commands
 from .timeline import Tick
 
+# A process that gets no processor is given up after so many times what it may take, and no sooner
+# than after so many seconds.
+_FAR, _LEAST = 20.0, 120.0
+
 
 @dataclass(frozen=True)
 class Budget:
     """How far saturation may go: the limit reached first ends it, and what is there stays.
 
-    `choice` are seconds for each choice among what the rules of the program's algebra found: when
-    they are over, the best program tried until then is taken.
+    `seconds` are of egglog's processor time, whatever else the machine does. They are there for an
+    iteration that explodes: where they end one, the front's notes say so. `choice` are units of
+    `Work` for each choice among what the rules of the program's algebra found: when they are spent,
+    the best program tried until then is taken.
     """
 
     iterations: int = 40
@@ -51,6 +58,8 @@ class EGraph:
         self.folder = folder
         self.matches: dict[str, int] = {}
         self.timeline: list[Tick] = []
+        self.seconds = 0.0  # of egglog's processor time
+        self.by_clock = False  # whether time has ended an iteration
         self._done: list[dict[str, Any]] = [{"new": str(folder)}]
         self._files: dict[str, int] = {}
         self._rows = 0
@@ -128,11 +137,11 @@ class EGraph:
         path.write_text("".join("\t".join(map(str, r)) + "\n" for r in rows), encoding="utf-8")
         self._waiting.append((f'(input {name} "{path.name}")', None))
 
-    def fixpoint(self, ruleset: str, budget: Budget, begin: float) -> tuple[bool, int]:
+    def fixpoint(self, ruleset: str, budget: Budget) -> tuple[bool, int]:
         """Run one ruleset, an iteration at a time, until nothing changes or the budget is spent."""
         for i in range(budget.iterations):
             try:
-                if not self.step(ruleset, begin + budget.seconds - time.perf_counter()):
+                if not self.step(ruleset, budget.seconds - self.seconds):
                     return True, i
             except Exhausted:
                 return False, i
@@ -143,20 +152,25 @@ class EGraph:
     def step(self, ruleset: str, seconds: float = float("inf")) -> bool:
         """Run one iteration of a ruleset; whether it changed anything.
 
-        Raises Exhausted when it takes longer than `seconds`, or more memory than there is.
+        Raises Exhausted when it takes more than `seconds` of processor time, or more memory than
+        there is.
         """
         if seconds <= 0.0:
+            self.by_clock = True
             raise Exhausted
         self._flush()
         begin = time.perf_counter()
         command = {"run": [f"(run {ruleset} 1)"]}
+        bounded = command if seconds == float("inf") else {**command, "seconds": max(seconds, 1e-3)}
         try:
-            answer = self._worker.ask(command, seconds)
-        except _Gone:
+            answer = self._worker.ask(bounded, max(_FAR * seconds, _LEAST))
+        except _Gone as gone:
+            self.by_clock |= gone.by_clock
             self._again()
             raise Exhausted from None
         self._done.append(command)
         self._rows = int(answer["rows"])
+        self.seconds += answer["seconds"]
         matches: dict[str, int] = {}
         for name, count in answer["matches"].items():
             rule = name.split("#")[0]
@@ -165,7 +179,8 @@ class EGraph:
         for rule, count in matches.items():
             self.matches[rule] = self.matches.get(rule, 0) + count
         spent = time.perf_counter() - begin
-        self.timeline.append(Tick(ruleset, self.rows(), spent, matches))
+        # egglog tells them in an order of its own, another one in every process.
+        self.timeline.append(Tick(ruleset, self.rows(), spent, dict(sorted(matches.items()))))
         return bool(answer["updated"])
 
     def rows(self) -> int:
@@ -200,7 +215,11 @@ class Refused(ValueError):
 
 
 class _Gone(Exception):
-    """The process does not answer, or not in time."""
+    """The process does not answer, or not in time: then the clock is to blame."""
+
+    def __init__(self, by_clock: bool = False) -> None:
+        super().__init__()
+        self.by_clock = by_clock
 
 
 class _Worker:
@@ -233,10 +252,10 @@ class _Worker:
         while b"\n" not in parts[-1]:
             wait = None if seconds == float("inf") else max(0.0, end - time.perf_counter())
             if not select.select([fd], [], [], wait)[0]:
-                raise _Gone
+                raise _Gone(by_clock=True)
             part = os.read(fd, 1 << 20)
             if not part:
-                raise _Gone
+                raise _Gone(process.wait() == -signal.SIGPROF)
             parts.append(part)
         line, _, self._rest = b"".join(parts).partition(b"\n")
         told = json.loads(line)

@@ -5,9 +5,10 @@ that may be killed (egraph.py), which imports nothing but egglog and whose memor
 
     {"new": folder}       forget everything; facts are read from files in `folder`
     {"run": [texts]}      run commands, one text after the other; answers {"updated", "matches"} of
-                          the last schedule, and "rows" of all tables in the end; for a text
-                          that is refused, an error and {"at": its number}: those before it
-                          have run
+                          the last schedule, "rows" of all tables in the end, and the "seconds" of
+                          processor time that they took; for a text that is refused, an error and
+                          {"at": its number}: those before it have run. With {"seconds": s} more
+                          than so many end this process by SIGPROF
     {"tables": [names]}   answers rows: inputs, then output; terms as [sort, number]
 """
 
@@ -16,7 +17,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import signal
 import sys
+import time
 import types
 from typing import Any
 
@@ -28,6 +31,7 @@ def main() -> None:
     """Serve until standard input ends."""
     bindings = _bindings()
     _limit_memory()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     egraph: Any = None
     for line in sys.stdin:
         given = json.loads(line)
@@ -36,7 +40,11 @@ def main() -> None:
                 egraph = bindings.EGraph(fact_directory=given["new"])
                 answer: Any = True
             elif "run" in given:
+                signal.setitimer(signal.ITIMER_PROF, given.get("seconds", 0.0))
+                begun = time.process_time()
                 answer = _run(egraph, given["run"])
+                answer["seconds"] = time.process_time() - begun
+                signal.setitimer(signal.ITIMER_PROF, 0.0)
             else:
                 answer = _tables(egraph, given["tables"])
             told = {"ok": answer}

@@ -77,7 +77,11 @@ def front_document(front: Front) -> dict[str, Any]:
         "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
         "saturated": front.saturated,
         "notes": list(front.notes),
-        "timeline": [msgspec.to_builtins(tick) for tick in front.timeline],
+        # What a run took is not part of what it found: another one writes the same file.
+        "timeline": [
+            {k: v for k, v in msgspec.to_builtins(tick).items() if k != "seconds"}
+            for tick in front.timeline
+        ],
         "usable_bytes": front.usable_bytes,
         "original": original,
         "plans": plans,

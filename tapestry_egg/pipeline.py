@@ -22,7 +22,7 @@ from .progress import Phase, Progress
 from .rules.book import DEFAULT_BOOKS, RuleBook, is_shipped, load_books, permitted
 from .rules.trust import ensure_verified
 from .schedule import Schedule
-from .searches import for_traffic, search, search_in_turn, search_limits
+from .searches import ended_by_clock, for_traffic, search, search_in_turn, search_limits
 from .settings import Settings as Settings
 from .target import Target, load_target
 from .units import parse_quantity
@@ -108,11 +108,12 @@ def optimize(
         heeded.setdefault("peak_bytes", float(machine.usable_bytes))
     wanted = search_limits(heeded)
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)
-    notes = words.notes + left + searched.notes
+    notes = words.notes + left + posed.notes + searched.notes
+    notes += ended_by_clock(settings, searched.archives)
     results = [MeshResult(p, a) for p, a in zip(posed.problems, searched.archives, strict=True)]
     if {"wire_bytes", "flops"} & {*objectives, *bounds} and not searched.interrupted:
         again = search(for_traffic(posed.problems, machine), wanted, settings, executor, tell)
-        notes += again.notes
+        notes += again.notes + ended_by_clock(settings, again.archives)
         results = [r.with_candidates(a) for r, a in zip(results, again.archives, strict=True)]
     # What the user's own shardings lead to is a plan like any other.
     given = best_given(results[: len(shapes)]) if words.said else None

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .runtime.compile import CompiledPlan
     from .trace import Program
 
-# Seconds of search that a first call waits for, unless `settings` says otherwise.
-_AT_LEAST = 2.0
-_PER_OPERATION = 0.03
+# Units of work (`Settings`) that a first call waits for, unless `settings` says otherwise.
+_AT_LEAST = 3.0
+_PER_OPERATION = 0.05
 
 # How devices call themselves -> the target file that describes them.
 _KINDS = (
@@ -223,7 +223,6 @@ def _devices(mesh: Any | Sequence[Any] | None) -> list[Any]:
 
 def _patience(graph: BlockGraph) -> Settings:
     """How long a call may wait for its plan: longer for longer programs, seconds for short ones."""
-    from .pipeline import Settings
+    from .settings import WORK, Settings
 
-    most = Settings()
-    return replace(most, seconds=min(most.seconds, _AT_LEAST + _PER_OPERATION * graph.size))
+    return Settings(work=min(WORK, _AT_LEAST + _PER_OPERATION * graph.size))

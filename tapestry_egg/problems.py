@@ -35,6 +35,7 @@ class Posed:
     free: tuple[Snapshot, ...]  # of the first form, without what a named mesh asks
     timeline: tuple[Tick, ...]
     saturated: bool
+    notes: tuple[str, ...] = ()
 
 
 def pose(
@@ -55,7 +56,7 @@ def pose(
     for form, plan in _recomputing(found, plans, machine, settings, tell):
         found += (form,)
         plans.append(_of(form, plan))
-    problems = []
+    problems: list[Assembled] = []
     free = []
     for number, plan in enumerate(plans):
         for shape in shapes:
@@ -67,7 +68,16 @@ def pose(
             where = f"{shape} form {number + 1}" if number else str(shape)
             timeline += [replace(tick, subject=where) for tick in ticks]
     saturated = all(form.saturated for form in found)
-    return Posed(tuple(plans), tuple(problems), tuple(free), tuple(timeline), saturated)
+    late = {"the program": (found[0].by_clock, settings.algebra.seconds)}
+    shards = any(p.snapshot.saturated.by_clock for p in problems)
+    late["layouts"] = (shards, settings.budget.seconds)
+    notes = tuple(
+        f"the time limit of {seconds:.4g} s ended the rules on {what}; another run may give "
+        "another front"
+        for what, (ended, seconds) in late.items()
+        if ended
+    )
+    return Posed(tuple(plans), tuple(problems), tuple(free), tuple(timeline), saturated, notes)
 
 
 def _forms(

@@ -50,6 +50,7 @@ class Saturated:
     seconds: float
     matches: dict[str, int] = field(default_factory=dict)
     timeline: tuple[Tick, ...] = ()
+    by_clock: bool = False  # whether time ended it before another budget did
 
 
 _ORDER = ("fold", "sharding", "collectives")
@@ -78,7 +79,7 @@ def saturate(
         finished = True
         done = 0
         for ruleset in _ORDER:
-            stopped, ran = egraph.fixpoint(ruleset, budget, begin)
+            stopped, ran = egraph.fixpoint(ruleset, budget)
             finished = finished and stopped
             done += ran
         tables = egraph.tables(("strategy", "layout", "change", "Whole", "Cut", "Pass"))
@@ -92,6 +93,7 @@ def saturate(
             seconds=time.perf_counter() - begin,
             matches=egraph.matches,
             timeline=tuple(egraph.timeline),
+            by_clock=egraph.by_clock,
         )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # arithmetic takes, so that work is divided evenly before bytes are saved.
 _TIE = 0.02
 _EVEN = 20.0
-# How much more time than others the forms have that compute values twice: they reach from the
+# How much more work than others is spent on forms that compute values twice: they reach from the
 # middle of the front to its end, where the search takes longest.
 _TWICE = 2.0
 
@@ -65,12 +65,24 @@ def search_in_turn(
             continue
         rivals = np.array([c.costs for a in archives for c in a.corners()]).reshape(-1, 3)
         share = sum(weights[k] for k in mine) / sum(weights)
-        own = replace(settings, seconds=settings.seconds * share)
+        own = replace(
+            settings, seconds=settings.most_seconds * share, work=settings.most_work * share
+        )
         searched = search([problems[k] for k in mine], limits, own, executor, tell, rivals)
         notes += searched.notes
         for k, archive in zip(mine, searched.archives, strict=True):
             archives[k] = archive
     return Searched(archives, notes)
+
+
+def ended_by_clock(settings: Settings, archives: Sequence[Archive]) -> tuple[str, ...]:
+    """What a front says of a search that time ended before its work was done."""
+    if not any(archive.by_clock for archive in archives):
+        return ()
+    ends = f"the time limit of {settings.most_seconds:.4g} s"
+    if settings.patience < math.inf:
+        ends += f", or {settings.patience:.4g} s without gain,"
+    return (f"{ends} ended the search; another run may give another front",)
 
 
 def search(
@@ -87,17 +99,18 @@ def search(
     begin = time.perf_counter()
 
     def report(archives: Sequence[Archive]) -> None:
-        spent = (time.perf_counter() - begin) / max(settings.seconds, 1e-9)
+        spent = (time.perf_counter() - begin) / min(settings.most_work, settings.most_seconds)
         tell(Phase("extract", so_far(archives), min(0.99, spent)))
 
     effort = Effort(
         settings.prices,
         settings.steps,
-        seconds=settings.seconds,
+        seconds=settings.most_seconds,
         gap=settings.gap,
         seed=settings.seed,
         patience=settings.patience,
         front=settings.front,
+        work=settings.most_work,
     )
     found = search_all(
         [p.problem for p in problems],

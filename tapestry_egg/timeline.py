@@ -12,12 +12,13 @@ _NAMED = 4
 @dataclass(frozen=True)
 class Tick:
     """One iteration of a ruleset: rows afterwards, seconds that it took, and how often each rule
-    matched, by the rules' own names. `subject` is what was saturated: `algebra` (the program), or
-    one of its forms on a mesh shape."""
+    matched, by the rules' own names, in their order. `subject` is what was saturated: `algebra`
+    (the program), or one of its forms on a mesh shape. Seconds differ from run to run: a file of a
+    front does not hold them (zero)."""
 
     ruleset: str
     rows: int
-    seconds: float
+    seconds: float = field(default=0.0, compare=False)
     matches: dict[str, int] = field(default_factory=dict)
     subject: str = ""
 
@@ -43,7 +44,7 @@ def timeline_rows(timeline: Sequence[Tick]) -> list[tuple[str, str, str, str, st
                 tick.ruleset,
                 str(number[key]),
                 f"{tick.rows:,}".replace(",", " "),
-                f"{tick.seconds:.3f}",
+                f"{tick.seconds:.3f}" if tick.seconds else "",
                 ", ".join(words),
             )
         )

@@ -139,7 +139,7 @@ def test_donation_and_names_stay() -> None:
 def test_a_spent_budget_ends_cleanly(budget: Budget) -> None:
     graph = graph_of(two, *BIG)
     found = forms(graph, BOOKS, H100, budget)
-    assert found[0] == Form(graph, (), saturated=False)
+    assert found[0] == Form(graph, (), saturated=False, by_clock=budget.seconds == 0.0)
     for form in found:
         verify_graph(form.graph)
 

@@ -48,8 +48,11 @@ def test_every_problem_is_searched_in_parts_and_from_all_seeds() -> None:
     assert inline.calls == 4 and found.notes == ()
     assert all(map(sound, problems, found.archives))
     inline = Inline()
+    search_all([endless(1)], BRIEF, executor=inline)
+    assert inline.calls == 2, "a large problem is two parts, however many workers there are"
+    inline = Inline()
     search_all(problems[:1], BRIEF, executor=inline)
-    assert inline.calls == 2, "one problem on two workers is two parts"
+    assert inline.calls == 1, "a small one is not"
 
 
 @pytest.mark.slow
