@@ -235,5 +235,10 @@ class Lives:
         found: dict[int, list[int]] = {}
         for unit in self.schedule.units:
             if (x := self._root(unit)).port == "state":
-                found.setdefault(x.inputs[0], []).append(x.outputs[0])
+                new = x.inputs[0]
+                made = self.schedule.units[self.maker[new]]
+                if self._root(made).signature.kernel == "sharding_constraint":
+                    if len(made.members) == 1:  # it only asks how another value lies
+                        new = self._root(made).inputs[0]
+                found.setdefault(new, []).append(x.outputs[0])
         return found

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..constraints import KERNEL as CONSTRAINT
 from ..schedule import Fusion, Schedule, fusion
 
 
@@ -113,10 +114,12 @@ class _Lives:
             root = self.program.instances[unit.root]
             if root.port == "state":
                 (new,), (old,) = root.inputs, root.outputs
+                new = constrained_source(self.plan, new)
                 maker = self.program.instances[self.plan.units[self.plan.producer[new]].root]
                 if not maker.port:
-                    # Written where the old state was, unless that is still to be read.
-                    self.free[new] = self.last[old] <= self.made[new]
+                    # Written where the old state was, unless that is still to be read; a view of
+                    # something else is not written at all.
+                    self.free[new] = self.free[new] or self.last[old] <= self.made[new]
                     self.last[new] = max(self.last[new], self.last[old])
                 self.made[old], self.last[old] = 0, self.end
             elif root.port == "input":
@@ -143,6 +146,14 @@ class _Lives:
             ]
             if dying:
                 self.made[v] = max(self.made[v], 2 * u + 2)
+
+
+def constrained_source(plan: Schedule, value: int) -> int:
+    """What a value is that only asks how another lies: that one."""
+    unit = plan.units[plan.producer[value]]
+    if plan.program.instances[unit.root].signature.kernel != CONSTRAINT or len(unit.members) > 1:
+        return value
+    return unit.reads[0][2]
 
 
 def _region_units(plan: Schedule) -> list[tuple[int, int]]:

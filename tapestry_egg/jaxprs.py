@@ -88,11 +88,29 @@ class _Flattener:
         self.values.append(type_)
         return len(self.values) - 1
 
-    def graph(self, jaxpr: Any, consts: Sequence[Any], name: str, context: _Context) -> BlockGraph:
+    def graph(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        name: str,
+        context: _Context,
+        whole: bool = False,
+    ) -> BlockGraph:
+        """The graph of a jaxpr; of a `whole` program, whose results lie as their types say."""
         jaxpr, consts = _without_dead_code(jaxpr, consts)
         inputs = [self.new(tensor_type(v.aval)) for v in jaxpr.invars]
         outputs = self.inline(jaxpr, consts, inputs, context)
+        if whole:
+            made = zip(outputs, jaxpr.outvars, strict=True)
+            outputs = [self.typed_result(v, atom.aval, context) for v, atom in made]
         return self.finish(name, inputs, outputs)
+
+    def typed_result(self, v: int, aval: Any, context: _Context) -> int:
+        """A result under the constraint of its type, which names the axes of an Explicit mesh."""
+        sharding = getattr(aval, "sharding", None)
+        if not getattr(getattr(sharding, "mesh", None), "explicit_axes", ()):
+            return v
+        return self.constrained(v, sharding, True, context)
 
     def inline(
         self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int], context: _Context
@@ -130,7 +148,10 @@ class _Flattener:
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
             return self.placed(eqn, inputs, here)
         if kernel == "device_put" and not _changes_memory(eqn.params):
-            return inputs
+            asked = eqn.params.get("devices", ())
+            if len(asked) != len(inputs):
+                return inputs
+            return [self.constrained(v, s, False, here) for v, s in zip(inputs, asked, strict=True)]
         outputs = tuple(self.new(self.typed(v.aval, kernel, here)) for v in eqn.outvars)
         self.operations.append(
             Operation(
@@ -145,6 +166,10 @@ class _Flattener:
                 effectful=bool(eqn.effects),
             )
         )
+        wanted = eqn.params.get("out_sharding")
+        # What JAX derives for gradients is not the user's word.
+        if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):
+            return [self.constrained(v, wanted, True, here) for v in outputs]
         return outputs
 
     def placed(self, eqn: Any, inputs: list[int], here: _Context) -> list[int]:
@@ -308,7 +333,7 @@ def block_graph(
     With `sources=False` operations carry neither source nor scope. Raises TraceError for values
     that are not tensors (mutable references, tokens, dims of unknown size).
     """
-    return _Flattener(itertools.count(), sources).graph(jaxpr, consts, name, _Context())
+    return _Flattener(itertools.count(), sources).graph(jaxpr, consts, name, _Context(), whole=True)
 
 
 def tensor_type(aval: Any) -> TensorType:

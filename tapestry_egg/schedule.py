@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .blockgraph import BlockGraph, Operation
+from .constraints import KERNEL as CONSTRAINT
 from .flatten import FlatProgram, Instance, flatten
 from .metakernels import registry
 from .metakernels.signature import OperationSignature
@@ -204,6 +205,10 @@ def fuse(program: FlatProgram) -> list[Unit]:
     inline = [False] * len(instances)  # may a producer's loop run inside this instance?
     roots: list[int] = []
     leaves = [i.port in ("state", "output") for i in instances]
+    for i in range(len(instances) - 1, -1, -1):  # what asks how a result lies leaves with it
+        if instances[i].signature.kernel == CONSTRAINT:
+            own = readers[instances[i].outputs[0]]
+            leaves[i] = bool(own) and all([leaves[r] for r in own])
     for i in range(len(instances) - 1, -1, -1):
         instance = instances[i]
         fusion = instance.signature.fusion
@@ -229,7 +234,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
     members: dict[int, list[int]] = defaultdict(list)
     for i, u in enumerate(unit_of):
         members[u].append(i)
-    leaving = {v for i in instances if i.port in ("state", "output") for v in i.inputs}
+    leaving = {v for i, leaf in zip(instances, leaves, strict=True) if leaf for v in i.inputs}
     units = [_unit(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
     return units

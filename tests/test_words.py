@@ -465,3 +465,64 @@ def test_what_the_contract_costs_is_told() -> None:
     easy = te.optimize(small, "cpu:8", mesh=MeshShape(("d",), (8,)), settings=QUICK)
     assert any("costs no time" in n for n in easy.notes)
     assert not any("the mesh" in n for n in free.notes)
+
+
+# Explicit mode
+
+
+def test_results_have_the_types_of_explicit_mode_and_cost_what_they_cost_in_auto_mode() -> None:
+    costs = {}
+    x = jnp.ones((64, 64))
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = user_mesh(kind=kind)
+        at = NamedSharding(mesh, P("data", "model"))
+
+        def step(w: jax.Array, m: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+            m = 0.9 * m + g
+            return w - m, m
+
+        with jax.set_mesh(mesh):
+            args = [jax.device_put(x, at) for _ in range(3)]
+            wanted = jax.jit(step)(*args)
+            program = te.trace(step, *args, donate_argnums=(0, 1))
+            front = te.optimize(
+                program,
+                "cpu:8",
+                in_shardings=(at, at, at),
+                state={"[0]": "[0]", "[1]": "[1]"},
+                settings=QUICK,
+            )
+            got = te.compile(front.best(), mesh)(*args)
+        costs[kind] = front.best().costs
+        same_numbers(got, wanted)
+        if kind == AxisType.Explicit:
+            assert [jax.typeof(a).sharding for a in got] == [jax.typeof(a).sharding for a in wanted]
+    assert costs[AxisType.Auto] == costs[AxisType.Explicit]
+
+
+def test_out_sharding_and_device_put_are_constraints() -> None:
+    mesh = user_mesh(kind=AxisType.Explicit)
+    w, x = arguments()
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = jnp.einsum("bk,kh->bh", x, w, out_sharding=P("model", "data"))
+        return jnp.tanh(y).sum()
+
+    with jax.set_mesh(mesh):
+        program = te.trace(
+            step,
+            jax.device_put(w["up"], NamedSharding(mesh, P())),
+            jax.device_put(x, NamedSharding(mesh, P())),
+        )
+    plan = te.optimize(program, "cpu:8", mesh=mesh, settings=QUICK).best()
+    (asked,) = constrained(plan)
+    assert asked[0] == [["model"], ["data"]] and holds(*asked)
+    auto = user_mesh()
+
+    def moved(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jax.device_put(x * 2, NamedSharding(auto, P(None, "data")))).sum()
+
+    plan = te.optimize(te.trace(moved, x), "cpu:8", settings=QUICK).best()
+    assert constrained(plan) and all(
+        c[0] == [[], ["data"]] and holds(*c) for c in constrained(plan)
+    )
