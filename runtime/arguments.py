@@ -46,13 +46,32 @@ def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
         typed = bool(getattr(getattr(lies, "mesh", None), "explicit_axes", ()))
         if lies == sharding or (not typed and lies.is_equivalent_to(sharding, x.ndim)):
             return x
-        if not _cut_on_host(x, sharding):
+        if sharding.is_fully_addressable and _cut_on_host(x, sharding):
+            placed = jax.device_put(np.asarray(x), sharding)
+        elif sharding.is_fully_addressable or not x.is_fully_addressable:
             return jax.device_put(x, sharding, donate=donated)
-        placed = jax.device_put(np.asarray(x), sharding)
+        else:
+            placed = spread(x, sharding)
         if donated:
             x.delete()
         return placed
-    return jax.device_put(x, sharding)
+    return jax.device_put(x, sharding) if sharding.is_fully_addressable else spread(x, sharding)
+
+
+def spread(x: Any, sharding: Any) -> jax.Array:
+    """What every process holds for itself, the same on each, as one array over all of them.
+
+    Every process gives its own blocks, and nothing is sent.
+    """
+    import jax
+    import numpy as np
+
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = spread(jax.random.key_data(x), sharding)  # the last dim is not cut
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
 
 
 def _cut_on_host(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:

@@ -73,6 +73,12 @@ class CompiledPlan:
     _executables: dict[Any, jax.stages.Compiled] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    # Digests of the modules that they were compiled from, where several processes compare them.
+    _modules: dict[Any, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # Those that may run: where the mesh is of several processes, they have met over it.
+    _running: dict[Any, jax.stages.Compiled] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def program(self) -> Program:
@@ -118,7 +124,7 @@ class CompiledPlan:
         import jax
 
         tree = jax.tree.structure((args, kwargs))
-        executable = self._executables.get(tree)
+        executable = self._running.get(tree)
         refusal: Exception | None = None
         if executable is not None:
             try:
@@ -133,7 +139,7 @@ class CompiledPlan:
         if any(isinstance(x, jax.core.Tracer) for x in arrays):  # inside the user's own jit
             return self.program.unflatten(self._mapped(*arrays), like=(args, kwargs))
         if executable is None:
-            executable = self._executables[tree] = self._trace(tree).lower().compile()
+            executable = self._running[tree] = self._start(tree, arrays)
         with jax.set_mesh(self.mesh):  # another mesh may be active
             donated = graph.donated or (False,) * len(arrays)
             placed = [
@@ -165,9 +171,37 @@ class CompiledPlan:
     def compile(self) -> jax.stages.Compiled:
         """The executable, for `hlo_stats`, `compare`, JAX's own analyses, and calls with arguments
         that lie as planned."""
-        if self._tree not in self._executables:
-            self._executables[self._tree] = self.lower().compile()
-        return self._executables[self._tree]
+        return self._build(self._tree)
+
+    def _build(self, tree: Any) -> jax.stages.Compiled:
+        """The executable for a structure of arguments."""
+        if tree not in self._executables:
+            lowered = self._trace(tree).lower()
+            if self._spread:
+                from .rendezvous import module_digest
+
+                self._modules[tree] = module_digest(lowered)
+            self._executables[tree] = lowered.compile()
+        return self._executables[tree]
+
+    def _start(self, tree: Any, arrays: Sequence[Any]) -> jax.stages.Compiled:
+        """The executable before its first run."""
+        if not self._spread:
+            return self._build(tree)
+        from .rendezvous import meet
+
+        def build() -> tuple[jax.stages.Compiled, str]:
+            return self._build(tree), self._modules[tree]
+
+        return meet(self.plan, self.mesh, arrays, build)
+
+    @cached_property
+    def _spread(self) -> bool:
+        """Whether other processes own some of the devices."""
+        import jax
+
+        me = jax.process_index()
+        return any(d.process_index != me for d in self.mesh.devices.flat)
 
     @cached_property
     def _tree(self) -> Any:

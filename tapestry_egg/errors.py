@@ -47,3 +47,7 @@ class PlanError(TapestryError):
 
 class TraceError(TapestryError):
     """A function cannot be traced with the arguments given."""
+
+
+class PeerError(TapestryError):
+    """Processes of one job do not run the same thing, or one of them is gone."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Units of work (`Settings`) that a first call waits for, unless `settings` says otherwise.
 _AT_LEAST = 3.0
 _PER_OPERATION = 0.05
+# Bytes of a device's memory below which a difference is none.
+_GRAIN = 256 << 20
 
 # How devices call themselves -> the target file that describes them.
 _KINDS = (
@@ -53,7 +55,8 @@ class Request:
     a `jax.sharding.Sharding`, a `PartitionSpec`, or None where the plan is free; empty where the
     user said nothing at all. `committed` is where the arguments of the first call lay: the
     `NamedSharding` of those that were put on a mesh, None for the others; empty where none was.
-    With `arguments="free"` that is no pin.
+    With `arguments="free"` that is no pin. `cache` is where fronts are kept (None: as the
+    environment says, see `plan_cache.py`; False: nowhere).
     """
 
     mesh: Any = None
@@ -68,9 +71,13 @@ class Request:
     out_shardings: tuple[Any, ...] = ()
     committed: tuple[Any, ...] = ()
     arguments: str = "pinned"
+    cache: bool | str | Path | None = None
     settings: Settings | None = None
     on_progress: Progress | None = None
 
+
+# Begins the note of a front whose plans move the arguments.
+_MOVED = "no plan leaves the arguments"
 
 #: Peaks below this share of a limit are not in danger: no model is as wrong as that.
 DANGER = 0.5
@@ -97,12 +104,46 @@ def plan_program(program: Program, request: Request) -> Front:
             # The compiled module may need more than that, and another plan be wanted.
         return _whole(program, request)
 
-    return _where_they_lie(program, request, quick)
+    return _once(program, request, "plan", quick)
 
 
 def whole_front(program: Program, request: Request) -> Front:
     """All points of the front of a program under a request, as `plan_program` otherwise."""
-    return _where_they_lie(program, request, lambda request: _whole(program, request))
+    return _once(program, request, "front", lambda request: _whole(program, request))
+
+
+def _once(
+    program: Program, request: Request, wanted: str, plan: Callable[[Request], Front]
+) -> Front:
+    """The front of a request, planned where it is not kept: by one process for all."""
+    from .plan_once import plan_once
+
+    front = plan_once(
+        program,
+        machine_of(request),
+        {
+            "wanted": wanted,
+            "minimize": request.minimize,
+            "limits": request.limits,
+            "rules": request.rules,
+            "state": request.state,
+            "numerics": request.numerics,
+            "mesh": mesh_shape(named_mesh(request)),
+            "pins": request.pins,
+            "in_shardings": request.in_shardings,
+            "out_shardings": request.out_shardings,
+            "committed": request.committed,
+            "arguments": request.arguments,
+            "settings": request.settings,
+        },
+        lambda: _where_they_lie(program, request, plan),
+        devices=_devices(_place(request)),
+        cache=request.cache,
+    )
+    for note in front.notes:
+        if note.startswith(_MOVED):
+            warnings.warn(note, stacklevel=4)
+    return front
 
 
 def _where_they_lie(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
@@ -120,12 +161,10 @@ def _freely(program: Program, request: Request, plan: Callable[[Request], Front]
         if not request.committed or request.arguments == "free":
             raise
         free = plan(replace(request, arguments="free"))
-        warnings.warn(
-            f"no plan leaves the arguments of {program.name} where they lie ({e.what}): they are "
-            f"moved at every call",
-            stacklevel=6,
+        words = (
+            f"{_MOVED} of {program.name} where they lie ({e.what}): they are moved at every call"
         )
-        return free
+        return replace(free, notes=(*free.notes, words))
 
 
 def _whole(program: Program, request: Request) -> Front:
@@ -185,7 +224,10 @@ def machine_of(request: Request) -> Target:
     shape = "x".join(map(str, network_shape(devices)))
     machine = load_target(f"{target_name(devices[0])}:{shape}")
     limit = memory_limit(devices)
-    return machine if limit is None else replace(machine, hbm_bytes=limit)
+    if limit is None:
+        return machine
+    # What is free differs by little from start to start: such plans are found again in the cache.
+    return replace(machine, hbm_bytes=max(limit - limit % _GRAIN, limit // 2))
 
 
 def _place(request: Request) -> Any:

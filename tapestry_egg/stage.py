@@ -41,6 +41,7 @@ def jit(
     donate_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    cache: bool | str | Path | None = None,
     settings: Settings | None = None,
     on_progress: Progress | None = None,
 ) -> Optimized:
@@ -53,6 +54,12 @@ def jit(
     arguments are named as in `jax.jit`; those of a function that is already jitted are kept. Under
     a JAX transformation (`grad`, `vmap`) the original function runs, so an optimised function still
     differentiates.
+
+    Plans are kept on disk and found there by the next run: `cache` is a folder for them, False
+    keeps none (see `plan_cache.py`). Under `jax.distributed` all processes that own devices of the
+    mesh call it alike, as with `jax.jit`: the first of them plans for all, host arrays and numbers
+    must be the same on each, and results are arrays over all processes. Where processes differ, or
+    one does not come, all raise PeerError instead of waiting for ever.
     Raises TargetError for devices that no target file describes, and what `optimize` raises.
     """
     signature = read_signature(
@@ -71,6 +78,7 @@ def jit(
         state=state,
         numerics=numerics,
         pins=dict(pins or {}),
+        cache=cache,
         settings=settings,
         on_progress=on_progress,
     )

@@ -197,9 +197,11 @@ def test_source_lines_are_those_of_this_process(front: Front) -> None:
 
 
 def test_what_was_planned_once_is_found(tmp_path: Path, searches: list[int], front: Front) -> None:
-    def plan(**changed: Any) -> Front:
-        options = {"settings": QUICK, "cache": tmp_path} | changed
-        return plan_once(program(), TARGET, ("seconds",), **options)
+    def plan(cache: Any = tmp_path, **asked: Any) -> Front:
+        return plan_once(program(), TARGET, asked, search, cache=cache)
+
+    def search() -> Front:
+        return pipeline.optimize(program(), TARGET)
 
     assert same(plan(), front)
     assert same(plan(), front)
@@ -210,12 +212,9 @@ def test_what_was_planned_once_is_found(tmp_path: Path, searches: list[int], fro
     assert len(searches) == 3
 
 
-def test_an_interrupted_search_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: Front
-) -> None:
+def test_an_interrupted_search_is_not_kept(tmp_path: Path, front: Front) -> None:
     cut = replace(front, notes=(INTERRUPTED,))
-    monkeypatch.setattr(pipeline, "optimize", lambda *_, **__: cut)
-    plan_once(program(), TARGET, ("seconds",), cache=tmp_path)
+    plan_once(program(), TARGET, {}, lambda: cut, cache=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -224,7 +223,10 @@ def test_a_damaged_entry_is_planned_again_and_replaced(
     fault: str, tmp_path: Path, searches: list[int], front: Front
 ) -> None:
     def plan() -> Front:
-        return plan_once(program(), TARGET, ("seconds",), cache=tmp_path)
+        return plan_once(program(), TARGET, {}, search, cache=tmp_path)
+
+    def search() -> Front:
+        return pipeline.optimize(program(), TARGET)
 
     plan()
     (path,) = tmp_path.iterdir()
@@ -232,7 +234,7 @@ def test_a_damaged_entry_is_planned_again_and_replaced(
     if fault == "bit":
         data[len(data) // 2] ^= 4
     elif fault == "moved":  # the front of something else
-        other = plan_once(program(3.0), TARGET, ("seconds",), cache=tmp_path)
+        other = plan_once(program(3.0), TARGET, {}, search, cache=tmp_path)
         (stranger,) = set(tmp_path.iterdir()) - {path}
         data = bytearray(stranger.read_bytes())
         assert same(other, front)
@@ -249,8 +251,12 @@ def test_a_folder_that_cannot_be_written_costs_time_only(
     tmp_path: Path, searches: list[int], front: Front
 ) -> None:
     (tmp_path / "file").write_text("")
+
+    def search() -> Front:
+        return pipeline.optimize(program(), TARGET)
+
     for _ in range(2):
-        assert same(plan_once(program(), TARGET, ("seconds",), cache=tmp_path / "file"), front)
+        assert same(plan_once(program(), TARGET, {}, search, cache=tmp_path / "file"), front)
     assert len(searches) == 2
 
 
