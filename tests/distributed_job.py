@@ -36,7 +36,7 @@ def run_job(
     scenario: str,
     *options: Mapping[str, Any],
     env: Mapping[str, str] | None = None,
-    seconds: float = 120.0,
+    seconds: float = 240.0,
 ) -> list[Ended]:
     """Run a job with one process per `options`; all are killed after `seconds`.
 
