@@ -144,6 +144,12 @@ EDITS = [
     ("box smaller", "cholesky", "linalg", 'x: "[@i..., 0 :+ $n, 0 :+ $n]"',
      'x: "[@i..., 0 :+ max(1, $n - 1), 0 :+ max(1, $n - 1)]"'),
     ("batch lost", "triangular_solve", "linalg", 'a: "[@i..., ', 'a: "[[0 for $q in @i]..., '),
+    ("columns only", "qr", "linalg", "$sizes[$k]]...]\"\n  flops: >-\n    $real * (4",
+     "$sizes[0]]...]\"\n  flops: >-\n    $real * (4"),
+    ("first matrix only", "svd", "linalg", 'x: "[@i..., 0 :+ $m, 0 :+ $n]"\n    values',
+     'x: "[[0 for $q in @i]..., 0 :+ $m, 0 :+ $n]"\n    values'),
+    ("first side only", "tridiagonal_solve", "linalg", 'b: "[@i..., 0 :+ $n, @s]"',
+     'b: "[@i..., 0 :+ $n, 0 * @s]"'),
     ("box smaller", "fft", "linalg", 'x: "[@i..., [0 :+ $n for', 'x: "[@i..., [0 :+ $n - 1 for'),
 ]  # fmt: skip
 

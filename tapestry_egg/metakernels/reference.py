@@ -19,6 +19,7 @@ from .reference_algebra import ALGEBRA
 from .reference_call import Array, Call, Reference, zero
 from .reference_elementwise import ELEMENTWISE
 from .reference_indexing import INDEXING
+from .reference_linalg import LINALG
 from .reference_movement import MOVEMENT
 from .reference_random import RANDOM
 from .reference_streaming import STREAMING
@@ -31,6 +32,7 @@ REFERENCES: Mapping[str, Reference] = {
     **MOVEMENT,
     **ALGEBRA,
     **INDEXING,
+    **LINALG,
     **RANDOM,
     **STREAMING,
 }
