@@ -5,6 +5,7 @@ tuple, because JAX's parameters are tuples almost everywhere. What JSON cannot s
 one key that starts with `$`:
 
     {"$list": [..]}                          a true list
+    {"$range": [start, stop, step]}
     {"$dict": [[key, value], ..]}            a dict whose keys are not plain names
     {"$frozenset": [..]}                     a frozenset, sorted by its plain form
     {"$float": "nan"}  {"$int": "1e.."}      a float or an int that JSON cannot carry
@@ -129,6 +130,8 @@ class _Encoder:
             return float(value) if math.isfinite(value) else {"$float": str(float(value))}
         if isinstance(value, complex):
             return {"$complex": [self.encode(value.real), self.encode(value.imag)]}
+        if isinstance(value, range):
+            return {"$range": [value.start, value.stop, value.step]}
         if isinstance(value, (tuple, list, dict, frozenset)):
             return self._container(value)
         name = type(value).__name__
@@ -315,6 +318,7 @@ def _decode_float(value: dict[str, Any], handles: Handles) -> float:
 
 _DECODERS: dict[str, Callable[[dict[str, Any], Handles], Any]] = {
     "$list": lambda v, h: [decode(x, h) for x in v["$list"]],
+    "$range": lambda v, h: range(*v["$range"]),
     "$dict": _decode_dict,
     "$frozenset": lambda v, h: frozenset(decode(x, h) for x in v["$frozenset"]),
     "$float": _decode_float,

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import dtype_name, register_key_impl
+from .arrays import decode_dtype, dtype_name, register_key_impl
 from .blockgraph import BlockGraph, Operation, Source, TensorType
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
+from .empty import is_constant, joined_operands, unchanged_operand
 from .errors import TraceError
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -152,7 +153,16 @@ class _Flattener:
             if len(asked) != len(inputs):
                 return inputs
             return [self.constrained(v, s, False, here) for v, s in zip(inputs, asked, strict=True)]
-        outputs = tuple(self.new(self.typed(v.aval, kernel, here)) for v in eqn.outvars)
+        types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
+        if not eqn.effects and is_constant(types):
+            return [self.zeros(t) for t in types]
+        if len(types) == 1:
+            operands = [self.values[v] for v in inputs]
+            same = unchanged_operand(kernel, eqn.params, operands, types[0])
+            if same is not None:
+                return [inputs[same]]
+            inputs = [inputs[p] for p in joined_operands(kernel, operands)]
+        outputs = tuple(self.new(t) for t in types)
         self.operations.append(
             Operation(
                 kernel=kernel,
@@ -272,6 +282,12 @@ class _Flattener:
         number = self.arrays[id(value), type_.weak] = self.new(type_)
         self.constants[number] = array
         self.alive.append(value)
+        return number
+
+    def zeros(self, type_: TensorType) -> int:
+        """A constant of zeros."""
+        number = self.new(type_)
+        self.constants[number] = np.zeros(type_.shape, decode_dtype(type_.dtype))
         return number
 
     def keys(self, value: Any, type_: TensorType) -> int:
