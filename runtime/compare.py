@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ..blockgraph import BlockGraph, Operation
 from ..layout import MeshShape
 from ..metakernels import registry
-from ..metakernels.signature import carried_type
 from ..plan import BodyPlan, Plan, PlannedCollective
 from .collectives import after, traffic
 from .fetch import fetches
@@ -176,8 +175,9 @@ def _sent(
 ) -> list[PlannedCollective]:
     """What the one device that runs an operation for all sends to the others."""
     found = []
-    for v in op.outputs:
-        payload = carried_type(graph.values[v]).nbytes
+    signature = registry.opaque(op.kernel, (), [graph.values[v] for v in op.outputs], once=True)
+    for q, tensor in enumerate(signature.sent_types):
+        payload = tensor.nbytes
         found.append(
             PlannedCollective(
                 kind="all_reduce",
@@ -186,7 +186,7 @@ def _sent(
                 payload_bytes=payload,
                 wire_bytes=wire_bytes("all_reduce", payload, mesh.devices),
                 count=times,
-                value=f"%{v} {graph.values[v]}",
+                value=f"%{op.outputs[q]} {tensor}" if q < len(op.outputs) else "whether it failed",
                 reader=f"{op.kernel} #{k}",
                 source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
             )

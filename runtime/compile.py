@@ -15,6 +15,7 @@ from ..errors import PlanError, TargetError
 from ..layout import Layout, MeshShape
 from ..plan import Plan
 from .arguments import checked, donated_arguments, placed_as
+from .host_calls import Caller
 from .lower import lower
 
 if TYPE_CHECKING:
@@ -296,10 +297,11 @@ class CompiledPlan:
         return NamedSharding(self.boundary, PartitionSpec(*map(_entry, _short(dims))))
 
 
-def caller_of(mesh: Mesh) -> int:
-    """The number of the device, row-major, that runs what has effects: the first of process 0."""
+def caller_of(mesh: Mesh) -> Caller:
+    """Who runs what has effects: the first device of process 0; the first of each reports."""
     owners = [d.process_index for d in mesh.devices.flat]
-    return owners.index(min(owners))
+    first = {owner: owners.index(owner) for owner in sorted(set(owners))}
+    return Caller(first[min(owners)], tuple(first.values()))
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, str] | None:

@@ -14,7 +14,7 @@ from ..metakernels import registry
 from ..plan import BodyPlan, Plan, Strategy
 from .collectives import apply
 from .fetch import Fetch, fetches, group_of, place
-from .host_calls import run_once
+from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
 from .order import SMALL, Tie, stored, ties
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     Arrays = Sequence[jax.Array]
 
 
-def lower(plan: Plan, caller: int = 0) -> Callable[..., tuple[jax.Array, ...]]:
+def lower(plan: Plan, caller: Caller | None = None) -> Callable[..., tuple[jax.Array, ...]]:
     """The local function of a plan: local blocks of the graph's inputs in, of its outputs out.
 
     To be called inside `jax.shard_map` over a mesh with the plan's axes, with `check_vma=False`.
     The layouts of inputs and outputs are `plan.in_shardings` and `plan.out_shardings`. What has
-    effects is run by device number `caller` of the mesh, row-major, and by no other. Raises
+    effects is run by the device that `caller` names (the first), and by no other. Raises
     PlanError where the plan does not fit its graph: at once for layouts and copies, when traced for
     kernels.
     """
-    return _LocalBody(plan.body, plan.mesh, caller)
+    return _LocalBody(plan.body, plan.mesh, caller or Caller())
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class _LocalBody:
 
     body: BodyPlan
     mesh: MeshShape
-    caller: int
+    caller: Caller
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -54,6 +54,11 @@ class _LocalBody:
     @cached_property
     def ties(self) -> dict[int, Tie]:
         return ties(self.body, self.reads, self.mesh)
+
+    @cached_property
+    def calls(self) -> bool:
+        """Whether some call in it may fail, and all devices must know."""
+        return self.mesh.devices > 1 and calls(self.body.graph)
 
     @cached_property
     def leaving(self) -> dict[int, tuple[Fetch, ...]]:
@@ -105,6 +110,13 @@ class _LocalBody:
         return {f.value: k for k, reads in enumerate(self.reads) for f in reads}
 
     def __call__(self, *arguments: jax.Array) -> tuple[jax.Array, ...]:
+        outputs, failed = self.run(arguments, _NOT_FAILED)
+        if self.calls:
+            report(outputs, failed, self.mesh, self.caller)
+        return outputs
+
+    def run(self, arguments: Arrays, failed: Any) -> tuple[tuple[jax.Array, ...], Any]:
+        """The outputs, and whether a call has failed by now."""
         import jax
 
         graph = self.body.graph
@@ -115,20 +127,25 @@ class _LocalBody:
             with jax.named_scope(op.scope or op.kernel):
                 frame.enter(op.remat, k)
                 frame.wait(k)
-                outputs = self._run(k, op, self.body.strategies[k], frame.operands(k))
+                operands = frame.operands(k)
+                outputs, failed = self._run(k, op, self.body.strategies[k], operands, failed)
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
-        return tuple(frame.operands(len(graph.operations)))
+        return tuple(frame.operands(len(graph.operations))), failed
 
-    def _run(self, k: int, op: Operation, strategy: Strategy, operands: Arrays) -> Arrays:
+    def _run(
+        self, k: int, op: Operation, strategy: Strategy, operands: Arrays, failed: Any
+    ) -> tuple[Arrays, Any]:
+        outputs: Arrays
         where = place(self.body, k)
         if op.regions:
             if op.kernel not in _REGIONS:
                 raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
-            outputs = _REGIONS[op.kernel](op.params, self.regions[k], operands)
+            outputs, after = _REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
+            failed = failed if after is None else after
         elif registry.runs_once(op):
             types = tuple(self.body.graph.values[v] for v in op.outputs)
-            outputs = run_once(op, types, operands, self.mesh, self.caller)
+            outputs, failed = run_once(op, types, operands, self.mesh, self.caller, failed)
         else:
             values = self.body.graph.values
             outputs = run_kernel(
@@ -147,7 +164,7 @@ class _LocalBody:
                     f"output {q} has local shape {x.shape}, its layout {layout} says {wanted}",
                     where=where,
                 )
-        return outputs
+        return outputs, failed
 
 
 @dataclass
@@ -295,52 +312,92 @@ def _barrier(tree: Any) -> Any:
     return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
 
 
-# Region operations
+# Region operations: of a region's operands, its outputs, and whether a call has failed by now
+
+#: No call has failed. Where no call may, nothing else goes through loops and branches.
+_NOT_FAILED = 0
+
+_Region = tuple[Any, Any]
 
 
-def _scan(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays) -> Arrays:
+def _scan(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
     from jax import lax
 
     consts = operands[: params["num_consts"]]
     rest = operands[params["num_consts"] :]
     carries = params["num_carry"]
 
-    def step(carry: Arrays, slices: Arrays) -> tuple[list[Any], list[Any]]:
-        outputs = regions[0](*consts, *carry, *slices)
-        return list(outputs[:carries]), list(outputs[carries:])
+    def step(carry: tuple[Any, Any], slices: Any) -> tuple[tuple[Any, Any], Any]:
+        before, failed = carry
+        outputs, failed = regions[0].run((*consts, *before, *slices), failed)
+        return (list(outputs[:carries]), failed), list(outputs[carries:])
 
-    final, stacked = lax.scan(
+    (final, failed), stacked = lax.scan(
         step,
-        list(rest[:carries]),
+        (list(rest[:carries]), _flag(failed, regions)),
         list(rest[carries:]),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*final, *stacked]
+    return [*final, *stacked], failed
 
 
-def _while(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays) -> Arrays:
+def _while(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
     from jax import lax
 
     n, m = params["cond_nconsts"], params["body_nconsts"]
     asked, run = operands[:n], operands[n : n + m]
-    final: list[Any] = lax.while_loop(
-        lambda carry: regions[0](*asked, *carry)[0],
-        lambda carry: list(regions[1](*run, *carry)),
-        list(operands[n + m :]),
-    )
-    return final
+    test, body = regions
+    failed = _flag(failed, regions)
+    if test.calls:  # a condition has no room for a flag: ask before the loop and in its body
+
+        def verdict(carry: Arrays, failed: Any) -> tuple[Any, Any]:
+            (go,), failed = test.run((*asked, *carry), failed)
+            return go & (failed == 0), failed
+
+        def again(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            outputs, failed = body.run((*run, *state[0]), state[2])
+            return list(outputs), *verdict(outputs, failed)
+
+        first = list(operands[n + m :])
+        final, _, failed = lax.while_loop(
+            lambda state: state[1], again, (first, *verdict(first, failed))
+        )
+        return final, failed
+
+    def goes_on(state: tuple[Any, Any]) -> Any:
+        (go,), _ = test.run((*asked, *state[0]), _NOT_FAILED)
+        return go & (state[1] == 0) if body.calls else go
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        outputs, failed = body.run((*run, *state[0]), state[1])
+        return list(outputs), failed
+
+    final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
+    return final, failed
 
 
-def _cond(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays) -> Arrays:
+def _cond(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
     from jax import lax
 
-    chosen: tuple[Any, ...] = lax.switch(operands[0], regions, *operands[1:])
-    return chosen
+    def branch(region: _LocalBody) -> Callable[..., Any]:
+        return lambda failed, *xs: region.run(xs, failed)
+
+    outputs, failed = lax.switch(
+        operands[0], [branch(r) for r in regions], _flag(failed, regions), *operands[1:]
+    )
+    return outputs, failed
 
 
-_REGIONS: dict[str, Callable[[Any, tuple[_LocalBody, ...], Arrays], Arrays]] = {
+def _flag(failed: Any, regions: tuple[_LocalBody, ...]) -> Any:
+    """The flag as regions carry it: an s32[] where one of them calls, and else nothing at all."""
+    import jax.numpy as jnp
+
+    return jnp.asarray(failed, jnp.int32) if any(r.calls for r in regions) else None
+
+
+_REGIONS: dict[str, Callable[[Any, tuple[_LocalBody, ...], Arrays, Any], _Region]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -171,8 +173,8 @@ def test_sending_the_result_is_planned_priced_and_compiled() -> None:
     front = te.optimize(trace(f, numbers(64, 64), numbers(64, 64)), target="cpu:8")
     plan = front.best("seconds")  # whose costs a recount has confirmed
     sent = [c for c in planned_collectives(plan) if c.reader.startswith("io_callback")]
-    (result,) = [c for c in sent if c.kind == "all_reduce"]
-    assert (result.group, result.payload_bytes) == (8, 64 * 64 * 4)
+    found = [(c.group, c.payload_bytes) for c in sent if c.kind == "all_reduce"]
+    assert found == [(8, 64 * 64 * 4), (8, 4)]  # the result, and whether the call failed
     comparison = compare(plan, compile(plan).compile())
     assert comparison.equal, f"\n{comparison}"
 
@@ -185,4 +187,86 @@ def test_process_zero_calls() -> None:
     class Mesh:
         devices = np.array([[Device(1), Device(0)], [Device(0), Device(1)]], dtype=object)
 
-    assert caller_of(Mesh()) == 1  # type: ignore[arg-type]
+    caller = caller_of(Mesh())  # type: ignore[arg-type]
+    assert (caller.device, caller.reporters) == (1, (1, 0))
+
+
+FAILING = """
+import random, sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from tapestry_egg.runtime import compile
+from tapestry_egg.trace import trace
+from tests.lowered import MESH
+from tests.plans import random_plan
+
+SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+after = []
+
+def bad(x):
+    raise LookupError("the user's own")
+
+def result(x):
+    return (x * io_callback(bad, SCALAR, x[0, 0])) @ x
+
+def effect(x):
+    io_callback(bad, None, x[0, 0], ordered=True)
+    io_callback(lambda _: after.append(1), None, x[0, 0], ordered=True)
+    return jnp.tanh(x @ x) @ x
+
+def note(x):
+    jax.debug.callback(bad, x[0, 0])
+    return jnp.tanh(x @ x) @ x
+
+def pure(x):
+    return (x * jax.pure_callback(bad, SCALAR, x[0, 0])) @ x
+
+def endless(x):
+    n = lax.while_loop(lambda n: n < 5, lambda n: io_callback(bad, SCALAR, n), x[0, 0])
+    return x @ x * n
+
+def asked(x):
+    n = lax.while_loop(lambda n: io_callback(bad, SCALAR, n) < 5, lambda n: n + 1, x[0, 0])
+    return x @ x * n
+
+def streamed(x):
+    return lax.scan(lambda c, r: (c + io_callback(bad, SCALAR, r[0]) * c, c), x, x)
+
+def branched(x):
+    n = lax.cond(x[0, 0] > 0, lambda v: io_callback(bad, SCALAR, v), lambda v: v, x[0, 0])
+    return x @ x * n
+
+def misshapen(x):
+    return x @ x * jax.pure_callback(lambda v: np.zeros(3, np.float32), SCALAR, x[0, 0])
+
+x = np.ones((8, 8), np.float32)
+for fn in (result, effect, note, pure, endless, asked, streamed, branched, misshapen):
+    program = trace(fn, x)
+    plan = replace(random_plan(program.graph, MESH, random.Random(1)), program=program)
+    try:
+        jax.block_until_ready(compile(plan)(x))
+        jax.effects_barrier()
+        print(fn.__name__, "did not raise")
+    except Exception as e:
+        told = "the user's own" in str(e) or "gave f32[3], not f32[]" in str(e)
+        print(fn.__name__, "raised" if told else f"raised something else: {e}")
+assert not after, "a call after one that failed"
+print(float(jax.jit(jnp.sum)(x)))
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_call_is_raised_and_nobody_waits() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=300, check=False
+    )
+    lines = child.stdout.splitlines()
+    assert len(lines) == 10 and lines[-1] == "64.0", child.stdout + child.stderr[-3000:]
+    assert [line for line in lines[:-1] if not line.endswith(" raised")] == []

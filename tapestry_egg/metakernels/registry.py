@@ -13,7 +13,7 @@ from ..zspace import Projection, ZRange
 from .faults import Mismatch
 from .instantiate import Instance, instantiate, types_given
 from .parameters import hashable
-from .signature import OperationSignature
+from .signature import CALLS, OperationSignature
 from .template import Template
 from .template_file import read_templates
 
@@ -24,9 +24,6 @@ _INSTANCES: dict[Any, Instance | None] = {}
 _SIGNATURES: dict[Any, OperationSignature] = {}
 _TYPES: dict[Any, tuple[TensorType, ...]] = {}
 _ADDED: list[str] = []
-
-#: Kernels that call into Python and may still have no effects.
-_CALLS = frozenset(("pure_callback",))
 
 
 def templates() -> Mapping[str, tuple[Template, ...]]:
@@ -189,7 +186,7 @@ def entry(
 def runs_once(op: Operation) -> bool:
     """Whether one device runs an operation for all: it has effects, or calls into Python, where
     equal operands may give unequal results."""
-    return op.effectful or op.kernel in _CALLS
+    return op.effectful or op.kernel in CALLS
 
 
 def opaque(
@@ -218,7 +215,7 @@ def opaque(
         flops=((elements, ()),) if elements else (),
         reads=(None,) * len(input_types),
         opaque=True,
-        once=once or kernel in _CALLS,
+        once=once or kernel in CALLS,
     )
 
 

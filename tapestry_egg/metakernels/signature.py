@@ -17,6 +17,10 @@ Fusion = Literal["view", "loop", "reduce", "kernel"]
 Polynomial = tuple[tuple[float, tuple[int, ...]], ...]
 
 
+#: Kernels that call into Python.
+CALLS = frozenset(("io_callback", "pure_callback", "debug_callback", "debug_print"))
+
+
 @dataclass(frozen=True, slots=True)
 class IndexDim:
     """One dim of the index space.
@@ -84,8 +88,11 @@ class OperationSignature:
 
     @cached_property
     def sent_types(self) -> tuple[TensorType, ...]:
-        """What the device that runs it sends to the others."""
-        return tuple(map(carried_type, self.output_types)) if self.once else ()
+        """What the device that runs it sends to the others; of a call, also whether it failed."""
+        if not self.once:
+            return ()
+        flag = (TensorType((), "int32"),) if self.kernel in CALLS else ()
+        return (*map(carried_type, self.output_types), *flag)
 
     @cached_property
     def whole_flops(self) -> float:
