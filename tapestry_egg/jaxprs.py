@@ -22,6 +22,9 @@ from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
 from .empty import is_constant, joined_operands, unchanged_operand
 from .errors import TraceError
+from .expansion import constants_among, expansion
+from .metakernels import registry
+from .metakernels.signature import CALLS
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
 #: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
@@ -63,6 +66,10 @@ _PLACEMENT = {
 _PLACEMENT_PARAMS = frozenset(("sharding", "out_sharding"))
 
 
+#: Primitives inside primitives: a solver of a solver of a solver.
+_MOST_EXPANSIONS = 16
+
+
 @dataclass(frozen=True)
 class _Context:
     """What an inlined call hands down to the operations inside it."""
@@ -70,6 +77,7 @@ class _Context:
     scope: str = ""
     remat: int | None = None
     source: Source | None = None  # set where the callee's own lines are not the user's
+    expanded: int = 0  # how deep in primitives that are made of others
 
 
 @dataclass
@@ -153,6 +161,18 @@ class _Flattener:
             if len(asked) != len(inputs):
                 return inputs
             return [self.constrained(v, s, False, here) for v, s in zip(inputs, asked, strict=True)]
+        if kernel == "tie":
+            return inputs[1:]  # the other operand is for the scheduler of a backward pass
+        if kernel == "empty2":
+            return [self.zeros(self.typed(eqn.outvars[0].aval, kernel, here))]
+        if not (kernel in registry.templates() or kernel in REGIONS or kernel in CALLS):
+            made_of = None
+            if here.expanded < _MOST_EXPANSIONS:
+                made_of = expansion(eqn, constants_among(inputs, self.constants))
+            if made_of is not None:
+                scope, depth = _joined(here.scope, kernel), here.expanded + 1
+                inner = replace(here, scope=scope, expanded=depth)
+                return self.inline(made_of.jaxpr, made_of.consts, inputs, inner)
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
         if not eqn.effects and is_constant(types):
             return [self.zeros(t) for t in types]
@@ -229,7 +249,7 @@ class _Flattener:
         if not self.sources:
             return context
         scope = _joined(context.scope, str(eqn.source_info.name_stack))
-        return _Context(scope, context.remat, context.source or source_of(eqn.source_info))
+        return replace(context, scope=scope, source=context.source or source_of(eqn.source_info))
 
     def params(self, eqn: Any, kernel: str) -> Mapping[str, Any]:
         register_primitive(eqn.primitive)

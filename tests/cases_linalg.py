@@ -14,12 +14,14 @@ def matrices(draw: Draw, *dims: int) -> Array:
     return draw.complexes(shape) if draw.coin() else draw.floats(shape)
 
 
-@of("linalg", "lu", "qr", "svd", "householder_product")
+@of("linalg", "lu", "qr", "geqrf", "svd", "householder_product")
 def of_any_matrix(draw: Draw, kernel: str) -> Case:
     x = matrices(draw, draw.size(1, 5), draw.size(1, 5))
     full, more = draw.coin(), draw.coin()
     if kernel == "lu":
         return lax.linalg.lu, (x,)
+    if kernel == "geqrf":
+        return primitive(kernel).bind, (x,)
     if kernel == "qr":
         return lambda x: lax.linalg.qr(x, pivoting=more, full_matrices=full), (x,)
     if kernel == "svd":

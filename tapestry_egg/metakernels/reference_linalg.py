@@ -86,6 +86,12 @@ def _qr(call: Call, x: Array) -> Sequence[Array]:
     return (q, r) if order is None else (q, r, order - 1)
 
 
+@_each(2)
+def _geqrf(call: Call, x: Array) -> Sequence[Array]:
+    packed, taus, *_ = _lapack("geqrf", x)(x)
+    return packed, taus
+
+
 @_each(2, 1)
 def _householder(call: Call, x: Array, taus: Array) -> Sequence[Array]:
     if not x.size or not taus.size:
@@ -173,6 +179,7 @@ def _symmetric_product(call: Call) -> Array:
 LINALG: dict[str, Reference] = {
     "eig": _eig,
     "eigh": _eigh,
+    "geqrf": _geqrf,
     "hessenberg": _hessenberg,
     "householder_product": _householder,
     "lu": _lu,

@@ -25,6 +25,9 @@ _SIGNATURES: dict[Any, OperationSignature] = {}
 _TYPES: dict[Any, tuple[TensorType, ...]] = {}
 _ADDED: list[str] = []
 
+#: Primitives of other libraries that JAX lowers to a call into Python.
+_HOSTED = frozenset(("noinline",))
+
 
 def templates() -> Mapping[str, tuple[Template, ...]]:
     """Kernel name -> its entries, in the order in which they are tried."""
@@ -186,7 +189,7 @@ def entry(
 def runs_once(op: Operation) -> bool:
     """Whether one device runs an operation for all: it has effects, or calls into Python, where
     equal operands may give unequal results."""
-    return op.effectful or op.kernel in CALLS
+    return op.effectful or op.kernel in CALLS or op.kernel in _HOSTED
 
 
 def opaque(
@@ -215,7 +218,7 @@ def opaque(
         flops=((elements, ()),) if elements else (),
         reads=(None,) * len(input_types),
         opaque=True,
-        once=once or kernel in CALLS,
+        once=once or kernel in CALLS or kernel in _HOSTED,
     )
 
 

@@ -1,0 +1,85 @@
+"""Primitives without a template, traced again as what they are made of.
+
+Libraries define primitives of their own, to say how they are differentiated or batched. When a
+program is traced these rules have been used up, and what is left to run is the Python function that
+JAX itself traces when it lowers the primitive, or the one that evaluates it eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+
+
+def expansion(eqn: Any, known: Mapping[int, Any]) -> Any | None:
+    """The closed jaxpr of what an equation's primitive is made of; None where nothing says it.
+
+    It takes the equation's operands, except that `known` (operand number -> value) may be used in
+    their place where the function asks for values.
+    """
+    for function in _functions(eqn.primitive):
+        for given in ({}, known) if known else ({},):
+            traced = _traced(eqn, function, given)
+            if traced is not None:
+                return traced
+    _LOG.info("%s has no template and is not made of others: it stays whole", eqn.primitive.name)
+    return None
+
+
+def _traced(eqn: Any, function: Callable[..., Any], known: Mapping[int, Any]) -> Any | None:
+    import jax
+
+    avals = [v.aval for v in eqn.invars]
+
+    def call(*operands: Any) -> Any:
+        values = [known.get(p, x) for p, x in enumerate(operands)]
+        out = function(*values, **eqn.params)
+        return list(out) if eqn.primitive.multiple_results else [out]
+
+    try:
+        closed = jax.make_jaxpr(call)(*avals)
+    except Exception as e:  # the function is not meant to be traced, or not with these operands
+        _LOG.info("%s cannot be traced: %s", eqn.primitive.name, e)
+        return None
+    made = [(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]
+    wanted = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    itself = [e.primitive for e in closed.jaxpr.eqns] == [eqn.primitive]
+    return None if made != wanted or itself else closed
+
+
+def _functions(primitive: Any) -> Iterator[Callable[..., Any]]:
+    """The Python functions that a primitive is made of, as JAX lowers it and as it runs it."""
+    lowered = _lowered(primitive)
+    if lowered is not None:
+        yield lowered
+    run = inspect.unwrap(getattr(primitive, "impl", None) or primitive.bind)
+    inner = run
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    module = getattr(inner, "__module__", None) or ""
+    if inspect.isfunction(inner) and not module.startswith("jax._src"):
+        yield run  # JAX's own compile the primitive itself, and do nothing for the other ones
+
+
+def _lowered(primitive: Any) -> Callable[..., Any] | None:
+    """The function that JAX's lowering of a primitive traces, where it is one of `lower_fun`."""
+    try:
+        from jax._src.interpreters import mlir
+
+        rule = mlir._lowerings[primitive].rule
+        inside = inspect.getclosurevars(rule).nonlocals
+    except (ImportError, AttributeError, KeyError, TypeError):
+        return None
+    found = inside.get("fun")
+    made_so = getattr(rule, "__name__", "") == "f_lowered" and "multiple_results" in inside
+    return found if made_so and callable(found) else None
+
+
+def constants_among(operands: Sequence[int], constants: Mapping[int, Any]) -> dict[int, Any]:
+    """Operand number -> value, of the operands that are constants."""
+    return {p: constants[v] for p, v in enumerate(operands) if v in constants}
