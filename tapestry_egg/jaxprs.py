@@ -25,6 +25,7 @@ from .errors import TraceError
 from .expansion import constants_among, expansion
 from .metakernels import registry
 from .metakernels.signature import CALLS
+from .shard_maps import over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
 #: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
@@ -52,6 +53,9 @@ REGIONS = {
     "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
 }
+
+#: Collectives that are reductions where all their axes are dims.
+_OVER_DIMS = {"pmax": "reduce_max", "pmin": "reduce_min"}
 
 #: Identities on global values that ask for a placement, and the parameter that says which. Those
 #: that name the axes of a mesh stay, as constraints of the plan.
@@ -161,6 +165,11 @@ class _Flattener:
             if len(asked) != len(inputs):
                 return inputs
             return [self.constrained(v, s, False, here) for v, s in zip(inputs, asked, strict=True)]
+        if kernel == "shard_map":
+            return self.mapped(eqn, inputs, here)
+        if kernel in _OVER_DIMS and _over_dims_only(eqn.params):
+            axes = [int(a) for a in eqn.params["axes"]]
+            return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
         if kernel == "empty2":
@@ -244,6 +253,39 @@ class _Flattener:
             # Traces of the library's own functions are cached: their lines are the first caller's.
             return self.inline(jaxpr, consts, inputs, inner)
         return self.inline(jaxpr, consts, inputs, replace(inner, source=None))
+
+    def mapped(self, eqn: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
+        """The outputs of a function that the user has divided among devices."""
+        try:
+            whole = over_whole_arrays(eqn)
+        except Exception as e:
+            raise TraceError(
+                f"a shard_map cannot be planned: {(str(e) or type(e).__name__).splitlines()[0]}",
+                where=str(here.source) if here.source else "",
+                hint="Its collectives must be those that vmap maps; or leave it out of what is "
+                "planned, and call it under jax.jit.",
+            ) from e
+        inner = replace(here, scope=_joined(here.scope, "shard_map"))
+        return self.inline(whole.jaxpr, whole.consts, inputs, inner)
+
+    def reduced(self, kernel: str, axes: list[int], v: int, here: _Context) -> int:
+        """A reduction of one value over some of its dims."""
+        type_ = self.values[v]
+        shape = tuple(n for d, n in enumerate(type_.shape) if d not in axes)
+        out = self.new(TensorType(shape, type_.dtype, type_.weak))
+        params = {"axes": axes, "out_sharding": None}
+        self.operations.append(
+            Operation(
+                kernel,
+                (v,),
+                (out,),
+                params,
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+            )
+        )
+        return out
 
     def located(self, eqn: Any, context: _Context) -> _Context:
         if not self.sources:
@@ -444,6 +486,12 @@ def _without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence
     kept = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
     live, used, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), kept)
     return live, [c for c, u in zip(consts, used, strict=True) if u]
+
+
+def _over_dims_only(params: Mapping[str, Any]) -> bool:
+    """Whether a collective is one over dims of its operands, as vmap leaves it."""
+    axes = params.get("axes", ("",))
+    return params.get("axis_index_groups") is None and all(isinstance(a, int) for a in axes)
 
 
 def _changes_memory(params: Mapping[str, Any]) -> bool:

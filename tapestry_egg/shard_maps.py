@@ -1,0 +1,256 @@
+"""A `shard_map` of the user's as a program over whole arrays, which a plan may cut as it likes.
+
+The function that every device would run is mapped over the axes of its mesh, as `vmap` maps over
+named axes: a block's number becomes a dim, a `psum` a sum over that dim, an `all_gather` or a
+`ppermute` a rearrangement along it. How many devices there are then no longer matters; a plan that
+cuts these dims does what the user has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+def over_whole_arrays(eqn: Any) -> Any:
+    """The closed jaxpr of a shard_map equation applied to whole arrays.
+
+    Raises what JAX raises for a collective that `vmap` cannot map.
+    """
+    import jax
+
+    params = eqn.params
+    manual = frozenset(params.get("manual_axes") or params["mesh"].axis_names)
+    mesh = params["mesh"]
+    sizes = {a: n for a, n in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if a in manual}
+    takes = [_axes_of(s, v.aval.ndim) for s, v in zip(params["in_specs"], eqn.invars, strict=True)]
+    gives = [
+        _axes_of(s, v.aval.ndim) for s, v in zip(params["out_specs"], eqn.outvars, strict=True)
+    ]
+    body, consts = opened(params["jaxpr"])
+
+    def run(*blocks: Any) -> list[Any]:
+        return _run(body, consts, blocks)
+
+    def whole(*operands: Any) -> list[Any]:
+        blocks = [_apart(x, dims, sizes) for x, dims in zip(operands, takes, strict=True)]
+        mapped: Callable[..., Any] = run
+        for axis in reversed(sizes):  # the first axis is the outermost map, and its dim the first
+            given = tuple(0 if axis in _flat(dims) else None for dims in takes)
+            mapped = jax.vmap(
+                mapped, in_axes=given, out_axes=0, axis_name=axis, axis_size=sizes[axis]
+            )
+        return [_together(y, dims, sizes) for y, dims in zip(mapped(*blocks), gives, strict=True)]
+
+    return jax.make_jaxpr(whole)(
+        *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
+    )
+
+
+# What every device runs, traced again without the types that say over which axes a value varies
+
+
+def opened(callee: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants, for closed and open jaxprs of every version."""
+    return getattr(callee, "jaxpr", callee), tuple(getattr(callee, "consts", ()))
+
+
+def _run(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _apply(eqn: Any, xs: list[Any]) -> Sequence[Any]:
+    from .jaxprs import INLINED
+
+    kernel, params = eqn.primitive.name, eqn.params
+    if kernel in ("pvary", "pbroadcast", "pcast", "preduced"):
+        return xs  # it only says over which axes a value varies
+    if kernel == "psum_invariant":
+        from jax import lax
+
+        return [lax.psum(x, params["axes"]) for x in xs]
+    if kernel in _CONTROL:
+        return _CONTROL[kernel](params, xs)
+    if kernel in _OVER_SEVERAL and params.get("axis_index_groups") is None:
+        axes = params["axis_name"]
+        if isinstance(axes, tuple) and len(axes) > 1:
+            return [_OVER_SEVERAL[kernel](params, axes, x) for x in xs]
+    if kernel == "all_gather_invariant":
+        from jax import lax
+
+        tiled = {"axis": params["all_gather_dimension"], "tiled": params["tiled"]}
+        return [lax.all_gather(x, params["axis_name"], **tiled) for x in xs]
+    callee = next((params[p] for p in INLINED.get(kernel, ()) if p in params), None)
+    if callee is not None:
+        return _run(*opened(callee), xs)
+    kept = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
+    bound = eqn.primitive.get_bind_params(kept)
+    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    out = eqn.primitive.bind(*functions, *xs, **bound)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _scan(params: Any, xs: list[Any]) -> Sequence[Any]:
+    from jax import lax
+
+    n, m = params["num_consts"], params["num_consts"] + params["num_carry"]
+    body, consts = opened(params["jaxpr"])
+
+    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        out = _run(body, consts, [*xs[:n], *carry, *slices])
+        return out[: m - n], out[m - n :]
+
+    given = {k: params[k] for k in ("length", "reverse", "unroll")}
+    final, stacked = lax.scan(step, xs[n:m], xs[m:], **given)
+    return [*final, *stacked]
+
+
+def _while(params: Any, xs: list[Any]) -> Sequence[Any]:
+    from jax import lax
+
+    n, m = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    (test, test_consts), (body, consts) = (opened(params[p]) for p in ("cond_jaxpr", "body_jaxpr"))
+    final: list[Any] = lax.while_loop(
+        lambda carry: _run(test, test_consts, [*xs[:n], *carry])[0],
+        lambda carry: _run(body, consts, [*xs[n:m], *carry]),
+        xs[m:],
+    )
+    return final
+
+
+def _cond(params: Any, xs: list[Any]) -> Sequence[Any]:
+    from jax import lax
+
+    def branch(callee: Any) -> Callable[..., list[Any]]:
+        return lambda *operands: _run(*opened(callee), operands)
+
+    chosen: list[Any] = lax.switch(xs[0], [branch(b) for b in params["branches"]], *xs[1:])
+    return chosen
+
+
+_CONTROL: Mapping[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}
+
+
+# Collectives over several axes at once, which vmap maps one axis at a time
+
+
+def _gathered(x: Any, axes: Sequence[str]) -> Any:
+    """The values of all devices along several axes, stacked in front."""
+    from jax import lax
+
+    shape = x.shape
+    for a in reversed(axes):
+        x = lax.all_gather(x, a)
+    return x.reshape(-1, *shape)
+
+
+def _ppermute(params: Any, axes: Sequence[str], x: Any) -> Any:
+    import jax.numpy as jnp
+    from jax import lax
+
+    every = _gathered(x, axes)
+    source = [-1] * every.shape[0]
+    for a, b in params["perm"]:
+        source[b] = a
+    mine = jnp.array(source)[lax.axis_index(axes)]
+    return jnp.where(mine >= 0, every[jnp.maximum(mine, 0)], jnp.zeros_like(x))
+
+
+def _all_gather(params: Any, axes: Sequence[str], x: Any) -> Any:
+    import jax.numpy as jnp
+
+    d = params["all_gather_dimension"]
+    every = jnp.moveaxis(_gathered(x, axes), 0, d)
+    if not params["tiled"]:
+        return every
+    return every.reshape(*x.shape[:d], -1, *x.shape[d + 1 :])
+
+
+def _reduce_scatter(params: Any, axes: Sequence[str], x: Any) -> Any:
+    from jax import lax
+
+    d, total = params["scatter_dimension"], lax.psum(x, axes)
+    size = x.shape[d] // params["axis_size"] if params["tiled"] else 1
+    own = lax.dynamic_slice_in_dim(total, lax.axis_index(axes) * size, size, d)
+    return own if params["tiled"] else own.reshape(*x.shape[:d], *x.shape[d + 1 :])
+
+
+def _all_to_all(params: Any, axes: Sequence[str], x: Any) -> Any:
+    import jax.numpy as jnp
+    from jax import lax
+
+    every = _gathered(x, axes)
+    s, c = params["split_axis"], params["concat_axis"]
+    size = x.shape[s] // every.shape[0]  # without `tiled` too: the dim is then as long as the axes
+    own = lax.dynamic_slice_in_dim(every, lax.axis_index(axes) * size, size, s + 1)
+    own = jnp.moveaxis(own, 0, c)
+    return own.reshape(*own.shape[:c], -1, *own.shape[c + 2 :])
+
+
+_OVER_SEVERAL: Mapping[str, Callable[[Any, Sequence[str], Any], Any]] = {
+    "ppermute": _ppermute,
+    "all_gather": _all_gather,
+    "all_gather_invariant": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+# Blocks and whole arrays
+
+
+def _axes_of(spec: Any, rank: int) -> tuple[tuple[str, ...], ...]:
+    """Per dim, the names of the mesh axes that cut it, major to minor."""
+    entries = list(spec) + [None] * (rank - len(tuple(spec)))
+    return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
+
+
+def _flat(dims: Iterable[Sequence[str]]) -> list[str]:
+    return [a for axes in dims for a in axes]
+
+
+def _apart(x: Any, dims: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:
+    """The blocks of a whole array: a dim in front for every axis that cuts it, in mesh order."""
+    import jax.numpy as jnp
+
+    shape: list[int] = []
+    place: dict[str, int] = {}
+    for n, axes in zip(x.shape, dims, strict=True):
+        for a in axes:
+            place[a] = len(shape)
+            shape.append(sizes[a])
+            n //= sizes[a]
+        shape.append(n)
+    front = [place[a] for a in sizes if a in place]
+    rest = [k for k in range(len(shape)) if k not in front]
+    return jnp.transpose(jnp.reshape(x, shape), (*front, *rest))
+
+
+def _together(y: Any, dims: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:
+    """The whole array of blocks that have a dim in front for every axis; what does not vary over an
+    axis is taken from the first of its devices."""
+    import jax.numpy as jnp
+
+    used = [a for a in sizes if a in _flat(dims)]
+    y = y[tuple(slice(None) if a in used else 0 for a in sizes)]
+    order: list[int] = []
+    shape: list[int] = []
+    for k, axes in enumerate(dims):
+        order += [*(used.index(a) for a in axes), len(used) + k]
+        n = y.shape[len(used) + k]
+        for a in axes:
+            n *= sizes[a]
+        shape.append(n)
+    return jnp.reshape(jnp.transpose(y, order), shape)
