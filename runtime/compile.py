@@ -116,15 +116,16 @@ class CompiledPlan:
         PlanError for an array of another shape or dtype."""
         return self.run(*self.program.dynamic(args, kwargs))
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the plan on its arguments without the static ones.
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Any = None) -> Any:
+        """Run the plan on its arguments without the static ones, of structure `tree` where known.
 
         What lies as planned goes straight to the executable, which checks it; only what that does
         not take is looked at here, and moved.
         """
         import jax
 
-        tree = jax.tree.structure((args, kwargs))
+        if tree is None:
+            tree = jax.tree.structure((args, kwargs))
         executable = self._running.get(tree)
         refusal: Exception | None = None
         if executable is not None:
@@ -150,6 +151,11 @@ class CompiledPlan:
             raise refusal
         args, kwargs = jax.tree.unflatten(tree, placed)
         return self._named(executable(*args, **kwargs))
+
+    def running(self, tree: Any) -> jax.stages.Compiled | None:
+        """What calls with arguments of a structure come to; None before the first, and where its
+        result is not yet the user's."""
+        return self._running.get(tree) if self._leaving is self.out_shardings else None
 
     def _named(self, result: Any) -> Any:
         """The result on the user's mesh, where the executable itself cannot give it so: the same

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+from .errors import TraceError
+
 
 @dataclass(frozen=True, eq=False)
 class Signature:
@@ -64,6 +66,7 @@ def read_signature(
     donate_argnames: str | Iterable[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    inline: bool = False,
 ) -> Signature:
     """The words given, completed by JAX's inference and by what `fn` says of itself.
 
@@ -74,6 +77,8 @@ def read_signature(
     import jax
 
     own = _own_words(fn)
+    if own is not None and not isinstance(fn, MethodType | functools.partial):
+        fn = own.fn
     static = _resolved(fn, "static", static_argnums, static_argnames)
     donate = _resolved(fn, "donate", donate_argnums, donate_argnames)
     if own is not None:
@@ -82,14 +87,17 @@ def read_signature(
             donate = (own.donate_argnums, own.donate_argnames)
         in_shardings = own.in_shardings if in_shardings is None else in_shardings
         out_shardings = own.out_shardings if out_shardings is None else out_shardings
-    same = own is not None and (*static, *donate) == (
+    same = own is not None and (*static, *donate, inline) == (
         own.static_argnums,
         own.static_argnames,
         own.donate_argnums,
         own.donate_argnames,
+        False,
     )
+    # Shardings are for the plan: where the function is traced, no mesh need be active.
+    said = own is not None and (own.in_shardings, own.out_shardings) != (None, None)
     jitted: Any = fn
-    if not same or _info(fn) is None:
+    if not same or said or _info(fn) is None:
         jitted = jax.jit(
             # With more static arguments than it has itself, an inner `jit` would not take them.
             fn if _info(fn) is None else getattr(fn, "__wrapped__", fn),
@@ -97,6 +105,7 @@ def read_signature(
             static_argnames=static[1] or None,
             donate_argnums=donate[0] or None,
             donate_argnames=donate[1] or None,
+            inline=inline,
         )
     return Signature(fn, jitted, *static, *donate, in_shardings, out_shardings)
 
@@ -129,6 +138,9 @@ def _info(fn: Any) -> Any:
 
 def _own_words(fn: Any) -> Signature | None:
     """What a jitted function says of its arguments, seen through partial application."""
+    if isinstance(getattr(fn, "signature", None), Signature):  # of `te.jit`
+        words: Signature = fn.signature
+        return words
     if isinstance(fn, MethodType):
         return _behind(fn, _own_words(fn.__func__), 1, frozenset())
     if isinstance(fn, functools.partial):
@@ -201,6 +213,75 @@ def _shardings(info: Any, side: str) -> Any:
         getattr(info, f"{side}_shardings_treedef"),
         [x if isinstance(x, known) else None for x in leaves],
     )
+
+
+def argument_shardings(
+    prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What `in_shardings` says of every array of a call, as `jax.jit` reads it.
+
+    An entry is a sharding, a `PartitionSpec`, or None where nothing is said; empty where the prefix
+    is None. Raises TraceError where it does not fit the arguments, or some come by keyword.
+    """
+    if prefix is None:
+        return ()
+    if kwargs:
+        raise TraceError(
+            f"they speak of positional arguments, {next(iter(kwargs))!r} is passed by keyword",
+            where="in_shardings",
+            hint="Pass it by position, or use pins=, which go by path.",
+        )
+    return result_shardings(tuple(prefix) if isinstance(prefix, list) else prefix, args, "in")
+
+
+def result_shardings(prefix: Any, whole: Any, side: str = "out") -> tuple[Any, ...]:
+    """The same for a pytree of any kind."""
+    import jax
+
+    if prefix is None:
+        return ()
+
+    def entry(x: Any) -> bool:
+        return x is None or isinstance(x, jax.sharding.PartitionSpec) or not _is_node(x)
+
+    found: list[Any] = []
+    try:
+        jax.tree.map(
+            lambda x, part: found.extend([getattr(x, "sharding", x)] * len(jax.tree.leaves(part))),
+            prefix,
+            whole,
+            is_leaf=entry,
+        )
+    except ValueError as e:
+        raise TraceError(
+            f"they do not fit: {str(e).splitlines()[0]}",
+            where=f"{side}_shardings",
+            hint="Give one sharding per argument or result, or a pytree of them for its parts.",
+        ) from None
+    return tuple(found)
+
+
+def _is_node(x: Any) -> bool:
+    import jax
+
+    return not jax.tree_util.all_leaves([x])
+
+
+def on_meshes(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Where each array was put on a mesh by its `NamedSharding`, else None; empty where none was.
+
+    Arrays that JAX placed by itself are free to move, as under `jax.jit`.
+    """
+    import jax
+
+    def lies(x: Any) -> Any:
+        sharding = getattr(x, "sharding", None)
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            return None
+        return sharding if getattr(x, "committed", True) else None
+
+    found = tuple(map(lies, leaves))
+    return found if any(s is not None for s in found) else ()
 
 
 def _union(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:

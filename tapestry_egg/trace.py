@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +100,10 @@ class Program:
             return jax.tree.unflatten(self.out_treedef, outputs)
         return build(self.out_tree, iter(outputs), known_of(jax.tree.structure(like)))
 
+    def results(self) -> Any:
+        """The pytree of the result, with numbers of outputs for arrays."""
+        return self.unflatten(range(len(self.graph.outputs)))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it was traced, on this process's default device."""
         from .runtime.emit import emit
@@ -159,6 +164,14 @@ def trace(
     return trace_signature(signature, args, kwargs, name)
 
 
+_TRACING = ContextVar("tracing", default=False)
+
+
+def tracing() -> bool:
+    """Whether a program is being traced here, to be planned as a whole."""
+    return _TRACING.get()
+
+
 def trace_signature(
     signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
 ) -> Program:
@@ -166,11 +179,14 @@ def trace_signature(
     call = signature.split(args, kwargs)
     static = {at for at, _ in call.static}
     positions = [i for i in range(len(args)) if i not in static]
+    within = _TRACING.set(True)
     try:
         traced = signature.jitted.trace(*args, **kwargs)
     except (TypeError, ValueError, OverflowError) as e:
         _check_arguments(call, positions, e)
         raise
+    finally:
+        _TRACING.reset(within)
     called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
     return _program(traced, positions, call.static, called or "program")
 

@@ -99,17 +99,17 @@ def test_a_function_that_threads_call_first_is_planned_once() -> None:
     fresh(
         """
         import jax, numpy as np
-        from tapestry_egg import stage
+        from tapestry_egg import optimized
         from tapestry_egg.pipeline import Settings
 
         planned = []
-        plan_program = stage.plan_program
+        plan_program = optimized.plan_program
 
         def counted(*args, **kwargs):
             planned.append(threading.get_ident())
             return plan_program(*args, **kwargs)
 
-        stage.plan_program = counted
+        optimized.plan_program = counted
         step = te.jit(lambda x: x * 2.0 + 1.0, target="cpu:1", mesh=jax.devices()[:1],
                       settings=Settings(seconds=0.2, workers=1))
         x = np.ones(16, np.float32)
