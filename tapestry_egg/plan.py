@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .blockgraph import BlockGraph
 from .layout import Layout, MeshShape
@@ -185,6 +185,27 @@ class Plan:
     @property
     def out_shardings(self) -> tuple[Layout, ...]:
         return self.body.outputs
+
+    @property
+    def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`PartitionSpec`s of the arguments over the axes of `mesh`, in the user's pytrees without
+        static arguments: (positional, by keyword)."""
+        from .runtime.compile import partition_spec
+        from .trace import Program
+
+        specs = [partition_spec(layout, self.mesh) for layout in self.in_shardings]
+        found: tuple[tuple[Any, ...], dict[str, Any]]
+        found = (self.program or Program.of(self.graph)).arguments(specs)
+        return found
+
+    @property
+    def output_specs(self) -> Any:
+        """`PartitionSpec`s of the result, in its pytree."""
+        from .runtime.compile import partition_spec
+        from .trace import Program
+
+        specs = [partition_spec(layout, self.mesh) for layout in self.out_shardings]
+        return (self.program or Program.of(self.graph)).unflatten(specs)
 
     @property
     def gap(self) -> float:
