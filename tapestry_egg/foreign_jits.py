@@ -7,6 +7,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from .errors import TraceError
@@ -40,15 +41,14 @@ class Adopted:
     """Called and used as the library's own function; `front`, `plan` and `compiled` as usual."""
 
     def __init__(self, rebuild: Rebuild, request: Request) -> None:
-        kept: list[Optimized] = []
+        kept: list[_Inside] = []
 
-        def planned(jitted: Any) -> Optimized:
-            kept.append(Optimized(read_signature(jitted), request))
+        def planned(jitted: Any) -> _Inside:
+            kept.append(_Inside(Optimized(read_signature(jitted), request)))
             return kept[0]
 
         self._outer = rebuild(planned)
-        self._asking = rebuild(lambda jitted: _Ask())
-        (self._inner,) = kept
+        (self._inside,) = kept
         functools.update_wrapper(self, self._outer, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,34 +64,62 @@ class Adopted:
         return getattr(self._outer, name)
 
     def front(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(self._inner.front, args, kwargs)
+        """The Pareto front for arguments of these types."""
+        return self._ask("front", args, kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(self._inner.plan, args, kwargs)
+        """The plan that a call with arguments of these types runs."""
+        return self._ask("plan", args, kwargs)
 
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The plan on its devices. It takes the arrays between, as the library makes them."""
-        return self._ask(self._inner.compiled, args, kwargs)
+        return self._ask("compiled", args, kwargs)
 
     def clear_cache(self) -> None:
         """Forget all plans and executables."""
-        self._inner.clear_cache()
+        self._inside.optimized.clear_cache()
 
-    def _ask(self, question: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Ask where the library would call, with what it would pass: its tracing needs its own
+        surroundings."""
+        asking = _QUESTION.set(question)
         try:
-            self._asking(*args, **kwargs)
-        except _Asked as asked:
-            inner, named = asked.args
-        return question(*inner, **named)
+            self._outer(*args, **kwargs)
+        except _Answer as answer:
+            return answer.args[0]
+        finally:
+            _QUESTION.reset(asking)
 
 
-class _Asked(Exception):
-    """What arrived where the library calls `jax.jit`."""
+# What is asked of the function inside instead of calling it.
+_QUESTION: ContextVar[str] = ContextVar("question", default="")
 
 
-class _Ask:
+class _Answer(Exception):
+    """Leads out of the library's function without a call."""
+
+
+class _Inside:
+    """What stands in a library's function where its `jax.jit` stood."""
+
+    def __init__(self, optimized: Optimized) -> None:
+        self.optimized = optimized
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _Asked(args, kwargs)
+        question = _QUESTION.get()
+        if not question:
+            return self.optimized(*args, **kwargs)
+        asking = _QUESTION.set("")
+        try:
+            answer = getattr(self.optimized, question)(*args, **kwargs)
+        finally:
+            _QUESTION.reset(asking)
+        raise _Answer(answer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimized":
+            raise AttributeError(name)
+        return getattr(self.optimized, name)
 
 
 def _of_nnx(fn: Any) -> Rebuild | None:
