@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,16 +55,11 @@ def plan_key(program: Program, target: Target, options: Mapping[str, Any]) -> st
 
     Raises RuleError for a rule book that cannot be read.
     """
-    from importlib.metadata import PackageNotFoundError, version
-
     import tapestry_egg
 
     from .metakernels import registry
 
-    versions = {"tapestry-egg": tapestry_egg.__version__, "code": code_digest()}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
+    versions = {"tapestry-egg": tapestry_egg.__version__, "code": code_digest(), **_installed()}
     return options_digest(
         {
             "program": program_fingerprint(program),
@@ -73,6 +69,17 @@ def plan_key(program: Program, target: Target, options: Mapping[str, Any]) -> st
             "versions": versions,
         }
     )
+
+
+@cache
+def _installed() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,21 +168,21 @@ class PlanCache:
             size -= bytes_
 
 
-def chosen_cache(cache: bool | str | Path | None) -> PlanCache | None:
+def chosen_cache(asked: bool | str | Path | None) -> PlanCache | None:
     """The cache that `te.jit(cache=...)` asks for: a folder, the default one (True, None) or none.
 
     The environment decides where nothing, or True, is asked for.
     Raises TapestryError for a size that is none.
     """
-    if cache is False:
+    if asked is False:
         return None
     place = os.environ.get(PLACE, "")
-    if cache is None or cache is True:
+    if asked is None or asked is True:
         if place.lower() in _OFF:
             return None
         folder = Path(place) if place else cache_folder() / "plans"
     else:
-        folder = Path(cache)
+        folder = Path(asked)
     size = os.environ.get(SIZE, "")
     try:
         most = int(parse_quantity(size, "peak_bytes")) if size else _BYTES
