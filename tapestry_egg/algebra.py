@@ -366,7 +366,7 @@ def _serve(
 ) -> bool:
     """Answer the `want` rows that are new; whether any was granted."""
     facts: dict[str, list[Row]] = {}
-    for name, *given in sorted(row[: MOST_GIVEN + 1] for row in egraph.tables(("want",))["want"]):
+    for name, *given in sorted(row[: MOST_GIVEN + 1] for row in egraph.unseen("want")):
         row = (name, *given)
         if row in answered:
             continue

@@ -198,6 +198,12 @@ class EGraph:
             for name, rows in found.items()
         }
 
+    def unseen(self, name: str) -> list[tuple[Any, ...]]:
+        """The rows of a table of numbers and strings that have come since it was last asked for
+        so; all of them once more after an exhausted step."""
+        self._flush()
+        return [tuple(row) for row in self._worker.ask({"unseen": name})]
+
     def _again(self) -> None:
         """A new process, brought to where the last completed command left the old one."""
         self._worker.kill()

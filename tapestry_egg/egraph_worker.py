@@ -10,6 +10,7 @@ that may be killed (egraph.py), which imports nothing but egglog and whose memor
                           {"at": its number}: those before it have run. With {"seconds": s} more
                           than so many end this process by SIGPROF
     {"tables": [names]}   answers rows: inputs, then output; terms as [sort, number]
+    {"unseen": name}      answers the rows of one table that it has not yet been asked for so
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ def main() -> None:
     _limit_memory()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     egraph: Any = None
+    seen: set[Any] = set()
     for line in sys.stdin:
         given = json.loads(line)
         try:
             if "new" in given:
                 egraph = bindings.EGraph(fact_directory=given["new"])
+                seen = set()
                 answer: Any = True
             elif "run" in given:
                 signal.setitimer(signal.ITIMER_PROF, given.get("seconds", 0.0))
@@ -45,6 +48,8 @@ def main() -> None:
                 answer = _run(egraph, given["run"])
                 answer["seconds"] = time.process_time() - begun
                 signal.setitimer(signal.ITIMER_PROF, 0.0)
+            elif "unseen" in given:
+                answer = _tables(egraph, [given["unseen"]], seen)[given["unseen"]]
             else:
                 answer = _tables(egraph, given["tables"])
             told = {"ok": answer}
@@ -104,7 +109,10 @@ def _run(egraph: Any, texts: list[str]) -> dict[str, Any]:
     return {"updated": updated, "matches": matches, "rows": rows}
 
 
-def _tables(egraph: Any, names: list[str]) -> dict[str, list[list[Any]]]:
+def _tables(
+    egraph: Any, names: list[str], seen: set[Any] | None = None
+) -> dict[str, list[list[Any]]]:
+    """The rows of tables, without those that are `seen`, which the others are then."""
     frozen = egraph.freeze().functions
     memo: dict[tuple[str, Any], Any] = {}
     classes: dict[tuple[str, Any], int] = {}
@@ -130,8 +138,10 @@ def _tables(egraph: Any, names: list[str]) -> dict[str, list[list[Any]]]:
                 read(table.output_sort, row.output),
             ]
             for row in table.rows
-            if not row.subsumed
+            if not (row.subsumed or (seen and (name, tuple(row.inputs)) in seen))
         ]
+        if seen is not None:
+            seen.update((name, tuple(row.inputs)) for row in table.rows)
     return out
 
 

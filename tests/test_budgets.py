@@ -140,3 +140,18 @@ def test_an_iteration_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         with pytest.raises(Exhausted):
             graph.step("grow", 0.2)
         assert graph.rows() == 2499
+
+
+def test_rows_are_told_once_where_only_new_ones_are_asked_for(tmp_path: Path) -> None:
+    with EGraph(tmp_path) as graph:
+        graph.declare("(relation r (i64 String)) (ruleset grow)")
+        graph.declare('(rule ((r x "a")) ((r (+ x 1) "b")) :ruleset grow)')
+        graph.load("r", [(0, "a"), (5, "a")])
+        assert sorted(row[:2] for row in graph.unseen("r")) == [(0, "a"), (5, "a")]
+        assert graph.unseen("r") == []
+        assert graph.step("grow")
+        assert sorted(row[:2] for row in graph.unseen("r")) == [(1, "b"), (6, "b")]
+    with EGraph(tmp_path) as graph:  # another graph in the same process
+        graph.declare("(relation r (i64 String))")
+        graph.load("r", [(0, "a")])
+        assert [row[:2] for row in graph.unseen("r")] == [(0, "a")]
