@@ -29,6 +29,9 @@ from ..target import Target
 
 # A unit whose joined rows would exceed this many is cut to the cheapest; reported as `truncated`.
 _ROWS = 600
+# The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
+# than so many.
+_STEPS, _FEWEST = 60_000, 100
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ class Joiner:
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # what is shown, numbered
         pending: list[int] = []  # values whose layouts the ways' `open` are
         ways = [_Way((), -1, 0.0, 0.0, 0, None)]
+        most = max(_FEWEST, min(_ROWS, _STEPS // len(unit.members)))
         for i in reversed(unit.members):
             instance = self.instances[i]
             giving = self._giving(i)
@@ -212,9 +216,9 @@ class Joiner:
                         )
             pending = [v for k, v in enumerate(pending) if k != place] + fresh
             ways = list(grown.values())
-            if len(ways) > _ROWS:
+            if len(ways) > most:
                 self.truncated += 1
-                ways = sorted(ways, key=lambda w: w.partial)[:_ROWS]
+                ways = sorted(ways, key=lambda w: w.partial)[:most]
         return self._finish(unit, ways)
 
     def _joined(

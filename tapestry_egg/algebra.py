@@ -24,7 +24,7 @@ from .metakernels import registry
 from .plan import RuleStep
 from .prepare import may_prepare
 from .rebuild import Rebuilt, rebuild
-from .roofline import least_seconds, program_seconds
+from .roofline import least_seconds, program_seconds, region_shares
 from .rules.book import PROGRAM_RULESETS, Rule, RuleBook, schema
 from .rules.families import FAMILIES, families_of
 from .rules.recipe import MOST_GIVEN
@@ -55,6 +55,8 @@ _LOAD = """
 _MOST_OPERANDS = 4
 # Calls that it takes, per operation, to build a program anew and to price it.
 _PER_OPERATION = 60
+# Regions that take less than this share of a program's seconds are left as they are.
+_NEGLIGIBLE = 0.25 * LEAST_GAIN
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,12 @@ def _whole(
 def _with_regions(
     graph: BlockGraph, books: Sequence[RuleBook], target: Target, budget: Budget
 ) -> Form:
-    """The graph with the best form of every region in its place."""
+    """The graph with the best form of every region in its place.
+
+    Regions stay as they are that all together take too little of the program's time for any form of
+    them to matter: the predicates of loops, say.
+    """
+    worth = _worth_a_form(graph, target)
     names: set[str] = set()
     saturated = True
     operations: list[Operation] = []
@@ -187,7 +194,10 @@ def _with_regions(
         return known[key]
 
     for number, op in enumerate(graph.operations):
-        bodies = [best(region) for region in op.regions]
+        bodies = [
+            best(region) if (number, k) in worth else Form(region)
+            for k, region in enumerate(op.regions)
+        ]
         operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
         names.update(name for b in bodies for name in b.rules)
         saturated &= all(b.saturated for b in bodies)
@@ -196,6 +206,21 @@ def _with_regions(
     inner = replace(graph, operations=tuple(operations)) if names else graph
     named = tuple(sorted(names))
     return Form(inner, named, saturated, tuple(steps), tuple(timeline), any(late))
+
+
+def _worth_a_form(graph: BlockGraph, target: Target) -> set[tuple[int, int]]:
+    """The regions, by the numbers of operation and region, without those that take least and
+    together no more than the share `_NEGLIGIBLE` of the program's seconds."""
+    if not any(op.regions for op in graph.operations):
+        return set()
+    shares = region_shares(graph, target)
+    left = _NEGLIGIBLE
+    worth = set()
+    for key, share in sorted(shares.items(), key=lambda item: (item[1], item[0])):
+        left -= share
+        if left < 0.0:
+            worth.add(key)
+    return worth
 
 
 def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:

@@ -48,6 +48,24 @@ def program_seconds(
     return total
 
 
+def region_shares(graph: BlockGraph, target: Target) -> dict[tuple[int, int], float]:
+    """The share of a program's seconds on one device that each region of its operations takes, what
+    is nested in it included; regions by the numbers of operation and region."""
+    program = flatten(graph, {})
+    shares: dict[tuple[int, int], float] = {}
+    total = 0.0
+    for unit in fuse(program):
+        seconds = unit_seconds(program, unit, target)
+        total += seconds
+        body = unit.body
+        while program.bodies[body].parent > 0:
+            body = program.bodies[body].parent
+        if body > 0:
+            key = (program.bodies[body].operation, program.bodies[body].region)
+            shares[key] = shares.get(key, 0.0) + seconds
+    return {key: seconds / total for key, seconds in shares.items()} if total else {}
+
+
 def _scope(program: FlatProgram, i: int) -> str:
     """The scope of the operation of the program itself that an instance belongs to."""
     body, operation = program.instances[i].body, program.instances[i].operation

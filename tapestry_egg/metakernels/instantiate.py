@@ -156,7 +156,7 @@ def _listed(types: Iterable[TensorType]) -> str:
 # Projections
 
 
-_ALIGNED = "aligned($each.shape, $sizes, @i)"
+ALIGNED = "aligned($each.shape, $sizes, @i)"
 
 
 def _projections(
@@ -170,7 +170,7 @@ def _projections(
     whole = ZRange.from_shape([d.size for d in index.dims])
     found: tuple[list[Projection], list[Projection]] = ([], [])
     # Faults of the text that stands for a missing projection are told of the whole entry.
-    aligned = RowsText(Expression(_ALIGNED, replace(template.origin, folded=True)))
+    aligned = RowsText(Expression(ALIGNED, replace(template.origin, folded=True)))
     operands = [(o.name, o.many or o.optional, o.many) for o in template.inputs]
     results = [(o.name, o.count is not None, o.count is not None) for o in template.outputs]
     for side, (declared, types) in enumerate(((operands, inputs), (results, outputs))):

@@ -82,11 +82,13 @@ def shipped_texts() -> dict[str, list[str]]:
     """The texts of all templates and rule books that ship with tapestry-egg, by how they start."""
     from ..rules.book import book_names, load_book
     from . import registry
+    from .instantiate import ALIGNED
     from .language import Expression, PassageText
     from .patterns import Pattern
 
     starts = {Expression: "expression", Pattern: "pattern", PassageText: "passage"}
     found: dict[str, dict[str, None]] = {start: {} for start in starts.values()}
+    found["expression"][ALIGNED] = None
     seen: set[int] = set()
     stack: list[Any] = [registry.templates(), [load_book(name) for name in book_names()]]
     while stack:
