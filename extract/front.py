@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import ExtractError
 from ..plan import Plan
+from ..printable import printable
 from ..timeline import Tick
 from ..units import format_quantity as show
 from ..units import parse_quantity as parse
@@ -16,6 +17,12 @@ from . import pareto
 
 #: What plans can be compared by.
 KNOWN_OBJECTIVES = ("seconds", "peak_bytes", "joules", "wire_bytes", "flops", "devices")
+
+
+class UnknownPlan(ExtractError, KeyError, IndexError):
+    """A front has no plan of that name, or at that place."""
+
+    __str__ = ExtractError.__str__
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,14 @@ class Front:
         return iter(self.plans)
 
     def __getitem__(self, key: int | str) -> Plan:
-        if isinstance(key, int):
+        """A plan by its name or place. Raises UnknownPlan where there is none."""
+        if isinstance(key, int) and -len(self.plans) <= key < len(self.plans):
             return self.plans[key]
         for plan in self.plans:
             if plan.name == key:
                 return plan
-        raise KeyError(key)
+        names = ", ".join(p.name for p in self.plans)
+        raise UnknownPlan(f"there is no plan {key!r:.60}", hint=f"The front has {names or 'none'}.")
 
     def best(
         self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
@@ -210,7 +219,7 @@ class Front:
         if not self.saturated:
             lines.append("saturated: false; the bounds speak of the snapshot reached")
         lines += self.notes
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def over_memory(self) -> str:
         """What the mark at a peak means; empty where no plan has one."""
@@ -286,9 +295,9 @@ def value(plan: Plan, objective: str) -> float:
     """
     if objective == "devices":
         return float(plan.mesh.devices)
-    if not hasattr(plan.costs, objective):
+    if objective not in KNOWN_OBJECTIVES:
         raise ExtractError(
-            f"unknown objective {objective!r}",
+            f"unknown objective {objective!r:.60}",
             hint=f"Objectives are {', '.join(KNOWN_OBJECTIVES)}.",
         )
     return float(getattr(plan.costs, objective))

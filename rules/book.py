@@ -237,9 +237,17 @@ def _egg(path: Path, text: str, fields: Mapping[str, yaml.Node]) -> str:
         egg = _text(path, fields, "egg")
         _check_egg(path, egg, lambda row, at: _within(text, fields["egg"], row, at))
         return egg
+    name, folder = _text(path, fields, "include"), path.parent.resolve()
     try:
-        file = path.parent / _text(path, fields, "include")
-        egg = file.read_text(encoding="utf-8")
+        file = path.parent / name
+        # Links are followed first: nothing outside the book's folder is read.
+        if Path(name).is_absolute() or not file.resolve().is_relative_to(folder):
+            raise RuleError(
+                f"{name!r} is not in the folder of the rule file",
+                where=_at(path, fields["include"]),
+                hint="Included files stand beside the rule file, or below it.",
+            )
+        egg = read_yaml_text(file, RuleError, name) if file.is_file() else file.read_text("utf-8")
     except (OSError, ValueError) as e:  # no such file, not UTF-8, not the name of a file
         at = _at(path, fields["include"])
         raise RuleError(f"cannot read the egglog file: {e}", where=at) from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import check_devices, check_plan
 from ..codec import primitive
 from ..constraints import contract_of
 from ..devices import in_network_order
@@ -38,6 +39,8 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
     where the plan's graph was not traced. Arguments may be on the host or on devices in any layout.
     Raises TargetError where devices are lacking, PlanError where the plan does not fit its graph.
     """
+    check_plan(plan, "compile")
+    check_devices(mesh)
     for what, layouts, values in (
         ("input", plan.in_shardings, plan.graph.inputs),
         ("output", plan.out_shardings, plan.graph.outputs),

@@ -39,6 +39,7 @@ from .console import (
 )
 from .errors import TapestryError
 from .extract.deadline import end_as_interrupted
+from .printable import printable
 from .units import QUANTITIES, format_quantity
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def _summary(outcome: Outcome) -> str:
     """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`."""
     from .show import percent
 
-    return "  ".join(
+    words = "  ".join(
         [
             outcome.name,
             f"{outcome.plans} plan{'' if outcome.plans == 1 else 's'}",
@@ -251,6 +252,7 @@ def _summary(outcome: Outcome) -> str:
             *outcome.notes,
         ]
     )
+    return printable(words)
 
 
 def _range(low: float, high: float, objective: str) -> str:

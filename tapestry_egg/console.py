@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .errors import ExtractError, GraphError, TapestryError
+from .printable import printable
 from .scratch import scratch
 from .units import parse_quantity
 
@@ -54,12 +55,12 @@ Cluster = Annotated[
 
 def complain(message: str) -> None:
     """An error on standard error: `error: where: what`, the hint below."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
 
 
 def say(message: str) -> None:
     """Talk on standard error."""
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)
 
 
 def print_json(data: Any) -> None:

@@ -48,8 +48,15 @@ def draw(
     """
     from .atomic import write_atomic
 
+    ending = Path(path).suffix.lower()
+    if ending not in ("", ".svg", ".dot", ".gv"):
+        raise GraphError(
+            f"a graph cannot be drawn as {ending}",
+            where=str(path),
+            hint="Call the file .svg, or .dot for Graphviz: `dot -Tpng graph.dot -o graph.png`.",
+        )
     picture = graph_picture(graph, covers, operations)
-    dot = Path(path).suffix in (".dot", ".gv")
+    dot = ending in (".dot", ".gv")
     text = to_dot(picture).source if dot else picture_svg(picture, renderer)
     write_atomic(Path(path), text.encode())
     return Path(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .printable import printable
+
 
 class TapestryError(Exception):
     """Base of every error that tapestry-egg raises on purpose.
@@ -18,7 +20,7 @@ class TapestryError(Exception):
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head}\n  {self.hint}" if self.hint else head
+        return printable(f"{head}\n  {self.hint}" if self.hint else head)
 
 
 class GraphError(TapestryError):

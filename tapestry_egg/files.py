@@ -47,6 +47,7 @@ from .plan_documents import (
     plan_from_record,
     plan_record,
 )
+from .printable import brief
 from .rules.book import RuleBook
 from .trace import Program
 
@@ -81,6 +82,7 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     Raises GraphError for a graph that holds objects of this process (callbacks, meshes), naming
     the operation and its source line, and TapestryError where the file cannot be written.
     """
+    _check_path(path, "save")
     if isinstance(obj, Plan):
         document = sealed(_plan_document(obj))
     elif isinstance(obj, Front):
@@ -125,7 +127,7 @@ def load(
     if type(version) is not int or version != VERSIONS[kind]:
         old = type(version) is int and version < VERSIONS[kind]
         raise GraphError(
-            f"file version {version!r:.40}, this tapestry-egg reads {kind}s of {VERSIONS[kind]}",
+            f"file version {brief(version)}, this tapestry-egg reads {kind}s of {VERSIONS[kind]}",
             where=f"{where}.version",
             hint="Its plans cannot be checked against the program they were made of: optimize the "
             "graph again."
@@ -272,7 +274,17 @@ def _jax_version() -> str:
 # ---- JSON --------------------------------------------------------------------------------------
 
 
+def _check_path(path: object, where: str) -> None:
+    if not isinstance(path, str | Path):
+        raise GraphError(
+            f"expected the path of a file, given {path!r:.60}",
+            where=where,
+            hint="Write te.load('out/x.front.json'), te.save(front, 'out/x.front.json').",
+        )
+
+
 def _read(path: str | Path) -> dict[str, Any]:
+    _check_path(path, "load")
     try:
         data = Path(path).read_bytes()
     except OSError as e:

@@ -9,6 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import (
+    check_books,
+    check_graph,
+    check_limits,
+    check_meshes,
+    check_objectives,
+)
 from .errors import ExtractError
 from .extract.contract_cost import contract_cost
 from .extract.front import Front as Front
@@ -79,11 +86,15 @@ def optimize(
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
     """
+    check_graph(graph, "optimize")
+    check_objectives(objectives)
+    check_limits(limits)
+    check_meshes(mesh_shapes)
+    check_books(rules)
     settings = settings or Settings()
     tell = on_progress or _silent
     machine = target if isinstance(target, Target) else load_target(target)
     bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
-    _check_objectives(objectives)
     program, block_graph = _split(graph)
     sets = permitted(load_books((*books, *rules)), numerics)
     ensure_verified(sets, executor)
@@ -214,17 +225,6 @@ def _split(graph: Program | BlockGraph) -> tuple[Program, BlockGraph]:
     if isinstance(graph, BlockGraph):
         return Program.of(graph), graph
     return graph, graph.graph
-
-
-def _check_objectives(objectives: Sequence[str]) -> None:
-    known = (*OBJECTIVES, "wire_bytes", "flops", "devices")
-    for name in objectives:
-        if name not in known:
-            raise ExtractError(
-                f"unknown objective {name!r}",
-                where="objectives",
-                hint=f"Objectives are {', '.join(known)}.",
-            )
 
 
 def _silent(_: Phase) -> None:

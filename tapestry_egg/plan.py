@@ -115,7 +115,6 @@ class Costs:
     joules: float
     wire_bytes: float = 0.0
     flops: float = 0.0
-    makespan: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from .plan import (
     Step,
     Strategy,
 )
+from .printable import brief
 from .target import Target, check_machine
 from .trace import Program
 
@@ -380,7 +381,7 @@ def _costs(given: dict[str, Number], where: str) -> Costs:
         if known[name].type == "int" and math.isfinite(numbers[name]):
             exact = given[name]
             if not isinstance(exact, int):
-                raise GraphError(f"{exact!r} is not a whole number", where=f"{where}.{name}")
+                raise GraphError(f"{brief(exact)} is not a whole number", where=f"{where}.{name}")
             numbers[name] = exact
     return Costs(**numbers)  # type: ignore[arg-type]
 
@@ -394,4 +395,7 @@ def _float(value: Number, where: str) -> float:
         if value not in ("inf", "-inf", "nan"):
             raise GraphError(f"{value!r} is not a number", where=where)
         return float(value)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise GraphError("is larger than any float", where=where) from None

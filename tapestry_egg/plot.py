@@ -155,7 +155,10 @@ def _knee(corners: Sequence[tuple[float, float]], index: Sequence[int]) -> int |
 
 
 def plot_front(info: FrontInfo, path: str | Path, *, scale: Scale = "auto") -> Path:
-    """Draw `info` into the SVG file `path` and return it. The file appears whole or not at all.
+    """Draw `info` into the file `path` and return it. The file appears whole or not at all.
+
+    A name without an ending, or with `.svg`, gets SVG; any other format is drawn by matplotlib, and
+    TapestryError is raised where that is not installed or does not know it.
 
     `scale` is that of both axes; `auto` takes a logarithmic one where an axis spans more than a
     factor of eight.
@@ -163,5 +166,10 @@ def plot_front(info: FrontInfo, path: str | Path, *, scale: Scale = "auto") -> P
     from .chart import front_svg
 
     path = Path(path)
-    write_atomic(path, front_svg(info, scale=scale))
+    if path.suffix.lower() in ("", ".svg"):
+        write_atomic(path, front_svg(info, scale=scale))
+    else:
+        from .chart_raster import draw_front
+
+        draw_front(info, path, scale)
     return path

@@ -14,6 +14,7 @@ import numpy as np
 from .blockgraph import TensorType
 from .errors import TraceError
 from .plan import Plan
+from .printable import printable
 from .units import format_quantity
 
 if TYPE_CHECKING:
@@ -103,19 +104,22 @@ class Rehearsal:
         original = format_quantity(self.original_seconds, "seconds")
         close = sum(share <= CLOSE for _, share in self.differences)
         worst, share = max(self.differences, key=lambda pair: pair[1], default=("nothing", 0.0))
-        return "\n".join(
-            [
-                f"plan {self.plan.name}, mesh {self.plan.mesh}, {self.platform} devices",
-                f"outputs within {CLOSE:g} of the original's: {close} of {len(self.differences)}; "
-                f"farthest: {worst} by {share:.2g} of its largest value",
-                *(
-                    f"DIFFERS by more than rounding: {name}"
-                    for name in (() if self.accuracy else self.differing)
-                ),
-                *(f"{a} (float64 decides)" for a in self.accuracy),
-                f"time per step here: {took}; the original on one device: {original}",
-                str(self.comparison),
-            ]
+        return printable(
+            "\n".join(
+                [
+                    f"plan {self.plan.name}, mesh {self.plan.mesh}, {self.platform} devices",
+                    f"outputs within {CLOSE:g} of the original's: "
+                    f"{close} of {len(self.differences)}; farthest: {worst} by {share:.2g} of its "
+                    "largest value",
+                    *(
+                        f"DIFFERS by more than rounding: {name}"
+                        for name in (() if self.accuracy else self.differing)
+                    ),
+                    *(f"{a} (float64 decides)" for a in self.accuracy),
+                    f"time per step here: {took}; the original on one device: {original}",
+                    str(self.comparison),
+                ]
+            )
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from pathlib import Path
 
 from .atomic import write_atomic
@@ -10,6 +10,7 @@ from .chart import front_svg
 from .extract.front import Front
 from .plan import Plan
 from .plot import front_info
+from .printable import printable
 from .show import percent, plan_text
 from .timeline import timeline_text
 from .units import format_quantity
@@ -37,6 +38,11 @@ pre { overflow-x: auto; font-size: 12px; line-height: 1.4; }
 """
 
 
+def _escape(text: str) -> str:
+    """Text as HTML, control characters written out."""
+    return html.escape(printable(text))
+
+
 def write_report(front: Front, folder: str | Path) -> Path:
     """Write `index.html` and `front.svg` into `folder` and return the page's path.
 
@@ -57,13 +63,13 @@ def _page(front: Front, picture: str) -> str:
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width">',
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
+            f"<title>{_escape(title)}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>{_escape(title)}</h1>",
             picture,
             f"<p>Each plan runs and gives the program's own numbers. A plan's gap is how far its "
             f"time may be above the least possible at its other costs.{status}</p>",
             _table(front),
-            *([f"<p>! {escape(front.over_memory())}</p>"] if front.over_memory() else []),
+            *([f"<p>! {_escape(front.over_memory())}</p>"] if front.over_memory() else []),
             "<h2>Plans</h2>",
             *(_plan(plan) for plan in _all(front)),
             *([_timeline(front)] if front.timeline else []),
@@ -82,11 +88,11 @@ def _table(front: Front) -> str:
     heads = ["plan", "mesh", *(word for word, _ in _COLUMNS), "gap"]
     rows = [f"<tr>{''.join(f'<th>{word}</th>' for word in heads)}</tr>"]
     for plan in _all(front):
-        name = escape(plan.name)
+        name = _escape(plan.name)
         marks = {"peak_bytes": "" if front.fits(plan) else " !"}
         cells = [
             f'<a href="#{name}">{name}</a>',
-            escape(str(plan.mesh)),
+            _escape(str(plan.mesh)),
             *(
                 format_quantity(getattr(plan.costs, field), field) + marks.get(field, "")
                 for _, field in _COLUMNS
@@ -100,13 +106,13 @@ def _table(front: Front) -> str:
 def _timeline(front: Front) -> str:
     return (
         "<h2>Rules</h2><details><summary>What the rules did, iteration by iteration</summary>"
-        f"<pre>{escape(timeline_text(front.timeline))}</pre></details>"
+        f"<pre>{_escape(timeline_text(front.timeline))}</pre></details>"
     )
 
 
 def _plan(plan: Plan) -> str:
-    name = escape(plan.name)
+    name = _escape(plan.name)
     return (
-        f'<details id="{name}"><summary>{name}, mesh {escape(str(plan.mesh))}</summary>'
-        f"<pre>{escape(plan_text(plan))}</pre></details>"
+        f'<details id="{name}"><summary>{name}, mesh {_escape(str(plan.mesh))}</summary>'
+        f"<pre>{_escape(plan_text(plan))}</pre></details>"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from .blockgraph import BlockGraph, Operation
 from .plan import BodyPlan, Plan, Strategy
+from .printable import printable
 from .units import format_quantity
 from .views import View, folded_views
 
@@ -54,7 +55,7 @@ def graph_text(graph: BlockGraph) -> str:
         f"{graph.name}: {len(graph.operations)} operations, {len(graph.values)} values, "
         f"{len(graph.inputs)} inputs, {len(graph.outputs)} outputs"
     )
-    return "\n".join([head, *_graph_lines(graph, "  ")])
+    return printable("\n".join([head, *_graph_lines(graph, "  ")]))
 
 
 def _graph_lines(graph: BlockGraph, indent: str) -> Iterator[str]:
@@ -123,11 +124,6 @@ def plan_text(plan: Plan) -> str:
     numbers = [
         ("time per step", format_quantity(costs.seconds, "seconds")),
         ("proven bound", f"{bound}, gap {percent(plan.gap)}" if plan.bound else "-"),
-        *(
-            [("time with overlap", format_quantity(costs.makespan, "seconds"))]
-            if costs.makespan
-            else []
-        ),
         ("peak per device", format_quantity(costs.peak_bytes, "peak_bytes")),
         ("energy per step", format_quantity(costs.joules, "joules")),
         ("sent per device", format_quantity(costs.wire_bytes, "wire_bytes")),
@@ -149,7 +145,7 @@ def plan_text(plan: Plan) -> str:
         parts += ["rules, step by step", *(f"  {k}. {s}" for k, s in enumerate(plan.steps, 1))]
     elif plan.rules:
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
-    return "\n".join(parts)
+    return printable("\n".join(parts))
 
 
 def _boundary(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from .arguments import check_jit
 from .errors import TapestryError
 from .extract.pins import Pins
 from .foreign_jits import Adopted, adopt
@@ -83,6 +84,7 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     ):
         if given is not None:
             raise TapestryError(f"te.jit takes no {name}", where="jit", hint=_INSTEAD[name])
+    check_jit(fn, mesh, minimize, limits, rules)
     request = Request(
         mesh=mesh,
         target=target,

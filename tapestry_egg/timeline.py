@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .printable import printable
+
 # Rules of one iteration that a table names, those that matched most.
 _NAMED = 4
 
@@ -67,4 +69,4 @@ def timeline_text(timeline: Sequence[Tick]) -> str:
             for k, cell in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return printable("\n".join(lines))

@@ -154,6 +154,9 @@ def trace(
     unless some are given here. Raises TraceError for an argument that JAX does not accept, naming
     it; an exception of `fn` itself passes through.
     """
+    from .arguments import check_function
+
+    check_function(fn, "trace")
     signature = read_signature(
         fn,
         donate_argnums=donate_argnums,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import ExtractError
+from .printable import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,6 @@ def _decimal(base: str, prefixes: str) -> tuple[tuple[str, float], ...]:
 #: Objectives by name, with what they measure.
 QUANTITIES: Mapping[str, Quantity] = {
     "seconds": Quantity("time per step", _TIME, "s"),
-    "makespan": Quantity("time per step, overlapped", _TIME, "s"),
     "peak_bytes": Quantity("peak memory per device", (*_BYTES, ("B", 1.0)), "B"),
     "wire_bytes": Quantity("bytes sent per device", (*_BYTES, ("B", 1.0)), "B"),
     "joules": Quantity(
@@ -74,16 +74,18 @@ def parse_quantity(value: str | float, objective: str, where: str = "") -> float
             hint=f"Objectives are {', '.join(QUANTITIES)}.",
         )
     if isinstance(value, int | float) and not isinstance(value, bool):
-        number, unit = float(value), ""
+        number, unit = _float(value), ""
     else:
         match = _NUMBER.match(value) if isinstance(value, str) else None
         if match is None:
             raise ExtractError(
-                f"{value!r} is not an amount", where=where, hint=_spelling(objective)
+                f"{brief(value)} is not an amount", where=where, hint=_spelling(objective)
             )
         number, unit = float(match[1]), match[2].replace("µ", "u").replace("μ", "u")
     if not math.isfinite(number) or number < 0:
-        raise ExtractError(f"{value!r} is not an amount", where=where, hint=_spelling(objective))
+        raise ExtractError(
+            f"{brief(value)} is not an amount", where=where, hint=_spelling(objective)
+        )
     known = dict(QUANTITIES[objective].units)
     if "B" in known:
         known |= _DECIMAL_BYTES
@@ -92,6 +94,14 @@ def parse_quantity(value: str | float, objective: str, where: str = "") -> float
             f"{unit!r} is not a unit of {objective}", where=where, hint=_spelling(objective)
         )
     return number * known[unit] if unit else number
+
+
+def _float(value: float) -> float:
+    """A number as a float, infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _spelling(objective: str) -> str:

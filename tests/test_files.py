@@ -357,7 +357,7 @@ def random_plan(rng: random.Random) -> Plan:
         mesh=MESH,
         target="h100:8",
         body=body(traced().graph),
-        costs=Costs(0.1, 2**40 + 1, float("inf"), makespan=1 / 3),
+        costs=Costs(0.1, 2**40 + 1, float("inf"), flops=1 / 3),
         bound=0.09,
         collectives=(collective,),
         rules=("some-rule",),

@@ -1,0 +1,28 @@
+"""Text that comes from files, as it may be shown: what would steer a terminal is written out."""
+
+from __future__ import annotations
+
+import re
+
+# All control characters but tab and newline; marks that reorder text; halves of characters.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def brief(value: object, most: int = 60) -> str:
+    """What a value is, in at most so many characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters written as escapes.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,207 @@
+"""Likely first mistakes: each gets one error of tapestry-egg's that says what to do instead."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+from typer.testing import CliRunner
+
+import tapestry_egg as te
+from tapestry_egg.cli import app
+from tapestry_egg.errors import GraphError, RuleError, TapestryError
+from tapestry_egg.extract.front import Front
+from tapestry_egg.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.printable import printable
+from tapestry_egg.rules.book import load_book
+
+X = np.ones(8, np.float32)
+QUICK = Settings(seconds=0.2, workers=1)
+
+
+def double(x: jax.Array) -> jax.Array:
+    return x * 2.0
+
+
+@functools.cache
+def graph() -> Any:
+    return te.trace(double, X)
+
+
+@functools.cache
+def front() -> Front:
+    mesh = [MeshShape(("x",), (2,))]
+    return te.optimize(graph(), "cpu:2", mesh_shapes=mesh, settings=QUICK)
+
+
+def optimized(**more: Any) -> Any:
+    return te.optimize(graph(), "cpu:2", settings=QUICK, **more)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a function to optimize": (
+        lambda: te.optimize(double, "cpu:2"),
+        "expected a traced program, given a function.*te.trace",
+    ),
+    "a jitted function to optimize": (lambda: te.optimize(jax.jit(double), "cpu:2"), "te.trace"),
+    "a front to optimize": (lambda: te.optimize(front(), "cpu:2"), "a front.*already"),
+    "a plan to optimize": (lambda: te.optimize(front()[0], "cpu:2"), "a plan.*already"),
+    "a path to optimize": (lambda: te.optimize("x.json", "cpu:2"), "te.load"),
+    "one objective": (lambda: optimized(objectives="seconds"), r"\('seconds', 'peak_bytes'\)"),
+    "no objective": (lambda: optimized(objectives=()), "objectives: there is none"),
+    "an unknown objective": (lambda: optimized(objectives=("makespan",)), "peak_bytes, joules"),
+    "an unknown limit": (lambda: optimized(limits={"memory": "1GiB"}), "peak_bytes"),
+    "a limit of no size": (lambda: optimized(limits={"peak_bytes": "1e400GiB"}), "not an amount"),
+    "a limit of 10^400": (lambda: optimized(limits={"peak_bytes": 10**400}), "not an amount"),
+    "a limit of 10^9999": (lambda: optimized(limits={"peak_bytes": 10**9999}), "not an amount"),
+    "limits as a list": (lambda: optimized(limits=["peak_bytes"]), "'peak_bytes': '60GiB'"),
+    "sizes for a mesh shape": (lambda: optimized(mesh_shapes=[(2,)]), "te.MeshShape"),
+    "one rule book": (lambda: optimized(rules="mine.yaml"), r"rules=\['mine.yaml'\]"),
+    "a number for a mesh": (lambda: te.jit(double, mesh=8), r"jax.devices\(\)"),
+    "a target for a mesh": (lambda: te.jit(double, mesh="h100:8"), "target='h100:8'"),
+    "sizes for a mesh": (lambda: te.jit(double, mesh=(2, 4)), "2 is no device"),
+    "no devices": (lambda: te.jit(double, mesh=[]), "no devices"),
+    "an abstract mesh": (
+        lambda: te.jit(double, mesh=AbstractMesh((8,), ("x",))),
+        "AbstractMesh has no devices",
+    ),
+    "an unknown aim": (lambda: te.jit(double, minimize="memory"), "minimize: unknown objective"),
+    "nothing to jit": (lambda: te.jit(3), "expected a function, given an int"),
+    "a graph to jit": (lambda: te.jit(graph().graph), "te.optimize"),
+    "nothing to trace": (lambda: te.trace(3), "expected a function"),
+    "a front to compile": (lambda: te.compile(front()), r"front\['p0'\]"),
+    "a graph to compile": (lambda: te.compile(graph()), "te.optimize"),
+    "a function to compile": (lambda: te.compile(double), "te.jit"),
+    "a number of devices to compile for": (lambda: te.compile(front()[0], 8), "jax.devices"),
+    "an abstract mesh to compile for": (
+        lambda: te.compile(front()[0], AbstractMesh((2,), ("x",))),
+        "AbstractMesh",
+    ),
+    "an unknown plan": (lambda: front()["p99"], "no plan 'p99'.*has p0"),
+    "a plan too far": (lambda: front()[99], "no plan 99"),
+    "an unknown best": (lambda: front().best("speed"), "Objectives are seconds"),
+    "no path to load": (lambda: te.load(None), "path of a file"),
+    "no path to save": (lambda: te.save(graph(), None), "path of a file"),
+    "a function to save": (lambda: te.save(double, "x.json"), "te.trace"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_with_the_remedy(name: str) -> None:
+    call, said = MISTAKES[name]
+    with pytest.raises(TapestryError) as caught:
+        call()
+    assert __import__("re").search(said, str(caught.value).replace("\n", " ")), caught.value
+
+
+def test_an_unknown_plan_is_also_what_python_calls_it() -> None:
+    with pytest.raises(KeyError):
+        front()["p99"]
+    with pytest.raises(IndexError):
+        front()[99]
+    assert front()[-1] is front().plans[-1]
+
+
+DEEP = sys.getrecursionlimit() * 50
+ODD: dict[str, bytes] = {
+    "text.txt": b"hello",
+    "noise.json": bytes(range(256)) * 9,
+    "other.json": b'{"a": 1}',
+    "empty.json": b"",
+    "empty.yaml": b"",
+    "half.json": b'{"tapestry_egg": "front", ',
+    "half.yaml": b"[1, 2",
+    "half.json.gz": b"\x1f\x8b",
+    "deep.json": b"[" * DEEP + b"]" * DEEP,
+    "deep.yaml": b"[" * DEEP,
+    "version.json": b'{"tapestry_egg": "front", "version": 1' + b"0" * 400 + b"}",
+    "digits.json": b'{"tapestry_egg": "front", "version": 1' + b"0" * 9999 + b"}",
+    "steering.json": b'{"tapestry_egg": "\\u001b[31m"}',
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_refused_in_one_error(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(ODD[name])
+    ran = CliRunner().invoke(app, ["verify", str(path)])
+    assert ran.exit_code == 1 and not ran.stdout
+    assert ran.stderr.startswith(f"error: {path}") and ran.stderr.count("error:") == 1
+    assert isinstance(ran.exception, SystemExit)
+
+
+def test_an_unknown_objective_is_a_wrong_command_line(tmp_path: Path) -> None:
+    te.save(graph(), tmp_path / "g.json")
+    line = ["optimize", str(tmp_path / "g.json"), "--target", "cpu:2", "--objective", "makespan"]
+    ran = CliRunner().invoke(app, line)
+    assert ran.exit_code == 2 and "unknown objective 'makespan'" in ran.output
+
+
+def test_text_that_steers_terminals_is_written_out(tmp_path: Path) -> None:
+    assert printable("a\x1b[2J\x9b\u202eb\n\tc") == "a\\x1b[2J\\x9b\\u202eb\n\tc"
+    name = "red\x1b[31m<b>"
+    program = te.trace(double, X, name=name)
+    mesh = [MeshShape(("x",), (2,))]
+    found = te.optimize(program, "cpu:2", mesh_shapes=mesh, settings=QUICK)
+    page = found.report(tmp_path / "report").read_text()
+    texts = [str(found), found[0].explain(), page, found.plot(tmp_path / "f.svg").read_text()]
+    texts.append(str(GraphError(name, where=name, hint=name)))
+    for text in texts:
+        assert "\x1b" not in text
+    assert "red\\x1b[31m<b>" in texts[0] and "<b>" not in page
+
+
+def test_a_rule_book_includes_only_what_is_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "rules"
+    (folder / "below").mkdir(parents=True)
+    rule = "(rule ((= a (Op1 s x)) (= b (Op1 s a))) ((union b a)))"
+    for path in (tmp_path / "secret.egg", folder / "mine.egg", folder / "below" / "mine.egg"):
+        path.write_text(rule)
+    (folder / "link.egg").symlink_to(tmp_path / "secret.egg")
+    (folder / "near.egg").symlink_to(folder / "mine.egg")
+
+    def book(include: str) -> Any:
+        path = folder / "book.yaml"
+        path.write_text(
+            "rules:\n- name: r\n  law: l\n  reason: r\n  numerics: exact\n"
+            f"  given: [s]\n  guard: $s.kernel == sort\n  include: {include}\n"
+        )
+        return load_book(path)
+
+    for include in ("mine.egg", "below/mine.egg", "below/../mine.egg", "near.egg"):
+        assert book(include).rules[0].egg == rule
+    for include in ("../secret.egg", "link.egg", str(tmp_path / "secret.egg"), "/dev/zero"):
+        with pytest.raises(RuleError, match="is not in the folder of the rule file") as caught:
+            book(include)
+        assert "book.yaml:8" in caught.value.where
+
+
+def test_a_picture_is_what_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    te.save(front(), tmp_path / "front.json")
+    line = ["front", str(tmp_path / "front.json"), "--svg"]
+    assert CliRunner().invoke(app, [*line, str(tmp_path / "a.svg")]).exit_code == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib.figure", None)
+        ran = CliRunner().invoke(app, [*line, str(tmp_path / "a.png")])
+    assert isinstance(ran.exception, TapestryError) and not (tmp_path / "a.png").exists()
+    assert "tapestry-egg[plot]" in str(ran.exception)
+    te.save(graph(), tmp_path / "graph.json")
+    ran = CliRunner().invoke(app, ["show", str(tmp_path / "graph.json"), "--svg", "g.png"])
+    assert isinstance(ran.exception, GraphError) and "dot -Tpng" in str(ran.exception)
+
+
+def test_other_pictures_are_drawn_by_matplotlib(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for ending, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        assert front().plot(tmp_path / f"f{ending}").read_bytes().startswith(magic)
+    with pytest.raises(TapestryError, match="there is no format 'xyz'"):
+        front().plot(tmp_path / "f.xyz")
