@@ -21,7 +21,7 @@ def dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:
         out = {"$dtype": "float32" if kind(dtype) == "float" else "int32"} if narrow else None
     params = {"precision": None, "preferred_element_type": out, "out_sharding": None}
     if lhs is None and rhs is None:
-        lhs = draw.tensor(rng.choice((1, 2, 2, 2, 3, 3, 4)))
+        lhs = draw.tensor(draw.rank((1, 2, 2, 2, 3, 3, 4)))
     own = lhs if lhs is not None else rhs
     assert own is not None
     batches = 1 if own.rank >= 2 and draw.chance(0.35) else 0

@@ -7,12 +7,13 @@ Three kinds of numbers, all of them over the same shapes:
              probability of about degree / prime (Schwartz 1980, Zippel 1979)
     wide     the widest floats there are, so that what remains of an error is far below any law's
     actual   the dtypes that the program has, rounding where it does
+    truth    as wide, but rounding where the program converts: what it means to compute
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,15 +22,18 @@ from numpy.typing import NDArray
 from ..blockgraph import TensorType
 from ..errors import TemplateError
 from ..metakernels import registry
-from ..metakernels.reference import reference
+from ..metakernels.reference import prepared
 from ..metakernels.reference_call import numpy_dtype
 from ..metakernels.values import kind
 from ..wants import Applied
-from ..zspace import ZRange
-from .instances import Instance
+from .families import MAP, MAP2
+from .instances import Instance, Node
+from .values import Landmarks, drawn
 
 Array = NDArray[Any]
-Numbers = Literal["field", "wide", "actual"]
+Numbers = Literal["field", "wide", "actual", "truth"]
+#: What a kernel's result, out of its operands, is turned into before others read it.
+Disturb = Callable[[str, Sequence[Array], Array], Array]
 
 #: Products of two residues, and sums of 500 of them, fit in 64 bits.
 PRIME = 134_217_689
@@ -38,6 +42,7 @@ _FIELD = frozenset(
     "cumsum reduce_window_sum copy copy_p name stop_gradient transpose reshape squeeze rev slice "
     "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice".split()
 )
+_ELEMENTWISE = frozenset((*MAP, *MAP2, "select_n", "clamp", "copy_p", "optimization_barrier"))
 
 
 class NoReference(Exception):
@@ -58,44 +63,127 @@ def has_field(instance: Instance) -> bool:
     ) and all(v == int(v) for v in instance.side.constants.values())
 
 
-def evaluate(
-    instance: Instance, values: Mapping[str, Array], numbers: Numbers
-) -> tuple[dict[str, Array], float]:
-    """Every tensor of both sides by name, and the greatest magnitude that occurs.
+def elementwise(instance: Instance) -> bool:
+    """Whether every element of a result depends on the elements at its place alone, operands that
+    are stretched included."""
+    return all(a.kernel in _ELEMENTWISE for a in instance.applied.values())
+
+
+def one_shape(instance: Instance) -> bool:
+    """Whether all tensors that are no scalars have one shape."""
+    types = [t for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    return len({t.shape for t in types if t.rank}) <= 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation, ready to be run many times."""
+
+    node: Node
+    run: Callable[[Sequence[Array]], Array]
+
+
+class Program:
+    """Both sides of an instance over one kind of numbers.
 
     Raises NoReference for a kernel without a NumPy reference.
     """
-    side = instance.side
-    at: dict[str, Array] = dict(values)
-    most = max((_magnitude(v) for v in at.values()), default=0.0)
-    for node in (*side.nodes, *side.built):
-        entry = instance.applied[node.signature]
-        at[node.name] = _run(_in(entry, numbers), [at[o] for o in node.operands], numbers)
-        most = max(most, _magnitude(at[node.name]))
-    return at, most
+
+    def __init__(self, instance: Instance, numbers: Numbers) -> None:
+        self.instance, self.numbers = instance, numbers
+        self.pattern = [self._step(node) for node in instance.side.nodes]
+        self.replacement = [self._step(node) for node in instance.side.built]
+
+    def _step(self, node: Node) -> Step:
+        entry = _in(self.instance.applied[node.signature], self.numbers)
+        if self.numbers == "field" and entry.kernel == "div":
+            return Step(node, _quotient)
+        try:
+            signature = registry.signature(
+                entry.kernel, entry.params, entry.inputs, (entry.output,)
+            )
+            run = prepared(entry.kernel, entry.params, signature)
+        except TemplateError as e:
+            raise NoReference(f"{entry.kernel}: {e}") from None
+        field = self.numbers == "field"
+        asked = self.instance.applied[node.signature].output.dtype
+        narrow = None
+        if self.numbers == "truth" and entry.kernel == "convert_element_type":
+            narrow = numpy_dtype(asked)
+
+        def one(operands: Sequence[Array]) -> Array:
+            out = run(operands)[0]
+            if narrow is not None:
+                return out.astype(narrow).astype(out.dtype)
+            return np.asarray(out % PRIME) if field and out.dtype == np.int64 else out
+
+        return Step(node, one)
+
+    def evaluate(
+        self,
+        values: Mapping[str, Array],
+        disturb: Disturb | None = None,
+        pattern_only: bool = False,
+    ) -> dict[str, Array]:
+        """Every tensor of both sides by name.
+
+        Raises NoReference for an odd case that NumPy has no word for.
+        """
+        at: dict[str, Array] = dict(values)
+        for step in self.pattern if pattern_only else (*self.pattern, *self.replacement):
+            node = step.node
+            kernel = self.instance.applied[node.signature].kernel
+            operands = [at[o] for o in node.operands]
+            try:
+                out = step.run(operands)
+            except (TypeError, ValueError, IndexError, NotImplementedError, TemplateError) as e:
+                raise NoReference(f"{kernel}: {e}") from None
+            at[node.name] = out if disturb is None else disturb(kernel, operands, out)
+        return at
+
+    def widened(self, name: str, value: Array) -> Array:
+        """An input in the dtype that it has in these numbers."""
+        dtype = _dtype(self.instance.inputs[name].dtype, self.numbers)
+        return np.asarray(value).astype(numpy_dtype(dtype))
+
+    def inputs(
+        self,
+        families: Sequence[str],
+        rng: np.random.Generator,
+        marks: Landmarks,
+    ) -> dict[str, Array]:
+        """Values of the inputs, each out of the family that stands at its place."""
+        out: dict[str, Array] = {}
+        constants = self.instance.side.constants
+        drawn_ones = [n for n in self.instance.inputs if n not in constants]
+        of = dict(zip(drawn_ones, families, strict=True))
+        for name, t in self.instance.inputs.items():
+            dtype = _dtype(t.dtype, self.numbers)
+            if name in constants:
+                value = constants[name]
+                if self.numbers == "field":
+                    value = int(value) % PRIME
+                out[name] = _constant(value, t, dtype)
+            elif self.numbers == "field" and kind(t.dtype) in ("float", "complex"):
+                out[name] = rng.integers(1, PRIME, t.shape, dtype=np.int64)
+            else:
+                out[name] = drawn(t, of[name], rng, marks, dtype)
+        return out
 
 
-def _run(entry: Applied, operands: list[Array], numbers: Numbers) -> Array:
-    if numbers == "field" and entry.kernel == "div":
-        inverse = np.array(
-            [pow(int(v), PRIME - 2, PRIME) for v in operands[1].reshape(-1)], np.int64
-        ).reshape(operands[1].shape)
-        return np.asarray(operands[0] * inverse % PRIME)
-    signature = registry.signature(entry.kernel, entry.params, entry.inputs, (entry.output,))
-    whole = ZRange.from_shape(signature.extents)
-    read = []
-    for p, x in enumerate(operands):
-        box = signature.operand_box(p, whole)
-        read.append(x[tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))])
-    try:
-        out = reference(entry.kernel, entry.params, signature, read)[0]
-    except (TypeError, ValueError, IndexError, TemplateError) as e:
-        raise NoReference(
-            f"{entry.kernel}: {e}"
-        ) from None  # an odd case that NumPy has no word for
-    if numbers == "field" and out.dtype == np.int64:
-        return np.asarray(out % PRIME)
-    return out
+def _constant(value: float, t: TensorType, dtype: str) -> Array:
+    """A constant as its own dtype holds it."""
+    held = np.full(t.shape, value)
+    if dtype not in ("int64",):
+        held = held.astype(numpy_dtype(t.dtype))
+    return np.asarray(held.astype(numpy_dtype(dtype)))
+
+
+def _quotient(operands: Sequence[Array]) -> Array:
+    inverse = np.array(
+        [pow(int(v), PRIME - 2, PRIME) for v in operands[1].reshape(-1)], np.int64
+    ).reshape(operands[1].shape)
+    return np.asarray(operands[0] * inverse % PRIME)
 
 
 def _in(entry: Applied, numbers: Numbers) -> Applied:
@@ -126,61 +214,3 @@ def _param(value: Any, numbers: Numbers) -> Any:
     if isinstance(value, Mapping) and "$dtype" in value:
         return {"$dtype": _dtype(value["$dtype"], numbers)}
     return value
-
-
-def _magnitude(x: Array) -> float:
-    if x.dtype.kind not in "fc" and x.dtype.name not in _NARROW:
-        return 0.0
-    wide = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
-    finite = wide[np.isfinite(wide)]
-    return float(finite.max()) if finite.size else 0.0
-
-
-_NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-
-
-def random_values(
-    instance: Instance, numbers: Numbers, rng: np.random.Generator, style: str
-) -> dict[str, Array]:
-    """Inputs of an instance.
-
-    `style` is how floats are drawn: `normal`, `unit` (between 0.1 and 0.9), or `special` (with
-    infinities, negative zeros and far magnitudes). Integers take all values of their dtype.
-    """
-    out: dict[str, Array] = {}
-    for name, t in instance.inputs.items():
-        dtype = numpy_dtype(_dtype(t.dtype, numbers))
-        what = kind(t.dtype)
-        if name in instance.side.constants:
-            value = instance.side.constants[name]
-            if numbers == "field":
-                value = int(value) % PRIME
-            out[name] = np.full(t.shape, value).astype(dtype)
-        elif what == "bool":
-            out[name] = rng.random(t.shape) < 0.5
-        elif what in ("int", "uint"):
-            ends = np.iinfo(dtype)
-            small = style == "unit" or (t.rank == 0 and dtype == np.int32)
-            low, high = (0, 4) if small else (int(ends.min), int(ends.max))
-            out[name] = rng.integers(low, high, t.shape, dtype=dtype, endpoint=True)
-        elif numbers == "field":
-            out[name] = rng.integers(1, PRIME, t.shape, dtype=np.int64)
-        elif what in ("float", "complex"):
-            out[name] = _floats(t.shape, what, rng, style).astype(dtype)
-        else:
-            raise TemplateError(f"no values of dtype {t.dtype} can be drawn")
-    return out
-
-
-def _floats(shape: tuple[int, ...], what: str, rng: np.random.Generator, style: str) -> Array:
-    if style == "unit":
-        drawn: Array = rng.uniform(0.1, 0.9, shape)
-    else:
-        drawn = rng.normal(size=shape)
-    if style == "special" and what == "float":
-        drawn = drawn * 10.0 ** rng.integers(-3, 4, shape)
-        for value in (np.inf, -np.inf, 0.0, -0.0):
-            drawn = np.where(rng.random(shape) < 0.06, value, drawn)
-    if what == "complex":
-        drawn = drawn + 1j * rng.normal(size=shape)
-    return np.asarray(drawn)

@@ -20,12 +20,15 @@ from ..blockgraph import BlockGraph, TensorType
 from ..errors import RuleError, TapestryError, TemplateError
 from ..metakernels import registry
 from ..metakernels.language import Expression
-from ..metakernels.parameters import hashable, plain
+from ..metakernels.parameters import plain
+from ..metakernels.reference_call import numpy_dtype
 from ..metakernels.scopes import Names
+from ..metakernels.values import kind
 from ..wants import Applied, Catalogue, Form, parse, rule_sides
 from .book import Rule, commands
+from .choice import Unlike
 from .contractions import agrees
-from .draws import DTYPES, Draw
+from .draws import MOST_ELEMENTS, Draw
 from .example import example_graph
 from .families import FAMILIES
 from .language import defaults
@@ -37,6 +40,15 @@ MOST_FAILED = 400
 # Programs that an example stands for with its extents changed, for each of these dtypes.
 _RESIZED = 8
 _FLOATS = ("float32", "bfloat16", "float16")
+
+
+_CONTRACTIONS = ("dot_general", "conv_general_dilated")
+_GROWING = ("exp", "exp2", "expm1", "cosh", "sinh", "cumlogsumexp", "logsumexp", "softmax")
+#: Kernels through which an operand enters a sum as it is.
+_LINEAR = frozenset(
+    "add add_any sub neg mul div convert_element_type transpose reshape squeeze rev slice pad "
+    "broadcast_in_dim concatenate stack tile gather scatter-add dynamic_slice".split()
+)
 
 
 @dataclass(frozen=True)
@@ -77,13 +89,29 @@ class Instance:
         return sum(t.size + t.rank for t in self.inputs.values())
 
     @property
-    def structure(self) -> tuple[object, object]:
-        """What makes programs alike but for their sizes; and their dtypes."""
-        parts = [
-            (name, a.kernel, hashable(a.params), tuple(t.rank for t in a.inputs))
-            for name, a in self.applied.items()
-        ]
-        return tuple(parts), tuple(t.dtype for t in self.inputs.values())
+    def summed(self) -> frozenset[str]:
+        """Inputs that enter a contraction of the pattern as they are, moved or scaled, and scalars
+        that scale a tensor."""
+        found: set[str] = set()
+        reached: set[str] = set()
+        for node in reversed(self.side.nodes):
+            kernel = self.applied[node.signature].kernel
+            contracts = kernel in _CONTRACTIONS
+            if contracts or (node.name in reached and kernel in _LINEAR):
+                reached.update(node.operands)
+            if contracts or kernel in ("mul", "div"):
+                found |= {o for o in node.operands if o in self.inputs and not self.inputs[o].rank}
+        return frozenset(found | (reached & set(self.inputs)))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the pattern makes infinities of what is merely large."""
+        return any(self.applied[n.signature].kernel in _GROWING for n in self.side.nodes)
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether a tensor without elements occurs."""
+        return any(t.size == 0 for a in self.applied.values() for t in (*a.inputs, a.output))
 
 
 @dataclass
@@ -220,23 +248,41 @@ def _ordered(rule: Rule, nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def instances(
-    rule: Rule, side: Side, rng: random.Random, tries: int, drawn: Drawn
+    rule: Rule,
+    side: Side,
+    seed: int,
+    tries: int,
+    drawn: Drawn,
+    marks: Sequence[float] = (),
+    unlike: Unlike | None = None,
 ) -> Iterator[Instance]:
-    """Random programs that the pattern matches and the guard admits, the rule's example first.
+    """Programs that the pattern matches and the guard admits, the rule's example first.
 
-    Raises RuleError, with its place, for a fault in one of the rule's expressions.
+    What a turn draws depends on the seed and the number of the turn alone. `marks` are the numbers
+    that the rule speaks of; with `unlike`, programs like those before are passed over. Raises
+    RuleError, with its place, for a fault in one of the rule's expressions.
     """
     given = 0
-    for instance in _from_example(rule, side, rng, drawn):
-        given += 1
-        yield instance
+    for found in _from_example(rule, side, random.Random(seed), drawn):
+        if unlike is None or unlike.fresh(*found[:2]):
+            for instance in _answered(rule, side, *found, drawn):
+                given += 1
+                if unlike is not None:
+                    unlike.take(*found[:2], 0)
+                yield instance
     failed = 0
     for turn in range(tries):
         drawn.tried += 1
-        found = _draw(side, rng, turn)
-        if found is not None:
+        made = _draw(side, Draw(random.Random(f"{seed} {turn}"), turn, marks))
+        if made is not None:
             failed = 0
-            yield from _answered(rule, side, *found, drawn)
+            if unlike is None or unlike.fresh(*made[:2]):
+                for instance in _answered(rule, side, *made, drawn):
+                    if unlike is not None:
+                        unlike.take(*made[:2], turn)
+                    yield instance
+            if unlike is not None and unlike.enough(turn):
+                return
             continue
         failed += 1
         if given >= ENOUGH_GIVEN and failed > MOST_FAILED:
@@ -295,14 +341,15 @@ def _whole(entry: Applied) -> bool:
 
 
 def _draw(
-    side: Side, rng: random.Random, turn: int
+    side: Side, draw: Draw
 ) -> tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]] | None:
-    draw = Draw(rng, DTYPES[turn % len(DTYPES)])
     types: dict[str, TensorType] = {}
     inputs: dict[str, TensorType] = {}
     applied: dict[str, Applied] = {}
     made = {n.name for n in side.nodes}
-    for name in side.constants:
+    for name, value in side.constants.items():
+        if not _holds(draw.dtype, value):
+            return None
         types[name] = inputs[name] = TensorType((), draw.dtype)
     for node in side.nodes:
         known = [types.get(o) for o in node.operands]
@@ -322,6 +369,15 @@ def _draw(
         if types.setdefault(node.name, entry.output) != entry.output:
             return None
     return inputs, applied, types
+
+
+def _holds(dtype: str, value: float) -> bool:
+    """Whether a dtype has a constant of this value, as a float has every one within its reach."""
+    own = numpy_dtype(dtype)
+    if kind(dtype) in ("int", "uint", "bool"):
+        ends = (0, 1) if own.kind == "b" else (np.iinfo(own).min, np.iinfo(own).max)
+        return value == int(value) and ends[0] <= value <= ends[1]
+    return own.kind == "c" or bool(np.isfinite(np.asarray(value).astype(own)))
 
 
 def _apply(
@@ -355,19 +411,32 @@ def applied_to(
     """A kernel on operands of these types; None where no template fits, or not with one output."""
     if kernel == "dot_general" and not agrees(params, *inputs):
         return None
+    if not _indexes(kernel, inputs):
+        return None
     try:
         types = registry.output_types(kernel, params, inputs)
     except TemplateError:
         return None
-    if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > 4096:
+    if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > MOST_ELEMENTS:
         return None
     return Applied(kernel, params, tuple(inputs), types[0], None)
+
+
+def _indexes(kernel: str, inputs: Sequence[TensorType]) -> bool:
+    """Whether the operands that say where are whole numbers, which templates take for granted."""
+    at = 1 if kernel.startswith(("gather", "scatter", "dynamic_slice")) else 2
+    if not kernel.startswith(("gather", "scatter", "dynamic_")):
+        return True
+    several = kernel.startswith("dynamic_")
+    return all(kind(t.dtype) in ("int", "uint") for t in (inputs[at:] if several else inputs[1:2]))
 
 
 # The rule's own example
 
 
-def _from_example(rule: Rule, side: Side, rng: random.Random, drawn: Drawn) -> Iterator[Instance]:
+def _from_example(
+    rule: Rule, side: Side, rng: random.Random, drawn: Drawn
+) -> Iterator[tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]]]:
     if not rule.example.strip():
         return
     for dtype, text in _variants(rule.example, rng):
@@ -383,7 +452,7 @@ def _from_example(rule: Rule, side: Side, rng: random.Random, drawn: Drawn) -> I
             continue
         for found in _matches(graph, side):
             drawn.tried += 1
-            yield from _answered(rule, side, *found, drawn)
+            yield found
 
 
 def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -431,7 +500,7 @@ def _matches(
             ),
         )
         for op in graph.operations
-        if len(op.outputs) == 1
+        if len(op.outputs) == 1 and _indexes(op.kernel, [graph.values[v] for v in op.inputs])
     ]
     made = {n.name for n in side.nodes}
 

@@ -134,7 +134,7 @@ def _clamp(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _transpose(kernel: str, known: Known, draw: Draw) -> Proposal:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3, 3, 4)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3, 3, 4)))
     order = list(range(x.rank))
     if draw.chance(0.3):
         order.reverse()
@@ -169,7 +169,7 @@ def _reshape(kernel: str, known: Known, draw: Draw) -> Proposal:
 def _squeeze(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     x = known[0]
     if x is None:
-        sizes = list(draw.shape(draw.rng.choice((0, 1, 2, 3))))
+        sizes = list(draw.shape(draw.rank((0, 1, 2, 3))))
         sizes.insert(draw.rng.randint(0, len(sizes)), 1)
         x = TensorType(tuple(sizes), draw.dtype)
     ones = [d for d, n in enumerate(x.shape) if n == 1]
@@ -177,8 +177,8 @@ def _squeeze(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 
 
 def _broadcast(kernel: str, known: Known, draw: Draw) -> Proposal:
-    x = known[0] or draw.tensor(draw.rng.choice((0, 0, 1, 1, 2, 3)))
-    rank = min(5, x.rank + draw.rng.choice((0, 1, 1, 2)))
+    x = known[0] or draw.tensor(draw.rank((0, 0, 1, 1, 2, 3)))
+    rank = min(8, x.rank + draw.rng.choice((0, 1, 1, 2)))
     to = sorted(draw.rng.sample(range(rank), x.rank)) if rank >= x.rank else list(range(x.rank))
     shape = list(draw.shape(max(rank, x.rank)))
     for n, d in zip(x.shape, to, strict=True):
@@ -188,7 +188,7 @@ def _broadcast(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _slice(kernel: str, known: Known, draw: Draw) -> Proposal:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
     start, limit, step = [], [], []
     cut = draw.rng.randrange(x.rank) if x.rank and draw.chance(0.6) else -1
     for d, n in enumerate(x.shape):
@@ -206,7 +206,7 @@ def _slice(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _pad(kernel: str, known: Known, draw: Draw) -> Proposal:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
     config = []
     for n in x.shape:
         low, high = draw.rng.choice((0, 0, 1, 2)), draw.rng.choice((0, 0, 1))
@@ -217,12 +217,12 @@ def _pad(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _rev(kernel: str, known: Known, draw: Draw) -> Proposal:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
     return {"dimensions": draw.subset(range(x.rank))}, [x]
 
 
 def _concatenate(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    model = first(known, draw, draw.rng.choice((1, 2, 2, 3)))
+    model = first(known, draw, draw.rank((1, 2, 2, 3)))
     if not model.rank:
         return None
     fits = [
@@ -258,7 +258,7 @@ def _tile(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 3, 3, 3, 4)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 3, 3, 3, 4)))
     if kernel in ("argmax", "argmin"):
         axes = draw.rng.sample(range(x.rank), min(1, x.rank))
         return {"axes": axes, "index_dtype": {"$dtype": "int32"}}, [x]
@@ -269,7 +269,7 @@ def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 
 def _normalised(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 3, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 3, 3)))
     return ({"axes": draw.subset(range(x.rank), 1)}, [x]) if x.rank else None
 
 
@@ -279,21 +279,21 @@ def _nothing(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 
 
 def _scan(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
     if not x.rank:
         return None
     return {"axis": draw.rng.randrange(x.rank), "reverse": draw.chance(0.3)}, [x]
 
 
 def _sort(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 2, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
     if not x.rank:
         return None
     return {"dimension": draw.rng.randrange(x.rank), "is_stable": True, "num_keys": 1}, [x]
 
 
 def _window(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    x = known[0] or draw.tensor(draw.rng.choice((1, 2, 3)))
+    x = known[0] or draw.tensor(draw.rank((1, 2, 3)))
     window = [draw.rng.choice((1, 1, 2, min(n, 3) or 1)) for n in x.shape]
     padding = [[0, 0] if draw.chance(0.7) else [draw.rng.choice((0, 1)), 1] for _ in x.shape]
     if any(n + sum(p) < w for n, p, w in zip(x.shape, padding, window, strict=True)):
@@ -312,7 +312,7 @@ def _window(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 
 
 def _iota(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    shape = list(draw.shape(draw.rng.choice((1, 2, 3))))
+    shape = list(draw.shape(draw.rank((1, 2, 3))))
     dtype = draw.dtype if draw.dtype != "bool" else "int32"
     at = draw.rng.randrange(len(shape))
     return {"dtype": {"$dtype": dtype}, "shape": shape, "dimension": at, "sharding": None}, []

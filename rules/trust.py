@@ -24,11 +24,11 @@ from ..errors import RuleError, TapestryError
 from ..executors import Processes, completed
 from ..metakernels import registry
 from .book import PROGRAM_RULESETS, Rule, RuleBook, load_book
+from .proofs import solver_installed
+from .receipts import content, receipts
 from .verify import Counterexample, RuleRefused, Verdict, verify_rule
 
 _HERE = Path(__file__).parent
-_RECEIPTS = _HERE / "verified.txt"
-
 
 # So many rules are tried here sooner than processes have started.
 _FEW = 8
@@ -43,12 +43,7 @@ def ensure_verified(books: Iterable[RuleBook], executor: Executor | None = None)
     Raises RuleRefused for the first that fails, in the order of the books.
     """
     known = receipts()
-    rules = [
-        rule
-        for book in books
-        for rule in book.rules
-        if rule.ruleset in PROGRAM_RULESETS and content(rule) not in known
-    ]
+    rules = [rule for book in books for rule in book.rules if content(rule) not in known]
     for found in verified_all(rules, executor=executor):
         if isinstance(found, RuleError):
             raise found
@@ -146,58 +141,22 @@ def _rules_of(path: str) -> dict[str, Rule]:
 
 
 def _verdict(rule: Rule, told: Mapping[str, Any], seconds: float) -> Verdict:
-    numbers, kernels = (tuple(map(str, told[key])) for key in ("numbers", "kernels"))
-    return Verdict(rule.name, int(told["instances"]), numbers, seconds, kernels)
+    numbers, kernels, proven = (
+        tuple(map(str, told[key])) for key in ("numbers", "kernels", "proven")
+    )
+    count, cases = int(told["instances"]), int(told["cases"])
+    return Verdict(rule.name, count, numbers, seconds, kernels, cases, proven)
 
 
 def _keep(rule: Rule, found: Finding) -> None:
     if isinstance(found, Verdict):
-        told = {
-            "rule": rule.name,
-            "instances": found.instances,
-            "numbers": found.numbers,
-            "kernels": found.kernels,
-        }
+        told = {k: v for k, v in asdict(found).items() if k != "seconds"}
         with suppress(TapestryError):  # a folder that cannot be written costs time only
             write_atomic(_path(rule), json.dumps(told))
 
 
 def _path(rule: Rule) -> Path:
     return cache_folder() / "rules" / f"{_key(rule)}.json"
-
-
-def content(rule: Rule) -> str:
-    """A hash of all that a rule says to the machine."""
-    recipe = rule.recipe
-    said: list[Any] = [rule.egg, rule.numerics, rule.ruleset]
-    if recipe is not None:
-        said += [recipe.given, [g.text for g in recipe.guards]]
-        said += [sorted((k, e.text) for k, e in recipe.let.items())]
-        for name, want in sorted(recipe.wants.items()):
-            params = sorted((k, e.text) for k, e in want.params.items())
-            said.append([name, want.kernel, want.like, want.inputs.text, params])
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
-
-
-def receipts() -> frozenset[str]:
-    """Contents of the shipped rules as they were when last verified."""
-    return _receipts(_RECEIPTS.stat().st_mtime_ns if _RECEIPTS.exists() else 0)
-
-
-@cache
-def _receipts(_: int) -> frozenset[str]:
-    try:
-        lines = _RECEIPTS.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(line.split()[0] for line in lines if line and not line.startswith("#"))
-
-
-def write_receipts(rules: Iterable[Rule]) -> None:
-    """Note that these rules, which ship with tapestry-egg, have been verified."""
-    lines = [f"{content(r)} {r.name}" for r in rules if r.ruleset in PROGRAM_RULESETS]
-    head = "# Contents of the shipped rules that were verified (`tapestry-egg verify --receipts`)."
-    write_atomic(_RECEIPTS, "\n".join([head, *lines]) + "\n")
 
 
 def cache_folder() -> Path:
@@ -210,8 +169,10 @@ def cache_folder() -> Path:
 
 
 def _key(rule: Rule) -> str:
-    """A hash of a rule and of what judges it: templates, references, and the verification."""
-    return hashlib.sha256((content(rule) + rule.example + _judges()).encode()).hexdigest()[:40]
+    """A hash of a rule and of what judges it: templates, references, the verification, and whether
+    there is a solver."""
+    said = content(rule) + rule.example + _judges() + str(solver_installed())
+    return hashlib.sha256(said.encode()).hexdigest()[:40]
 
 
 @cache

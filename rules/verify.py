@@ -1,53 +1,52 @@
-"""Verify: a rule is tried on random small programs before it is trusted.
+"""Verify: a rule is tried on small programs before it is trusted.
 
-Programs that the pattern matches and the guard admits are drawn (instances.py), both sides are
-computed by the NumPy references, and must agree:
+Programs that the pattern matches and the guard admits are drawn (instances.py): every kind of
+shapes with every dtype, every kernel of a family, many parameters. Their inputs hold values of
+every family (values.py). Both sides are computed by the NumPy references and must agree:
 
 * in type: every result has the shape and dtype of what it stands for;
-* as a law: modulo a prime where both sides are sums, products and quotients (evaluate.py),
-  otherwise in float64 up to 1e-9 of the greatest magnitude that occurs; integers and flags always
-  exactly, in their own dtype, as they wrap;
-* in its numerics class: `exact` rules give equal numbers in the program's dtype, infinities
-  included (zeros of either sign are equal); `reorders` stays within a few roundings of the
-  result's dtype; `changes_rounding` need not.
+* as a law: modulo a prime where both sides are sums, products and quotients (evaluate.py), and in
+  float64; integers and flags always exactly, in their own dtype, as they wrap;
+* in its numerics class, in the dtype that the program has (compare.py).
 
-Where the pattern gives NaN a rule may give anything. A rule that fails is
-refused with the smallest program found, its inputs and both results.
+Laws of single elements over integers and reals are also proven where a solver is installed
+(proofs.py); what it refutes is refused only with an example that evaluation confirms. A rule that
+fails is refused with the smallest program found, its inputs and both results. Verdicts depend on
+counts only, never on time or on the rule's name.
 """
 
 from __future__ import annotations
 
-import random
-import time
 import warnings
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from time import thread_time
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import RuleError
+from ..metakernels.values import kind
 from .book import PROGRAM_RULESETS, Rule
-from .evaluate import Array, NoReference, Numbers, evaluate, has_field, random_values
+from .choice import Unlike
+from .compare import differs_by_rounding, differs_exactly, differs_over_the_reals, roomy
+from .evaluate import Array, NoReference, Numbers, Program, has_field
+from .facts import refuse_facts
 from .instances import Drawn, Instance, Side, instances, sides
+from .proofs import Prover
+from .values import EXTREME, FINITE, MASKS, MODERATE, Landmarks, landmarks, mixtures
 
 #: Programs that each rule is tried on, how many that match are looked at to find as many that are
-#: unlike each other, how many draws may fail to match, and seconds for all.
-WANTED = 40
-MATCHES = 240
-TRIES = 8000
-SECONDS = 1.0
-# Programs that differ in sizes and dtypes only are tried so often.
-_ALIKE = 4
-# A rule that few programs fit is given more time to be tried on so many.
-_FEW = 6
+#: unlike each other, and how many draws may be made.
+WANTED = 48
+MATCHES = 200
+TRIES = 6000
 # Further programs that are tried after a failure, for a smaller one.
 _SHRINK = 25
-_LAW = 1e-9
-# Roundings of the result's dtype that an operation may be off by.
-_ROUNDINGS = 8.0
+# So many programs are tried with every family of values, further ones with half of them.
+_ALL = 10
+# Mixtures of families that each program is tried on, beside every family alone.
+_MIXED = 4
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,12 @@ class RuleRefused(RuleError):
     """A rule is not true, or cannot be checked; `counterexample` shows where it fails."""
 
     def __init__(
-        self, what: str, *, where: str = "", hint: str = "", counterexample: Counterexample | None
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        counterexample: Counterexample | None = None,
     ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.counterexample = counterexample
@@ -89,22 +93,35 @@ class RuleRefused(RuleError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a rule was found sound: on how many programs, by which numbers."""
+    """How a rule was found sound: on how many programs and inputs, by which numbers.
+
+    `proven` says over which numbers its law is proven besides: `reals`, and dtypes of integers.
+    """
 
     rule: str
     instances: int
     numbers: tuple[str, ...]
     seconds: float
     kernels: tuple[str, ...] = field(default=())
+    cases: int = 0
+    proven: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        tried = f"on {self.instances} programs with {self.cases} inputs"
+        whole = [p for p in self.proven if p != "reals"]
+        over = ["ℝ"] * ("reals" in self.proven) + [f"ℤ ({', '.join(whole)})"] * bool(whole)
+        if not over:
+            return f"tested {tried}"
+        return f"proven over {' and '.join(over)}, tested over floats {tried}"
 
 
 def verify_rule(rule: Rule, seed: int = 0, wanted: int = WANTED) -> Verdict | None:
-    """Try one rule on at most `wanted` programs; None for a rule that rewrites nothing, such as
-    those of layouts.
+    """Try one rule on about `wanted` programs; None for a rule that rewrites nothing.
 
-    Raises RuleRefused for a rule that is not true, that never applies, or whose kernels have no
-    reference; RuleError for a fault in one of its expressions.
+    Raises RuleRefused for a rule that is not true, that never applies, whose kernels have no
+    reference, or whose effect nothing can check; RuleError for a fault in one of its expressions.
     """
+    refuse_facts(rule, RuleRefused)
     if rule.ruleset not in PROGRAM_RULESETS:
         return None
     laws = sides(rule)
@@ -116,43 +133,47 @@ def verify_rule(rule: Rule, seed: int = 0, wanted: int = WANTED) -> Verdict | No
 
 
 def _verify(rule: Rule, laws: tuple[Side, ...], seed: int, wanted: int) -> Verdict:
-    begin = time.thread_time()
-    count = 0
+    begin = thread_time()
+    count = cases = 0
     numbers: dict[str, None] = {}
     kernels: set[str] = set()
+    marks = landmarks(rule)
+    prover = Prover()
     for law in laws:
-        # A seed of its own makes a rule's verdict independent of the rules before it.
-        rng = random.Random(f"{seed} {rule.name}")
         drawn = Drawn()
         sound = 0
-        alike: Counter[Any] = Counter()
-        for matched, instance in enumerate(instances(rule, law, rng, TRIES, drawn)):
-            shape, dtypes = instance.structure
-            alike.update((shape, (shape, dtypes)))
-            if matched >= min(MATCHES, 4 * wanted):
-                break
-            if alike[shape] > _ALIKE or alike[shape, dtypes] > 1:
-                continue
-            problem, used = _try(rule, instance, rng)
+        unlike = Unlike(wanted)
+        found = instances(rule, law, seed, TRIES, drawn, marks, unlike)
+        for number, instance in enumerate(islice(found, MATCHES)):
+            problem, used, tried = _try(rule, instance, marks, seed, number)
+            refuting = None if problem is not None else prover.refutation(instance)
+            if refuting is not None:
+                problem = _confirmed(rule, instance, refuting)
             if problem is not None:
-                smaller = _smallest(rule, law, rng, instance, problem)
+                smaller = _smallest(rule, law, marks, seed, instance, problem)
                 raise RuleRefused(
                     f"rule {rule.name!r} is refused: {_FAILS[smaller.numbers]}",
                     where=rule.where,
                     counterexample=smaller,
                 )
+            cases += tried
             if used:
                 numbers.update(dict.fromkeys(used))
                 kernels |= {a.kernel for a in instance.applied.values()}
                 sound += 1
-            spent = time.thread_time() - begin
-            if sound >= wanted or spent > SECONDS * (1 if sound >= _FEW else 4) * len(laws):
-                break
         if not sound:
             raise _never(rule, drawn)
         count += sound
-    spent = time.thread_time() - begin
-    return Verdict(rule.name, count, tuple(numbers), spent, tuple(sorted(kernels)))
+    spent = thread_time() - begin
+    return Verdict(
+        rule.name,
+        count,
+        tuple(sorted(numbers)),
+        spent,
+        tuple(sorted(kernels)),
+        cases,
+        prover.told(),
+    )
 
 
 _FAILS = {
@@ -181,18 +202,21 @@ def _never(rule: Rule, drawn: Drawn) -> RuleRefused:
 
 
 def _smallest(
-    rule: Rule, law: Side, rng: random.Random, instance: Instance, problem: Counterexample
+    rule: Rule,
+    law: Side,
+    marks: Landmarks,
+    seed: int,
+    instance: Instance,
+    problem: Counterexample,
 ) -> Counterexample:
     """The failure on the smallest of some further programs."""
     size = instance.size
-    seen = 0
-    for other in instances(rule, law, rng, TRIES // 16, Drawn()):
-        seen += 1
-        if other.size < size:
-            found, _ = _try(rule, other, rng)
+    for number, other in enumerate(instances(rule, law, seed + 1, TRIES // 16, Drawn(), marks)):
+        if other.size < size and other.size:
+            found, *_ = _try(rule, other, marks, seed, number)
             if found is not None:
                 size, problem = other.size, found
-        if seen >= _SHRINK:
+        if number >= _SHRINK:
             break
     return problem
 
@@ -201,102 +225,126 @@ def _smallest(
 
 
 def _try(
-    rule: Rule, instance: Instance, rng: random.Random
-) -> tuple[Counterexample | None, tuple[str, ...]]:
-    """What is wrong on one program, and by which numbers it was judged."""
+    rule: Rule, instance: Instance, marks: Landmarks, seed: int, number: int
+) -> tuple[Counterexample | None, tuple[str, ...], int]:
+    """What is wrong on one program, by which numbers it was judged, on how many inputs."""
     for root, made in instance.side.unions:
         old, new = instance.types[root], instance.types[made]
         if (old.shape, old.dtype) != (new.shape, new.dtype):
-            return _counterexample(instance, {}, str(old), str(new), "type"), ()
-    used: list[str] = []
-    source = np.random.default_rng(rng.getrandbits(32))
+            return _counterexample(instance, {}, str(old), str(new), "type"), (), 0
+    used: dict[str, None] = {}
+    rng = np.random.default_rng((seed, number))
+    cases = 0
     try:
-        for numbers, style in _plan(rule, instance):
-            values = random_values(instance, numbers, source, style)
-            found, judged = _compare(rule, instance, values, numbers)
+        programs: dict[Numbers, Program] = {}
+        for numbers, families in _plan(rule, instance, number):
+            if numbers not in programs:
+                programs[numbers] = Program(instance, numbers)
+            values = programs[numbers].inputs(families, rng, marks)
+            found, judged = _compare(rule, instance, programs, values, numbers)
             if found is not None:
-                return found, ()
+                return found, (), cases
+            cases += 1
             if judged:
-                used.append("field" if numbers == "field" else numbers)
+                used[numbers] = None
     except NoReference:
-        return None, ()
-    return None, tuple(used)
+        return None, (), cases
+    return None, tuple(used), cases
 
 
-def _plan(rule: Rule, instance: Instance) -> list[tuple[Numbers, str]]:
-    floats = any(
-        t.dtype.startswith(("float", "bfloat", "complex"))
-        for a in instance.applied.values()
-        for t in (*a.inputs, a.output)
-    )
-    if not floats:
-        return [("actual", "normal"), ("actual", "unit")]
-    law: list[tuple[Numbers, str]] = (
-        [("field", "normal"), ("field", "normal")]
-        if has_field(instance)
-        else [("wide", "normal"), ("wide", "unit")]
-    )
+def _confirmed(rule: Rule, instance: Instance, values: dict[str, Array]) -> Counterexample | None:
+    """What is wrong on values that a solver found, if evaluation finds so too."""
+    real = any(v.dtype.kind not in "biu" for v in values.values())
+    try:
+        numbers: Numbers = "wide" if real else "actual"
+        program = Program(instance, numbers)
+        held = {n: program.widened(n, v) for n, v in values.items()}
+        return _compare(rule, instance, {numbers: program}, held, numbers)[0]
+    except NoReference:
+        return None
+
+
+def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers, Sequence[str]]]:
+    """The numbers and the families, one for each input, that a program is tried with."""
+    drawn = [n for n in instance.inputs if n not in instance.side.constants]
+    count = len(drawn)
+    dtypes = {t.dtype for a in instance.applied.values() for t in (*a.inputs, a.output)}
+
+    summed = instance.summed
+    # Of nothing at all a quotient's divisor is not asked.
+    fixed = summed if instance.has_empty and rule.numerics != "exact" else frozenset[str]()
+
+    def every(families: Sequence[str]) -> Iterator[Sequence[str]]:
+        for chosen in walked(families):
+            yield tuple("unit" if n in fixed else f for n, f in zip(drawn, chosen, strict=True))
+
+    def walked(families: Sequence[str]) -> Iterator[Sequence[str]]:
+        # The first programs meet every family, later ones every other.
+        some = families if number < _ALL else families[number % 2 :: 2]
+        for family in some if count else some[:1]:
+            yield (family,) * count
+        yield from mixtures(families, count, number, _MIXED)
+
+    def masking(families: Sequence[str]) -> Iterator[Sequence[str]]:
+        # Masks are added or chosen. What a contraction sums, or a scale of a whole tensor, that is
+        # no number leaves none; nor does an infinity under an exponential, unless it is a negative.
+        other = {"infinite": "below"} if instance.grows else {}
+        for chosen in every(families):
+            yield tuple(
+                "normal" if n in summed and f in MASKS else other.get(f, f)
+                for n, f in zip(drawn, chosen, strict=True)
+            )
+
+    if not any(kind(d) in ("float", "complex") for d in dtypes):
+        yield from (("actual", f) for f in every(EXTREME))
+        return
+    if has_field(instance):
+        yield from (("field", ("normal",) * count) for _ in range(2))
+    yield from (("wide", f) for f in every(FINITE if rule.numerics != "exact" else MODERATE))
+    # Of nothing, an infinite factor makes NaN where its place was empty: no mask is meant so.
+    masks = () if instance.has_empty else MASKS
     if rule.numerics == "exact":
-        return [*law, ("actual", "normal"), ("actual", "special")]
+        yield from (("actual", f) for f in every((*EXTREME, *masks)))
+        return
+    if masks:
+        yield from (("wide", f) for f in masking(("normal", "ties", *masks)))
     if rule.numerics == "reorders":
-        return [*law, ("actual", "normal"), ("actual", "unit")]
-    return law
+        moderate = [f for f in MODERATE if roomy(dtypes) or f not in ("tens", "high")]
+        yield from (("actual", f) for f in every(moderate))
 
 
 def _compare(
-    rule: Rule, instance: Instance, values: dict[str, Array], numbers: Numbers
+    rule: Rule,
+    instance: Instance,
+    programs: dict[Numbers, Program],
+    values: dict[str, Array],
+    numbers: Numbers,
 ) -> tuple[Counterexample | None, bool]:
-    at, most = evaluate(instance, values, numbers)
+    program = programs[numbers]
+    at = program.evaluate(values)
+    truth: dict[str, Array] = {}
+    if numbers == "actual" and rule.numerics == "reorders":
+        if "truth" not in programs:
+            programs["truth"] = Program(instance, "truth")
+        wide = programs["truth"]
+        truth = wide.evaluate({n: wide.widened(n, v) for n, v in values.items()}, pattern_only=True)
     judged = False
     for root, made in instance.side.unions:
         left, right = at[root], at[made]
-        wrong, told = _differ(rule, instance, left, right, most, numbers)
+        if numbers == "wide":
+            wrong, told = differs_over_the_reals(rule, program, values, at, root, made)
+        elif numbers == "field" or rule.numerics != "reorders":
+            wrong, told = differs_exactly(instance, left, right)
+        else:
+            wrong, told = differs_by_rounding(instance, at, truth, root, made)
         judged |= told
         if wrong:
-            kind = numbers if left.dtype.kind in "fcV" or numbers == "field" else "integer"
+            held = numbers if left.dtype.kind in "fcV" or numbers == "field" else "integer"
             texts = [_shown(left), _shown(right)]
             if texts[0] == texts[1]:
                 texts = [_shown(left, 17), _shown(right, 17)]
-            return _counterexample(instance, values, texts[0], texts[1], kind), False
+            return _counterexample(instance, values, texts[0], texts[1], held), False
     return None, judged
-
-
-def _differ(
-    rule: Rule, instance: Instance, left: Array, right: Array, most: float, numbers: Numbers
-) -> tuple[bool, bool]:
-    """Whether two results differ more than they may, and whether they tell anything."""
-    if numbers == "field" or left.dtype.kind in "biu":
-        return not np.array_equal(left, right), True
-    a, b = (x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (left, right))
-    nan_a, nan_b = np.isnan(a), np.isnan(b)
-    if numbers == "actual" and rule.numerics == "exact":
-        same = nan_a | (a == b)
-        return not bool(same.all()), bool((~nan_a).any())
-    told = ~nan_a if numbers == "wide" else np.isfinite(a) & np.isfinite(b)
-    if not told.any():
-        return False, a.size == 0
-    if numbers == "wide":
-        allowed = _LAW * (1.0 + most)
-        with np.errstate(all="ignore"):
-            close = (a == b) | (np.abs(a - b) <= allowed)
-        return bool((told & (nan_b | ~close)).any()), True
-    steps = len(instance.side.nodes) + len(instance.side.built)
-    longest = max(
-        (max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs),
-        default=1,
-    )
-    allowed = _ROUNDINGS * (steps + min(longest, 64)) * _epsilon(left) * most
-    with np.errstate(all="ignore"):
-        return bool((told & (np.abs(a - b) > allowed)).any()), True
-
-
-def _epsilon(x: NDArray[Any]) -> float:
-    import ml_dtypes
-
-    try:
-        return float(np.finfo(x.dtype).eps)
-    except ValueError:
-        return float(ml_dtypes.finfo(x.dtype).eps)
 
 
 # Telling it

@@ -27,6 +27,7 @@ from .errors import RuleError, TapestryError, TargetError
 from .units import format_quantity
 
 if TYPE_CHECKING:
+    from .rules import Rule
     from .rules.trust import Finding
 
 
@@ -135,6 +136,7 @@ def rules(
     """List the rewrite rules, or show one."""
     from .rules import load_books
     from .rules.book import book_names
+    from .rules.receipts import content, receipts
 
     found = [rule for one in load_books([*book_names(), *(book or ())]) for rule in one.rules]
     if name:
@@ -142,6 +144,8 @@ def rules(
         if not matching:
             raise RuleError(f"no rule {name!r}", hint="`tapestry-egg rules` lists them.")
         fields = {k: v for k, v in asdict(matching[0]).items() if v}
+        if said := receipts().get(content(matching[0])):
+            fields["verified"] = said
         print_json(fields) if as_json else _print_fields(fields)
     elif as_json:
         print_json([asdict(rule) for rule in found])
@@ -223,14 +227,18 @@ def verify(
 ) -> None:
     """Check saved files, and rules by trying them.
 
-    A rule file is checked rule by rule: both sides are computed on random small programs, and a
-    rule that is not true is refused with a counterexample. Without a file, the rules that ship
-    with tapestry-egg are checked.
+    A rule file is checked rule by rule: both sides are computed on small programs of every kind,
+    and a rule that is not true is refused with a counterexample. Laws of single elements are proven
+    besides where a solver is installed (the extra `smt`). Without a file, the rules that ship with
+    tapestry-egg are checked.
     """
     from .rules.book import book_names
+    from .rules.proofs import solver_installed
 
     verdicts: list[dict[str, Any]] = []
-    for file, holds in _verified(files or book_names(), again):
+    said: list[tuple[Rule, str]] = []
+    shown = 0
+    for file, holds in _verified(files or book_names(), again, said):
         if isinstance(holds, TapestryError):
             verdict = {"file": file, "ok": False, "error": str(holds)}
         else:
@@ -240,19 +248,27 @@ def verify(
             print_json(verdict)
         elif verdict["ok"]:
             print(f"{file}: {verdict['holds']}: ok")
+            rows = [[f"  {rule.name}", words] for rule, words in said[shown:] if words]
+            if rows and file not in book_names():
+                print(text.columns(rows))
         else:
             complain(str(verdict["error"]))
+        shown = len(said)
+    if said and not solver_installed() and not as_json:
+        print("Nothing is proven: there is no solver (pip install 'tapestry-egg[smt]').")
     if not all(verdict["ok"] for verdict in verdicts):
         raise typer.Exit(1)
-    if receipts:
-        from .rules import load_books
-        from .rules.trust import write_receipts
+    if receipts and not files:
+        from .rules.receipts import write_receipts
 
-        write_receipts([rule for book in load_books(book_names()) for rule in book.rules])
+        write_receipts([(rule, words) for rule, words in said if rule.book in book_names()])
 
 
-def _verified(files: Sequence[str], again: bool) -> Iterator[tuple[str, str | TapestryError]]:
-    """What every file holds, in words, or what is wrong with it. Rules are tried all at once."""
+def _verified(
+    files: Sequence[str], again: bool, said: list[tuple[Rule, str]]
+) -> Iterator[tuple[str, str | TapestryError]]:
+    """What every file holds, in words, or what is wrong with it; what is said of each rule is added
+    to `said`. Rules are tried all at once."""
     from .rules import RuleBook, load_book
     from .rules.book import book_names
     from .rules.trust import verified_all
@@ -268,7 +284,11 @@ def _verified(files: Sequence[str], again: bool) -> Iterator[tuple[str, str | Ta
     found = iter(verified_all([rule for book in books.values() for rule in book.rules], again))
     for file, what in held.items():
         if isinstance(what, RuleBook):
-            yield file, _words([next(found) for _ in what.rules])
+            mine = [next(found) for _ in what.rules]
+            said += [
+                (r, "" if v is None else str(v)) for r, v in zip(what.rules, mine, strict=True)
+            ]
+            yield file, _words(mine)
         else:
             yield file, what
 
@@ -293,11 +313,16 @@ def _words(found: Sequence[Finding]) -> str | RuleError:
     refused = [error for error in found if isinstance(error, RuleError)]
     if refused:
         return RuleError("\n".join(map(str, refused)))
-    tried = [v.instances for v in found if v is not None and not isinstance(v, RuleError)]
+    tried = [v for v in found if v is not None and not isinstance(v, RuleError)]
     words = f"{len(found)} rule{'' if len(found) == 1 else 's'}"
     if not tried:
         return words
-    return f"{words}, {len(tried)} of them tried on {sum(tried)} programs"
+    programs, inputs = (sum(getattr(v, k) for v in tried) for k in ("instances", "cases"))
+    proven = sum(bool(v.proven) for v in tried)
+    besides = f", {proven} proven besides" if proven else ""
+    return (
+        f"{words}, {len(tried)} of them tried on {programs} programs with {inputs} inputs{besides}"
+    )
 
 
 def _print_fields(fields: dict[str, Any]) -> None:

@@ -46,11 +46,15 @@ SIGN = """\
 x: float32[2, 3]
 y: float32[2]
 z: float32[2]
-o: float32 = 0
+k: float32 = 0
 e = exp(x) {accuracy: null}
 r = reduce_sum(e) {axes: [1], out_sharding: null}
-g = ge(r, o)
-q = select_n(g, z, y)
+c = ge(r, k)
+d = div(y, r)
+s = select_n(c, z, d)
+u = select_n(c, d, z)
+n = neg(u)
+t = add_any(s, n)
 """
 #: Rule, a program that it is for, what is changed in it, and what stands there then.
 NEARLY = [
@@ -117,7 +121,7 @@ t = sub(b, l)
     ("weights-times-values", PRODUCT % 1, "{shape: [4, 1]", "{shape: [4]"),
     ("weights-times-rows", PRODUCT % 0, "{shape: [4, 1]", "{shape: [4]"),
     ("entry-of-shifted", SHIFTED, "{shape: [3, 1]", "{shape: [3]"),
-    ("sign-of-sum-of-exponentials", SIGN, "x: float32", "x: int32"),
+    ("sign-of-sum-of-exponentials", SIGN, "d = div(y, r)", "d = div(r, y)"),
 ]
 
 

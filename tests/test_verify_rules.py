@@ -13,11 +13,10 @@ from tapestry_egg.rules import Rule, load_book, load_books
 from tapestry_egg.rules import trust as trust_module
 from tapestry_egg.rules import verify as verify_module
 from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names
+from tapestry_egg.rules.receipts import content, receipts
 from tapestry_egg.rules.trust import (
     Finding,
-    content,
     ensure_verified,
-    receipts,
     tried_by_name,
     verified,
     verified_all,

@@ -6,7 +6,8 @@ what plans are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..zspace import ZRange
 from .opaque import opaque_reasons
 from .parameters import readable
 from .reference_algebra import ALGEBRA
-from .reference_call import Array, Call, Reference, zero
+from .reference_call import Array, Call, Reference, numpy_dtype, zero
 from .reference_elementwise import ELEMENTWISE
 from .reference_indexing import INDEXING
 from .reference_linalg import LINALG
@@ -59,11 +60,7 @@ def reference(
     the box `sig.outputs[q].image(box)`: a partial value when `box` is a block of a reduce dim.
     Raises TemplateError for a kernel without a reference, and for operands of other shapes.
     """
-    implementation = _OWN.get(kernel) or REFERENCES.get(kernel)
-    if implementation is None:
-        raise TemplateError(
-            f"there is no reference for {kernel}", hint=opaque_reasons().get(kernel, "")
-        )
+    implementation = _implementation(kernel)
     whole = ZRange.from_shape(sig.extents) if box is None else box
     outputs = tuple(p.image(whole) for p in sig.outputs)
     for p, x in enumerate(operands):
@@ -83,10 +80,87 @@ def reference(
         inputs=inputs,
         outputs=outputs,
     )
+    return _results(implementation, call)
+
+
+def prepared(
+    kernel: str, params: Mapping[str, Any], sig: OperationSignature
+) -> Callable[[Sequence[Array]], tuple[Array, ...]]:
+    """`reference` on the whole of every operand, ready to be run many times.
+
+    Raises TemplateError for a kernel without a reference.
+    """
+    implementation = _implementation(kernel)
+    index = ZRange.from_shape(sig.extents)
+    inputs = [ZRange.from_shape(t.shape) for t in sig.input_types]
+    outputs = [ZRange.from_shape(t.shape) for t in sig.output_types]
+    ports = range(len(inputs))
+    if all(t.size == 0 for t in sig.output_types):
+        made = tuple(np.zeros(t.shape, numpy_dtype(t.dtype)) for t in sig.output_types)
+        return lambda operands: made
+    # Where there is no index there is no box of an operand that it reads, but there is a result.
+    read = inputs if index.is_empty else [sig.operand_box(p, index) for p in ports]
+    filled = [] if index.is_empty else [p for p in ports if sig.beyond(p) is not None]
+    wider = {p: _margins(sig, p, index) for p in filled}
+    plain = {k: readable(v) for k, v in params.items()}
+    boxes = [_wider(read[p], wider[p]) if p in wider else read[p] for p in ports]
+    shapes = [b.shape for b in boxes], [b.shape for b in outputs]
+    local = plain if index.is_empty else localize(kernel, params, sig, *shapes)
+    call = Call(
+        kernel=kernel,
+        params=plain,
+        local={k: readable(v) for k, v in local.items()},
+        signature=sig,
+        operands=(),
+        box=index,
+        inputs=tuple(boxes),
+        outputs=tuple(outputs),
+    )
+    cut = [tuple(slice(a, b) for a, b in zip(x.start, x.end, strict=True)) for x in read]
+
+    def run(operands: Sequence[Array]) -> tuple[Array, ...]:
+        parts = [
+            _padded(x[at], sig.beyond(p), wider[p], operands) if p in wider else x[at]
+            for p, (x, at) in enumerate(zip(operands, cut, strict=True))
+        ]
+        return _results(implementation, replace(call, operands=tuple(parts)))
+
+    return run
+
+
+def _implementation(kernel: str) -> Reference:
+    found = _OWN.get(kernel) or REFERENCES.get(kernel)
+    if found is None:
+        raise TemplateError(
+            f"there is no reference for {kernel}", hint=opaque_reasons().get(kernel, "")
+        )
+    return found
+
+
+def _results(implementation: Reference, call: Call) -> tuple[Array, ...]:
     with np.errstate(all="ignore"):
         made = implementation(call)
         values = made if isinstance(made, list | tuple) else (made,)
         return tuple(np.asarray(v).astype(call.dtype(q), copy=False) for q, v in enumerate(values))
+
+
+_Margins = Sequence[tuple[int, int]]
+
+
+def _margins(sig: OperationSignature, p: int, box: ZRange) -> _Margins:
+    return tuple((int(a), int(b)) for a, b in sig.margins(p, box))
+
+
+def _wider(box: ZRange, margins: _Margins) -> ZRange:
+    return ZRange(
+        tuple(s - a for s, (a, _) in zip(box.start, margins, strict=True)),
+        tuple(e + b for e, (_, b) in zip(box.end, margins, strict=True)),
+    )
+
+
+def _padded(x: Array, beyond: Any, margins: _Margins, operands: Sequence[Array]) -> Array:
+    value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
+    return np.pad(x, margins, constant_values=value) if any(map(any, margins)) else x
 
 
 def _filled(
@@ -96,10 +170,5 @@ def _filled(
     x, at, beyond = np.asarray(operands[p]), sig.operand_box(p, box), sig.beyond(p)
     if beyond is None:
         return x, at
-    margins = sig.margins(p, box)
-    value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
-    wider = ZRange(
-        tuple(s - a for s, (a, _) in zip(at.start, margins, strict=True)),
-        tuple(e + b for e, (_, b) in zip(at.end, margins, strict=True)),
-    )
-    return np.pad(x, margins, constant_values=value) if any(map(any, margins)) else x, wider
+    margins = _margins(sig, p, box)
+    return _padded(x, beyond, margins, operands), _wider(at, margins)

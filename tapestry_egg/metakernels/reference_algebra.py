@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .reference_call import Array, Call, Reference, wide
+from .reference_call import Array, Call, Reference, wide, zero
 from .reference_movement import pad
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -125,6 +125,20 @@ def _exact(function: Any) -> Callable[..., Any]:
     return apply
 
 
+def _extreme(function: Callable[..., Any], monoid: str) -> Reference:
+    """Of nothing at all, the neutral element."""
+
+    def apply(call: Call) -> Array:
+        x, axes = wide(call.operands[0]), tuple(call.params["axes"])
+        if not axes:
+            return x
+        if any(x.shape[d] == 0 for d in axes):
+            return np.full(call.shape(), zero(monoid, call.dtype()))
+        return np.asarray(function(x, axis=axes))
+
+    return apply
+
+
 def _arg(function: Callable[..., Any]) -> Reference:
     return lambda call: function(call.operands[0], axis=call.params["axes"][0])
 
@@ -142,7 +156,8 @@ def _scan(function: Any) -> Reference:
 
 def _sort(call: Call) -> tuple[Array, ...]:
     axis, keys = call.params["dimension"], call.params["num_keys"]
-    order = np.lexsort(tuple(reversed(call.operands[:keys])), axis=axis)
+    # In 16 bits NumPy does not know that NaN comes last.
+    order = np.lexsort(tuple(wide(x) for x in reversed(call.operands[:keys])), axis=axis)
     return tuple(np.take_along_axis(x, order, axis) for x in call.operands)
 
 
@@ -249,8 +264,8 @@ ALGEBRA: dict[str, Reference] = {
     "psum": _reduction(_exact(np.add)),
     "ragged_dot_general": _ragged_dot,
     "reduce_and": _reduction(_exact(np.bitwise_and)),
-    "reduce_max": _reduction(np.max),
-    "reduce_min": _reduction(np.min),
+    "reduce_max": _extreme(np.max, "max"),
+    "reduce_min": _extreme(np.min, "min"),
     "reduce_or": _reduction(_exact(np.bitwise_or)),
     "reduce_prod": _reduction(_exact(np.multiply)),
     "reduce_sum": _reduction(_exact(np.add)),

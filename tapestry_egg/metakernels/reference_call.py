@@ -92,5 +92,10 @@ def zero(monoid: str, dtype: np.dtype[Any]) -> Any:
         if dtype.kind in "iu":
             ends = np.iinfo(dtype)
             return ends.min if monoid == "max" else ends.max
-        return -np.inf if monoid == "max" else np.inf
+        least = -np.inf if monoid == "max" else np.inf
+        if not np.isinf(np.asarray(least).astype(dtype)):
+            import ml_dtypes
+
+            return ml_dtypes.finfo(dtype).min if monoid == "max" else ml_dtypes.finfo(dtype).max
+        return least
     return {"sum": 0, "prod": 1, "and": True, "or": False, "max": False, "min": True}[monoid]

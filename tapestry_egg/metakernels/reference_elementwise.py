@@ -30,8 +30,20 @@ def _integers(x: Array) -> bool:
 def _divide(x: Array, y: Array) -> Array:
     if not _integers(x):
         return x / y
-    quotient = np.abs(x) // np.abs(y)  # towards zero
-    return np.where((x < 0) != (y < 0), -quotient, quotient)
+    # NumPy rounds down, XLA towards zero; by zero it gives a word of ones, and the least integer by
+    # -1 stays as it is.
+    none = y == 0
+    by = np.where(none, 1, y).astype(x.dtype)
+    quotient = x // by
+    quotient = quotient + ((quotient < 0) & (quotient * by != x)).astype(x.dtype)
+    return np.asarray(np.where(none, np.invert(np.zeros_like(x)), quotient))
+
+
+def _remainder(x: Array, y: Array) -> Array:
+    """What is left of a division towards zero; all of x where y is 0."""
+    if not _integers(x):
+        return np.fmod(x, y)
+    return np.asarray(np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y).astype(x.dtype))))
 
 
 def _shift(x: Array, y: Array, kind: str) -> Array:
@@ -191,7 +203,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "or": np.bitwise_or,
     "polygamma": lambda n, x: _special("polygamma")(n.astype(np.int64), x),
     "pow": np.power,
-    "rem": np.fmod,
+    "rem": _remainder,
     "shift_left": lambda x, y: _shift(x, y, "left"),
     "shift_right_arithmetic": lambda x, y: _shift(x, y, "arithmetic"),
     "shift_right_logical": lambda x, y: _shift(x, y, "logical"),

@@ -1,0 +1,86 @@
+"""Choice: which of the programs that a rule applies to it is tried on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ..blockgraph import TensorType
+from ..metakernels.parameters import hashable
+from ..metakernels.values import kind
+from ..wants import Applied
+from .draws import DTYPES, SIZES
+
+# Programs that differ in sizes and dtypes only are tried so often.
+_ALIKE = 4
+# So often are all kinds of shapes and all dtypes walked through at least.
+_ROUNDS = 3
+# So many programs do where none that is new was found in so many turns.
+_SOME = 12
+_VAIN = 1000
+
+
+class Unlike:
+    """Chooses programs that are unlike each other: in dtypes, in kinds of shapes, in kernels, in
+    parameters. What is new in one of the first three is never left out for want of room."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.given = wanted, 0
+        self.last = 0
+        self.seen: Counter[Any] = Counter()
+
+    def fresh(self, inputs: Mapping[str, TensorType], applied: Mapping[str, Applied]) -> bool:
+        rare, structure, both = self._features(inputs, applied)
+        new = any(self.seen[f] < most for f, most in rare)
+        usual = self.seen[structure] < _ALIKE and not self.seen[both]
+        return (new and self.given < 3 * self.wanted) or (usual and self.given < self.wanted)
+
+    def take(
+        self, inputs: Mapping[str, TensorType], applied: Mapping[str, Applied], turn: int
+    ) -> None:
+        rare, structure, both = self._features(inputs, applied)
+        self.seen.update([*(f for f, _ in rare), structure, both])
+        self.given += 1
+        self.last = turn
+
+    def enough(self, turn: int) -> bool:
+        """Whether drawing may end: every kind of shapes met every dtype some times, and as many
+        programs were found as are wanted, or none that is new for long."""
+        if turn <= _ROUNDS * len(DTYPES) * len(SIZES):
+            return False
+        return self.given >= self.wanted or (self.given >= _SOME and turn - self.last > _VAIN)
+
+    def _features(
+        self, inputs: Mapping[str, TensorType], applied: Mapping[str, Applied]
+    ) -> tuple[list[tuple[Any, int]], Any, Any]:
+        dtypes = tuple(t.dtype for t in inputs.values())
+        kernels = tuple(a.kernel for a in applied.values())
+        kinds = tuple(sorted({kind(d) for d in dtypes}))
+        structure = tuple(
+            (a.kernel, hashable(a.params), tuple(t.rank for t in a.inputs))
+            for a in applied.values()
+        )
+        ranks = {t.rank for a in applied.values() for t in (*a.inputs, a.output)}
+        rare = [
+            (("dtypes", dtypes), 1),
+            (("kernels", kernels), 1),
+            (("shapes", kinds, _oddities(applied)), 1),
+            (("rank", max(ranks, default=0)), _ALIKE),
+        ]
+        return rare, ("structure", structure), ("both", structure, dtypes)
+
+
+def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
+    """What is odd about the shapes that occur."""
+    shapes = [t.shape for a in applied.values() for t in (*a.inputs, a.output)]
+    extents = {n for shape in shapes for n in shape}
+    found = {
+        "empty": 0 in extents,
+        "deep": any(len(s) > 4 for s in shapes),
+        "large": any(n > 16 for n in extents),
+        "thin": 1 in extents,
+        "oblong": any(len(set(s)) > 1 for s in shapes),
+        "scalar": () in shapes,
+    }
+    return tuple(k for k, holds in found.items() if holds)

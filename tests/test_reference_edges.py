@@ -1,0 +1,52 @@
+"""References at the edges: integers divided by zero, of nothing at all, sorted NaN, as in JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.reference import prepared, reference
+
+
+def run(kernel: str, params: dict[str, Any], *operands: np.ndarray[Any, Any]) -> Any:
+    types = [TensorType(x.shape, x.dtype.name) for x in operands]
+    signature = registry.signature(kernel, params, types)
+    (ready,) = prepared(kernel, params, signature)(operands)
+    if all(t.size for t in types):
+        (plain,) = reference(kernel, params, signature, operands)
+        assert np.array_equal(plain.astype(np.float64), ready.astype(np.float64), equal_nan=True)
+    return ready
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("kernel", ["div", "rem"])
+def test_integers_divide_as_in_jax(kernel: str, dtype: Any) -> None:
+    ends = np.iinfo(dtype)
+    every = np.arange(ends.min, ends.max + 1).astype(dtype)
+    x, y = (a.reshape(-1) for a in np.meshgrid(every, every, indexing="ij"))
+    expected = np.asarray({"div": lax.div, "rem": lax.rem}[kernel](jnp.asarray(x), jnp.asarray(y)))
+    assert np.array_equal(run(kernel, {}, x, y), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("kernel", ["reduce_max", "reduce_min"])
+def test_extremes_of_nothing_as_in_jax(kernel: str, dtype: str) -> None:
+    x = np.zeros((2, 0), jnp.dtype(dtype))
+    function = {"reduce_max": lax.reduce_max, "reduce_min": lax.reduce_min}[kernel]
+    expected = np.asarray(function(jnp.asarray(x), axes=(1,)))
+    assert np.array_equal(run(kernel, {"axes": [1]}, x), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_nan_is_sorted_last(dtype: str) -> None:
+    x = np.asarray(jnp.asarray([np.nan, 1.0, -np.inf, np.nan, np.inf, -2.0], dtype))
+    params = {"dimension": 0, "is_stable": True, "num_keys": 1}
+    expected = np.asarray(jnp.sort(jnp.asarray(x)))
+    found = run("sort", params, x)
+    assert np.array_equal(found.astype(float), expected.astype(float), equal_nan=True)

@@ -1,0 +1,64 @@
+"""Corpora of rules: what fails somewhere is refused, what holds everywhere is accepted.
+
+The verdict is the same whatever the seed and whatever the rule is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tapestry_egg.errors import RuleError
+from tapestry_egg.rules import Rule, load_book
+from tapestry_egg.rules.verify import RuleRefused, verify_rule
+
+HERE = Path(__file__).parent
+FALSE = load_book(HERE / "rules_false.yaml").rules
+TRUE = load_book(HERE / "rules_true.yaml").rules
+
+
+def refused(rule: Rule, seed: int = 0) -> bool:
+    try:
+        verify_rule(rule, seed)
+    except RuleRefused as error:
+        assert error.counterexample is not None, f"{rule.name} was not tried: {error}"
+        return True
+    return False
+
+
+def test_the_corpora_are_long_enough_to_mean_something() -> None:
+    assert len(FALSE) >= 110 and len(TRUE) >= 50
+
+
+@pytest.mark.parametrize("rule", FALSE[::6], ids=lambda r: r.name)
+def test_some_of_what_fails_somewhere_is_refused(rule: Rule) -> None:
+    assert refused(rule)
+
+
+@pytest.mark.parametrize("rule", TRUE[::12], ids=lambda r: r.name)
+def test_some_of_what_holds_everywhere_is_accepted(rule: Rule) -> None:
+    assert not refused(rule)
+
+
+@pytest.mark.slow
+def test_all_that_fails_somewhere_is_refused_under_any_seed() -> None:
+    for seed in (0, 7):
+        assert [r.name for r in FALSE if not refused(r, seed)] == []
+
+
+@pytest.mark.slow
+def test_all_that_holds_everywhere_is_accepted() -> None:
+    assert [r.name for r in TRUE if refused(r)] == []
+
+
+@pytest.mark.parametrize("rule", [FALSE[0], FALSE[20], TRUE[0]], ids=lambda r: r.name)
+def test_a_name_changes_nothing(rule: Rule) -> None:
+    told = []
+    for name in (rule.name, "another", "x" * 40):
+        try:
+            told.append(replace(verify_rule(replace(rule, name=name)), rule="", seconds=0.0))
+        except RuleError as error:
+            told.append(str(error).replace(repr(name), "it"))
+    assert told[0] == told[1] == told[2]
