@@ -22,7 +22,7 @@ from .blockgraph import BlockGraph
 from .codec import HANDLES, handles_in
 from .plan import BodyPlan, Plan
 from .rules.book import RuleBook
-from .rules.trust import content
+from .rules.receipts import content
 
 if TYPE_CHECKING:
     from .trace import Program
