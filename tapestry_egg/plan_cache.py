@@ -29,7 +29,8 @@ from .errors import GraphError, TapestryError
 from .fingerprint import code_digest, options_digest, options_form, program_fingerprint
 from .plan_message import packed, unpacked
 from .rules.book import RuleBook, load_books
-from .rules.trust import cache_folder, content
+from .rules.receipts import content
+from .rules.trust import cache_folder
 from .units import parse_quantity
 
 if TYPE_CHECKING:
