@@ -308,7 +308,13 @@ def type_of_text(text: str, where: str) -> TensorType:
     type_ = _parsed_type(text)
     if type_ is None:
         raise GraphError(f"{text!r} is not a type such as float32[8,64]", where=where)
+    if max(type_.nbytes, type_.size) >= _MOST_BYTES:
+        raise GraphError(f"{text} has more bytes than can be counted in 63 bits", where=where)
     return type_
+
+
+# Compilers count bytes in 64 bits with a sign, and end the process where that does not do.
+_MOST_BYTES = 1 << 63
 
 
 def constant_of(form: bool | int | float | Blob, type_: TensorType, where: str) -> np.ndarray:

@@ -138,6 +138,16 @@ def test_odd_files_are_refused_in_one_error(name: str, tmp_path: Path) -> None:
     assert isinstance(ran.exception, SystemExit)
 
 
+@pytest.mark.parametrize("shape", ["4294967296,4294967296", "999999999999999,999999999999999"])
+def test_a_shape_whose_bytes_overflow_is_refused_when_read(shape: str, tmp_path: Path) -> None:
+    te.save(graph(), tmp_path / "g.json")
+    text = (tmp_path / "g.json").read_text().replace("float32[8]", f"float32[{shape}]")
+    (tmp_path / "g.json").write_text(text)
+    with pytest.raises(GraphError, match="63 bits") as caught:
+        te.load(tmp_path / "g.json")
+    assert "$.values[0]" in caught.value.where
+
+
 def test_an_unknown_objective_is_a_wrong_command_line(tmp_path: Path) -> None:
     te.save(graph(), tmp_path / "g.json")
     line = ["optimize", str(tmp_path / "g.json"), "--target", "cpu:2", "--objective", "makespan"]
