@@ -111,7 +111,9 @@ def optimize(
     pairs = words.pairs(feedback_pairs(block_graph, state))
     shapes, fixed = words.shapes, words.fixed
     left: tuple[str, ...] = ()
-    if not settings.front and mesh is None and mesh_shapes is None and not pins:
+    # Names of axes mean something in pins; a named mesh is divided without a loss.
+    named = words.said and fixed.contract is None
+    if not settings.front and mesh_shapes is None and not named:
         shapes, left = _quickly(shapes, block_graph)
     posed = pose(block_graph, pairs, machine, shapes, sets, fixed, settings, tell)
     heeded = dict(bounds)
@@ -205,7 +207,8 @@ def _quickly(
 ) -> tuple[tuple[MeshShape, ...], tuple[str, ...]]:
     """The mesh shapes to search where time is short, and what a front says of the others.
 
-    A mesh of one axis has no layouts that one of two axes on the same devices lacks. Very long
+    A mesh of one axis has no layouts that one of two axes on the same devices lacks, nor has the
+    user's own mesh any that those lack that divide its axes. Very long
     programs are searched on few axes only.
     """
     axes = [len(shape.sizes) for shape in shapes]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .constraints import contract_of
 from .devices import memory_limit, network_shape
 from .errors import ExtractError, TargetError
 from .places import mesh_shape, named_mesh, pinned_leaves
@@ -180,6 +181,10 @@ def _optimized(
     from .pipeline import optimize
 
     inputs, outputs = pinned_leaves(program, request)
+    mesh = named_mesh(request)
+    # Results on an Explicit mesh whose axes a plan divides are renamed at every call: not for the
+    # little that a first call has time to find there.
+    alone = not settings.front and mesh is not None and bool(mesh.explicit_axes)
     return optimize(
         program,
         machine_of(request),
@@ -188,7 +193,8 @@ def _optimized(
         rules=request.rules,
         state=request.state,
         numerics=request.numerics,
-        mesh=mesh_shape(named_mesh(request)),
+        mesh=mesh_shape(mesh),
+        mesh_shapes=contract_of(mesh).meshes(1)[:1] if alone else None,
         pins=request.pins,
         in_shardings=inputs,
         out_shardings=outputs,
