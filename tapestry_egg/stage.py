@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .arguments import check_jit
 from .errors import TapestryError
@@ -51,6 +51,7 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     backend: str | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     abstracted_axes: Any = None,
+    arguments: Literal["pinned", "free"] = "pinned",
     cache: bool | str | Path | None = None,
     settings: Settings | None = None,
     on_progress: Progress | None = None,
@@ -65,6 +66,14 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     (by `jax.jit`, `nnx.jit` or `eqx.filter_jit`) are kept. All inputs stay inputs, whatever
     `keep_unused` says. Without `fn` the result is a decorator. Under a JAX transformation (`grad`,
     `vmap`, `jit`) the original function runs, and a warning says so once.
+
+    A JAX mesh is a contract: what crosses the boundary is laid out by its axes and is on that mesh.
+    Without one, that of the shardings given counts, then that on which arguments of the first call
+    lie, then the one that is set (`jax.set_mesh`). Arguments that lie on several devices by a
+    `NamedSharding` stay where they lie when a function is planned first, as under `jax.jit`; with
+    `arguments="free"` the plan decides. A list of devices, or nothing, leaves the mesh to the plan.
+    Plans keep within the memory of a device unless a limit on `peak_bytes` says otherwise. Where
+    the compiled module needs more than the limit, the next plan runs, and a warning says so.
 
     Plans are kept on disk and found there by the next run: `cache` is a folder for them, False
     keeps none (see `plan_cache.py`). Under `jax.distributed` all processes that own devices of the
@@ -94,10 +103,15 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
         state=state,
         numerics=numerics,
         pins=dict(pins or {}),
+        arguments=arguments,
         cache=cache,
         settings=settings,
         on_progress=on_progress,
     )
+    if arguments not in ("pinned", "free"):
+        raise TapestryError(
+            f"arguments is {arguments!r}", where="jit", hint='It is "pinned" or "free".'
+        )
     words = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,

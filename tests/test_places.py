@@ -130,3 +130,40 @@ def test_one_device_is_no_place() -> None:
     assert alone.committed
     inputs, _ = pinned_leaves(PROGRAM, Request(committed=(None, None, None)))
     assert inputs.dims == (None, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_jit_keeps_the_users_words(kind: AxisType) -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    auto = grid()
+    w = jax.device_put(W, {"down": on(mesh, "model"), "up": on(mesh, None, "model")})
+    x = jax.device_put(X, on(mesh, "data"))
+
+    def step(w: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        if kind == AxisType.Auto:
+            y = jax.lax.with_sharding_constraint(forward(w, x), on(auto, "data", "model"))
+        else:
+            hidden = jnp.tanh(x @ w["up"])
+            y = jnp.matmul(hidden, w["down"], out_sharding=P("data", None))
+        return jax.tree.map(lambda a: a * 0.5, w), y
+
+    with jax.set_mesh(mesh):
+        wanted = jax.jit(step)(w, x)
+        run = te.jit(step, donate_argnums=0, cache=False)
+        again = jax.tree.map(jnp.copy, w)
+        got = run(again, x)
+        plan = run.plan(w, x)
+        assert plan.in_shardings == (Layout(((1,), ())), Layout(((), (1,))), Layout(((0,), ())))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+            assert a.sharding.mesh == mesh
+            assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+            assert jax.typeof(a) == jax.typeof(b)
+        front = run.front(w, x)
+        more = run(got[0], x)  # fed back: no new plan
+        assert run.plan(more[0], x) is plan or run.front(more[0], x) is front
+        free = te.jit(step, mesh=mesh, arguments="free", cache=False)
+        assert free.plan(w, x).costs.seconds <= plan.costs.seconds
+    with pytest.raises(te.TapestryError, match="pinned"):
+        te.jit(step, arguments="anywhere")  # type: ignore[arg-type]
