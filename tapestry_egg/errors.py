@@ -51,5 +51,9 @@ class TraceError(TapestryError):
     """A function cannot be traced with the arguments given."""
 
 
+class ShardMapError(TraceError):
+    """A function that the user has divided among devices cannot be planned as a whole."""
+
+
 class PeerError(TapestryError):
     """Processes of one job do not run the same thing, or one of them is gone."""

@@ -21,7 +21,7 @@ from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
 from .empty import is_constant, joined_operands, unchanged_operand
-from .errors import TraceError
+from .errors import ShardMapError, TraceError
 from .expansion import constants_among, expansion
 from .metakernels import registry
 from .metakernels.signature import CALLS
@@ -259,7 +259,7 @@ class _Flattener:
         try:
             whole = over_whole_arrays(eqn)
         except Exception as e:
-            raise TraceError(
+            raise ShardMapError(
                 f"a shard_map cannot be planned: {(str(e) or type(e).__name__).splitlines()[0]}",
                 where=str(here.source) if here.source else "",
                 hint="Its collectives must be those that vmap maps; or leave it out of what is "

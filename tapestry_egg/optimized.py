@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from .errors import ShardMapError
 from .extract.front import Front
 from .plan import Plan
 from .planning import Request, best_plan, compile_best, plan_program, whole_front
@@ -56,6 +57,7 @@ class Optimized:
         self._planned: dict[Any, _Planned] = {}
         self._planning = threading.RLock()
         self._warned = False
+        self._as_written = False  # it has a shard_map that cannot be planned
         self._runs_now, self._context, self._flatten = _of_jax()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +72,14 @@ class Optimized:
         except (AttributeError, TypeError):  # a number, an array of NumPy's; no hash
             found = None
         if found is None:
-            found = self._lookup(args, kwargs)
+            if self._as_written:
+                return self.signature.jitted(*args, **kwargs)
+            try:
+                found = self._lookup(args, kwargs)
+            except ShardMapError as e:
+                self._as_written = True
+                warnings.warn(f"{self!r} runs as it is written, not planned: {e}", stacklevel=2)
+                return self.signature.jitted(*args, **kwargs)
         if found.executable is not None:
             try:
                 return found.executable(*given, **named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -139,16 +140,25 @@ def test_random_plans_on_another_mesh() -> None:
     same(compile(plan)(*ARGS), jax.tree.map(np.asarray, jax.jit(everything)(*ARGS)), 1e-3)
 
 
+@mapped((P("j"),), P("j"), check_vma=False)
+def grouped(v: jax.Array) -> jax.Array:
+    return lax.psum(v, "j", axis_index_groups=[[0, 1], [2, 3]])
+
+
 def test_what_vmap_cannot_map_is_refused_with_its_place() -> None:
-    groups = [[0, 1], [2, 3]]
-
-    @mapped((P("j"),), P("j"), check_vma=False)
-    def grouped(v: jax.Array) -> jax.Array:
-        return lax.psum(v, "j", axis_index_groups=groups)
-
     with pytest.raises(TraceError, match="a shard_map cannot be planned") as caught:
         trace(lambda v: grouped(v) + 1, ARGS[0])
     assert "test_shard_maps.py" in caught.value.where
+
+
+def test_what_vmap_cannot_map_runs_as_it_is_written_and_one_warning_says_so() -> None:
+    run = te.jit(lambda v: grouped(v) + 1)
+    wanted = np.asarray(grouped(ARGS[0]) + 1)
+    with pytest.warns(UserWarning, match="runs as it is written"):
+        same(run(ARGS[0]), wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(run(ARGS[0]), wanted)
 
 
 @pytest.mark.slow
