@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import linecache
-import os
-import site
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +22,7 @@ from .expansion import constants_among, expansion
 from .metakernels import registry
 from .metakernels.signature import CALLS
 from .shard_maps import over_whole_arrays
+from .sources import is_library, source_of
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
 #: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
@@ -249,7 +246,7 @@ class _Flattener:
             fence = any(fence) if isinstance(fence, tuple) else fence
             if fence and eqn.params.get("differentiated", True):
                 inner = replace(inner, remat=next(self.remats))
-        if _is_library(jaxpr):
+        if is_library(jaxpr):
             # Traces of the library's own functions are cached: their lines are the first caller's.
             return self.inline(jaxpr, consts, inputs, inner)
         return self.inline(jaxpr, consts, inputs, replace(inner, source=None))
@@ -501,53 +498,6 @@ def _changes_memory(params: Mapping[str, Any]) -> bool:
         or getattr(d, "memory_kind", None) not in (None, "device", "unpinned_host")
         for d in params.get("devices", ())
     )
-
-
-# ---- where operations come from ----------------------------------------------------------------
-
-
-def source_of(source_info: Any) -> Source:
-    """The innermost line outside JAX's own files."""
-    from jax._src import source_info_util
-
-    try:
-        frame = source_info_util.user_frame(source_info.traceback)
-    except (AttributeError, TypeError):
-        frame = source_info_util.user_frame(source_info)  # before JAX 0.7
-    if frame is None:
-        return Source()
-    return _source(frame.file_name, frame.start_line, frame.start_column, frame.function_name)
-
-
-@cache
-def _source(file: str, line: int, column: int, function: str) -> Source:
-    text = linecache.getline(file, line).strip()
-    return Source(_short(file), line, column, function, text)
-
-
-@cache
-def _short(file: str) -> str:
-    """The file as a reader would name it: from the working folder, or from the package on."""
-    for folder in (*_library_folders(), os.getcwd()):
-        if file.startswith(folder + os.sep):
-            return file[len(folder) + 1 :].replace(os.sep, "/")
-    return file
-
-
-@cache
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple({paths["purelib"], paths["platlib"], *site.getsitepackages()})
-
-
-def _is_library(jaxpr: Any) -> bool:
-    """Whether the jaxpr was traced from one of JAX's own functions."""
-    from jax._src import source_info_util
-
-    info = getattr(jaxpr, "debug_info", None)
-    _, _, place = (getattr(info, "func_src_info", None) or "").partition(" at ")
-    file = place.rpartition(":")[0]
-    return bool(file) and not source_info_util.is_user_filename(file)
 
 
 def _joined(*scopes: str) -> str:

@@ -1,0 +1,56 @@
+"""Where operations come from: the user's lines, and whether a function is JAX's own."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import site
+import sysconfig
+from functools import cache
+from typing import Any
+
+from .blockgraph import Source
+
+
+def source_of(source_info: Any) -> Source:
+    """The innermost line outside JAX's own files."""
+    from jax._src import source_info_util
+
+    try:
+        frame = source_info_util.user_frame(source_info.traceback)
+    except (AttributeError, TypeError):
+        frame = source_info_util.user_frame(source_info)  # before JAX 0.7
+    if frame is None:
+        return Source()
+    return _source(frame.file_name, frame.start_line, frame.start_column, frame.function_name)
+
+
+@cache
+def _source(file: str, line: int, column: int, function: str) -> Source:
+    text = linecache.getline(file, line).strip()
+    return Source(_short(file), line, column, function, text)
+
+
+@cache
+def _short(file: str) -> str:
+    """The file as a reader would name it: from the working folder, or from the package on."""
+    for folder in (*_library_folders(), os.getcwd()):
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :].replace(os.sep, "/")
+    return file
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({paths["purelib"], paths["platlib"], *site.getsitepackages()})
+
+
+def is_library(jaxpr: Any) -> bool:
+    """Whether the jaxpr was traced from one of JAX's own functions."""
+    from jax._src import source_info_util
+
+    info = getattr(jaxpr, "debug_info", None)
+    _, _, place = (getattr(info, "func_src_info", None) or "").partition(" at ")
+    file = place.rpartition(":")[0]
+    return bool(file) and not source_info_util.is_user_filename(file)
