@@ -171,12 +171,15 @@ def _is_ordered(params: Mapping[str, Any]) -> bool:
 
 
 def _checked(made: Any, results: Sequence[TensorType]) -> list[Any]:
-    """What a call has given. Raises ValueError where it is not what the program was told."""
+    """What a call has given, numbers as arrays of 32 bits where JAX has no others. Raises
+    ValueError where it is not what the program was told."""
+    import jax
     import numpy as np
 
     from ..arrays import dtype_name
 
     arrays = [np.asarray(x) for x in made or ()]
+    arrays = [x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False) for x in arrays]
     given = [TensorType(x.shape, dtype_name(x.dtype)) for x in arrays]
     wanted = [TensorType(t.shape, t.dtype) for t in results]
     if given != wanted:

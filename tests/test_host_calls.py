@@ -135,6 +135,17 @@ def test_a_pure_call_that_is_not_pure_gives_all_devices_the_same() -> None:
                 np.testing.assert_array_equal(part.data, np.asarray(leaf)[part.index])
 
 
+def test_what_a_call_gives_may_be_a_number_of_python() -> None:
+    def g(x: jax.Array) -> Any:
+        half = jax.pure_callback(lambda _: 0.5, SCALAR, x[0])
+        wide = io_callback(lambda _: np.arange(2), jax.ShapeDtypeStruct((2,), jnp.int32), x[0])
+        return half * x, wide
+
+    program = trace(g, numbers(8))
+    plan = replace(random_plan(program.graph, MESH, random.Random(0)), program=program)
+    same(compile(plan)(numbers(8)), jax.tree.map(np.asarray, jax.jit(g)(numbers(8))))
+
+
 def test_prints_are_printed_once(capsys: Any) -> None:
     def f(x: jax.Array) -> Any:
         jax.debug.print("sum {s:.1f}", s=jnp.sum(x), ordered=True)
