@@ -484,10 +484,14 @@ class Search:
     # Small problems are settled by mixed-integer programming
 
     def _close(self) -> None:
-        """Prove, or refute, that nothing faster lies between candidates, or below the smallest."""
+        """Prove, or refute, that nothing faster lies between known plans, or below the smallest.
+
+        Rivals count among them: what is below their smallest peak too is of this problem alone.
+        """
         settled: set[float] = set()
+        rivals = self.rivals[:, 1].tolist()
         while not self._over():
-            peaks = sorted(c.peak for c in self.archive.candidates)
+            peaks = sorted([*rivals, *(c.peak for c in self.archive.candidates)])
             steps = pairwise([-1.0, *peaks])
             above = [y * (1 - SLIVER) for x, y in steps if x < y * (1 - SLIVER)]
             open_ = [x for x in above if x not in settled]
