@@ -113,7 +113,7 @@ def differs_exactly(instance: Instance, left: Array, right: Array) -> tuple[bool
     nan = np.isnan(a)
     same = nan | (a == b)
     if not same.all() and left.dtype.itemsize == 8 * (1 + (left.dtype.kind == "c")):
-        if any(e.kernel in _SUMS for e in instance.applied.values()):
+        if sums(instance):
             with np.errstate(all="ignore"):
                 same |= np.abs(a - b) <= _ROUNDINGS * np.finfo(np.float64).eps * _most(a)
     return not bool(same.all()), bool((~nan).any())
@@ -288,3 +288,8 @@ def _limits(dtype: str) -> tuple[float, float]:
 def roomy(dtypes: Iterable[str]) -> bool:
     """Whether the floats among some dtypes reach far: tens may be multiplied and exponentiated."""
     return all(_limits(d)[1] > 1e30 for d in dtypes if kind(d) in ("float", "complex"))
+
+
+def sums(instance: Instance) -> bool:
+    """Whether many numbers are summed or multiplied on the way, in some order."""
+    return any(a.kernel in _SUMS for a in instance.applied.values())
