@@ -138,7 +138,7 @@ def gpjax_regression() -> Program:
 
     x = jnp.linspace(0.0, 5.0, 48, dtype=jnp.float32)[:, None]
     prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Zero(), kernel=gpx.kernels.RBF())
-    posterior = prior * gpx.likelihoods.Gaussian(num_datapoints=48)
+    posterior = prior * gpx.likelihoods.Gaussian()
     graph, params = nnx.split(posterior)
 
     def loss(params, x, y):

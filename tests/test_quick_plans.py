@@ -1,0 +1,70 @@
+"""First calls: what is left out of a search for one plan, and what that plan still is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg import pipeline
+from tapestry_egg.algebra import _worth_a_form
+from tapestry_egg.roofline import region_shares
+from tapestry_egg.runtime.arguments import placed_as
+
+
+def _layers(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w) @ v
+
+
+def test_the_one_plan_is_as_fast_as_the_front_s_best() -> None:
+    graph = te.trace(_layers, jnp.ones((64, 128)), jnp.ones((128, 64)), jnp.ones((32, 64)))
+    whole = te.optimize(graph, "h100:8", settings=pipeline.Settings(seconds=4.0, recompute=0))
+    quick = te.optimize(
+        graph,
+        "h100:8",
+        ("seconds",),
+        settings=pipeline.Settings(seconds=4.0, recompute=0, front=False),
+    )
+    assert len(quick.plans) == 1
+    best = whole.best("seconds").costs.seconds
+    assert quick.plans[0].costs.seconds <= best * (1.0 + pipeline.Settings().gap)
+
+
+def test_long_programs_are_searched_on_few_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = te.load_target("h100:8")
+    shapes = machine.distinct(machine.mesh_shapes(2))
+    graph = te.trace(_layers, jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.ones((8, 8))).graph
+    finest, notes = pipeline._quickly(shapes, graph)
+    assert {len(s.sizes) for s in finest} == {2} and not notes
+    monkeypatch.setattr(pipeline, "_LONG", graph.size - 1)
+    few, notes = pipeline._quickly(shapes, graph)
+    assert {len(s.sizes) for s in few} == {1}
+    assert "only meshes of 1 axis" in notes[0]
+
+
+def test_the_predicate_of_a_loop_is_not_searched_for_forms() -> None:
+    def run(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(
+            lambda c: c[0] < 5, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[1])), (0, x)
+        )[1]
+
+    graph = te.trace(run, jnp.ones((256, 256))).graph
+    machine = te.load_target("cpu:8")  # without the time that a launch takes
+    (loop,) = [k for k, op in enumerate(graph.operations) if op.regions]
+    shares = region_shares(graph, machine)
+    assert 0.0 < sum(shares.values()) <= 1.0 + 1e-9
+    worth = _worth_a_form(graph, machine)
+    assert worth == {max(shares, key=lambda key: shares[key])} and next(iter(worth))[0] == loop
+    assert len(graph.operations[loop].regions) == 2
+
+
+def test_an_argument_is_cut_on_the_host_and_given_up_where_it_is_donated() -> None:
+    mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+    wanted = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    for donated in (False, True):
+        x = jax.device_put(jnp.arange(8.0), jax.devices()[0])
+        placed = placed_as(x, wanted, donated)
+        np.testing.assert_array_equal(np.asarray(placed), np.arange(8.0))
+        assert placed.sharding.is_equivalent_to(wanted, 1)
