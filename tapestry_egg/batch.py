@@ -57,12 +57,13 @@ class Settings:
     gap: float | None = None
     patience: float | None = None
     seeds: int | None = None
+    work: float | None = None
 
     def effort(self, workers: int | None) -> Effort:
         """The settings of the pipeline, for a search on so many processors."""
         from .pipeline import Settings as Effort
 
-        asked = {k: getattr(self, k) for k in ("seconds", "gap", "patience", "seeds")}
+        asked = {k: getattr(self, k) for k in ("seconds", "gap", "patience", "seeds", "work")}
         return Effort(workers=workers, **{k: v for k, v in asked.items() if v is not None})
 
     def key(self, graph: bytes) -> str:
@@ -157,6 +158,7 @@ def optimize_all(
     rules: Sequence[str] = (),
     seconds: float | None = None,
     gap: float | None = None,
+    work: float | None = None,
     executor: Executor | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Front | TapestryError]:
@@ -172,7 +174,13 @@ def optimize_all(
 
     bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
     settings = Settings(
-        target, tuple(objectives), tuple(sorted(bounds.items())), tuple(rules), seconds, gap
+        target,
+        tuple(objectives),
+        tuple(sorted(bounds.items())),
+        tuple(rules),
+        seconds,
+        gap,
+        work=work,
     )
     found: dict[str, Front | TapestryError] = {}
     with scratch() as folder, ExitStack() as stack:

@@ -369,12 +369,19 @@ def _needed(arcs: Sequence[tuple[str, str, float]]) -> frozenset[int]:
     """Numbers of the units on the side of what is needed in a minimum cut."""
     import networkx as nx
 
+    # The algorithm goes through sets of nodes, and flows are floats: names would be met in another
+    # order in every process, and flows be rounded in another way.
+    number = {"all": 0, "rest": 1}
+    for a, b, _ in arcs:
+        number.setdefault(a, len(number))
+        number.setdefault(b, len(number))
     graph = nx.DiGraph()
-    graph.add_nodes_from(("all", "rest"))
+    graph.add_nodes_from(range(len(number)))
     for a, b, capacity in arcs:
         if np.isinf(capacity):
-            graph.add_edge(a, b)  # no capacity: infinite
+            graph.add_edge(number[a], number[b])  # no capacity: infinite
         else:
-            graph.add_edge(a, b, capacity=capacity)
-    _, (needed, _) = nx.minimum_cut(graph, "all", "rest")
-    return frozenset(int(name.split()[1]) for name in needed if name.startswith("again"))
+            graph.add_edge(number[a], number[b], capacity=capacity)
+    _, (needed, _) = nx.minimum_cut(graph, 0, 1)
+    names = (name for name, n in number.items() if n in needed)
+    return frozenset(int(name.split()[1]) for name in names if name.startswith("again"))

@@ -137,8 +137,13 @@ def optimize(
     ] = None,
     limit: Limit = None,
     rules: Rules = None,
+    work: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Effort, about seconds of one processor; default: 90."),
+    ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Time to search, for each graph.")
+        float | None,
+        typer.Option(min=0.1, help="Time limit; fronts that it ends differ from run to run."),
     ] = None,
     gap: Annotated[
         float | None, typer.Option(min=0.0, help="Stop at plans this near to their bounds: 0.01.")
@@ -183,6 +188,7 @@ def optimize(
         gap,
         patience,
         seeds,
+        work,
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:

@@ -12,7 +12,7 @@ from .saturate import Budget
 WORK = 90.0
 # A limit of time that nobody asked for is so many times as far away as the work should take, and no
 # nearer than so many seconds.
-_FAR, _LEAST = 10.0, 60.0
+_FAR, _LEAST = 20.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Settings:
     it the front, is the same on a machine that is busy, and for any number of `workers`. `seconds`
     is a limit of time on the search, and `patience` one on the time without a better plan or bound:
     where either ends it, the front's notes say so, and the next run may give another front. Unless
-    they are asked for, the limit is ten times as far away as the work should take; where only
+    they are asked for, the limit is twenty times as far away as the work should take; where only
     `seconds` are given, nothing else limits the work.
 
     Other forms of the program share the work of the search; one is searched only if it saves more
