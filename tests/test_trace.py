@@ -190,7 +190,8 @@ def test_handles_run_here_but_cannot_be_saved(tmp_path: Any) -> None:
 
     c = case(fn, normal(3))
     program = trace(fn, *c.args)
-    assert {"pure_callback", "shard_map"} <= {op.kernel for op in program.graph.operations}
+    kernels = {op.kernel for op in program.graph.operations}
+    assert "pure_callback" in kernels and "shard_map" not in kernels  # traced over whole arrays
     assert_same(jax.jit(fn)(*c.args), run(program, c))
     with pytest.raises(GraphError, match=r"pure_callback.*test_trace\.py:") as e:
         save(program, tmp_path / "graph.json")
