@@ -24,7 +24,7 @@ from .extract.pins import Pins
 from .flatten import feedback_pairs
 from .layout import MeshShape
 from .plan import Origin
-from .problems import pose
+from .problems import LONG, pose
 from .progress import Phase, Progress
 from .rules.book import DEFAULT_BOOKS, RuleBook, is_shipped, load_books, permitted
 from .rules.trust import ensure_verified
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from .blockgraph import BlockGraph
     from .plan import Plan
     from .trace import Program
-
-# Programs of more operations are planned on meshes of one axis, where only one plan is wanted soon.
-_LONG = 2500
 
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
@@ -212,7 +209,7 @@ def _quickly(
     programs are searched on few axes only.
     """
     axes = [len(shape.sizes) for shape in shapes]
-    if graph.size <= _LONG:
+    if graph.size <= LONG:
         return tuple([s for s, n in zip(shapes, axes, strict=True) if n == max(axes)]), ()
     few = tuple([s for s, n in zip(shapes, axes, strict=True) if n == min(axes)])
     if len(few) == len(shapes):

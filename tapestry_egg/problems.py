@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
+# Where only one plan is wanted soon, programs of more operations are planned as they are given, on
+# meshes of one axis: the rules alone would take minutes on them.
+LONG = 2500
+
+
 @dataclass(frozen=True)
 class Posed:
     """A program's forms in order, their problems on every mesh shape, and what the rules did."""
@@ -51,7 +56,10 @@ def pose(
     """Find a program's forms by the rules, then encode and saturate each on each mesh shape."""
     from .extract.assemble import assemble
 
-    found, timeline = _forms(graph, books, machine, settings, tell)
+    long = not settings.front and graph.size > LONG
+    found, timeline = (
+        _as_given(graph, tell) if long else _forms(graph, books, machine, settings, tell)
+    )
     plans = [_of(form, scheduled(form.graph, feedback)) for form in found]
     for form, plan in _recomputing(found, plans, machine, settings, tell):
         found += (form,)
@@ -77,6 +85,8 @@ def pose(
         for what, (ended, seconds) in late.items()
         if ended
     )
+    if long:
+        notes += (f"{graph.size} operations: the rules on the program were left out",)
     return Posed(tuple(plans), tuple(problems), tuple(free), tuple(timeline), saturated, notes)
 
 
@@ -97,6 +107,12 @@ def _forms(
     others = [", ".join(form.rules) for form in found if form.rules]
     tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
     return found, timeline
+
+
+def _as_given(graph: BlockGraph, tell: Progress) -> tuple[tuple[Form, ...], list[Tick]]:
+    """The program itself as the only form."""
+    tell(Phase("saturate", "the form as given", 1.0, "algebra"))
+    return (Form(prepare(graph), saturated=False),), []
 
 
 def _recomputing(

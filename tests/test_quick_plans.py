@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg import pipeline
+from tapestry_egg import pipeline, problems
 from tapestry_egg.algebra import _worth_a_form
 from tapestry_egg.roofline import region_shares
 from tapestry_egg.runtime.arguments import placed_as
@@ -38,10 +38,20 @@ def test_long_programs_are_searched_on_few_axes(monkeypatch: pytest.MonkeyPatch)
     graph = te.trace(_layers, jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.ones((8, 8))).graph
     finest, notes = pipeline._quickly(shapes, graph)
     assert {len(s.sizes) for s in finest} == {2} and not notes
-    monkeypatch.setattr(pipeline, "_LONG", graph.size - 1)
+    monkeypatch.setattr(pipeline, "LONG", graph.size - 1)
     few, notes = pipeline._quickly(shapes, graph)
     assert {len(s.sizes) for s in few} == {1}
     assert "only meshes of 1 axis" in notes[0]
+
+
+def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = te.trace(lambda x: jnp.negative(jnp.negative(x)) @ x, jnp.ones((64, 64))).graph
+    monkeypatch.setattr(problems, "LONG", graph.size - 1)
+    for front in (False, True):
+        settings = pipeline.Settings(seconds=4.0, recompute=0, front=front)
+        found = te.optimize(graph, "h100:2", ("seconds",), settings=settings)
+        assert any("rules on the program were left out" in note for note in found.notes) != front
+        assert any(p.rules for p in found) == front  # the double negation goes
 
 
 def test_the_predicate_of_a_loop_is_not_searched_for_forms() -> None:
