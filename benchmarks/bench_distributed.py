@@ -3,7 +3,7 @@
     python -m benchmarks.bench_distributed [RUNS]
 
 Every run is a job of its own with other objectives, limits and widths; process 0 or 1 is slowed.
-Then all are started again on the same cache, and must not search.
+Each is then started again on the same cache, and must not search.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def main(runs: int) -> int:
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
         env = {"TAPESTRY_EGG_PLAN_CACHE": folder}
-        for again in (False, True):
-            for k in range(runs):
+        for k in range(runs):
+            for again in (False, True):
                 asked = {
                     "minimize": _OBJECTIVES[k % len(_OBJECTIVES)],
                     "limits": _LIMITS[k % len(_LIMITS)],
