@@ -28,7 +28,7 @@ _LIMITS: tuple[dict[str, Any], ...] = (
 def main(runs: int) -> int:
     """Run the jobs; returns how many went wrong."""
     wrong = 0
-    with tempfile.TemporaryDirectory(prefix="tapestry-egg-") as folder:
+    with tempfile.TemporaryDirectory(prefix="jobs-of-two-") as folder:
         env = {"TAPESTRY_EGG_PLAN_CACHE": folder}
         for k in range(runs):
             for again in (False, True):
