@@ -20,7 +20,8 @@ try:
 except ImportError:  # no locks: what is temporary is removed when it is left, not after kills
     fcntl = None  # type: ignore[assignment]
 
-_PREFIX = "tapestry-egg-"
+# What has this name and is not held is removed: nobody calls a folder of their own so.
+_PREFIX = ".tapestry-egg-scratch-"
 _sweeping = threading.Lock()
 
 

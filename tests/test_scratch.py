@@ -53,10 +53,13 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(temporary: Path)
         temporary,
     )
     (left,) = temporary.iterdir()
-    (temporary / "tapestry-egg-held").mkdir()
-    (temporary / "of-others").mkdir()
-    with locked(temporary / "tapestry-egg-held"), scratch() as folder:
-        kept = {"tapestry-egg-held", "of-others", folder.name}
+    held = temporary / ".tapestry-egg-scratch-held"
+    held.mkdir()
+    of_others = {"of-others", "tapestry-egg-cache", ".tapestry-egg"}  # a user's own, too
+    for name in of_others:
+        (temporary / name).mkdir()
+    with locked(held), scratch() as folder:
+        kept = {held.name, folder.name, *of_others}
         assert {p.name for p in temporary.iterdir()} == kept and left.name not in kept
 
 
