@@ -62,6 +62,10 @@ _TOTALS = (0.05, 64.0)
 # So near to its bound, as a share of the gap that is good enough, the solver comes.
 _NEARLY = 0.25
 
+# Seconds after which a program is given up, far above what its size lets expect: a solver heeds no
+# interruption.
+_LONGEST = 60.0
+
 # What it takes to evaluate a bound for a plan, in entries that are read.
 _PER_BOUND = 300
 
@@ -139,12 +143,14 @@ class Search:
         self.report = report
         self.deadline = time.perf_counter() + effort.seconds
         self.gained = time.perf_counter()
+        self.late = False  # the clock has ended the search
         self.archive = Archive()
         self.work = Work()
         self.dual = Dual(problem, self.work)
         self.elimination = Elimination(self.dual)
         self.descent = Descent(problem, self.work)
         self.small = exact.small(problem)
+        self.units = exact.units(problem)  # of work, about, for a program under one limit
         self.rng = np.random.default_rng(effort.seed)
         self.visited: list[Place] = []
         self.pool = Pool()
@@ -266,7 +272,7 @@ class Search:
                 break
             gap, limits = found
             tried = tries.get(limits, 0) > 0
-            if self.small and tried and limits.joules == np.inf and self._affordable():
+            if tried and limits.joules == np.inf and self._affordable():
                 self._exactly(limits.peak)
                 tries[limits] = 3
                 continue
@@ -478,8 +484,8 @@ class Search:
             return True
         now = time.perf_counter()
         if now > self.deadline or now > self.gained + self.effort.patience:
-            self.archive.by_clock = True
-        return self.archive.by_clock
+            self.late = self.archive.by_clock = True
+        return self.late
 
     # Small problems are settled by mixed-integer programming
 
@@ -505,31 +511,36 @@ class Search:
     def _affordable(self) -> bool:
         """Whether there is work left for a solver, which cannot be ended by what it does."""
         left = min(self.effort.work, self.effort.seconds) - self.work.units
-        return exact.units(self.problem) <= left
+        return self.small and self.units <= left
 
     def _exactly(self, limit: float) -> None:
         """Settle one memory limit by mixed-integer programming."""
-        left = self.deadline - time.perf_counter()
+        left = min(self.deadline - time.perf_counter(), _LONGEST)
         peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
         smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
         if limit < smallest < np.inf:
             least, by_clock = exact.least_peak(
                 self.problem, smallest, left, peaks, self.work, exact.NODES
             )
-            self.archive.by_clock |= by_clock
+            self._told(by_clock)
             # What the solver's tolerances cannot tell apart is as good.
             if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
                 return
-            left = self.deadline - time.perf_counter()
+            left = min(self.deadline - time.perf_counter(), _LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
         found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES)
-        self.archive.by_clock |= found.by_clock
+        self._told(found.by_clock)
         if found.rows is not None:
             self.consider(found.rows)
         # A solver that overlooks a plan that is known has lost its way in its tolerances.
         known = self._upper(Limits(limit))
         if np.isfinite(found.bound) and found.bound <= known * (1 + 1e-6):
             self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
+
+    def _told(self, by_clock: bool) -> None:
+        """Note whether the clock ended the solver: the next program would take as long."""
+        self.archive.by_clock |= by_clock
+        self.small &= not by_clock
 
 
 def _share(seconds: float, bound: float) -> float:

@@ -1,10 +1,12 @@
 """What all tests run in: JAX on the CPU, as eight virtual devices, unless the environment says
-otherwise; no deadlines; interruptible."""
+otherwise; no deadlines; interruptible; tests that interrupt their process in one of their own."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import settings
@@ -32,3 +34,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU and JAX_PLATFORMS=cuda"))
+
+
+_CHILD = "TAPESTRY_EGG_TEST_CHILD"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test marked `child` by a pytest of its own: a signal that comes late ends only that."""
+    if not pyfuncitem.get_closest_marker("child") or _CHILD in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    done = subprocess.run(
+        command,
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, _CHILD: "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        start_new_session=True,  # a Ctrl-C of the terminal is for the parent
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    return True

@@ -152,9 +152,9 @@ def test_steps_that_do_not_apply_are_refused(step: Step, source: Layout) -> None
         after(step, source)
 
 
-def test_random_keys_do_not_move() -> None:
+def test_random_keys_do_not_add_up() -> None:
     with pytest.raises(PlanError, match="keys"):
-        apply(jax.random.split(jax.random.key(0), 8), Step("slice", (0,), 0), FLAT)
+        apply(jax.random.split(jax.random.key(0), 8), Step("all_reduce", (0,), monoid="sum"), FLAT)
 
 
 @pytest.mark.parametrize(

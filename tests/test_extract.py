@@ -383,7 +383,7 @@ def test_a_search_that_forgets_messages_proves_no_less_truly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tapestry_egg.extract.search._REMEMBERED", 1)
-    monkeypatch.setattr("tapestry_egg.extract.exact.ENTRIES", 0)
+    monkeypatch.setattr("tapestry_egg.extract.exact.COLUMNS", 0)
     looked = 0
     for seed in range(8):
         problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))

@@ -87,6 +87,7 @@ def test_the_others_go_on_where_a_process_is_killed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.child
 def test_an_interruption_of_processes_keeps_what_they_have() -> None:
     problem = endless(3)
 
