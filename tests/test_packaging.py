@@ -170,7 +170,7 @@ def test_every_import_is_declared() -> None:
     project = PYPROJECT["project"]
     extras = [r for extra in project["optional-dependencies"].values() for r in extra]
     declared = {canonical(r) for r in [*project["dependencies"], *extras]}
-    spelled = {"yaml": "pyyaml", "ml_dtypes": "ml-dtypes"}
+    spelled = {"yaml": "pyyaml", "ml_dtypes": "ml-dtypes", "z3": "z3-solver"}
     own = {"tapestry_egg"}
     # jax and jaxlib are one release; where the model programs stand is the demo's own business.
     together = {"jaxlib": "jax"}
