@@ -59,6 +59,10 @@ class Archive:
         """The best proved bound on seconds of any plan within these limits."""
         return max((c.at(peak, joules) for c in self.cuts), default=0.0)
 
+    def least_peak(self) -> float:
+        """The most bytes that the peak of every plan is proved to have; 0 where nothing is."""
+        return max((c.peak for c in self.cuts if c.value == np.inf), default=0.0)
+
     def best(self, peak: float, joules: float = np.inf) -> Candidate | None:
         """The fastest candidate within limits."""
         fitting = [c for c in self.candidates if c.peak <= peak and c.joules <= joules]

@@ -38,17 +38,19 @@ Messages = list[tuple[Floats, Floats]]  # per kind of pair: to first variables a
 
 @dataclass(frozen=True)
 class Prices:
-    """What a joule and a byte at each time cost, in seconds."""
+    """What a joule and a byte at each time cost, in seconds, and what a second does: nothing where
+    only bytes count."""
 
     joule: float
     bytes: Floats  # [times]
+    second: float = 1.0
 
 
 @dataclass(frozen=True)
 class Cut:
     """One valid inequality: seconds ≥ value − bytes_price·peak − joule_price·joules.
 
-    It holds for plans whose peak is at most `peak`.
+    It holds for plans whose peak is at most `peak`; an infinite value says that there are none.
     """
 
     value: float
@@ -60,10 +62,17 @@ class Cut:
         """The bound on seconds of any plan within these limits."""
         if peak > self.peak:
             return 0.0
+        if self.value == np.inf:
+            return np.inf
         taken = self.bytes_price * peak if self.bytes_price else 0.0
         taken += self.joule_price * joules if self.joule_price else 0.0
         # At very high prices two large numbers are subtracted: what rounding may have added goes.
         return self.value - taken - _ROUNDING * (abs(self.value) + taken)
+
+    @property
+    def least_peak(self) -> float:
+        """Bytes that every peak has at least, of an inequality in which seconds cost nothing."""
+        return self.value * (1 - _ROUNDING) / self.bytes_price
 
 
 def _sides(pair: Pair) -> tuple[Side, Side]:
@@ -149,12 +158,12 @@ class Dual:
         self.prices = prices
         total = np.concatenate(([0.0], np.cumsum(prices.bytes)))
         start, end = self.most_bytes[:, :2].astype(np.int64).T
-        most = self.most_seconds + prices.joule * self.most_joules
+        most = prices.second * self.most_seconds + prices.joule * self.most_joules
         most += dot(total[end] - total[start], self.most_bytes[:, 2])
         # More than any legal labelling costs at these prices, so that none that is not legal pays.
         self.forbidden = 4.0 * most + 1e-6
-        self.rows.price(prices.joule, total, self.forbidden)
-        self.tables.price(prices.joule, total, self.forbidden)
+        self.rows.price(prices.second, prices.joule, total, self.forbidden)
+        self.tables.price(prices.second, prices.joule, total, self.forbidden)
         np.copyto(self.costs, self.rows.flat)
         self.constant = self.leaves.fold(self.costs)
         self.work.add(*self._price_work)

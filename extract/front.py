@@ -160,7 +160,10 @@ class Front:
         return replace(
             self,
             plans=in_order(kept),
-            epsilon=max(self.epsilon, other.epsilon),
+            # What is dominated in these objectives may have been all that was so fast, or so small.
+            epsilon=max(self.epsilon, other.epsilon)
+            if {"seconds", "peak_bytes"} <= set(self.objectives)
+            else math.inf,
             saturated=self.saturated and other.saturated,
             notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
         )

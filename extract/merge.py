@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,7 +66,9 @@ def merge(
         objectives=tuple(objectives),
         target=target,
         graph_name=name,
-        epsilon=_epsilon(results, named),
+        epsilon=epsilon(
+            [r.archive for r in results], [(p.costs.seconds, p.costs.peak_bytes) for p in named]
+        ),
         saturated=all(r.assembled.snapshot.saturated.saturated for r in results),
     )
 
@@ -143,24 +146,29 @@ def _nearest(
     return [found[i] for i in at]
 
 
-def _epsilon(results: Sequence[MeshResult], plans: Sequence[Plan]) -> float:
-    """The least ε such that every plan is (1+ε)-dominated in (seconds, peak) by a point here.
+def epsilon(archives: Sequence[Archive], points: Sequence[tuple[float, float]]) -> float:
+    """The least ε that the archives prove such that every plan of their problems is
+    (1+ε)-dominated in (seconds, peak) by one of some points.
 
-    A plan of peak q between the peaks of two neighbours is slower than the bound at the larger
-    one; it is dominated by the larger within its ratio of peaks, or by the smaller within the
-    ratio of seconds to that bound.
+    Peaks are divided at those of the points, from the smallest that any plan may have. A plan
+    between two of them is slower than the bound at the upper one, and no smaller than the lower.
     """
-    by_peak: list[Plan] = []
-    for p in sorted(plans, key=lambda p: (p.costs.peak_bytes, p.costs.seconds)):
-        if not by_peak or p.costs.seconds < by_peak[-1].costs.seconds:
-            by_peak.append(p)
+    peaks = sorted({peak for _, peak in points})
     worst = 0.0
-    for k, p in enumerate(by_peak):
-        above = by_peak[k + 1].costs.peak_bytes if k + 1 < len(by_peak) else float("inf")
-        bound = least_seconds(results, above * (1 - 2 * SLIVER), float("inf"))
-        slower = p.costs.seconds / bound - 1.0 if bound > 0 else float("inf")
-        larger = above / max(p.costs.peak_bytes, 1) - 1.0
-        if k + 1 < len(by_peak) and bound > 0:
-            larger = max(larger, by_peak[k + 1].costs.seconds / bound - 1.0)
-        worst = max(worst, min(slower, larger))
-    return worst + 2 * SLIVER
+    for low, high in pairwise([least_peak(archives), *peaks, np.inf]):
+        bound = min(a.bound(high * (1 - 2 * SLIVER), np.inf) for a in archives)
+        if low < high and bound < np.inf:
+            worst = max(worst, min(max(_over(s, bound), _over(p, low)) for s, p in points))
+    return (1.0 + worst) / (1 - 2 * SLIVER) - 1.0
+
+
+def least_peak(archives: Sequence[Archive]) -> float:
+    """Bytes that the peak of every plan of some problems has at least; 0 where none is proved."""
+    return min(a.least_peak() for a in archives)
+
+
+def _over(value: float, bound: float) -> float:
+    """By which share of a bound, at least, a value is above it."""
+    if value <= bound:
+        return 0.0
+    return value / bound - 1.0 if bound > 0 else float("inf")

@@ -37,10 +37,11 @@ class Kind:
         self.end = np.array([[u.end for u in parts[k].uses] for k in members], dtype=np.int64)
         self.table: Floats = np.zeros((0, *self.shape))
 
-    def price(self, joule: float, until: Floats, forbidden: float) -> None:
-        """Price all members; `until[t]` is what a byte costs from the start up to before t."""
+    def price(self, second: float, joule: float, until: Floats, forbidden: float) -> None:
+        """Price all members at what a second and a joule cost; `until[t]` is what a byte costs from
+        the start up to before t."""
         paid = np.empty((len(self.members), len(self.amounts)))
-        paid[:, 0], paid[:, 1] = 1.0, joule
+        paid[:, 0], paid[:, 1] = second, joule
         uses = self.start.shape[1]
         if self.forbids:
             paid[:, 2] = forbidden
@@ -74,10 +75,10 @@ class Tables:
         """The priced costs of one part."""
         return self.kinds[self.kind_of[k]].table[self.place[k]]
 
-    def price(self, joule: float, until: Floats, forbidden: float) -> None:
+    def price(self, second: float, joule: float, until: Floats, forbidden: float) -> None:
         """Price all entries; `until[t]` is what a byte costs from the start up to before t."""
         for kind in self.kinds:
-            kind.price(joule, until, forbidden)
+            kind.price(second, joule, until, forbidden)
 
 
 def _made_of(part: Variable | Pair) -> tuple[int, ...]:

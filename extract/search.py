@@ -48,6 +48,9 @@ _REHEARSALS = 8
 # prices are sought between the same two plans.
 _RAISES, _CHORDS = 6, 5
 
+# So many passes at prices of bytes alone.
+_LAST_PASSES = 3
+
 # Plans are balanced only where so few times decide: linear programs jump among more of them, and
 # small steps do better.
 _TIMES = 3
@@ -172,6 +175,8 @@ class Search:
         if not self.effort.front and (limits is None or limits.hold(fastest)):
             return self.archive
         least = self._walk(fastest)
+        if self.effort.part == self.effort.parts - 1:
+            self._least_peak(least)
         if limits is not None and least.peak > limits.peak:
             self._descended(least, limits.peak)
         elif limits is not None and not limits.hold(fastest):
@@ -231,6 +236,33 @@ class Search:
                     break
             self._remember(max(places, key=lambda x: x.cut.value))
         return self._descended(least, least.peak)
+
+    def _least_peak(self, least: Candidate) -> None:
+        """Prove, where seconds cost nothing, that no peak is much smaller than the smallest found.
+
+        What is met on the way costs any time, and is not kept.
+        """
+        total = float(self.dual.prices.bytes.sum())
+        if not total:
+            return
+        before, rng = self.dual.messages(), np.random.default_rng(self.effort.seed)
+        self.dual.resume([(a / total, b / total) for a, b in before])
+        prices = Prices(0.0, self.dual.prices.bytes / total, 0.0)
+        used: Floats | None = None
+        for _ in range(1 + self.effort.steps):
+            if self._over():
+                break
+            self.dual.price(prices)
+            self.dual.rehearse(_REHEARSALS)
+            self._none_below(max(self.dual.sweep().least_peak for _ in range(_LAST_PASSES)))
+            profile = self._evaluated(self.elimination.improve([least.rows], _KEEP, rng))[2]
+            used = mixed(used, profile)
+            prices = replace(prices, bytes=weights_after(prices.bytes, used, 1.0))
+        self.dual.resume(before)
+
+    def _none_below(self, peak: float) -> None:
+        """Note that every peak has so many bytes at least, but for rounding."""
+        self.archive.cuts.append(Cut(np.inf, 0.0, 0.0, peak * (1 - 0.1 * SLIVER)))
 
     def _totals(self) -> Floats:
         """This part's total prices of memory, fewer of them where a step is much work."""
@@ -523,6 +555,7 @@ class Search:
                 self.problem, smallest, left, peaks, self.work, exact.NODES
             )
             self._told(by_clock)
+            self._none_below(least)
             # What the solver's tolerances cannot tell apart is as good.
             if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
                 return
@@ -532,9 +565,10 @@ class Search:
         self._told(found.by_clock)
         if found.rows is not None:
             self.consider(found.rows)
-        # A solver that overlooks a plan that is known has lost its way in its tolerances.
+        # A solver that overlooks a plan that is known has lost its way in its tolerances. Where it
+        # finds that nothing is within the limit, the bound is infinite, and a bound all the same.
         known = self._upper(Limits(limit))
-        if np.isfinite(found.bound) and found.bound <= known * (1 + 1e-6):
+        if found.bound <= known * (1 + 1e-6):
             self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
 
     def _told(self, by_clock: bool) -> None:

@@ -70,7 +70,7 @@ def test_kinds_are_priced_as_each_part_by_itself(seed: int, more: int) -> None:
     problem, at = ladder(seed, 4), prices(more)
     tables = Tables(problem.pairs)
     assert len(tables.kinds) == 5
-    tables.price(at.joule, np.concatenate(([0.0], np.cumsum(at.bytes))), 1e6)
+    tables.price(1.0, at.joule, np.concatenate(([0.0], np.cumsum(at.bytes))), 1e6)
     for k, p in enumerate(problem.pairs):
         cost = p.seconds + at.joule * p.joules
         for u in p.uses:

@@ -156,6 +156,16 @@ def test_nothing_is_proven_of_a_front_without_epsilon() -> None:
     assert {p.costs.peak_bytes: p.bound for p in merged} == {300: 0, 200: 0, 100: 0, 50: 5}
 
 
+def test_nothing_is_proven_of_a_front_that_left_plans_out_for_their_joules() -> None:
+    """A plan that others dominate in other objectives may be the only one of so small a peak."""
+    sides = [
+        replace(front(p), objectives=("seconds", "joules"))
+        for p in (plan(1, 300, 1), plan(2, 9, 2))
+    ]
+    merged = sides[0].merge(sides[1])
+    assert len(merged) == 1 and merged.epsilon == math.inf
+
+
 def test_the_order_does_not_depend_on_the_order_of_finding() -> None:
     plans = [plan(1, 2, 3, "y"), plan(1, 2, 3, "x"), plan(1, 1, 9), plan(0.5, 5, 5)]
     assert in_order(plans) == in_order(reversed(plans))
