@@ -142,8 +142,23 @@ def _shipped() -> tuple[RuleBook, ...]:
     return load_books(book_names())
 
 
-def admit_front(front: Front, where: str) -> None:
-    """Check what a front says beside its plans. Raises PlanError with the place."""
+def admit_front(
+    front: Front,
+    where: str,
+    rules: Sequence[str | Path | RuleBook] = (),
+    folder: Path | None = None,
+) -> None:
+    """Certify a front that comes from elsewhere: its plans, that of the user's own shardings among
+    them, as `admit` does, and what it says beside them. Raises PlanError with the place."""
+    _check_head(front, where)
+    plans = list(front.plans)
+    at = [f"{where}.plans[{i}]" for i in range(len(plans))]
+    if front.original is not None:
+        plans, at = [*plans, front.original], [*at, f"{where}.original"]
+    admit(plans, at, where, rules, folder)
+
+
+def _check_head(front: Front, where: str) -> None:
     names = [p.name for p in front.plans]
     if len(set(names)) != len(names):
         raise PlanError("two plans have one name", where=f"{where}.plans", hint=_HINT)

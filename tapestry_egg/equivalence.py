@@ -18,7 +18,7 @@ import numpy as np
 
 from .blockgraph import BlockGraph, Operation, TensorType
 from .errors import PlanError
-from .metakernels.parameters import hashable
+from .metakernels.parameters import exact
 from .rules.book import PROGRAM_RULESETS, Rule
 
 # Operations of the program around a group that its rules may look at: first few, then many.
@@ -156,7 +156,7 @@ class _Matching:
             regions = tuple([digest(r) for r in op.regions])
         return (
             op.kernel,
-            hashable(op.params),
+            exact(op.params),
             operands,
             _types(graph, op.outputs),
             regions,
@@ -428,7 +428,7 @@ class _Piece:
             return ("new", number[c]) if c in number else self.at.get(c)
 
         said = [
-            (n.op.kernel, hashable(n.op.params), [name(d) for d in n.operands], n.inputs, n.output)
+            (n.op.kernel, exact(n.op.params), [name(d) for d in n.operands], n.inputs, n.output)
             for _, n in self.new
         ]
         return digest(self.graph), repr((said, [(name(b), name(v)) for b, v in self.pairs]))
@@ -485,15 +485,14 @@ def _proven(piece: _Piece, rules: Sequence[Rule]) -> bool:
     explored = explore(piece.graph, rules)
     terms = explored.terms
     signatures = {
-        (a.kernel, hashable(a.params), a.inputs, a.output): s
-        for s, a in enumerate(explored.catalogue)
+        (a.kernel, exact(a.params), a.inputs, a.output): s for s, a in enumerate(explored.catalogue)
     }
     class_of: dict[tuple[int, tuple[int, ...]], int] = {
         (n.signature, n.operands): c for c, nodes in enumerate(terms.nodes) for n in nodes
     }
     found = {c: terms.class_of[k] for c, k in piece.at.items()}
     for c, new in piece.new:
-        s = signatures.get((new.op.kernel, hashable(new.op.params), new.inputs, new.output))
+        s = signatures.get((new.op.kernel, exact(new.op.params), new.inputs, new.output))
         operands = [found.get(d) for d in new.operands]
         made = None if s is None or None in operands else class_of.get((s, tuple(operands)))  # type: ignore[arg-type]
         if made is None:

@@ -138,24 +138,18 @@ def load(
         if kind == "graph":
             return _program(document, where)
         if kind == "plan":
-            plan = _plan(document, where)
-            found: Plan | Front = plan
-            plans, at = [plan], [where]
+            found: Plan | Front = _plan(document, where)
         else:
             known = {
                 k: v for k, v in document.items() if k not in ("tapestry_egg", "version", "digests")
             }
             found = front_from_document(known, where)
-            plans, at = list(found.plans), [f"{where}.plans[{i}]" for i in range(len(found))]
-            if found.original is not None:
-                plans, at = [*plans, found.original], [*at, f"{where}.original"]
-            if found.original is not None:
-                plans, at = [*plans, found.original], [*at, f"{where}.original"]
         _check_digests(document, where)
         if certify:
             if isinstance(found, Front):
-                admit_front(found, where)
-            admit(plans, at, where, rules, Path(path).parent)
+                admit_front(found, where, rules, Path(path).parent)
+            else:
+                admit([found], [where], where, rules, Path(path).parent)
         return found
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None

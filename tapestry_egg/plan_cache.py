@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .admission import admit, admit_front
+from .admission import admit_front
 from .atomic import write_atomic
 from .errors import GraphError, TapestryError
 from .fingerprint import code_digest, options_digest, options_form, program_fingerprint
@@ -123,9 +123,8 @@ class PlanCache:
             return None
         try:
             front = unpacked(_checked(data, key), program)
-            admit_front(front, str(path))
-            admit(front.plans, [f"{path}, {p.name}" for p in front.plans], str(path), rules)
-        except (TapestryError, ValueError, LookupError, TypeError, AttributeError) as error:
+            admit_front(front, f"{path}: $", rules)
+        except TapestryError as error:
             warnings.warn(f"{path}: a kept plan is not used, and made again: {error}", stacklevel=2)
             with suppress(OSError):
                 path.unlink()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Characters of a constant that stands in the message itself.
 _SMALL = 4096
+#: Bytes of a message: a few kilobytes can stand for gigabytes of nothing.
+_MOST_BYTES = 4 << 30
 #: In place of a handle: plain data, as no parameter of JAX has it.
 _OBJECT = "tapestry_egg.object"
 
@@ -47,7 +49,7 @@ def packed(front: Front, program: Program) -> bytes:
             )
         return {"$dict": [[_OBJECT, numbers[handle]]]}
 
-    bare = replace(front, plans=tuple(_with_handles(p, number) for p in front.plans))
+    bare = _with_plans(front, lambda p: _with_handles(p, number))
     document = front_document(bare)
     known = {digest: k for k, (digest, _) in enumerate(_large(program.graph))}
     _exchange(document, lambda text: _constant_left_out(text, known))
@@ -61,21 +63,45 @@ def packed(front: Front, program: Program) -> bytes:
 def unpacked(data: bytes, program: Program) -> Front:
     """The front in the bytes that `packed` made, over the program as this process has it.
 
-    Raises GraphError or PlanError for bytes that hold something else.
+    Nothing that it says of its plans is believed yet: see `admission.py`. Raises GraphError or
+    PlanError for bytes that hold something else.
     """
     try:
-        message = msgspec.json.decode(zlib.decompress(data))
-        document, lines = message["front"], message["lines"]
-    except (zlib.error, msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise GraphError(f"not a packed front: {error}") from None
+        return _unpacked(data, program)
+    except (
+        *(zlib.error, msgspec.MsgspecError, RecursionError),
+        *(ValueError, LookupError, TypeError, AttributeError),
+    ) as error:
+        raise GraphError(f"not a packed front: {type(error).__name__}: {error}") from None
+
+
+def _unpacked(data: bytes, program: Program) -> Front:
+    message = msgspec.json.decode(_decompressed(data))
+    document, lines = message["front"], message["lines"]
     known = [text for _, text in _large(program.graph)]
     _exchange(document, lambda form: _constant_put_back(form, known))
     rows = dict(zip(map(tuple, lines), map(_row, _sources(program.graph)), strict=True))
     document["sources"] = [rows.get(tuple(row), row) for row in document["sources"]]
     front = front_from_document(document)
     handles = list(_handles(program.graph))
-    plans = (_with_objects(p, handles) for p in front.plans)
-    return replace(front, plans=tuple(replace(p, program=program) for p in plans))
+    return _with_plans(front, lambda p: replace(_with_objects(p, handles), program=program))
+
+
+def _decompressed(data: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    out = stream.decompress(data, _MOST_BYTES)
+    if not stream.eof:
+        raise GraphError(f"is cut off, or more than {_MOST_BYTES} bytes when decompressed")
+    return out
+
+
+def _with_plans(front: Front, changed: Callable[[Plan], Plan]) -> Front:
+    """The front with every plan changed, that of the user's own shardings too."""
+    return replace(
+        front,
+        plans=tuple(map(changed, front.plans)),
+        original=front.original and changed(front.original),
+    )
 
 
 # ---- objects of a process ----------------------------------------------------------------------

@@ -31,8 +31,8 @@ def plan_once(
 
     `asked` is everything else that decides it. What the cache holds is not planned again. Where
     `devices` belong to several processes, all of them must call this; the first of them plans, and
-    all return its front. Raises what `plan` raises, on every process, and PeerError where the
-    processes do not ask for the same.
+    all return its front, certified by each as one from a file is. Raises what `plan` raises, on
+    every process, and PeerError where the processes do not ask for the same.
     """
     from .runtime.distributed import peers_of
 
@@ -41,6 +41,7 @@ def plan_once(
     if peers is None:
         return _found_or_planned(program, target, asked, plan, kept)
 
+    from .admission import admit_front
     from .plan_message import packed, unpacked
     from .runtime.rendezvous import environment
 
@@ -51,7 +52,9 @@ def plan_once(
     with peers.together():
         statement = {**environment(devices), **_statement(program, target, asked)}
         peers.agree(doing, statement)
-        return unpacked(peers.handed(doing, made), program)  # the first one, too: all have the same
+        found = unpacked(peers.handed(doing, made), program)  # the first, too: all have the same
+    admit_front(found, f"{doing}: $", asked.get("rules", ()))
+    return found
 
 
 def _found_or_planned(

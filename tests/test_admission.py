@@ -204,6 +204,19 @@ def test_one_number_of_a_form_is_refused_with_its_operation(folder: Path) -> Non
         load(changed(path, ("origin", "program", "constants", v), 0.9))
 
 
+@pytest.mark.parametrize("kind", [float, bool])
+def test_a_number_of_another_kind_is_another_parameter(kind: type, folder: Path) -> None:
+    """1.0 and True are equal to 1 in Python, and are not to JAX."""
+    path = saved("step", folder)
+    document = json.loads(path.read_text())
+    dots = [k for k, op in enumerate(document["graphs"][0]["operations"]) if "dot" in op["kernel"]]
+    ((lhs, _), _) = document["graphs"][0]["operations"][dots[0]]["params"]["dimension_numbers"]
+    assert lhs == [1]
+    place = ("graphs", 0, "operations", dots[0], "params", "dimension_numbers", 0, 0, 0)
+    with pytest.raises(PlanError, match="does not follow"):
+        load(changed(path, place, kind(1)))
+
+
 REFUSED: dict[str, tuple[tuple[Any, ...], Callable[[Any], Any], str]] = {
     "seconds": (("plans", 0, "costs", "seconds"), lambda x: x * (1 + 1e-8), "plans[0].costs.secon"),
     "peak": (("plans", 0, "costs", "peak_bytes"), lambda x: x - 1, "plans[0].costs.peak_bytes"),

@@ -66,3 +66,15 @@ def hashable(value: Any) -> Any:
     except TypeError:
         return repr(value)
     return value
+
+
+def exact(value: Any) -> Any:
+    """A key that parameters share only if no reader can tell them apart: 1 is neither 1.0 nor True,
+    and 0.0 is not -0.0."""
+    if isinstance(value, tuple | list):
+        return tuple([exact(v) for v in value])
+    if isinstance(value, Mapping):
+        return ("{}", *sorted((k, exact(v)) for k, v in value.items()))
+    if isinstance(value, bool | float):
+        return (type(value).__name__, repr(value))
+    return hashable(value)
