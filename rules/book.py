@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
@@ -111,6 +112,17 @@ def load_book(source: str | Path) -> RuleBook:
                 f"unknown rule book {str(source)!r}",
                 hint=f"Known books: {', '.join(book_names())}; or give the path of a .yaml file.",
             )
+        return _shipped(path, path.stat().st_mtime_ns)
+    return _read(path)
+
+
+@cache
+def _shipped(path: Path, _: int) -> RuleBook:
+    """A book that ships with us, as it was when it was last changed."""
+    return _read(path)
+
+
+def _read(path: Path) -> RuleBook:
     text = read_yaml_text(path, RuleError, str(path))
     return _book(path, text, compose_yaml_text(text, RuleError, str(path)))
 

@@ -17,16 +17,18 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..atomic import write_atomic
 from ..errors import RuleError, TapestryError
 from ..executors import Processes, completed
 from ..metakernels import registry
 from .book import PROGRAM_RULESETS, Rule, RuleBook, load_book
-from .proofs import solver_installed
 from .receipts import content, receipts
-from .verify import Counterexample, RuleRefused, Verdict, verify_rule
+
+# What verifies takes long to load, and rules that have been verified do not need it.
+if TYPE_CHECKING:
+    from .verify import Verdict
 
 _HERE = Path(__file__).parent
 
@@ -34,7 +36,7 @@ _HERE = Path(__file__).parent
 _FEW = 8
 
 #: What verification says of a rule: nothing of one that rewrites nothing, or how it fails.
-Finding = Verdict | RuleError | None
+Finding: TypeAlias = "Verdict | RuleError | None"
 
 
 def ensure_verified(books: Iterable[RuleBook], executor: Executor | None = None) -> None:
@@ -44,7 +46,7 @@ def ensure_verified(books: Iterable[RuleBook], executor: Executor | None = None)
     """
     known = receipts()
     rules = [rule for book in books for rule in book.rules if content(rule) not in known]
-    for found in verified_all(rules, executor=executor):
+    for found in verified_all(rules, executor=executor) if rules else ():
         if isinstance(found, RuleError):
             raise found
 
@@ -75,6 +77,8 @@ def verified_all(
                 kept = json.loads(_path(rule).read_text(encoding="utf-8"))
                 found[k] = _verdict(rule, kept, 0.0)
     left = [k for k in range(len(rules)) if k not in found]
+    if left:
+        from .verify import verify_rule
     tried: dict[int, Finding] = {}
     trying = [k for k in left if rules[k].ruleset in PROGRAM_RULESETS]
     if not registry.added() and (executor is not None or len(trying) > _FEW):
@@ -92,6 +96,8 @@ def verified_all(
 
 def _elsewhere(rules: Sequence[Rule], at: Sequence[int], executor: Executor) -> dict[int, Finding]:
     """What an executor says of the rules of some numbers; it may lack some."""
+    from .verify import Counterexample, RuleRefused
+
     found: dict[int, Finding] = {}
     calls = [(rules[k].where, rules[k].name, content(rules[k])) for k in at]
     for j, told in completed(executor, tried_by_name, calls):
@@ -116,6 +122,8 @@ def tried_by_name(where: str, name: str, said: str) -> dict[str, Any] | None:
 
     None where the rule is not there, or says something else than `said`.
     """
+    from .verify import RuleRefused, verify_rule
+
     with suppress(TapestryError):
         rule = _rules_of(where.rsplit(":", 2)[0]).get(name)
         if rule is None or content(rule) != said:
@@ -141,6 +149,8 @@ def _rules_of(path: str) -> dict[str, Rule]:
 
 
 def _verdict(rule: Rule, told: Mapping[str, Any], seconds: float) -> Verdict:
+    from .verify import Verdict
+
     numbers, kernels, proven = (
         tuple(map(str, told[key])) for key in ("numbers", "kernels", "proven")
     )
@@ -149,6 +159,8 @@ def _verdict(rule: Rule, told: Mapping[str, Any], seconds: float) -> Verdict:
 
 
 def _keep(rule: Rule, found: Finding) -> None:
+    from .verify import Verdict
+
     if isinstance(found, Verdict):
         told = {k: v for k, v in asdict(found).items() if k != "seconds"}
         with suppress(TapestryError):  # a folder that cannot be written costs time only
@@ -171,6 +183,8 @@ def cache_folder() -> Path:
 def _key(rule: Rule) -> str:
     """A hash of a rule and of what judges it: templates, references, the verification, and whether
     there is a solver."""
+    from .proofs import solver_installed
+
     said = content(rule) + rule.example + _judges() + str(solver_installed())
     return hashlib.sha256(said.encode()).hexdigest()[:40]
 

@@ -1,15 +1,49 @@
-"""Running a plan: lower it to one `shard_map`, compile, and compare with what XLA made of it."""
+"""Running a plan: lower it to one `shard_map`, compile, and compare with what XLA made of it.
+
+The public names below are loaded on first use: to run a plan takes none of what compares it.
+"""
 
 from __future__ import annotations
 
 if __name__ != "tapestry_egg.runtime":
     raise ImportError("runtime/ is the package tapestry_egg.runtime; import it by that name")
 
-from .compare import Comparison as Comparison
-from .compare import compare as compare
-from .compare import planned_collectives as planned_collectives
-from .compile import CompiledPlan as CompiledPlan
-from .compile import compile as compile
-from .hlo import HloStats as HloStats
-from .hlo import hlo_stats as hlo_stats
-from .lower import lower as lower
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..lazy import LazyPackage
+
+if TYPE_CHECKING:
+    from .compare import Comparison as Comparison
+    from .compare import compare as compare
+    from .compare import planned_collectives as planned_collectives
+    from .compile import CompiledPlan as CompiledPlan
+    from .compile import compile as compile
+    from .hlo import HloStats as HloStats
+    from .hlo import hlo_stats as hlo_stats
+    from .lower import lower as lower
+
+#: Public name -> the module of this package that holds it.
+_HOMES = {
+    "Comparison": "compare",
+    "CompiledPlan": "compile",
+    "HloStats": "hlo",
+    "compare": "compare",
+    "compile": "compile",
+    "hlo_stats": "hlo",
+    "lower": "lower",
+    "planned_collectives": "compare",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+sys.modules[__name__].__class__ = LazyPackage

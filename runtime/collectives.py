@@ -209,3 +209,19 @@ def _single(monoid: str | None) -> Monoid:
             hint=f"The monoids that can are {', '.join(single_monoids())}.",
         )
     return monoids()[str(monoid)]
+
+
+def wire_bytes(kind: str, payload: float, group: int) -> float:
+    """Bytes that one device sends, by the bandwidth-optimal algorithm, for a payload in bytes.
+
+    The payload is the larger side of the collective on one device: what leaves an all-gather, what
+    enters any other.
+    """
+    if group <= 1:
+        return 0.0
+    share = (group - 1) / group
+    if kind == "all_reduce":
+        return 2 * payload * share
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return payload * share
+    return float(payload)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..blockgraph import BlockGraph, Operation
 from ..layout import MeshShape
 from ..metakernels import registry
 from ..plan import BodyPlan, Plan, PlannedCollective
-from .collectives import after, traffic
+from .collectives import after, traffic, wire_bytes
 from .fetch import fetches
-from .hlo import Executable, HloStats, hlo_stats, wire_bytes
+
+if TYPE_CHECKING:
+    from .hlo import Executable, HloStats
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def compare(plan: Plan, compiled: Executable | HloStats) -> Comparison:
 
     Takes an executable, or the statistics that `hlo_stats` made of one.
     """
+    from .hlo import HloStats, hlo_stats
+
     stats = compiled if isinstance(compiled, HloStats) else hlo_stats(compiled)
     table: dict[tuple[str, int], list[int]] = {}
     for p in planned_collectives(plan):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_devices, check_plan
 from ..codec import primitive
+from ..collector import rarely_collected
 from ..constraints import contract_of
 from ..devices import in_network_order
 from ..errors import PlanError, TargetError
@@ -183,6 +184,7 @@ class CompiledPlan:
         that lie as planned."""
         return self._build(self._tree)
 
+    @rarely_collected()
     def _build(self, tree: Any) -> jax.stages.Compiled:
         """The executable for a structure of arguments."""
         if tree not in self._executables:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Protocol
 
+from .collectives import wire_bytes
 from .hlo_flops import FLOPS
 from .hlo_text import Computation, Instruction, Module, parse, split
 
@@ -21,22 +22,6 @@ KINDS = {
     "collective-broadcast": "broadcast",
     "send": "send",
 }
-
-
-def wire_bytes(kind: str, payload: float, group: int) -> float:
-    """Bytes that one device sends, by the bandwidth-optimal algorithm, for a payload in bytes.
-
-    The payload is the larger side of the collective on one device: what leaves an all-gather, what
-    enters any other.
-    """
-    if group <= 1:
-        return 0.0
-    share = (group - 1) / group
-    if kind == "all_reduce":
-        return 2 * payload * share
-    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
-        return payload * share
-    return float(payload)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from .collector import rarely_collected
 from .errors import ShardMapError
 from .extract.front import Front
 from .plan import Plan
@@ -154,7 +155,7 @@ class Optimized:
             self.signature.jitted.trace(*args, **kwargs)
             raise
         if found is None:
-            with self._planning:
+            with self._planning, rarely_collected():
                 types = tuple(map(_as_jax_sees_it, leaves))
                 found = self._planned.get((*rest, types))
                 if found is None:

@@ -16,6 +16,7 @@ from .arguments import (
     check_meshes,
     check_objectives,
 )
+from .collector import rarely_collected
 from .errors import ExtractError
 from .extract.contract_cost import contract_cost
 from .extract.front import Front as Front
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 
+@rarely_collected()
 def optimize(
     graph: Program | BlockGraph,
     target: str | Path | Target,

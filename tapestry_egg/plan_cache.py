@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .admission import admit_front
 from .atomic import write_atomic
 from .errors import GraphError, TapestryError
 from .fingerprint import code_digest, options_digest, options_form, program_fingerprint
@@ -121,6 +120,8 @@ class PlanCache:
             data = path.read_bytes()
         except OSError:
             return None
+        from .admission import admit_front
+
         try:
             front = unpacked(_checked(data, key), program)
             admit_front(front, f"{path}: $", rules)

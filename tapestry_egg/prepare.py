@@ -96,8 +96,9 @@ def compute(
         inputs=tuple(sorted({v for op in operations for v in op.inputs} - made)),
         outputs=tuple(needed),
     )
-    with jax.ensure_compile_time_eval():  # also where a program that reads them is being traced
-        results = jax.jit(emit(alone))(*[constants[v] for v in alone.inputs])
+    given = [constants[v] for v in alone.inputs]
+    # Compiled ahead, as one program, it runs also where a program that reads them is being traced.
+    results = jax.jit(emit(alone)).lower(*given).compile()(*given)
     return {v: np.asarray(x) for v, x in zip(needed, results, strict=True)}
 
 

@@ -94,6 +94,18 @@ def test_importing_and_help_load_neither_jax_nor_the_egraph(doing: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_a_first_call_loads_neither_parsers_nor_what_verifies() -> None:
+    """Each costs a small program a tenth of its first call or more."""
+    doing = (
+        "import numpy, tapestry_egg as te; te.jit(lambda x: x @ x + 1, cache=False)(numpy.eye(8))"
+    )
+    homes = ("rules.verify", "rules.proofs", "admission", "equivalence", "runtime.hlo")
+    heavy = {"lark", "regex", *(f"tapestry_egg.{home}" for home in homes)}
+    check = f"import sys; {doing}; sys.exit(str({heavy} & set(sys.modules) or '') or 0)"
+    result = python("-c", check)
+    assert result.returncode == 0, result.stderr
+
+
 def test_every_public_name_resolves() -> None:
     import tapestry_egg
 

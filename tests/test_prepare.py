@@ -56,6 +56,27 @@ def test_operations_on_constants_are_replaced_by_their_results() -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_what_is_prepared_is_compiled_as_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def masked(x: jax.Array) -> jax.Array:
+        at = jnp.arange(8) * 3 - 1
+        return x + jnp.where(at[:, None] > at[None, :], at[:, None], 0).astype(np.float32)
+
+    graph = trace(masked, normal(8, 8)).graph
+    assert len(prepared_operations(graph)) > 3
+    compiled: list[str] = []
+    compile_ = jax.stages.Lowered.compile
+    monkeypatch.setattr(
+        jax.stages.Lowered, "compile", lambda self: compiled.append("one") or compile_(self)
+    )
+    events: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+    try:
+        prepare(graph)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert sum(e.endswith("backend_compile_duration") for e in events) == len(compiled) == 1
+
+
 def test_a_graph_without_such_operations_is_returned_as_it_is() -> None:
     graph = trace(lambda x: jnp.sin(x) + W, normal(64, 32)).graph
     assert prepare(graph) is graph

@@ -93,3 +93,12 @@ def test_rule_names_are_unique(tmp_path: Path) -> None:
         load_book("nonsense")
     with pytest.raises(RuleError, match="cannot be read"):
         load_book(tmp_path / "absent.yaml")
+
+
+def test_a_book_that_ships_is_read_once(tmp_path: Path) -> None:
+    assert load_book("fusion") is load_book("fusion")
+    own = tmp_path / "mine.yaml"
+    own.write_text(GOOD)
+    before = load_book(own)
+    own.write_text(GOOD.replace("None.", "Some."))
+    assert (before.rules[0].reason, load_book(own).rules[0].reason) == ("None.", "Some.")

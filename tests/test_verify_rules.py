@@ -133,7 +133,7 @@ def test_a_verdict_is_kept_under_what_the_rule_says(
         calls.append(rule.name)
         return verify_rule(rule, wanted=3)
 
-    monkeypatch.setattr(trust_module, "verify_rule", counted)
+    monkeypatch.setattr(verify_module, "verify_rule", counted)
     rule = write(tmp_path / "mine.yaml")
     first = verified(rule)
     again = verified(write(tmp_path / "other.yaml", law="another text for people"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .closures import Node
 from .faults import Fault
-from .parsed import tree_of
+from .parsed import KEPT
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -64,7 +64,7 @@ _SPELLING = {
 
 def parse(text: str, start: Literal["expression", "pattern", "passage"]) -> Node:
     """The syntax tree of a text. Raises Fault with the offset and what was expected there."""
-    known = tree_of(text, start)
+    known = KEPT.tree_of(text, start)
     return parsed(text, start) if known is None else known
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TapestryError
+from ..syntax_trees import KeptTrees
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -34,6 +35,11 @@ MESH_FUNCTIONS: Mapping[str, int] = {"pmax": 1, "pmin": 1, "psum": 1}
 
 _DEEPEST = 100  # operations within operations, so that no formula exhausts the stack
 _DIGITS = 18  # of a number, so that it is one to NumPy too
+
+_HERE = Path(__file__).parent
+#: The trees of the formulas that ship; `python -m tapestry_egg.monoids.parsed` writes them anew.
+KEPT = KeptTrees(_HERE / "formula.lark", _HERE / "parsed.json")
+_START = "start"  # the grammar's one beginning
 
 Arithmetic = Mapping[str, Callable[..., Any]]
 _Closure = Callable[[Callable[[str], Any], Arithmetic], Any]
@@ -60,16 +66,8 @@ class Formula:
 
 def parse_formula(text: str, where: str = "") -> Formula:
     """Read a formula. Raises MonoidError with a caret below the place of a fault."""
-    from lark.exceptions import UnexpectedInput
-
     try:
-        tree = _parser().parse(text)
-    except UnexpectedInput as e:
-        at = min(int(e.pos_in_stream if e.pos_in_stream is not None else len(text)), len(text))
-        if at < 0 or getattr(getattr(e, "token", None), "type", "") == "$END":
-            at = len(text)
-        what = f"unexpected {text[at]!r}" if at < len(text) else "the formula ends too early"
-        raise _fault(text, at, what, where) from None
+        tree: Any = KEPT.tree_of(text, _START) or parsed(text, where)
     except RecursionError:
         raise MonoidError("the formula is nested too deeply", where=where) from None
     names: set[str] = set()
@@ -77,6 +75,20 @@ def parse_formula(text: str, where: str = "") -> Formula:
     run = _compile(tree, text, where, names, functions, 0)
     outermost = str(tree.children[0]) if tree.data == "call" else ""
     return Formula(text, frozenset(names), frozenset(functions), outermost, run)
+
+
+def parsed(text: str, where: str = "") -> Any:
+    """The syntax tree of a formula, which is parsed now. Raises MonoidError as `parse_formula`."""
+    from lark.exceptions import UnexpectedInput
+
+    try:
+        return _parser().parse(text)
+    except UnexpectedInput as e:
+        at = min(int(e.pos_in_stream if e.pos_in_stream is not None else len(text)), len(text))
+        if at < 0 or getattr(getattr(e, "token", None), "type", "") == "$END":
+            at = len(text)
+        what = f"unexpected {text[at]!r}" if at < len(text) else "the formula ends too early"
+        raise _fault(text, at, what, where) from None
 
 
 def arithmetic(xp: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -111,8 +123,7 @@ def arithmetic(xp: ModuleType) -> dict[str, Callable[..., Any]]:
 def _parser() -> Lark:
     from lark import Lark
 
-    grammar = Path(__file__).with_name("formula.lark").read_text("utf-8")
-    return Lark(grammar, parser="lalr", propagate_positions=True)
+    return Lark(KEPT.grammar.read_text("utf-8"), parser="lalr", propagate_positions=True)
 
 
 def _compile(
