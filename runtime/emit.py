@@ -10,9 +10,10 @@ import numpy as np
 
 from ..arrays import decode_dtype, dtype_name
 from ..blockgraph import BlockGraph, Operation, TensorType
-from ..codec import decode_params, handles_in, primitive
+from ..codec import decode_params, primitive
 from ..errors import GraphError
 from ..jaxprs import REGIONS
+from ..plain import handles_in
 from ..trace import Program
 
 

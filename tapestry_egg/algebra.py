@@ -16,11 +16,11 @@ from typing import Any
 from .blockgraph import BlockGraph, Operation
 from .bypass import bypass
 from .choose import Node, Terms, as_written, choose
-from .codec import handles_in
 from .derivation import derive, digest
 from .egraph import Budget, EGraph, Exhausted
 from .fold import Folded, class_weights, fold, unfold
 from .metakernels import registry
+from .plain import handles_in
 from .plan import RuleStep
 from .prepare import may_prepare
 from .rebuild import Rebuilt, rebuild

@@ -18,8 +18,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec import handles_in
 from .extract.lifetimes import Lifetimes, lifetimes
+from .plain import handles_in
 from .roofline import unit_seconds
 from .schedule import Fusion, Schedule, fusion
 from .second_instances import Recomputation

@@ -20,7 +20,8 @@ one key that starts with `$`:
     {"$jaxpr": {..}, "closed": true}         a computation on scalars, as a graph document
     {"$handle": 3}                           an object of this process (a callback, a mesh)
 
-Decoding accepts only the classes listed here and never executes anything found in a file.
+Decoding accepts only the classes that `plain.py` lists, and never executes anything found in a
+file.
 """
 
 from __future__ import annotations
@@ -46,31 +47,8 @@ from .arrays import (
     register_key_impl,
 )
 from .errors import GraphError, TraceError
+from .plain import ENUMS, RECORDS
 
-#: Enums and record classes that may occur in parameters -> the modules where JAX keeps them.
-ENUMS: dict[str, tuple[str, ...]] = {
-    "AccuracyMode": ("jax.lax",),
-    "ArrayCopySemantics": ("jaxlib._jax", "jax._src.lib._jax", "jaxlib.xla_client"),
-    "DotAlgorithmPreset": ("jax.lax",),
-    "EigImplementation": ("jax.lax.linalg", "jax._src.lax.linalg"),
-    "EighImplementation": ("jax.lax.linalg", "jax._src.lax.linalg"),
-    "FftType": ("jax.lax", "jax._src.lax.fft"),
-    "GatherScatterMode": ("jax.lax",),
-    "IgammaMode": ("jax._src.lax.special",),
-    "MemorySpace": ("jax._src.core",),
-    "Precision": ("jax.lax",),
-    "RandomAlgorithm": ("jax.lax",),
-    "RoundingMethod": ("jax.lax",),
-    "SvdAlgorithm": ("jax.lax.linalg", "jax._src.lax.linalg"),
-}
-RECORDS: dict[str, tuple[str, ...]] = {
-    "ConvDimensionNumbers": ("jax.lax",),
-    "DotAlgorithm": ("jax.lax",),
-    "GatherDimensionNumbers": ("jax.lax",),
-    "RaggedDotDimensionNumbers": ("jax.lax",),
-    "ScatterDimensionNumbers": ("jax.lax",),
-    "Tolerance": ("jax.lax",),
-}
 _TOLERANCE_FIELDS = ("atol", "rtol", "ulps")  # a plain class in JAX, without declared fields
 
 #: Primitives whose jaxpr parameters are computations on scalars, stored as graphs.
@@ -338,57 +316,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Handles], Any]] = {
 }
 
 
-#: Levels of lists and dicts in a parameter.
-MOST_LEVELS = 100
-
-
-def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0) -> None:
-    """Check that `value` is in plain form, without importing JAX.
-
-    Raises GraphError with `where` extended by the path inside `value`. A handle is refused unless
-    `handles`, and so is what lies more than `MOST_LEVELS` deep; `level` is how deep `value` lies.
-    """
-    if level > MOST_LEVELS:
-        raise GraphError(f"more than {MOST_LEVELS} levels of lists and dicts", where=where)
-    if isinstance(value, list):
-        for i, v in enumerate(value):
-            check_plain(v, f"{where}[{i}]", handles=handles, level=level + 1)
-    elif isinstance(value, dict):
-        tags = [k for k in value if k.startswith("$")]
-        extra = {"$class": None, "$jaxpr": {"closed"}}.get(tags[0] if tags else "", set())
-        if tags and (
-            len(tags) > 1
-            or tags[0] not in _DECODERS
-            or (extra is not None and set(value) != {tags[0], *extra})
-        ):
-            raise GraphError(f"unknown tag {', '.join(map(repr, value))}", where=where)
-        if "$handle" in value and not handles:
-            raise GraphError("a file cannot hold objects of another process", where=where)
-        if "$jaxpr" in value:
-            from .documents import graph_from_document
-
-            graph_from_document(value["$jaxpr"], where=f"{where}.$jaxpr")
-            return
-        for name, table in (("$class", RECORDS), ("$enum", ENUMS)):
-            named = value.get(name)
-            named = named[0] if name == "$enum" and isinstance(named, list) and named else named
-            if name in value and (not isinstance(named, str) or named not in table):
-                raise GraphError(f"{named!r} is not accepted in parameters", where=where)
-        for k, v in value.items():
-            check_plain(v, f"{where}.{k}", handles=handles, level=level + 1)
-
-
-def handles_in(value: Any) -> list[int]:
-    """The handles that a plain value refers to."""
-    if isinstance(value, Mapping):
-        if "$handle" in value:
-            return [value["$handle"]]
-        return [h for v in value.values() for h in handles_in(v)]
-    if isinstance(value, (list, tuple)):
-        return [h for v in value for h in handles_in(v)]
-    return []
-
-
 @cache
 def _class(name: str) -> type | None:
     for module in (*ENUMS.get(name, ()), *RECORDS.get(name, ())):
@@ -416,6 +343,8 @@ def _dtype_form(value: Any) -> Any:
     if isinstance(value, np.dtype):
         return {"$dtype": dtype_name(value)}
     if isinstance(value, type):
+        if type(value).__name__ == "_ScalarMeta":  # jnp.float32 is no class of NumPy's
+            value = np.dtype(value.dtype).type  # type: ignore[attr-defined]
         try:
             if issubclass(value, np.generic):
                 return {"$scalar_type": np.dtype(value).name}

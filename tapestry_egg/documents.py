@@ -22,8 +22,8 @@ from .blockgraph import (
     region_fault,
     verify_graph,
 )
-from .codec import check_plain, handles_in
 from .errors import GraphError, TargetError
+from .plain import check_params, handles_in
 from .prepare import with_prepared
 from .trace import Program
 from .trees import check_tree, is_transparent, leaf_count, leaf_paths
@@ -270,7 +270,7 @@ def _operation(
 ) -> Operation:
     if record.source is not None and not 0 <= record.source < len(rows):
         raise GraphError(f"there is no source {record.source}", where=f"{where}.source")
-    check_plain(record.params, f"{where}.params")
+    check_params(record.params, f"{where}.params")
     regions = tuple(
         _graph(region, rows, f"{where}.regions[{r}]", level + 1)
         for r, region in enumerate(record.regions)

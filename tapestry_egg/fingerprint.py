@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from .blockgraph import BlockGraph
-from .codec import HANDLES, handles_in
+from .codec import HANDLES
+from .plain import handles_in
 from .plan import BodyPlan, Plan
 from .rules.book import RuleBook
 from .rules.receipts import content

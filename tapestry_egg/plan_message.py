@@ -16,10 +16,11 @@ import msgspec
 
 from .arrays import encode_bytes
 from .blockgraph import BlockGraph, Operation, Source
-from .codec import HANDLES, handles_in
+from .codec import HANDLES
 from .errors import GraphError
 from .extract.front import Front
 from .front_documents import front_document, front_from_document
+from .plain import handles_in
 from .plan import BodyPlan, Plan
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from .blockgraph import BlockGraph, Operation, Prepared, TensorType
-from .codec import handles_in
 from .errors import GraphError
+from .plain import handles_in
 
 # What is this many times larger than what it is made of is made when it is read: a broadcast costs
 # nothing there, and stored it would be read from memory.

@@ -17,6 +17,7 @@ from tapestry_egg.arrays import decode_dtype
 from tapestry_egg.blockgraph import BlockGraph, Operation, verify_graph
 from tapestry_egg.errors import GraphError, TraceError
 from tapestry_egg.files import load, save
+from tapestry_egg.plain import check_plain, handles_in
 from tapestry_egg.runtime.emit import emit
 from tapestry_egg.trace import Program, trace
 from tests.traced_programs import CASES, SLOW, Array, Case, Pair, case, mlp_params, mlp_step, normal
@@ -99,7 +100,7 @@ def test_structure(name: str) -> None:
     for op in operations(graph):
         assert op.kernel not in called
         assert bool(op.regions) == (op.kernel in ("scan", "while", "cond"))
-        codec.check_plain(dict(op.params), "params")
+        check_plain(dict(op.params), "params")
         again = codec.encode_params(
             codec.decode_params(op.params, kernel=op.kernel), kernel=op.kernel
         )
@@ -217,7 +218,7 @@ def test_explicit_mesh_is_stripped() -> None:
         expected = jax.jit(fn)(x, w)
         program = trace(fn, x, w)
     assert not {"reshard", "mesh_cast"} & {op.kernel for op in operations(program.graph)}
-    assert not any(codec.handles_in(op.params) for op in operations(program.graph))
+    assert not any(handles_in(op.params) for op in operations(program.graph))
     given = run(program, case(fn, normal(4, 4), normal(4, 4)))
     assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-2), expected, given))
 
@@ -321,7 +322,7 @@ PARAMETERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_come_back(name: str) -> None:
     plain = codec.encode_params({name: PARAMETERS[name]})
-    codec.check_plain(plain, "$")
+    check_plain(plain, "$")
     back = codec.decode_params(plain, codec.Handles())[name]
     if isinstance(PARAMETERS[name], np.ndarray):
         assert np.array_equal(back, PARAMETERS[name]) and back.dtype == np.int32

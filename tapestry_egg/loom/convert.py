@@ -16,7 +16,6 @@ import msgspec
 import networkx as nx
 
 from ..blockgraph import BlockGraph, Operation, Source, TensorType, verify_graph
-from ..codec import check_plain, handles_in
 from ..documents import (
     Blob,
     GraphRecord,
@@ -31,6 +30,7 @@ from ..documents import (
 from ..errors import GraphError
 from ..metakernels import registry
 from ..metakernels.signature import OperationSignature
+from ..plain import check_plain, handles_in
 from ..zspace import Projection, ZRange
 from .dialects import APPLICATIONS, EXPRESSIONS
 from .nodes import (
