@@ -53,6 +53,9 @@ _LOAD = """
       ((union (N v) (Op4 s (N a) (N b) (N c) (N d))) (set (order (N v)) v)) :ruleset load)
 """
 _MOST_OPERANDS = 4
+# An iteration may make a million rows of a thousand. To read them takes longer than all else, so
+# one that leaves so many times what the budget allows is taken back.
+_OVER = 2
 # Calls that it takes, per operation, to build a program anew and to price it.
 _PER_OPERATION = 60
 # Regions that take less than this share of a program's seconds are left as they are.
@@ -311,7 +314,7 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
             known = len(catalogue.entries)
             try:
                 changed = [
-                    egraph.step(ruleset, budget.seconds - egraph.seconds)
+                    egraph.step(ruleset, budget.seconds - egraph.seconds, _OVER * budget.rows)
                     for ruleset in PROGRAM_RULESETS
                 ]
             except Exhausted:
@@ -354,7 +357,11 @@ _MEMBER = re.compile(r'\(member \S+ "([^"]+)"\)')
 
 
 def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]], dict[int, int]]:
-    """The graph as nodes over values, and the signature number of every value that is one."""
+    """The graph as nodes over values, and the signature number of every value that is one.
+
+    Types are without weakness, which changes no number: else products of weakly typed scalars would
+    be other values than those of strongly typed ones, without end.
+    """
     made = {v for op in graph.operations for v in op.outputs}
     facts: dict[str, list[Row]] = {
         "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made],
@@ -368,8 +375,9 @@ def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]
             facts["leaf"].extend((v,) for v in op.outputs)
             continue
         (out,) = op.outputs
-        types = tuple(graph.values[v] for v in op.inputs)
-        number = catalogue.number(Applied(op.kernel, op.params, types, graph.values[out], op.remat))
+        types = tuple(graph.values[v].strong for v in op.inputs)
+        entry = Applied(op.kernel, op.params, types, graph.values[out].strong, op.remat)
+        number = catalogue.number(entry)
         signatures[out] = number
         facts.setdefault(f"node{len(op.inputs)}", []).append((out, number, *op.inputs))
     return facts, signatures

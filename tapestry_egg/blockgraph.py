@@ -44,6 +44,11 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.itemsize
 
+    @property
+    def strong(self) -> TensorType:
+        """The same shape and dtype, not weakly typed."""
+        return TensorType(self.shape, self.dtype) if self.weak else self
+
     def __str__(self) -> str:
         short = self.dtype
         for long, brief in _BRIEF:

@@ -35,6 +35,7 @@ _FAR, _LEAST = 20.0, 120.0
 class Budget:
     """How far saturation may go: the limit reached first ends it, and what is there stays.
 
+    An iteration of the program's algebra that leaves more than twice as many `rows` is taken back.
     `seconds` are of egglog's processor time, whatever else the machine does. They are there for an
     iteration that explodes: where they end one, the front's notes say so. `choice` are units of
     `Work` for each choice among what the rules of the program's algebra found: when they are spent,
@@ -149,11 +150,11 @@ class EGraph:
                 return False, i + 1
         return False, budget.iterations
 
-    def step(self, ruleset: str, seconds: float = float("inf")) -> bool:
+    def step(self, ruleset: str, seconds: float = float("inf"), rows: float = float("inf")) -> bool:
         """Run one iteration of a ruleset; whether it changed anything.
 
-        Raises Exhausted when it takes more than `seconds` of processor time, or more memory than
-        there is.
+        Raises Exhausted when it takes more than `seconds` of processor time or more memory than
+        there is, or leaves more than so many `rows`.
         """
         if seconds <= 0.0:
             self.by_clock = True
@@ -168,6 +169,9 @@ class EGraph:
             self.by_clock |= gone.by_clock
             self._again()
             raise Exhausted from None
+        if answer["rows"] > rows:
+            self._again()
+            raise Exhausted
         self._done.append(command)
         self._rows = int(answer["rows"])
         self.seconds += answer["seconds"]

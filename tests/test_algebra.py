@@ -18,7 +18,7 @@ from tapestry_egg.egraph import Budget
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.rebuild import rebuild
 from tapestry_egg.roofline import program_seconds
-from tapestry_egg.rules.book import PROGRAM_RULESETS, RuleBook, load_books
+from tapestry_egg.rules.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
 from tapestry_egg.runtime.hlo import hlo_stats
 from tests.equal_forms import (
     BIG,
@@ -152,6 +152,18 @@ def test_the_demo_model_is_saturated() -> None:
     graph = graph_of(gpt2.step, *gpt2.abstract(config), donate_argnums=(0, 1))
     found = forms(graph, BOOKS, H100)
     assert len(graph.operations) > 2000 and found[0].saturated
+
+
+def test_weakly_typed_factors_are_no_others_than_strongly_typed_ones() -> None:
+    def powers(x: jax.Array) -> jax.Array:
+        # JAX squares the weakly typed 1 again and again, and multiplies by it.
+        return x * 1 ** jnp.broadcast_to(0, x.shape)
+
+    graph = graph_of(powers, struct(4))
+    assert any(graph.values[v].weak for op in graph.operations for v in op.outputs)
+    rules = [r for b in load_books(DEFAULT_BOOKS) for r in b.rules]
+    terms = explore(graph, [r for r in rules if r.ruleset in PROGRAM_RULESETS]).terms
+    assert terms.saturated and len(terms.nodes) < len(graph.values)
 
 
 # Plans

@@ -95,6 +95,20 @@ def test_an_iteration_that_explodes_is_ended_and_what_was_there_stays() -> None:
     assert len(explored.terms.nodes) >= len(again.terms.nodes)
 
 
+def test_an_iteration_that_makes_far_too_many_rows_is_taken_back() -> None:
+    graph = example_graph(EXPLODING)
+    rules = [r for b in load_books(("expansion",)) for r in b.rules if r.name.startswith("add-")]
+    free = explore(graph, rules, Budget(iterations=6, rows=10**9))
+    rows = [tick.rows for tick in free.timeline if tick.ruleset == "algebra"]
+    assert rows[-2] > 2 * rows[-3]
+    for allowed, left in ((rows[-3], -2), (rows[-2] // 2, -1)):
+        kept = explore(graph, rules, Budget(iterations=6, rows=allowed))
+        assert [t.rows for t in kept.timeline if t.ruleset == "algebra"] == rows[:left]
+        assert not kept.terms.saturated and not kept.by_clock
+        fewer = explore(graph, rules, Budget(iterations=len(rows) + left, rows=10**9))
+        assert kept.terms == fewer.terms
+
+
 def test_the_timeline_names_the_users_rules() -> None:
     graph = example_graph(EXPLODING)
     rules = [r for b in load_books(("expansion",)) for r in b.rules if r.name.startswith("add-")]

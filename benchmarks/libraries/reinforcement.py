@@ -89,7 +89,9 @@ def mctx_gumbel() -> Program:
         return out, h
 
     def search(params, key, x):
-        root = mctx.RootFnOutput(x @ params["policy"], x @ params["value"], x)
+        root = mctx.RootFnOutput(
+            prior_logits=x @ params["policy"], value=x @ params["value"], embedding=x
+        )
         found = mctx.gumbel_muzero_policy(params, key, root, recurrent, num_simulations=8)
         return found.action, found.action_weights
 
@@ -104,12 +106,17 @@ def mctx_muzero() -> Program:
     def recurrent(params, key, action, embedding):
         h = embedding * 0.9 + action
         out = mctx.RecurrentFnOutput(
-            jnp.sin(h), jnp.full_like(h, 0.95), jnp.stack([h, -h, 0.0 * h], -1), jnp.cos(h)
+            reward=jnp.sin(h),
+            discount=jnp.full_like(h, 0.95),
+            prior_logits=jnp.stack([h, -h, 0.0 * h], -1),
+            value=jnp.cos(h),
         )
         return out, h
 
     def search(key, x):
-        root = mctx.RootFnOutput(jnp.zeros((x.shape[0], 3)), jnp.zeros_like(x), x)
+        root = mctx.RootFnOutput(
+            prior_logits=jnp.zeros((x.shape[0], 3)), value=jnp.zeros_like(x), embedding=x
+        )
         return mctx.muzero_policy((), key, root, recurrent, num_simulations=8).action_weights
 
     return search, (jax.random.PRNGKey(0), jnp.linspace(0.0, 1.0, 16))
