@@ -49,9 +49,14 @@ def check_params(params: Mapping[str, Any], where: str) -> None:
     """Check that the parameters of an operation are in plain form, as `check_plain` does, and that
     compilers can read them."""
     check_plain(params, where)
-    precision = params.get("precision")
-    if precision is not None and not _is_precision(precision):
-        raise GraphError(f"{precision!r:.80} is no precision", where=f"{where}.precision")
+    for name, members in _MEMBERS.items():
+        value = params.get(name)
+        if value is None:
+            continue
+        two = name == "precision" and isinstance(value, list) and len(value) == 2
+        for one in value if two else [value]:
+            if _kind(one) not in (("Precision",) if two else members):
+                raise GraphError(f"{value!r:.80} is no {name}", where=f"{where}.{name}")
 
 
 def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0) -> None:
@@ -132,16 +137,20 @@ def _is_dtype_name(form: Any) -> bool:
     return isinstance(form, str) and is_dtype(form)
 
 
-def _is_precision(form: Any) -> bool:
-    """Whether `form` is one of JAX's precisions, two of them, or an algorithm."""
-    if isinstance(form, list):
-        return len(form) == 2 and all(_is_one_of(x, "Precision") for x in form)
-    algorithm = isinstance(form, dict) and form.get("$class") == "DotAlgorithm"
-    return algorithm or _is_one_of(form, "Precision") or _is_one_of(form, "DotAlgorithmPreset")
+def _kind(form: Any) -> str:
+    """The enum that a form is a member of, or the class of a record; empty for anything else."""
+    if isinstance(form, dict) and _is_enum(form.get("$enum")):
+        return str(form["$enum"][0])
+    return str(form.get("$class", "")) if isinstance(form, dict) else ""
 
 
-def _is_one_of(form: Any, enum: str) -> bool:
-    return isinstance(form, dict) and _is_enum(form.get("$enum")) and form["$enum"][0] == enum
+#: What parameters of these names are, where they are not None: compilers end the process at others.
+_MEMBERS: dict[str, tuple[str, ...]] = {
+    "accuracy": ("AccuracyMode", "Tolerance"),
+    "fft_type": ("FftType",),
+    "precision": ("Precision", "DotAlgorithmPreset", "DotAlgorithm"),
+    "rounding_method": ("RoundingMethod",),
+}
 
 
 #: What stands behind each tag, where that can be told without JAX.

@@ -52,6 +52,15 @@ def test_a_precision_that_compilers_give_up_on_is_refused(
     assert caught.value.where.endswith("$.operations[0].params.precision")
 
 
+@pytest.mark.parametrize("name", ["accuracy", "fft_type", "rounding_method"])
+@pytest.mark.parametrize("value", [HIGHEST, "FFT", 0, [], {"$class": "DotAlgorithm"}])
+def test_a_member_of_something_else_is_refused(
+    name: str, value: Any, document: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(GraphError, match=f"is no {name}"):
+        read(document, tmp_path, **{name: value})
+
+
 @pytest.mark.parametrize(
     "precision", [None, "highest", "BF16_BF16_F32", lax.DotAlgorithm(*[jnp.float32] * 3)]
 )
