@@ -67,8 +67,28 @@ class Unlike:
             (("kernels", kernels), 1),
             (("shapes", kinds, _oddities(applied)), 1),
             (("rank", max(ranks, default=0)), _ALIKE),
+            *((("spelling", s), _ALIKE) for s in _spellings(applied)),
         ]
         return rare, ("structure", structure), ("both", structure, dtypes)
+
+
+def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
+    """What is told by parameters: whether operations of one kernel have the same, and how many dims
+    a product contracts and in what order it pairs them."""
+    of: dict[str, list[Any]] = {}
+    for a in applied.values():
+        of.setdefault(a.kernel, []).append((hashable(a.params), a.inputs))
+    found: list[Any] = []
+    for kernel, some in of.items():
+        if len(some) > 1 and len({inputs for _, inputs in some}) == 1:
+            found.append((kernel, len({params for params, _ in some}) > 1))
+    for a in applied.values():
+        if a.kernel == "dot_general":
+            (lhs, rhs), batch = a.params["dimension_numbers"]
+            pairs = sorted(zip(lhs, rhs, strict=True))
+            crossed = [r for _, r in pairs] != sorted(rhs)
+            found.append((a.kernel, len(lhs), len(batch[0]), crossed))
+    return tuple(dict.fromkeys(found))
 
 
 def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
@@ -77,6 +97,9 @@ def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
     extents = {n for shape in shapes for n in shape}
     found = {
         "empty": 0 in extents,
+        "made of nothing": any(
+            a.output.size and any(t.size == 0 for t in a.inputs) for a in applied.values()
+        ),
         "deep": any(len(s) > 4 for s in shapes),
         "large": any(n > 16 for n in extents),
         "thin": 1 in extents,

@@ -1,17 +1,18 @@
 """Compare: what two sides of a rule may differ by, as its numerics class says.
 
 Integers and flags never differ, in no class. Where the pattern gives NaN, that element of the
-replacement may be anything; no other may. Beyond that:
+replacement may be anything, unless the class is `exact`; no other may. Beyond that:
 
 `exact`             in the program's dtype all numbers are equal, infinities included (zeros of
-                    either sign are equal);
+                    either sign are equal), and NaN stays NaN;
 `reorders`          over the reals the sides are equal: in float64 to 1e-9 of what occurs at an
                     element. In the program's dtype the replacement is off the truth by at most four
                     times what the pattern is off by, and a few roundings of the dtype in which the
                     pattern computes. A number stays a number, an infinity no number: what a program
                     masks away (an infinity or a NaN that is not selected) stays away;
-`changes_rounding`  over the reals the sides are equal. What is masked away stays away; elsewhere
-                    infinities and NaN passed in may give anything.
+`changes_rounding`  over the reals the sides are equal, and in the program's dtype a number stays a
+                    number where nothing in the pattern is large. What is masked away stays away;
+                    elsewhere infinities and NaN passed in may give anything.
 
 Differences over the reals are forgiven where the law's own rounding in float64 explains them: where
 results move as far when what is computed on the way is shaken by a few units in the last place.
@@ -27,7 +28,7 @@ import numpy as np
 from ..metakernels.reference_call import numpy_dtype
 from ..metakernels.values import kind
 from .book import Rule
-from .evaluate import Array, Program, elementwise, one_shape
+from .evaluate import FIELD, Array, Program, elementwise, one_shape
 from .instances import Instance, Node
 
 _LAW = 1e-9
@@ -50,6 +51,7 @@ _SUMS = frozenset(
     "dot_general conv_general_dilated reduce_sum reduce_prod cumsum cumprod reduce_window_sum "
     "scatter-add attention dot_logsumexp exp_dot softmax logsumexp cumlogsumexp".split()
 )
+_PRODUCTS = frozenset("mul div square integer_pow pow".split())
 _CONVERSIONS = ("convert_element_type", "reduce_precision")
 # Kernels that round nothing: they move, choose, or convert.
 _STILL = frozenset(
@@ -101,17 +103,20 @@ def differs_over_the_reals(
     return bool(wrong.any()), bool((~nan).any())
 
 
-def differs_exactly(instance: Instance, left: Array, right: Array) -> tuple[bool, bool]:
+def differs_exactly(
+    instance: Instance, left: Array, right: Array, keeps_nan: bool
+) -> tuple[bool, bool]:
     """Whether results in a program's dtype are unequal, and whether they tell anything.
 
-    The references sum in 64 bits, in an order that no law speaks of: sums of 64 bits may differ in
-    their last digits.
+    The references sum in 64 bits, in an order that no law speaks of: sums of 64 bits, and complex
+    products, which are such sums, may differ in their last digits. `keeps_nan`: what is no number
+    in the one is none in the other.
     """
     if left.dtype.kind in "biu":
         return not np.array_equal(left, right), bool(left.size)
     a, b = _wide(left), _wide(right)
     nan = np.isnan(a)
-    same = nan | (a == b)
+    same = (nan & (np.isnan(b) | (not keeps_nan))) | (a == b)
     if not same.all() and left.dtype.itemsize == 8 * (1 + (left.dtype.kind == "c")):
         if sums(instance):
             with np.errstate(all="ignore"):
@@ -132,13 +137,13 @@ def differs_by_rounding(
     if left.dtype.kind in "biu":
         return not np.array_equal(left, right), bool(left.size)
     a, b, truth = _wide(left), _wide(right), meant[root]
-    most = max((_most(x) for x in at.values()), default=0.0)
+    most: float | Array
+    own: float | Array
     told = np.isfinite(a) & np.isfinite(truth)
     if not told.any():
         return False, False
-    lost = told & ~np.isfinite(b)
-    if (lost & (_scale(instance, meant, left) < _top(instance) ** (1 / 3))).any():
-        return True, True  # a replacement that overflows where nothing in the pattern is large
+    if loses_numbers(instance, at, meant, root, made):
+        return True, True
     told &= np.isfinite(b)
     if not told.any():
         return False, False
@@ -147,12 +152,57 @@ def differs_by_rounding(
         (max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs),
         default=1,
     )
-    own = float(np.abs(a - truth)[told].max())
+    if elementwise(instance) and one_shape(instance) and not _only_sums(instance):
+        # Functions of one element lose no digits of it: an error counts beside what the pattern
+        # itself computes there, and the terms of its sums.
+        most = _scale(instance, {n: x for n, x in meant.items() if n in _computed(instance)}, left)
+        with np.errstate(all="ignore"):
+            part = np.where(told & (most > 0), np.abs(a - truth) / most, 0.0)
+        own = float(part[np.isfinite(part)].max(initial=0.0)) * most
+        longest = 1
+    else:
+        most = max((_most(x) for x in at.values()), default=0.0)
+        own = float(np.abs(a - truth)[told].max())
     allowed = _WORSE * own + _ROUNDINGS * (steps + min(longest, 64)) * _rounding(instance) * most
     # The last rounding of all is the result's own.
     last = _epsilon(instance.types[root].dtype) * np.abs(truth)
-    allowed += _shared_narrowing(instance) * most
+    allowed += _shared_narrowing(instance) * most + _ROUNDINGS * _least(instance)
     return bool((np.abs(b - truth) > allowed + last)[told].any()), True
+
+
+def loses_numbers(
+    instance: Instance,
+    at: Mapping[str, Array],
+    meant: Mapping[str, Array],
+    root: str,
+    made: str,
+) -> bool:
+    """Whether a replacement gives no number where nothing in the pattern is large: where all that
+    it computes is below the cube root of the greatest number."""
+    left, right = at[root], at[made]
+    if left.dtype.kind in "biu":
+        return False
+    lost = np.isfinite(left) & np.isfinite(meant[root]) & ~np.isfinite(right)
+    large = _top(instance) ** (1 / 3)
+    return bool(lost.any() and (lost & (_scale(instance, meant, left) < large)).any())
+
+
+def _computed(instance: Instance) -> set[str]:
+    """What a pattern computes, and the inputs that it adds or multiplies; constants are neither."""
+    nodes = instance.side.nodes
+    summed = {o for n in nodes if instance.applied[n.signature].kernel in FIELD for o in n.operands}
+    return ({n.name for n in nodes} | summed) - set(instance.side.constants)
+
+
+def _least(instance: Instance) -> float:
+    """The step between the smallest numbers of the dtypes that occur."""
+    dtypes = [t.dtype for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    return max(_limits(d)[2] for d in dtypes if kind(d) in ("float", "complex"))
+
+
+def _only_sums(instance: Instance) -> bool:
+    """Whether all that is computed are sums, products and quotients, in some order."""
+    return all(a.kernel in _STILL or a.kernel in FIELD for a in instance.applied.values())
 
 
 def _scale(instance: Instance, at: Mapping[str, Array], like: Array) -> Array:
@@ -278,11 +328,11 @@ def _epsilon(dtype: str) -> float:
 
 
 @cache
-def _limits(dtype: str) -> tuple[float, float]:
+def _limits(dtype: str) -> tuple[float, float, float]:
     import ml_dtypes
 
     found = ml_dtypes.finfo(numpy_dtype(dtype))
-    return float(found.eps), float(found.max)
+    return float(found.eps), float(found.max), float(found.smallest_subnormal)
 
 
 def roomy(dtypes: Iterable[str]) -> bool:
@@ -291,5 +341,9 @@ def roomy(dtypes: Iterable[str]) -> bool:
 
 
 def sums(instance: Instance) -> bool:
-    """Whether many numbers are summed or multiplied on the way, in some order."""
-    return any(a.kernel in _SUMS for a in instance.applied.values())
+    """Whether many numbers are summed or multiplied on the way, in some order, or complex ones, of
+    which a product is a sum."""
+    return any(
+        a.kernel in _SUMS or (a.kernel in _PRODUCTS and kind(a.output.dtype) == "complex")
+        for a in instance.applied.values()
+    )

@@ -28,7 +28,9 @@ def dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     if own.rank >= 3 and batches and draw.chance(0.2):
         batches = 2
     most = own.rank - batches
-    count = min(most, rng.choice((1, 1, 1, 1, 1, 2, 0)))
+    # Of operands that are known, two pairs may be crossed; unknown ones come as they are wanted.
+    both = lhs is not None and rhs is not None
+    count = min(most, rng.choice((1, 1, 1, 2, 2, 0) if both else (1, 1, 1, 1, 1, 2, 0)))
     dims = list(range(own.rank))
     if draw.chance(0.5):
         batch = dims[:batches]
@@ -43,7 +45,7 @@ def dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:
             fits = [e for e in range(rhs.rank) if e not in other and rhs.shape[e] == lhs.shape[d]]
             if not fits:
                 return None
-            other.append(fits[0] if draw.chance(0.6) else rng.choice(fits))
+            other.append(fits[0] if draw.chance(0.4) else rng.choice(fits))
         paired = (other[:batches], other[batches:])
     else:
         spare = [draw.extent() for _ in range(rng.choice((0, 1, 1, 1, 1, 2)))]
@@ -90,7 +92,7 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     ls, rs, os = specs
     window = [rhs.shape[rs[2 + d]] if rhs else rng.choice((1, 2, 3, 3)) for d in range(space)]
     dilated = [rng.choice((1, 1, 1, 2)) for _ in range(space)]
-    padding = [[rng.choice((0, 0, 1)), rng.choice((0, 0, 1))] for _ in range(space)]
+    padding = [[rng.choice((0, 0, 1, 2, -1)), rng.choice((0, 0, 1, -1))] for _ in range(space)]
     if draw.chance(0.4):
         padding = [[0, 0]] * space
     elif draw.chance(0.3):
@@ -99,19 +101,24 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
             for w, r in zip(window, dilated, strict=True)
         ]
     groups = rng.choice((1, 1, 1, 2))
+    batches = rng.choice((1, 1, 1, 1, 2)) if groups == 1 else 1
     channels = lhs.shape[ls[1]] if lhs else 0
     inner = rhs.shape[rs[1]] if rhs else (channels // groups if lhs else rng.choice((1, 2, 3)))
     if rhs and lhs:
         groups = channels // inner if inner else 0
+    if batches > 1 and (groups > 1 or (lhs and lhs.shape[ls[0]] % batches)):
+        batches = 1
     if groups == 0 or inner == 0 or (lhs and inner * groups != channels):
         return None
-    outer = rhs.shape[rs[0]] if rhs else groups * rng.choice((1, 2))
+    outer = rhs.shape[rs[0]] if rhs else groups * batches * rng.choice((1, 2))
     if outer % groups:
         return None
+    if outer % batches:
+        batches = 1
     dtype = first(known, draw, 1).dtype
     if lhs is None:
         sizes = [(w - 1) * r + rng.choice((1, 2, 3)) for w, r in zip(window, dilated, strict=True)]
-        lhs = _placed(ls, [rng.choice((1, 2)), inner * groups, *sizes], dtype)
+        lhs = _placed(ls, [batches * rng.choice((1, 2)), inner * groups, *sizes], dtype)
     if rhs is None:
         rhs = _placed(rs, [outer, inner, *window], dtype)
     if lhs.dtype != rhs.dtype:
@@ -119,7 +126,7 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     holes = [1 if draw.chance(0.9) else 2 for _ in range(space)]
     for d in range(space):
         size = (lhs.shape[ls[2 + d]] - 1) * holes[d] + 1 + sum(padding[d])
-        if size < (window[d] - 1) * dilated[d] + 1:
+        if size < (window[d] - 1) * dilated[d] + 1 or lhs.shape[ls[2 + d]] + min(padding[d]) < 1:
             return None
     return {
         "window_strides": [rng.choice((1, 1, 2)) for _ in range(space)],
@@ -133,7 +140,7 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
             "out_spec": os,
         },
         "feature_group_count": groups,
-        "batch_group_count": 1,
+        "batch_group_count": batches,
         "precision": None,
         "preferred_element_type": None,
         "out_sharding": None,

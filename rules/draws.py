@@ -20,7 +20,7 @@ Known = Sequence[TensorType | None]
 DTYPES = (
     *("float32", "int32", "bfloat16", "float32", "int8", "float32", "complex64", "uint8"),
     *("float32", "bool", "float16", "float32", "uint32", "bfloat16", "float32", "int16"),
-    *("float64", "int32", "float8_e4m3fn"),
+    *("float64", "int32", "float8_e4m3fn", "int64", "uint16", "complex128", "uint64"),
 )
 
 

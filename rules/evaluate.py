@@ -37,7 +37,8 @@ Disturb = Callable[[str, Sequence[Array], Array], Array]
 
 #: Products of two residues, and sums of 500 of them, fit in 64 bits.
 PRIME = 134_217_689
-_FIELD = frozenset(
+#: Kernels that are sums, products and quotients, and moves.
+FIELD = frozenset(
     "add add_any sub mul neg square div integer_pow dot_general conv_general_dilated reduce_sum "
     "cumsum reduce_window_sum copy copy_p name stop_gradient transpose reshape squeeze rev slice "
     "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice".split()
@@ -52,7 +53,7 @@ class NoReference(Exception):
 def has_field(instance: Instance) -> bool:
     """Whether both sides consist of sums, products and quotients of numbers, and of moves."""
     return all(
-        a.kernel in _FIELD
+        a.kernel in FIELD
         and all(
             kind(t.dtype) in ("float", "complex")
             for t in (*a.inputs, a.output)
@@ -95,10 +96,11 @@ class Program:
         self.replacement = [self._step(node) for node in instance.side.built]
 
     def _step(self, node: Node) -> Step:
-        entry = _in(self.instance.applied[node.signature], self.numbers)
+        entry = self.instance.applied[node.signature]
         if self.numbers == "field" and entry.kernel == "div":
             return Step(node, _quotient)
         try:
+            entry = _in(entry, self.numbers)
             signature = registry.signature(
                 entry.kernel, entry.params, entry.inputs, (entry.output,)
             )

@@ -109,6 +109,12 @@ class Instance:
         return any(self.applied[n.signature].kernel in _GROWING for n in self.side.nodes)
 
     @property
+    def rounds(self) -> bool:
+        """Whether numbers that round occur."""
+        types = (t for a in self.applied.values() for t in (*a.inputs, a.output))
+        return any(kind(t.dtype) in ("float", "complex") for t in types)
+
+    @property
     def has_empty(self) -> bool:
         """Whether a tensor without elements occurs."""
         return any(t.size == 0 for a in self.applied.values() for t in (*a.inputs, a.output))

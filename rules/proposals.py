@@ -88,7 +88,7 @@ def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
     elif kernel == "reduce_precision":
         params = {
             "exponent_bits": draw.rng.choice((5, 8)),
-            "mantissa_bits": draw.rng.choice((3, 7)),
+            "mantissa_bits": draw.rng.choice((3, 7, 10)),
         }
     elif kernel == "name":
         params = {"name": "x"}
@@ -107,7 +107,7 @@ def _binary(kernel: str, known: Known, draw: Draw) -> Proposal:
         free = [p for p, t in enumerate(types) if t is None]
     for p in free:
         shape = model.shape
-        if draw.chance(0.15):
+        if draw.chance(0.25):
             shape = ()
         elif draw.chance(0.12):
             shape = tuple(1 if draw.chance(0.5) else n for n in shape)
@@ -209,10 +209,13 @@ def _pad(kernel: str, known: Known, draw: Draw) -> Proposal:
     x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
     config = []
     for n in x.shape:
-        low, high = draw.rng.choice((0, 0, 1, 2)), draw.rng.choice((0, 0, 1))
-        if n > 1 and draw.chance(0.1):
-            low = -1
+        low, high = draw.rng.choice((0, 0, 1, 2)), draw.rng.choice((0, 0, 1, 2))
+        if n > 2 and draw.chance(0.3):  # less than nothing: what is cut off
+            low, high = draw.rng.choice(((-1, high), (low, -1), (-1, -1)))
         config.append([low, high, draw.rng.choice((0, 0, 0, 1))])
+    if x.rank and draw.chance(0.4):  # along one dim only
+        d = draw.rng.randrange(x.rank)
+        config = [c if e == d else [0, 0, 0] for e, c in enumerate(config)]
     return {"padding_config": config}, [x, known[1] or TensorType((), x.dtype)]
 
 
@@ -265,6 +268,8 @@ def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
     axes = draw.subset(range(x.rank), 0 if draw.chance(0.1) else 1)
     if axes and draw.chance(0.5):
         axes = [draw.rng.choice(range(x.rank))]
+    if 0 in x.shape and draw.chance(0.5):  # of nothing there is something
+        axes = [d for d, n in enumerate(x.shape) if not n]
     return {"axes": axes, **({"out_sharding": None} if kernel == "reduce_sum" else {})}, [x]
 
 
@@ -295,19 +300,23 @@ def _sort(kernel: str, known: Known, draw: Draw) -> Proposal | None:
 def _window(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     x = known[0] or draw.tensor(draw.rank((1, 2, 3)))
     window = [draw.rng.choice((1, 1, 2, min(n, 3) or 1)) for n in x.shape]
+    # Also windows that hold nothing but padding, or fall between the elements.
     padding = [[0, 0] if draw.chance(0.7) else [draw.rng.choice((0, 1)), 1] for _ in x.shape]
-    if any(n + sum(p) < w for n, p, w in zip(x.shape, padding, window, strict=True)):
-        return None
-    if any(max(p) >= w > 0 for p, w in zip(padding, window, strict=True)):
-        padding = [[0, 0]] * x.rank  # a window that holds nothing but padding has no least element
-        if any(n < w for n, w in zip(x.shape, window, strict=True)):
+    holes, gaps = ([1] * x.rank, [1] * x.rank)
+    if draw.chance(0.3):
+        holes = [draw.rng.choice((1, 2)) for _ in x.shape]
+    if draw.chance(0.3):
+        gaps = [draw.rng.choice((1, 2)) for _ in x.shape]
+    for d, n in enumerate(x.shape):
+        size = max(0, (n - 1) * holes[d] + 1) + sum(padding[d])
+        if size < (window[d] - 1) * gaps[d] + 1:
             return None
     return {
         "window_dimensions": window,
         "window_strides": [draw.rng.choice((1, 1, 2)) for _ in x.shape],
         "padding": padding,
-        "base_dilation": [1] * x.rank,
-        "window_dilation": [1] * x.rank,
+        "base_dilation": holes,
+        "window_dilation": gaps,
     }, [x]
 
 

@@ -39,10 +39,12 @@ FINITE = (
 )
 #: Families that a law must hold on in a program's own dtype where it reorders: far from its ends.
 MODERATE = ("normal", "unit", "ties", "around", "tens", "one-hot", "high")
+#: The same, and where products and exponentials of numbers that are none too large end.
+ROUNDED = (*MODERATE, "low", "tiny")
 #: Families for laws that claim equal bits, and for integers: the ends of a dtype too.
 EXTREME = (*FINITE, "extremes", "pool")
 #: Families that hold what is no number: masks are made of them.
-MASKS = ("infinite", "below", "nan")
+MASKS = ("infinite", "below", "above", "nan")
 
 _FEW = (-1.0, 0.0, 1.0, 2.0)
 
@@ -54,6 +56,7 @@ class Ends:
     values: tuple[float | int, ...]
     least: float | int
     most: float | int
+    tiny: float = 0.0  # a number whose square is nothing
 
 
 def landmarks(rule: Rule) -> tuple[float, ...]:
@@ -93,7 +96,7 @@ def ends(dtype: str) -> Ends:
     top, tiny, eps = float(f.max), float(f.tiny), float(f.eps)
     least = float(f.smallest_subnormal)
     steps = (top, top / 2, 1 + eps, 1.0, 1 - eps / 2, eps, tiny, least, 0.0)
-    return Ends((*steps, *(-v for v in steps)), -top, top)
+    return Ends((*steps, *(-v for v in steps)), -top, top, 0.25 * least**0.5)
 
 
 _Floats = Callable[[np.random.Generator, tuple[int, ...], Landmarks, Ends], Array]
@@ -152,6 +155,12 @@ def _small(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e
     return np.asarray(_signs(rng, shape) * sizes)
 
 
+def _tiny(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
+    """Numbers whose products underflow, and zeros."""
+    sizes = e.tiny * rng.uniform(0.5, 1.0, shape)
+    return np.where(rng.random(shape) < 0.3, 0.0, _signs(rng, shape) * sizes)
+
+
 def _one_hot(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
     out = np.zeros(shape)
     if out.size:
@@ -171,7 +180,8 @@ def _equal(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e
 def _with(values: Sequence[float], share: float) -> _Floats:
     def draw(rng: np.random.Generator, shape: tuple[int, ...], m: Landmarks, e: Ends) -> Array:
         usual = rng.normal(size=shape)
-        return np.where(rng.random(shape) < share, rng.choice(np.asarray(values), shape), usual)
+        chosen = share if usual.size > 1 else 1.0  # the only number is one of these
+        return np.where(rng.random(shape) < chosen, rng.choice(np.asarray(values), shape), usual)
 
     return draw
 
@@ -181,6 +191,8 @@ _FLOATS: Mapping[str, _Floats] = {
     "unit": lambda rng, shape, m, e: rng.uniform(0.1, 0.9, shape),
     "tens": lambda rng, shape, m, e: np.clip(rng.normal(size=shape) * 40, -100, 100),
     "high": lambda rng, shape, m, e: rng.uniform(85.0, 100.0, shape),
+    "low": lambda rng, shape, m, e: rng.uniform(-100.0, -85.0, shape),
+    "tiny": _tiny,
     "magnitudes": lambda rng, shape, m, e: (
         rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)
     ),
@@ -198,6 +210,7 @@ _FLOATS: Mapping[str, _Floats] = {
     "pool": lambda rng, shape, m, e: _chosen(rng, _special(m, e), shape),
     "infinite": _with((np.inf, -np.inf, 0.0), 0.4),
     "below": _with((-np.inf,), 0.6),
+    "above": _with((np.inf,), 0.6),
     "nan": _with((np.nan, 0.0), 0.4),
 }
 
@@ -218,7 +231,7 @@ def _integers(
 
     whole = [int(m) for m in marks if abs(m) <= 2.0**63]
     nearby = [m + d for m in (*whole, *(-m for m in whole)) for d in (-2, -1, 0, 1, 2)]
-    if family in ("unit", "small", "ties", "high"):
+    if family in ("unit", "small", "ties", "high", "low", "tiny"):
         return some((0, 1, 2) if family != "ties" else (-1, 0, 1, 2))
     if family in ("tens", "rising", "falling"):
         drawn = rng.integers(max(low, -20), min(high, 20), shape, dtype=dtype, endpoint=True)

@@ -26,13 +26,13 @@ from time import thread_time
 import numpy as np
 
 from ..errors import RuleError
-from ..metakernels.values import kind
 from .book import PROGRAM_RULESETS, Rule
 from .choice import Unlike
 from .compare import (
     differs_by_rounding,
     differs_exactly,
     differs_over_the_reals,
+    loses_numbers,
     roomy,
     sums,
 )
@@ -40,7 +40,7 @@ from .evaluate import Array, NoReference, Numbers, Program, has_field
 from .facts import refuse_facts
 from .instances import Drawn, Instance, Side, instances, sides
 from .proofs import Prover
-from .values import EXTREME, FINITE, MASKS, MODERATE, Landmarks, landmarks, mixtures
+from .values import EXTREME, FINITE, MASKS, MODERATE, ROUNDED, Landmarks, landmarks, mixtures
 
 #: Programs that each rule is tried on, how many that match are looked at to find as many that are
 #: unlike each other, and how many draws may be made.
@@ -53,6 +53,8 @@ _SHRINK = 25
 _ALL = 10
 # Mixtures of families that each program is tried on, beside every family alone.
 _MIXED = 4
+# Families whose products and exponentials narrow floats do not hold.
+_LARGE = ("tens", "high", "low")
 
 
 @dataclass(frozen=True)
@@ -242,11 +244,12 @@ def _try(
     rng = np.random.default_rng((seed, number))
     cases = 0
     try:
-        programs: dict[Numbers, Program] = {}
+        programs = _Programs(instance)
         for numbers, families in _plan(rule, instance, number):
-            if numbers not in programs:
-                programs[numbers] = Program(instance, numbers)
-            values = programs[numbers].inputs(families, rng, marks)
+            program = programs.over(numbers)
+            if program is None:
+                continue
+            values = program.inputs(families, rng, marks)
             found, judged = _compare(rule, instance, programs, values, numbers)
             if found is not None:
                 return found, (), cases
@@ -258,14 +261,35 @@ def _try(
     return None, tuple(used), cases
 
 
+class _Programs:
+    """A program over every kind of numbers that its kernels have a meaning over."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.made: dict[Numbers, Program | None] = {}
+
+    def over(self, numbers: Numbers) -> Program | None:
+        """The program over these numbers; None where nothing can tell them, as the bits of a
+        float32 are no float64's."""
+        if numbers not in self.made:
+            try:
+                self.made[numbers] = Program(self.instance, numbers)
+            except NoReference:
+                self.made[numbers] = None
+        return self.made[numbers]
+
+
 def _confirmed(rule: Rule, instance: Instance, values: dict[str, Array]) -> Counterexample | None:
     """What is wrong on values that a solver found, if evaluation finds so too."""
     real = any(v.dtype.kind not in "biu" for v in values.values())
     try:
         numbers: Numbers = "wide" if real else "actual"
-        program = Program(instance, numbers)
+        programs = _Programs(instance)
+        program = programs.over(numbers)
+        if program is None:
+            return None
         held = {n: program.widened(n, v) for n, v in values.items()}
-        return _compare(rule, instance, {numbers: program}, held, numbers)[0]
+        return _compare(rule, instance, programs, held, numbers)[0]
     except NoReference:
         return None
 
@@ -275,13 +299,12 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
     drawn = [n for n in instance.inputs if n not in instance.side.constants]
     count = len(drawn)
     dtypes = {t.dtype for a in instance.applied.values() for t in (*a.inputs, a.output)}
-
     summed = instance.summed
     # Of nothing at all a quotient's divisor is not asked.
     fixed = summed if instance.has_empty and rule.numerics != "exact" else frozenset[str]()
 
-    def every(families: Sequence[str]) -> Iterator[Sequence[str]]:
-        for chosen in walked(families):
+    def every(families: Sequence[str], *more: Sequence[str]) -> Iterator[Sequence[str]]:
+        for chosen in (*walked(families), *(c for m in more for c in mixed(m))):
             yield tuple("unit" if n in fixed else f for n, f in zip(drawn, chosen, strict=True))
 
     def walked(families: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -289,19 +312,22 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
         some = families if number < _ALL else families[number % 2 :: 2]
         for family in some if count else some[:1]:
             yield (family,) * count
-        yield from mixtures(families, count, number, _MIXED)
+        yield from mixed(families)
+
+    def mixed(families: Sequence[str]) -> Iterator[Sequence[str]]:
+        return iter(mixtures(families, count, number, _MIXED) if families else ())
 
     def masking(families: Sequence[str]) -> Iterator[Sequence[str]]:
         # Masks are added or chosen. What a contraction sums, or a scale of a whole tensor, that is
         # no number leaves none; nor does an infinity under an exponential, unless it is a negative.
-        other = {"infinite": "below"} if instance.grows else {}
-        for chosen in every(families):
+        other = {"infinite": "below", "above": "below"} if instance.grows else {}
+        for chosen in every(families, masks):
             yield tuple(
                 "normal" if n in summed and f in MASKS else other.get(f, f)
                 for n, f in zip(drawn, chosen, strict=True)
             )
 
-    if not any(kind(d) in ("float", "complex") for d in dtypes):
+    if not instance.rounds:
         yield from (("actual", f) for f in every(EXTREME))
         return
     if has_field(instance):
@@ -312,37 +338,40 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
     if rule.numerics == "exact":
         # What sums of the ends of a dtype leave is a matter of their order, of which no law speaks.
         families = FINITE if sums(instance) else EXTREME
-        yield from (("actual", f) for f in every((*families, *masks)))
+        yield from (("actual", f) for f in every((*families, *masks), masks))
         return
     if masks:
         yield from (("wide", f) for f in masking(("normal", "ties", *masks)))
-    if rule.numerics == "reorders":
-        moderate = [f for f in MODERATE if roomy(dtypes) or f not in ("tens", "high")]
-        yield from (("actual", f) for f in every(moderate))
+    moderate = [f for f in ROUNDED if roomy(dtypes) or f not in _LARGE]
+    yield from (("actual", f) for f in every(moderate))
 
 
 def _compare(
     rule: Rule,
     instance: Instance,
-    programs: dict[Numbers, Program],
+    programs: _Programs,
     values: dict[str, Array],
     numbers: Numbers,
 ) -> tuple[Counterexample | None, bool]:
-    program = programs[numbers]
+    program = programs.over(numbers)
+    assert program is not None
     at = program.evaluate(values)
     truth: dict[str, Array] = {}
-    if numbers == "actual" and rule.numerics == "reorders":
-        if "truth" not in programs:
-            programs["truth"] = Program(instance, "truth")
-        wide = programs["truth"]
+    rounds = instance.rounds and rule.numerics != "exact"
+    if numbers == "actual" and rounds:
+        wide = programs.over("truth")
+        if wide is None:
+            return None, False
         truth = wide.evaluate({n: wide.widened(n, v) for n, v in values.items()}, pattern_only=True)
     judged = False
     for root, made in instance.side.unions:
         left, right = at[root], at[made]
         if numbers == "wide":
             wrong, told = differs_over_the_reals(rule, program, values, at, root, made)
-        elif numbers == "field" or rule.numerics != "reorders":
-            wrong, told = differs_exactly(instance, left, right)
+        elif numbers == "field" or not rounds:
+            wrong, told = differs_exactly(instance, left, right, numbers != "field")
+        elif rule.numerics == "changes_rounding":
+            wrong, told = loses_numbers(instance, at, truth, root, made), False
         else:
             wrong, told = differs_by_rounding(instance, at, truth, root, made)
         judged |= told

@@ -1,4 +1,5 @@
-"""References at the edges: integers divided by zero, of nothing at all, sorted NaN, as in JAX."""
+"""References at the edges: integers divided by zero, of nothing at all, sorted NaN, powers of
+infinities, as in JAX."""
 
 from __future__ import annotations
 
@@ -50,3 +51,17 @@ def test_nan_is_sorted_last(dtype: str) -> None:
     expected = np.asarray(jnp.sort(jnp.asarray(x)))
     found = run("sort", params, x)
     assert np.array_equal(found.astype(float), expected.astype(float), equal_nan=True)
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 2.0, 1 / 3])
+@pytest.mark.parametrize("shape", [(), (6,)])
+def test_powers_as_in_jax(exponent: float, shape: tuple[int, ...]) -> None:
+    """Also where one exponent stands for all, of which NumPy makes a root."""
+    for x in (-np.inf, np.inf, -0.0, 4.0, -1.0, np.nan) if not shape else (0.0,):
+        some = np.full(shape, x, np.float32)
+        if shape:
+            some[:] = (-np.inf, np.inf, -0.0, 4.0, -1.0, np.nan)
+        y = np.float32(exponent).reshape(())
+        found = run("pow", {}, some, y)
+        expected = np.asarray(lax.pow(jnp.asarray(some), jnp.full(shape, y)))
+        assert np.allclose(found, expected, equal_nan=True), x

@@ -39,7 +39,8 @@ def test_wrapping_laws_are_proven_over_integers(tmp_path: Path) -> None:
 
 def test_piecewise_laws_are_proven_over_the_reals(tmp_path: Path) -> None:
     pytest.importorskip("z3")
-    law = rule(tmp_path, "min(x, max(x, y))", "x", "$x == $y and kind($x.dtype) == float")
+    same = "$x == $y and kind($x.dtype) == float"
+    law = rule(tmp_path, "min(x, max(x, y))", "x", same, "reorders")  # NaN may be anything
     verdict = verify_rule(law)
     assert verdict is not None and verdict.proven == ("reals",)
 

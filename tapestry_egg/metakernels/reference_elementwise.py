@@ -46,6 +46,14 @@ def _remainder(x: Array, y: Array) -> Array:
     return np.asarray(np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y).astype(x.dtype))))
 
 
+def _power(x: Array, y: Array) -> Array:
+    out = np.power(x, y)
+    if out.dtype.kind == "f":
+        # NumPy takes x ** 0.5 for a square root, of which that of -inf is no number.
+        out = np.where(np.isneginf(x) & (y == 0.5), np.inf, out)
+    return np.asarray(out)
+
+
 def _shift(x: Array, y: Array, kind: str) -> Array:
     """Shifts by the width or more empty the word, or fill it with the sign."""
     width = 8 * x.dtype.itemsize
@@ -202,7 +210,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "ne": np.not_equal,
     "or": np.bitwise_or,
     "polygamma": lambda n, x: _special("polygamma")(n.astype(np.int64), x),
-    "pow": np.power,
+    "pow": _power,
     "rem": _remainder,
     "shift_left": lambda x, y: _shift(x, y, "left"),
     "shift_right_arithmetic": lambda x, y: _shift(x, y, "arithmetic"),
