@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..blockgraph import TensorType
+from ..blockgraph import BlockGraph, TensorType
 from ..errors import PlanError
 
 if TYPE_CHECKING:
@@ -35,6 +38,55 @@ def checked(x: Any, type_: TensorType, name: str) -> Any:
     return x
 
 
+def taken(graph: BlockGraph) -> tuple[bool, ...]:
+    """Which inputs are given up to a call: the donated ones whose buffers `jax.jit` would take, for
+    an output of the same shape and dtype each, the first ones first. It leaves the others alone."""
+    outputs = Counter((graph.values[v].shape, graph.values[v].dtype) for v in graph.outputs)
+    found = []
+    for v, donated in zip(graph.inputs, graph.donated or (False,) * len(graph.inputs), strict=True):
+        kind = (graph.values[v].shape, graph.values[v].dtype)
+        found.append(donated and outputs[kind] > 0)
+        outputs[kind] -= found[-1]
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class Moves:
+    """Arguments that lie on a mesh and are moved: one that is moved a second time is told of, once
+    for all. Once is no matter: a checkpoint is restored as it was saved."""
+
+    told: bool = False
+    _before: set[int] = field(default_factory=set)
+
+    def count(self, given: Sequence[Any], placed: Sequence[Any], names: Sequence[str]) -> None:
+        """Warns of arrays that are moved again."""
+        if self.told:
+            return
+        now = {k for k, (x, y) in enumerate(zip(given, placed, strict=True)) if _moved(x, y)}
+        again = sorted(now & self._before)
+        self._before |= now
+        if again:
+            self.told = True
+            more = f" and {len(again) - 3} more" if len(again) > 3 else ""
+            warnings.warn(
+                f"{', '.join(names[k] for k in again[:3])}{more} lie on a mesh in other layouts "
+                f"than the plan's and are moved at every call. Put them where the plan has them "
+                f"(input_shardings of compiled(...)); or call clear_cache(), and the next call "
+                f"plans for where they lie, unless in_shardings or pins say otherwise.",
+                stacklevel=4,
+            )
+
+
+def _moved(given: Any, placed: Any) -> bool:
+    """Whether an array that the user put on several devices has been copied to others."""
+    import jax
+
+    if given is placed or not isinstance(given, jax.Array) or not given.committed:
+        return False
+    lies = given.sharding
+    return len(lies.device_set) > 1 and not lies.is_equivalent_to(placed.sharding, given.ndim)
+
+
 def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
     """The same array if it lies so, else a copy that does; a donated one is given up for it."""
     import jax
@@ -49,10 +101,13 @@ def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
         if sharding.is_fully_addressable and _cut_on_host(x, sharding):
             placed = jax.device_put(np.asarray(x), sharding)
         elif sharding.is_fully_addressable or not x.is_fully_addressable:
-            return jax.device_put(x, sharding, donate=donated)
+            placed = jax.device_put(x, sharding, donate=donated)
+            same = lies.is_equivalent_to(sharding, x.ndim)
+            if same or lies.device_set != sharding.device_set:
+                return placed  # some of their blocks are the very same
         else:
             placed = spread(x, sharding)
-        if donated:
+        if donated and not x.is_deleted():
             x.delete()
         return placed
     return jax.device_put(x, sharding) if sharding.is_fully_addressable else spread(x, sharding)

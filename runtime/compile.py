@@ -16,7 +16,7 @@ from ..devices import in_network_order
 from ..errors import PlanError, TargetError
 from ..layout import Layout, MeshShape
 from ..plan import Plan
-from .arguments import checked, donated_arguments, placed_as
+from .arguments import Moves, checked, donated_arguments, placed_as, taken
 from .host_calls import Caller
 from .lower import lower
 
@@ -85,6 +85,9 @@ class CompiledPlan:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    # What is moved at every call is told of.
+    moves: Moves = field(default_factory=Moves, init=False, repr=False, compare=False)
+
     @cached_property
     def program(self) -> Program:
         """What knows the pytrees of the user's function."""
@@ -147,10 +150,9 @@ class CompiledPlan:
         if executable is None:
             executable = self._running[tree] = self._start(tree, arrays)
         with jax.set_mesh(self.mesh):  # another mesh may be active
-            donated = graph.donated or (False,) * len(arrays)
-            placed = [
-                placed_as(x, s, d) for x, s, d in zip(arrays, self._entering, donated, strict=True)
-            ]
+            entering = zip(arrays, self._entering, self._taken, strict=True)
+            placed = [placed_as(x, s, given_up) for x, s, given_up in entering]
+        self.moves.count(leaves, placed, names)
         if refusal is not None and all(a is b for a, b in zip(placed, leaves, strict=True)):
             raise refusal
         args, kwargs = jax.tree.unflatten(tree, placed)
@@ -206,6 +208,11 @@ class CompiledPlan:
             return self._build(tree), self._modules[tree]
 
         return meet(self.plan, self.mesh, arrays, build)
+
+    @cached_property
+    def _taken(self) -> tuple[bool, ...]:
+        """Which arguments are given up where they are moved."""
+        return taken(self.plan.graph)
 
     @cached_property
     def _spread(self) -> bool:

@@ -167,6 +167,8 @@ class _Flattener:
         if kernel in _OVER_DIMS and _over_dims_only(eqn.params):
             axes = [int(a) for a in eqn.params["axes"]]
             return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
+        if kernel == "select_n" and len(set(inputs[1:])) == 1:
+            return [inputs[1]]
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
         if kernel == "empty2":

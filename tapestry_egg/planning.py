@@ -214,7 +214,10 @@ def compile_best(front: Front, request: Request) -> CompiledPlan:
 
     limit = front.limits(request.limits).get("peak_bytes")
     plans = front.ranked(request.minimize, request.limits)
-    return compile_within(plans, _place(request), limit)
+    run = compile_within(plans, _place(request), limit)
+    # Where the user has asked for it, or was told already.
+    run.moves.told = request.arguments == "free" or any(n.startswith(_MOVED) for n in front.notes)
+    return run
 
 
 def machine_of(request: Request) -> Target:

@@ -9,6 +9,7 @@ cuts these dims does what the user has written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 
@@ -19,32 +20,47 @@ def over_whole_arrays(eqn: Any) -> Any:
     """
     import jax
 
-    params = eqn.params
-    manual = frozenset(params.get("manual_axes") or params["mesh"].axis_names)
+    return jax.make_jaxpr(_whole(eqn.params, eqn.outvars))(
+        *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
+    )
+
+
+def _whole(params: Any, outvars: Sequence[Any]) -> Callable[..., list[Any]]:
+    """The function of a shard_map, applied to whole arrays."""
+    import jax
+
     mesh = params["mesh"]
-    sizes = {a: n for a, n in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if a in manual}
-    takes = [_axes_of(s, v.aval.ndim) for s, v in zip(params["in_specs"], eqn.invars, strict=True)]
-    gives = [
-        _axes_of(s, v.aval.ndim) for s, v in zip(params["out_specs"], eqn.outvars, strict=True)
-    ]
+    own = params.get("newly_manual_axes") or params.get("manual_axes") or mesh.axis_names
+    sizes = {a: n for a, n in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if a in own}
     body, consts = opened(params["jaxpr"])
 
     def run(*blocks: Any) -> list[Any]:
         return _run(body, consts, blocks)
 
     def whole(*operands: Any) -> list[Any]:
+        takes = [_axes_of(s, x.ndim) for s, x in zip(params["in_specs"], operands, strict=True)]
+        gives = [
+            _axes_of(s, v.aval.ndim) for s, v in zip(params["out_specs"], outvars, strict=True)
+        ]
         blocks = [_apart(x, dims, sizes) for x, dims in zip(operands, takes, strict=True)]
+        order = _MESH_ORDER.set(tuple(mesh.axis_names))
         mapped: Callable[..., Any] = run
         for axis in reversed(sizes):  # the first axis is the outermost map, and its dim the first
             given = tuple(0 if axis in _flat(dims) else None for dims in takes)
             mapped = jax.vmap(
                 mapped, in_axes=given, out_axes=0, axis_name=axis, axis_size=sizes[axis]
             )
-        return [_together(y, dims, sizes) for y, dims in zip(mapped(*blocks), gives, strict=True)]
+        try:
+            made = mapped(*blocks)
+        finally:
+            _MESH_ORDER.reset(order)
+        return [_together(y, dims, sizes) for y, dims in zip(made, gives, strict=True)]
 
-    return jax.make_jaxpr(whole)(
-        *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
-    )
+    return whole
+
+
+# The axes of the mesh that is being mapped: a permutation numbers devices by their order there.
+_MESH_ORDER: ContextVar[tuple[str, ...]] = ContextVar("_MESH_ORDER", default=())
 
 
 # What every device runs, traced again without the types that say over which axes a value varies
@@ -71,8 +87,14 @@ def _apply(eqn: Any, xs: list[Any]) -> Sequence[Any]:
     from .jaxprs import INLINED
 
     kernel, params = eqn.primitive.name, eqn.params
-    if kernel in ("pvary", "pbroadcast", "pcast", "preduced"):
+    if kernel in ("pvary", "pcast", "preduced") or (
+        kernel == "pbroadcast" and "source" not in params  # of earlier versions of JAX
+    ):
         return xs  # it only says over which axes a value varies
+    if kernel == "shard_map":  # over other axes
+        return _whole(params, eqn.outvars)(*xs)
+    if kernel in _PLACED:
+        return [_asked(x, params[_PLACED[kernel]], params) for x in xs]
     if kernel == "psum_invariant":
         from jax import lax
 
@@ -81,14 +103,20 @@ def _apply(eqn: Any, xs: list[Any]) -> Sequence[Any]:
         return _CONTROL[kernel](params, xs)
     if kernel in _OVER_SEVERAL and params.get("axis_index_groups") is None:
         axes = params["axis_name"]
-        if isinstance(axes, tuple) and len(axes) > 1:
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        # Of one axis `vmap` maps permutations of all devices only, and no broadcast.
+        if len(axes) > 1 or kernel in ("ppermute", "pbroadcast"):
             return [_OVER_SEVERAL[kernel](params, axes, x) for x in xs]
+        if kernel == "all_to_all":
+            xs = [_varying(x, axes) for x in xs]
     if kernel == "all_gather_invariant":
         from jax import lax
 
         tiled = {"axis": params["all_gather_dimension"], "tiled": params["tiled"]}
         return [lax.all_gather(x, params["axis_name"], **tiled) for x in xs]
     callee = next((params[p] for p in INLINED.get(kernel, ()) if p in params), None)
+    if callee is not None and params.get("differentiated"):
+        return _recomputed(eqn, callee, xs)
     if callee is not None:
         return _run(*opened(callee), xs)
     kept = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
@@ -96,6 +124,43 @@ def _apply(eqn: Any, xs: list[Any]) -> Sequence[Any]:
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
     out = eqn.primitive.bind(*functions, *xs, **bound)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+# Places that are asked for on the axes that the shard_map leaves to the compiler
+
+_PLACED = {"sharding_constraint": "sharding", "reshard": "dst_sharding"}
+
+
+def _asked(x: Any, sharding: Any, params: Any) -> Any:
+    """A block under the constraint that its function makes of it."""
+    from jax import lax
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+    mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
+    if mesh is None or spec is None:
+        return x
+    free = params.get("unconstrained_dims") or ()
+    entries = [*spec, *(None,) * (x.ndim - len(spec))]
+    dims = [PartitionSpec.UNCONSTRAINED if d in free else e for d, e in enumerate(entries)]
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    plain = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return lax.with_sharding_constraint(x, NamedSharding(plain, PartitionSpec(*dims)))
+
+
+def _recomputed(eqn: Any, callee: Any, xs: list[Any]) -> Sequence[Any]:
+    """What a backward pass computes again: still a call, since nothing else says so."""
+    import jax
+
+    params = eqn.params
+    body, consts = opened(callee)
+    made = jax.make_jaxpr(lambda *ys: _run(body, consts, ys))(*xs)
+    jaxpr, constants = opened(made)
+    kept = jaxpr.replace(
+        constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=jaxpr.debug_info
+    )
+    fence = params["prevent_cse"]
+    fence = (False,) * len(constants) + fence if isinstance(fence, tuple) else fence
+    return eqn.primitive.bind(*constants, *xs, **{**params, "jaxpr": kept, "prevent_cse": fence})
 
 
 def _scan(params: Any, xs: list[Any]) -> Sequence[Any]:
@@ -156,16 +221,37 @@ def _gathered(x: Any, axes: Sequence[str]) -> Any:
     return x.reshape(-1, *shape)
 
 
+def _varying(x: Any, axes: Sequence[str]) -> Any:
+    """The same value, for `vmap` one of each device: it maps an `all_to_all` of no other."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    return lax.select(jnp.broadcast_to(lax.axis_index(axes) >= 0, x.shape), x, x)
+
+
 def _ppermute(params: Any, axes: Sequence[str], x: Any) -> Any:
     import jax.numpy as jnp
     from jax import lax
 
-    every = _gathered(x, axes)
-    source = [-1] * every.shape[0]
+    axes = tuple(a for a in _MESH_ORDER.get() if a in axes)  # in whichever order they are named
+    count = lax.axis_size(axes)
+    source: list[int | None] = [None] * count
     for a, b in params["perm"]:
         source[b] = a
-    mine = jnp.array(source)[lax.axis_index(axes)]
-    return jnp.where(mine >= 0, every[jnp.maximum(mine, 0)], jnp.zeros_like(x))
+    idle = iter(sorted(set(range(count)) - {a for a in source if a is not None}))
+    every = [next(idle) if a is None else a for a in source]
+    if len(axes) == 1:
+        moved = lax.ppermute(x, axes[0], [(a, b) for b, a in enumerate(every)])
+    else:
+        moved = _gathered(x, axes)[jnp.array(every)[lax.axis_index(axes)]]
+    if None not in source:
+        return moved
+    reached = jnp.array([a is not None for a in source])[lax.axis_index(axes)]
+    return jnp.where(reached, moved, jnp.zeros_like(moved))
+
+
+def _pbroadcast(params: Any, axes: Sequence[str], x: Any) -> Any:
+    return _gathered(x, axes)[params["source"]]
 
 
 def _all_gather(params: Any, axes: Sequence[str], x: Any) -> Any:
@@ -201,6 +287,7 @@ def _all_to_all(params: Any, axes: Sequence[str], x: Any) -> Any:
 
 _OVER_SEVERAL: Mapping[str, Callable[[Any, Sequence[str], Any], Any]] = {
     "ppermute": _ppermute,
+    "pbroadcast": _pbroadcast,
     "all_gather": _all_gather,
     "all_gather_invariant": _all_gather,
     "reduce_scatter": _reduce_scatter,

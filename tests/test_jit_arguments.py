@@ -1,0 +1,77 @@
+"""Arguments of `te.jit` that lie otherwise than planned: which are given up, what is told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import tapestry_egg as te
+from tapestry_egg.pipeline import Settings
+
+QUICK = Settings(seconds=0.2)
+MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+X = np.arange(64, dtype=np.float32).reshape(8, 8)
+PLACES = {
+    "the first device": None,
+    "another device": jax.devices()[3],
+    "rows": NamedSharding(MESH, P("data")),
+    "columns": NamedSharding(MESH, P(None, "model")),
+    "everywhere": NamedSharding(MESH, P()),
+}
+DONATING: dict[str, Callable[[Any, Any], Any]] = {
+    "an output for one": lambda x, y: (x * 2 + y, y.sum()),
+    "for both": lambda x, y: (x * 2, y + 1),
+    "for none": lambda x, y: (x * 2).sum() + y.sum(),
+}
+
+
+def at(place: str) -> jax.Array:
+    where = PLACES[place]
+    return jnp.array(X) if where is None else jax.device_put(X, where)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("kind", DONATING)
+def test_what_is_moved_is_given_up_where_jax_jit_takes_it(kind: str) -> None:
+    fn = DONATING[kind]
+    for place in PLACES:
+        run = te.jit(fn, donate_argnums=(0, 1), settings=QUICK)
+        if PLACES[place] is not None:  # else the plan would leave them there
+            run.plan(X, X)
+        results, gone = [], []
+        for call in (jax.jit(fn, donate_argnums=(0, 1)), run):
+            x, y = at(place), at(place)
+            results.append(jax.tree.map(np.asarray, call(x, y)))
+            gone.append((x.is_deleted(), y.is_deleted()))
+        assert gone[0] == gone[1], place
+        jax.tree.map(np.testing.assert_allclose, *results)
+
+
+def told(calls: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calls()
+    return [str(w.message) for w in caught]
+
+
+def test_what_is_moved_again_is_told_once() -> None:
+    run = te.jit(lambda x, y: (x @ y).sum(), settings=QUICK)
+    rows, columns = at("rows"), at("columns")
+    assert not told(lambda: run(rows, X))
+    assert not told(lambda: run(columns, X)), "once: a checkpoint is restored as it was saved"
+    assert not told(lambda: [run(rows, X), run(at("the first device"), X), run(X, X)])
+    (words,) = told(lambda: [run(columns, X) for _ in range(3)])
+    assert words.startswith("[0]") and "are moved at every call" in words
+    run.clear_cache()
+    assert not told(lambda: [run(columns, X) for _ in range(3)]), "planned for where they lie"
+    free = te.jit(lambda x: x.sum(), arguments="free", mesh=MESH, settings=QUICK)
+    assert not told(lambda: [free(a) for a in (columns, rows, at("everywhere")) for _ in range(3)])
