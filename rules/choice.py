@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..blockgraph import TensorType
@@ -74,7 +74,7 @@ class Unlike:
 
 def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     """What is told by parameters: whether operations of one kernel have the same, and how many dims
-    a product contracts and in what order it pairs them."""
+    a product contracts and in what order it pairs them, what pads add and cut off."""
     of: dict[str, list[Any]] = {}
     for a in applied.values():
         of.setdefault(a.kernel, []).append((hashable(a.params), a.inputs))
@@ -82,6 +82,9 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     for kernel, some in of.items():
         if len(some) > 1 and len({inputs for _, inputs in some}) == 1:
             found.append((kernel, len({params for params, _ in some}) > 1))
+    pads = [a.params["padding_config"] for a in applied.values() if a.kernel == "pad"]
+    if pads:
+        found.append(("pad", *(_signs(config) for config in pads)))
     for a in applied.values():
         if a.kernel == "dot_general":
             (lhs, rhs), batch = a.params["dimension_numbers"]
@@ -89,6 +92,12 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
             crossed = [r for _, r in pairs] != sorted(rhs)
             found.append((a.kernel, len(lhs), len(batch[0]), crossed))
     return tuple(dict.fromkeys(found))
+
+
+def _signs(config: Sequence[Sequence[int]]) -> tuple[bool, bool]:
+    """Whether a pad cuts off, and whether it adds."""
+    ends = [n for low, high, _ in config for n in (low, high)]
+    return any(n < 0 for n in ends), any(n > 0 for n in ends)
 
 
 def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
