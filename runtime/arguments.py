@@ -73,7 +73,7 @@ class Moves:
                 f"than the plan's and are moved at every call. Put them where the plan has them "
                 f"(input_shardings of compiled(...)); or call clear_cache(), and the next call "
                 f"plans for where they lie, unless in_shardings or pins say otherwise.",
-                stacklevel=4,
+                stacklevel=6,
             )
 
 
@@ -85,6 +85,17 @@ def _moved(given: Any, placed: Any) -> bool:
         return False
     lies = given.sharding
     return len(lies.device_set) > 1 and not lies.is_equivalent_to(placed.sharding, given.ndim)
+
+
+def taken_as_it_is(x: Any, sharding: jax.sharding.Sharding) -> bool:
+    """Whether JAX puts an argument in place itself: numbers and arrays of NumPy's, and arrays that
+    lie so already or that nobody has put anywhere."""
+    import jax
+    import numpy as np
+
+    if isinstance(x, jax.Array):
+        return not x.committed or x.sharding.is_equivalent_to(sharding, x.ndim)
+    return type(x) in (bool, int, float, complex) or isinstance(x, np.ndarray | np.generic)
 
 
 def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,15 @@ from ..devices import in_network_order
 from ..errors import PlanError, TargetError
 from ..layout import Layout, MeshShape
 from ..plan import Plan
-from .arguments import Moves, checked, donated_arguments, placed_as, taken
+from .arguments import (
+    Moves,
+    checked,
+    donated_arguments,
+    placed_as,
+    taken,
+    taken_as_it_is,
+)
+from .dispatch import Answer, Callee, dispatcher
 from .host_calls import Caller
 from .lower import lower
 
@@ -80,10 +89,8 @@ class CompiledPlan:
     )
     # Digests of the modules that they were compiled from, where several processes compare them.
     _modules: dict[Any, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # Those that may run: where the mesh is of several processes, they have met over it.
-    _running: dict[Any, jax.stages.Compiled] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    # Those that have run: where the mesh is of several processes, they have met over it.
+    _running: dict[Any, Callee] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     # What is moved at every call is told of.
     moves: Moves = field(default_factory=Moves, init=False, repr=False, compare=False)
@@ -121,47 +128,54 @@ class CompiledPlan:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan. Raises TraceError for another structure of arguments than was traced,
         PlanError for an array of another shape or dtype."""
-        return self.run(*self.program.dynamic(args, kwargs))
+        args, kwargs = self.program.dynamic(args, kwargs)
+        return self._call(*args, **kwargs)
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tree: Any = None) -> Any:
-        """Run the plan on its arguments without the static ones, of structure `tree` where known.
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        """Calls without the static arguments; those like one before do not come to `ask`."""
+        known = weakref.ref(self)  # no circle: executables go with their plan
 
-        What lies as planned goes straight to the executable, which checks it; only what that does
-        not take is looked at here, and moved.
+        def asked(*args: Any, **kwargs: Any) -> Answer:
+            return known().ask(args, kwargs)  # type: ignore[union-attr]  # it is being called
+
+        return dispatcher(self.plan.name, asked, lambda *args, **kwargs: asked(*args, **kwargs)[0])
+
+    def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        """Run the plan on its arguments without the static ones, and say how calls like this go.
+
+        Only what the executable does not take as it is is moved. It is called once: what it raises
+        is raised, since what has effects, or was given its arguments, cannot run again.
         """
         import jax
 
-        if tree is None:
-            tree = jax.tree.structure((args, kwargs))
-        executable = self._running.get(tree)
-        refusal: Exception | None = None
-        if executable is not None:
-            try:
-                return self._named(executable(*args, **kwargs))
-            except (TypeError, ValueError) as e:
-                refusal = e
+        tree = jax.tree.structure((args, kwargs))
         leaves = self.program.leaves(args, kwargs)
         graph = self.plan.graph
         types = [graph.values[v] for v in graph.inputs]
         names = graph.input_names or [f"argument {i}" for i in range(len(leaves))]
         arrays = [checked(x, t, n) for x, t, n in zip(leaves, types, names, strict=True)]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):  # inside the user's own jit
-            return self.program.unflatten(self._mapped(*arrays), like=(args, kwargs))
-        if executable is None:
-            executable = self._running[tree] = self._start(tree, arrays)
+            return self.program.unflatten(self._mapped(*arrays), like=(args, kwargs)), None, False
+        callee, first = self._running.get(tree), False
+        if callee is None:
+            callee, first = Callee(self._start(tree, arrays)), True
+            self._running[tree] = callee
+        placed = []
         with jax.set_mesh(self.mesh):  # another mesh may be active
-            entering = zip(arrays, self._entering, self._taken, strict=True)
-            placed = [placed_as(x, s, given_up) for x, s, given_up in entering]
+            entering = zip(leaves, arrays, self._entering, self._taken, strict=True)
+            for x, array, sharding, given_up in entering:
+                # To cut what lies on one device JAX compiles a program: not in a first call.
+                as_it_is = not first and not self._spread and taken_as_it_is(x, sharding)
+                placed.append(x if as_it_is else placed_as(array, sharding, given_up))
         self.moves.count(leaves, placed, names)
-        if refusal is not None and all(a is b for a, b in zip(placed, leaves, strict=True)):
-            raise refusal
-        args, kwargs = jax.tree.unflatten(tree, placed)
-        return self._named(executable(*args, **kwargs))
-
-    def running(self, tree: Any) -> jax.stages.Compiled | None:
-        """What calls with arguments of a structure come to; None before the first, and where its
-        result is not yet the user's."""
-        return self._running.get(tree) if self._leaving is self.out_shardings else None
+        moved = any(a is not b for a, b in zip(placed, leaves, strict=True))
+        if moved:
+            args, kwargs = jax.tree.unflatten(tree, placed)
+        result, fast, _ = callee.ask(args, kwargs)
+        if self._leaving is not self.out_shardings:
+            return self._named(result), None, False
+        return result, None if moved else fast, first and moved
 
     def _named(self, result: Any) -> Any:
         """The result on the user's mesh, where the executable itself cannot give it so: the same

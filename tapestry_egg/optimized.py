@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -15,6 +16,7 @@ from .errors import ShardMapError
 from .extract.front import Front
 from .plan import Plan
 from .planning import Request, best_plan, compile_best, plan_program, whole_front
+from .runtime.dispatch import Answer, dispatcher
 from .signature import Signature, argument_shardings, on_meshes, read_signature, result_shardings
 
 if TYPE_CHECKING:
@@ -33,8 +35,10 @@ class _Planned:
     request: Request
     whole: Front | None = None  # with all its points
     compiled: CompiledPlan | None = None
-    executable: jax.stages.Compiled | None = None  # once it has run
 
+
+# Types of which as many are known as JAX knows of one function; the oldest are forgotten first.
+_MOST = 8192
 
 # Traced arguments by position, and by name; static ones as a part of a key.
 _Split = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]
@@ -60,36 +64,43 @@ class Optimized:
         self._warned = False
         self._as_written = False  # it has a shard_map that cannot be planned
         self._runs_now, self._context, self._flatten = _of_jax()
+        self._call = self._dispatcher()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chosen plan for these argument types, planning it first if it is new."""
+        return self._call(*args, **kwargs)
+
+    def _dispatcher(self) -> Callable[..., Any]:
+        """Calls of types that were seen before; it knows this function but does not keep it."""
+        known = weakref.ref(self)
+        signature = self.signature
+
+        def asked(*args: Any, **kwargs: Any) -> Answer:
+            return known()._ask(args, kwargs)  # type: ignore[union-attr]  # it is being called
+
+        return dispatcher(
+            getattr(signature.fn, "__name__", "te.jit"),
+            asked,
+            signature.jitted,
+            signature.static_argnums,
+            signature.static_argnames,
+        )
+
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        """Run the plan for arguments that are of new types, or do not lie as planned."""
         if not self._runs_now():  # JAX is differentiating or batching
-            return self._transformed(*args, **kwargs)
-        # What is here is all that a call costs beside the executable.
-        given, named, static = self._split(args, kwargs)
-        leaves, tree = self._flatten((given, named))
+            return self._transformed(*args, **kwargs), None, False
+        if self._as_written:
+            return self.signature.jitted(*args, **kwargs), None, False
         try:
-            found = self._known.get((tree, static, self._context(), *[x.aval for x in leaves]))
-        except (AttributeError, TypeError):  # a number, an array of NumPy's; no hash
-            found = None
-        if found is None:
-            if self._as_written:
-                return self.signature.jitted(*args, **kwargs)
-            try:
-                found = self._lookup(args, kwargs)
-            except ShardMapError as e:
-                self._as_written = True
-                warnings.warn(f"{self!r} runs as it is written, not planned: {e}", stacklevel=2)
-                return self.signature.jitted(*args, **kwargs)
-        if found.executable is not None:
-            try:
-                return found.executable(*given, **named)
-            except (TypeError, ValueError):  # not as planned; or wrong, which `run` tells apart
-                pass
+            found = self._lookup(args, kwargs)
+        except ShardMapError as e:
+            self._as_written = True
+            warnings.warn(f"{self!r} runs as it is written, not planned: {e}", stacklevel=4)
+            return self.signature.jitted(*args, **kwargs), None, False
+        given, named, _ = self._split(args, kwargs)
         compiled = found.compiled or self._compile(found)
-        result = compiled.run(given, named, tree)
-        found.executable = compiled.running(tree)
-        return result
+        return compiled.ask(given, named)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument."""
@@ -133,6 +144,7 @@ class Optimized:
         with self._planning:
             self._known.clear()
             self._planned.clear()
+            self._call = self._dispatcher()
         self.signature.jitted.clear_cache()
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
@@ -159,8 +171,9 @@ class Optimized:
                 types = tuple(map(_as_jax_sees_it, leaves))
                 found = self._planned.get((*rest, types))
                 if found is None:
-                    found = self._planned[*rest, types] = self._plan(leaves, args, kwargs)
-                self._known[key] = found
+                    found = self._plan(leaves, args, kwargs)
+                    _keep(self._planned, (*rest, types), found)
+                _keep(self._known, key, found)
         return found
 
     def _plan(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned:
@@ -196,7 +209,7 @@ class Optimized:
             warnings.warn(
                 f"{name} of te.jit is called under grad, vmap, jit or another transformation: the "
                 f"original runs there, without a plan. Give the whole step to te.jit instead.",
-                stacklevel=3,
+                stacklevel=5,
             )
         return self.signature.jitted(*args, **kwargs)
 
@@ -239,6 +252,13 @@ class Bound:
             return getattr(self.__func__, name)
         method: Callable[..., Any] = getattr(self.__func__, name)
         return functools.partial(method, self.__self__)
+
+
+def _keep(known: dict[Any, _Planned], key: Any, found: _Planned) -> None:
+    """Note what is known, and forget the oldest where it is too much."""
+    while len(known) >= _MOST:
+        del known[next(iter(known))]
+    known[key] = found
 
 
 def _as_it_comes(leaf: Any) -> Any:

@@ -254,7 +254,7 @@ def test_placed_arguments_meet_no_python(monkeypatch: pytest.MonkeyPatch) -> Non
     f = te.jit(lambda state, x: (state * 2 + x, x), donate_argnums=0, settings=QUICK)
     state, x = f(jnp.copy(W), W)
     state, x = f(state, x)
-    monkeypatch.setattr(CompiledPlan, "run", None)
+    monkeypatch.setattr(CompiledPlan, "ask", None)
     monkeypatch.setattr(optimized, "_as_it_comes", None)
     for _ in range(3):
         state, x = f(state, x)
