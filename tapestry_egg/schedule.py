@@ -214,6 +214,9 @@ def fuse(program: FlatProgram) -> list[Unit]:
         fusion = instance.signature.fusion
         using: list[int] = []
         inner = not instance.port and len(instance.outputs) == 1 and fusion in ("view", "loop")
+        # A value exists as it is asked for, however those beside it lie.
+        asked = instance.signature.kernel == CONSTRAINT
+        inner = inner and not asked
         if inner:
             everyone = readers[instance.outputs[0]]
             using = [r for r in everyone if not leaves[r]]
@@ -222,6 +225,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
             if inner and len(using) < len(everyone):
                 root = instances[roots[unit_of[using[0]]]]
                 inner = fusion == "loop" and _same_loop(program, instance, root)
+            inner = inner and not any([instances[r].signature.kernel == CONSTRAINT for r in using])
             inner = inner and (fusion == "view" or all([inline[r] for r in using]))
             inner = inner and not _collapses(instance.signature)
         if inner:
@@ -230,7 +234,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
         else:
             unit_of[i] = len(roots)
             roots.append(i)
-            inline[i] = not instance.port and fusion in ("loop", "reduce", "view")
+            inline[i] = not instance.port and fusion in ("loop", "reduce", "view") and not asked
     members: dict[int, list[int]] = defaultdict(list)
     for i, u in enumerate(unit_of):
         members[u].append(i)

@@ -270,7 +270,59 @@ def _faults(process: int, own: Mapping[str, Any]) -> dict[str, Any]:
     return {"said": said, "error": "as meant"}
 
 
-_SCENARIOS = {"train": _train, "faults": _faults}
+def _calls(process: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Calls into Python, in a loop and outside; the first process alone makes them, in order."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+    from jax.experimental import io_callback
+
+    made: list[str] = []
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+
+    def said(name: str) -> Any:
+        def call(x: Any) -> Any:
+            made.append(f"{name} {float(x):g}")
+            return np.float32(x + 1)
+
+        return call
+
+    def step(x: Any) -> Any:
+        first = io_callback(said("io"), scalar, x[0, 0], ordered=True)
+        pure = jax.pure_callback(said("pure"), scalar, first)
+        jax.debug.callback(lambda v: made.append(f"debug {float(v):g}"), pure, ordered=True)
+
+        def body(c: Any, _: None) -> Any:
+            return io_callback(said("loop"), scalar, c, ordered=True), None
+
+        last, _ = lax.scan(body, pure, None, length=3)
+        return x @ x * last, last
+
+    x = np.ones((64, 64), np.float32)
+    run = _jit(step)
+    right = []
+    for _ in range(2):
+        got = run(x)
+        jax.block_until_ready(got)
+        jax.effects_barrier()
+        right.append(_right(got, (x @ x * 6, np.float32(6))))
+
+    def bad(v: Any) -> Any:
+        raise LookupError("the user's own")
+
+    def fails(x: Any) -> Any:
+        return x @ x * io_callback(bad, scalar, x[0, 0])
+
+    try:
+        jax.block_until_ready(_jit(fails)(x))
+        raised = "nothing"
+    except Exception as error:
+        raised = str(error)
+    return {"made": made, "right": right, "raised": raised}
+
+
+_SCENARIOS = {"train": _train, "faults": _faults, "calls": _calls}
 
 
 if __name__ == "__main__":

@@ -257,6 +257,18 @@ def test_every_difference_is_an_error_on_every_process() -> None:
 
 
 @pytest.mark.slow
+def test_calls_into_python_are_made_once_in_all_and_what_they_raise_comes_everywhere() -> None:
+    ended = run_job("calls", {}, {})
+    assert [e.code for e in ended] == [0, 0], "\n".join(e.text for e in ended)
+    first, second = (e.told for e in ended)
+    once = ["io 1", "pure 2", "debug 3", "loop 3", "loop 4", "loop 5"]
+    assert all(first["right"]) and all(second["right"])
+    assert first["made"] == 2 * once and second["made"] == []
+    assert "the user's own" in first["raised"]
+    assert "failed in another process" in second["raised"]
+
+
+@pytest.mark.slow
 def test_another_number_of_devices_is_an_error_on_every_process() -> None:
     ended = run_job("train", {}, {"devices": 2})
     for e in ended:
