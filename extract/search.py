@@ -249,8 +249,8 @@ class Search:
         self.dual.resume([(a / total, b / total) for a, b in before])
         prices = Prices(0.0, self.dual.prices.bytes / total, 0.0)
         used: Floats | None = None
-        for _ in range(1 + self.effort.steps):
-            if self._over():
+        for k in range(1 + self.effort.steps):
+            if k and self._over():  # little work, and without it nothing is said of all plans
                 break
             self.dual.price(prices)
             self.dual.rehearse(_REHEARSALS)
