@@ -27,8 +27,9 @@ from ..saturate import Saturated
 from ..schedule import Schedule, Unit
 from ..target import Target
 
-# A unit whose joined rows would exceed this many is cut to the cheapest; reported as `truncated`.
-_ROWS = 600
+#: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
+#: counted as `truncated`.
+ROWS = 600
 # The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
 # than so many.
 _STEPS, _FEWEST = 60_000, 100
@@ -98,7 +99,8 @@ class Joiner:
             tuple[int, Wanted | None], Mapping[tuple[int, ...], list[_Strategy]]
         ] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
-        self.truncated = 0
+        self.cut: set[tuple[object, ...]] = set()
+        self.truncated = 0  # units that have fewer rows than there are
 
     def _constrained(self, contract: MeshContract | None) -> dict[int, Wanted]:
         """Instances of constraints that this mesh can read -> the layouts that they want."""
@@ -117,8 +119,9 @@ class Joiner:
         """The rows of a unit. Raises ExtractError when there are none."""
         key = self._shape_of(unit)
         if key not in self.memo:
-            self.memo[key] = self._join(unit)
+            self.memo[key] = self._join(unit, key)
         found = self.memo[key]
+        self.truncated += key in self.cut
         if not len(found):
             root = self.instances[unit.root]
             body = self.schedule.program.bodies[root.body]
@@ -172,13 +175,13 @@ class Joiner:
             self.by_output[key] = {k: list(v.values()) for k, v in table.items()}
         return self.by_output[key]
 
-    def _join(self, unit: Unit) -> UnitRows:
+    def _join(self, unit: Unit, key: tuple[object, ...]) -> UnitRows:
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         leaving = set(unit.outputs) & inside
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # what is shown, numbered
         pending: list[int] = []  # values whose layouts the ways' `open` are
         ways = [_Way((), -1, 0.0, 0.0, 0, None)]
-        most = max(_FEWEST, min(_ROWS, _STEPS // len(unit.members)))
+        most = max(_FEWEST, min(ROWS, _STEPS // len(unit.members)))
         for i in reversed(unit.members):
             instance = self.instances[i]
             giving = self._giving(i)
@@ -207,17 +210,17 @@ class Joiner:
                     mark = way.shown
                     if shown:
                         mark = numbers.setdefault((mark, shown), len(numbers))
-                    key = (opened, mark, moved)
+                    what = (opened, mark, moved)
                     flops = way.flops + s.flops
-                    known = grown.get(key)
+                    known = grown.get(what)
                     if known is None or flops < known.flops:
-                        grown[key] = _Way(
+                        grown[what] = _Way(
                             opened, mark, flops, moved, partial, _Chosen(s.number, way.chosen)
                         )
             pending = [v for k, v in enumerate(pending) if k != place] + fresh
             ways = list(grown.values())
             if len(ways) > most:
-                self.truncated += 1
+                self.cut.add(key)
                 ways = sorted(ways, key=lambda w: w.partial)[:most]
         return self._finish(unit, ways)
 

@@ -24,7 +24,8 @@ from .joiner import UnitRows as UnitRows
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit."""
+    """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit.
+    `truncated` units have more rows than are here."""
 
     schedule: Schedule
     saturated: Saturated

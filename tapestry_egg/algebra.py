@@ -74,6 +74,8 @@ class Form:
     steps: tuple[RuleStep, ...] = ()
     timeline: tuple[Tick, ...] = field(default=(), compare=False)
     by_clock: bool = False  # whether time ended an iteration of the rules
+    others: int = 0  # forms that were found beside those that are searched, told of the first one
+    regions: int = 0  # regions of it that were left as they are written, as they take too little
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def forms(
         found.append(cheapest(small, explored.only(own), target, given, folded, budget))
     saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
     timeline, by_clock = (*inner.timeline, *explored.timeline), inner.by_clock or explored.by_clock
-    given_form = Form(graph, (), saturated, (), timeline, by_clock)
+    given_form = Form(graph, (), saturated, (), timeline, by_clock, regions=inner.regions)
     if not least:  # nothing computes, so nothing can be saved
         return (given_form,)
     # Of forms that cost the same, the one that needs the fewest rules.
@@ -150,7 +152,8 @@ def forms(
         built, steps = _whole(inner.graph, folded, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
         others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
-    return (given_form, *list(others.values())[: MOST_FORMS - 1])
+    searched = list(others.values())[: MOST_FORMS - 1]
+    return (replace(given_form, others=len(others) - len(searched)), *searched)
 
 
 def _whole(
@@ -208,7 +211,8 @@ def _with_regions(
             steps += [replace(s, region=(number, which, *s.region)) for s in b.steps]
     inner = replace(graph, operations=tuple(operations)) if names else graph
     named = tuple(sorted(names))
-    return Form(inner, named, saturated, tuple(steps), tuple(timeline), any(late))
+    left = sum(len(op.regions) for op in graph.operations) - len(worth)
+    return Form(inner, named, saturated, tuple(steps), tuple(timeline), any(late), regions=left)
 
 
 def _worth_a_form(graph: BlockGraph, target: Target) -> set[tuple[int, int]]:

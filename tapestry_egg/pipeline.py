@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import omissions
 from .arguments import (
     check_books,
     check_graph,
@@ -122,6 +123,10 @@ def optimize(
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)
     notes = words.notes + left + posed.notes + searched.notes
     notes += ended_by_clock(settings, searched.archives)
+    if mesh_shapes is None and fixed.contract is None:
+        notes += omissions.of_meshes(machine, settings.max_axes)
+    if not settings.front:
+        notes += ("only the fastest plan within the limits was looked for",)
     results = [MeshResult(p, a) for p, a in zip(posed.problems, searched.archives, strict=True)]
     if {"wire_bytes", "flops"} & {*objectives, *bounds} and not searched.interrupted:
         again = search(for_traffic(posed.problems, machine), wanted, settings, executor, tell)

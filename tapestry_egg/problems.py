@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from . import omissions
 from .algebra import Form, forms
 from .encode import encode
 from .extract.boundary import Fixed, restrict
@@ -57,13 +58,15 @@ def pose(
     from .extract.assemble import assemble
 
     long = not settings.front and graph.size > LONG
-    found, timeline = (
+    found, timeline, notes = (
         _as_given(graph, tell) if long else _forms(graph, books, machine, settings, tell)
     )
     plans = [_of(form, scheduled(form.graph, feedback)) for form in found]
-    for form, plan in _recomputing(found, plans, machine, settings, tell):
+    again = _recomputing(found, plans, machine, settings, tell)
+    for form, plan in again:
         found += (form,)
         plans.append(_of(form, plan))
+    notes += omissions.of_recomputation([form for form, _ in again])
     problems: list[Assembled] = []
     free = []
     for number, plan in enumerate(plans):
@@ -79,7 +82,8 @@ def pose(
     late = {"the program": (found[0].by_clock, settings.algebra.seconds)}
     shards = any(p.snapshot.saturated.by_clock for p in problems)
     late["layouts"] = (shards, settings.budget.seconds)
-    notes = tuple(
+    notes += omissions.of_rows([p.snapshot for p in problems])
+    notes += tuple(
         f"the time limit of {seconds:.4g} s ended the rules on {what}; another run may give "
         "another front"
         for what, (ended, seconds) in late.items()
@@ -96,23 +100,26 @@ def _forms(
     machine: Target,
     settings: Settings,
     tell: Progress,
-) -> tuple[tuple[Form, ...], list[Tick]]:
-    """The forms to search, and what the rules did."""
+) -> tuple[tuple[Form, ...], list[Tick], tuple[str, ...]]:
+    """The forms to search, what the rules did, and what is said of what is left out."""
     tell(Phase("saturate", "", None, "algebra"))
     found = forms(graph, books, machine, settings.algebra, settings.least_gain)
     timeline = [replace(tick, subject="algebra") for tick in found[0].timeline]
+    every = found
     if not settings.front:  # the cheapest, which is second if there is another than the given one
         found = found[:2][-1:]
     found = tuple([replace(form, graph=prepare(form.graph)) for form in found])
     others = [", ".join(form.rules) for form in found if form.rules]
     tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
-    return found, timeline
+    return found, timeline, omissions.of_forms(every, len(found))
 
 
-def _as_given(graph: BlockGraph, tell: Progress) -> tuple[tuple[Form, ...], list[Tick]]:
+def _as_given(
+    graph: BlockGraph, tell: Progress
+) -> tuple[tuple[Form, ...], list[Tick], tuple[str, ...]]:
     """The program itself as the only form."""
     tell(Phase("saturate", "the form as given", 1.0, "algebra"))
-    return (Form(prepare(graph), saturated=False),), []
+    return (Form(prepare(graph), saturated=False),), [], ()
 
 
 def _recomputing(

@@ -10,7 +10,7 @@ import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .algebra import Form
 from .blockgraph import BlockGraph
@@ -115,7 +115,11 @@ def recomputing(
     with _uncollected():
         given, *others = candidates(plan, target, most)
     picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
-    return tuple((_form(form, given, c), c.plan) for c in sorted(picked, key=lambda c: c.seconds))
+    left = len(others) - len(picked)
+    return tuple(
+        (replace(_form(form, given, c), others=left), c.plan)
+        for c in sorted(picked, key=lambda c: c.seconds)
+    )
 
 
 @contextmanager

@@ -70,6 +70,7 @@ def _page(front: Front, picture: str) -> str:
             f"time may be above the least possible at its other costs.{status}</p>",
             _table(front),
             *([f"<p>! {_escape(front.over_memory())}</p>"] if front.over_memory() else []),
+            *(f"<p>{_escape(note)}</p>" for note in front.notes),
             "<h2>Plans</h2>",
             *(_plan(plan) for plan in _all(front)),
             *([_timeline(front)] if front.timeline else []),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg import files, pipeline
+from tapestry_egg import admission, files, pipeline
 from tapestry_egg.batch import MANIFEST, Outcome, Settings, optimize_all, run_batch
 from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.errors import ExtractError, TapestryError
@@ -61,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return front(program)
 
     monkeypatch.setattr(pipeline, "optimize", optimize)
-    monkeypatch.setattr(files, "admit", lambda *_: None)  # costs are made up, too
+    monkeypatch.setattr(admission, "admit", lambda *_: None)  # costs are made up, too
     return made
 
 
