@@ -21,7 +21,7 @@ from .errors import ShardMapError, TraceError
 from .expansion import constants_among, expansion
 from .metakernels import registry
 from .metakernels.signature import CALLS
-from .shard_maps import over_whole_arrays
+from .shard_maps import opened, over_whole_arrays
 from .sources import is_library, source_of
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -151,8 +151,8 @@ class _Flattener:
             start = lengths.matvec + lengths.vecmat
             total = sum(lengths)
             used = inputs[start : start + lengths.solve] + inputs[total:]
-            return self.inline(*_opened(jaxprs.solve), used, here)
-        if kernel == "while" and _opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
+            return self.inline(*opened(jaxprs.solve), used, here)
+        if kernel == "while" and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
             inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
             eqn = _with_one_verdict(eqn)
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
@@ -240,7 +240,7 @@ class _Flattener:
         name = eqn.params.get("name")
         wrapper = f"{kernel}({name})" if kernel in ("jit", "pjit", "composite") and name else ""
         inner = replace(here, scope=_joined(here.scope, wrapper))
-        jaxpr, consts = _opened(callee)
+        jaxpr, consts = opened(callee)
         if kernel in _REMAT:
             inner = replace(inner, scope=_joined(here.scope, "checkpoint"))
             # JAX puts a barrier before the recomputation only, and only where asked to.
@@ -309,7 +309,7 @@ class _Flattener:
                 name = f"{name}[{i}]" if isinstance(nested, tuple) else name
                 # A loop's barrier stands before the loop: nothing inside carries its number.
                 inner = _Flattener(self.remats, self.sources)
-                yield inner.graph(*_opened(branch), name, replace(context, remat=None))
+                yield inner.graph(*opened(branch), name, replace(context, remat=None))
 
     def typed(self, aval: Any, kernel: str, here: _Context) -> TensorType:
         try:
@@ -432,12 +432,6 @@ def tensor_type(aval: Any) -> TensorType:
 def _tensor_type(shape: tuple[Any, ...], dtype: Any, weak: bool) -> TensorType:
     """One object for all tensors alike. Raises TypeError where a dim has no size."""
     return TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
-
-
-def _opened(callee: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and its constants, for closed and open jaxprs of every version."""
-    inner = getattr(callee, "jaxpr", callee)
-    return inner, tuple(getattr(callee, "consts", ()))
 
 
 def _with_one_verdict(eqn: Any) -> Any:
