@@ -75,3 +75,43 @@ def test_what_is_moved_again_is_told_once() -> None:
     assert not told(lambda: [run(columns, X) for _ in range(3)]), "planned for where they lie"
     free = te.jit(lambda x: x.sum(), arguments="free", mesh=MESH, settings=QUICK)
     assert not told(lambda: [free(a) for a in (columns, rows, at("everywhere")) for _ in range(3)])
+
+
+def scaled(x: Any, n: Any = 2, *, mode: str = "sum", y: Any = None) -> Any:
+    assert isinstance(mode, str)
+    return getattr(jnp, mode)(x) * n + (0 if y is None else y.sum())
+
+
+WORDS: list[tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = [
+    ({"static_argnames": "mode"}, (X,), {}),
+    ({"static_argnames": ("n", "mode")}, (X,), {"n": 3, "mode": "mean"}),
+    ({"static_argnums": 1, "static_argnames": "mode"}, (X, 3), {"mode": "max", "y": X}),
+    ({"static_argnums": -1, "static_argnames": "mode"}, (X, 3), {}),
+    ({"static_argnums": -1, "static_argnames": "mode"}, (X,), {}),
+    ({"static_argnums": 1, "static_argnames": "mode"}, (X, [3]), {}),
+    ({"static_argnums": 5}, (X,), {}),
+    ({"static_argnames": ("mode", "nobody")}, (X,), {}),
+    ({"static_argnames": "mode", "donate_argnames": "y"}, (X,), {"y": X}),
+    ({"static_argnums": 0, "donate_argnums": 0, "static_argnames": "mode"}, (X,), {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize(("words", "args", "named"), WORDS)
+def test_words_about_arguments_mean_what_they_mean_to_jax_jit(
+    words: dict[str, Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    def outcome(jit: Callable[..., Any]) -> tuple[str, Any]:
+        try:
+            return "result", np.asarray(jit(scaled, **words)(*args, **named))
+        except (TypeError, ValueError) as e:
+            return type(e).__name__, str(e)[:60]
+
+    theirs = outcome(jax.jit)
+    kind, said = outcome(lambda fn, **words: te.jit(fn, settings=QUICK, **words))
+    assert kind == theirs[0]
+    if kind == "result":
+        np.testing.assert_allclose(said, theirs[1], rtol=1e-6)
+    else:
+        assert said == theirs[1]
