@@ -6,13 +6,16 @@ nothing was left out, nothing is said.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from .metakernels import registry
+from .metakernels.signature import CALLS
 from .target import Target
 
 if TYPE_CHECKING:
     from .algebra import Form
+    from .blockgraph import BlockGraph
     from .extract.snapshot import Snapshot
 
 #: Axes of the largest meshes that are counted.
@@ -51,6 +54,27 @@ def of_recomputation(found: Sequence[Form]) -> tuple[str, ...]:
     what = "that computes values twice was", "that compute values twice were"
     left = found[0].others if found else 0
     return _told(left, f"more form {what[0]}", f"more forms {what[1]}", "not searched")
+
+
+def of_opaque(graph: BlockGraph) -> tuple[str, ...]:
+    """What is said of operations that nothing is known of, such as kernels of the user's own."""
+    found = list(_opaque(graph))
+    if not found:
+        return ()
+    names = ", ".join(sorted(set(found)))
+    many = "runs" if len(found) == 1 else "run"
+    return (
+        f"{_count(len(found), 'operation', 'operations')} without a template ({names}) {many} "
+        f"whole on every device, priced by the bytes of operands and results alone",
+    )
+
+
+def _opaque(graph: BlockGraph) -> Iterator[str]:
+    for op in graph.operations:
+        if not op.regions and op.kernel not in registry.templates() and op.kernel not in CALLS:
+            yield op.kernel
+        for region in op.regions:
+            yield from _opaque(region)
 
 
 def of_rows(snapshots: Sequence[Snapshot]) -> tuple[str, ...]:

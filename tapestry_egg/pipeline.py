@@ -122,7 +122,7 @@ def optimize(
     wanted = search_limits(heeded)
     searched = search_in_turn(posed.problems, wanted, settings, executor, tell)
     notes = words.notes + left + posed.notes + searched.notes
-    notes += ended_by_clock(settings, searched.archives)
+    notes += ended_by_clock(settings, searched.archives) + omissions.of_opaque(block_graph)
     if mesh_shapes is None and fixed.contract is None:
         notes += omissions.of_meshes(machine, settings.max_axes)
     if not settings.front:

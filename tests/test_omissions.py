@@ -14,7 +14,7 @@ import tapestry_egg as te
 from tapestry_egg import algebra, recompute
 from tapestry_egg.extract import joiner
 from tapestry_egg.layout import MeshShape
-from tapestry_egg.omissions import of_forms, of_meshes, of_recomputation
+from tapestry_egg.omissions import of_forms, of_meshes, of_opaque, of_recomputation
 from tapestry_egg.settings import Settings
 from tapestry_egg.target import load_target
 
@@ -102,3 +102,21 @@ def test_forms_that_compute_twice_are_counted(others: int, said: Sequence[str]) 
         a.startswith(b) for a, b in zip(found, said, strict=True)
     )
     assert of_forms([form], 1) == of_forms([form, form], 2)
+
+
+def test_kernels_of_the_users_own_are_told() -> None:
+    from jax.experimental import pallas as pl
+
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    def step(x: jax.Array) -> jax.Array:
+        doubled = pl.pallas_call(double, out_shape=x, interpret=True)(x)
+        return jax.lax.scan(lambda c, _: (c @ doubled, None), x, None, length=2)[0]
+
+    program = te.trace(step, jnp.ones((16, 16)))
+    front = te.optimize(program, "cpu:8", settings=Settings(seconds=0.2))
+    (told,) = [n for n in front.notes if "template" in n]
+    assert told.startswith("1 operation without a template (pallas_call) runs whole")
+    plain = te.trace(lambda x: x @ x, jnp.ones((16, 16))).graph
+    assert of_opaque(plain) == ()
