@@ -107,6 +107,8 @@ class Program:
             run = prepared(entry.kernel, entry.params, signature)
         except TemplateError as e:
             raise NoReference(f"{entry.kernel}: {e}") from None
+        if entry.output.shape != self.instance.applied[node.signature].output.shape:
+            raise NoReference(f"{entry.kernel} has another shape in {self.numbers} numbers")
         field = self.numbers == "field"
         asked = self.instance.applied[node.signature].output.dtype
         narrow = None
