@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from tapestry_egg.algebra import Form
-    from tapestry_egg.blockgraph import BlockGraph
-    from tapestry_egg.rules.book import RuleBook
+    from tapestry_egg.graph.blockgraph import BlockGraph
+    from tapestry_egg.rewrite.forms import Form
+    from tapestry_egg.rules.language.book import RuleBook
 
 #: Seconds of search and speedup in percent, by TASO and by TENSAT.
 PUBLISHED = {
@@ -89,9 +89,9 @@ def open_again(graph: BlockGraph) -> tuple[BlockGraph, list[np.ndarray]]:
 
 def cost(graph: BlockGraph, target: str, books: Sequence[RuleBook]) -> Cost:
     """Search for the cheapest form on one device."""
-    from tapestry_egg.algebra import forms
-    from tapestry_egg.roofline import program_seconds
-    from tapestry_egg.target import load_target
+    from tapestry_egg.machine.target import load_target
+    from tapestry_egg.rewrite.forms import forms
+    from tapestry_egg.schedule.one_device import program_seconds
 
     machine = load_target(target)
     begin = time.perf_counter()
@@ -129,8 +129,8 @@ def measured(name: str, repeats: int, books: Sequence[RuleBook]) -> tuple[Cost, 
 
     import tapestry_egg as te
     from models import tensat
-    from tapestry_egg.prepare import prepare
-    from tapestry_egg.runtime.emit import emit
+    from tapestry_egg.tracing.constants import prepare
+    from tapestry_egg.tracing.emit import emit
 
     network = tensat.network(name, "reduced")
     weights, *inputs = network.arguments()
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-run", action="store_true", help="leave the second table out")
     options = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
+    from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 
     books = load_books(DEFAULT_BOOKS)
     names = options.names or list(PUBLISHED)

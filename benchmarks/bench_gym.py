@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import TapestryError
-from tapestry_egg.extract import formats
-from tapestry_egg.extract.check_choices import evaluate
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.choices.check import evaluate
 
 from . import textbook
 
@@ -138,7 +138,7 @@ def _unzipped(path: Path) -> bytes:
 
 def _greedy(path: Path) -> float | None:
     """The value of greedy-DAG on the e-graph as it is."""
-    from tapestry_egg.extract.methods import extract
+    from tapestry_egg.extract.gym.methods import extract
 
     try:
         found = extract(formats.read(path)[0], seconds=60.0, method="greedy-dag")

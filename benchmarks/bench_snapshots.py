@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.problem import Problem
-    from tapestry_egg.extract.snapshot import Snapshot
+    from tapestry_egg.extract.problem.problem import Problem
+    from tapestry_egg.extract.problem.unit_choices import Snapshot
 
 TARGET, MESH = "h100:8x8", (8, 8)
 
@@ -46,14 +46,14 @@ def snapshot_of(layers: int, size: Size) -> Snapshot:
     """The snapshot of a train step (AdamW included) with so many layers, unrolled."""
     import tapestry_egg as te
     from models import gpt2
-    from tapestry_egg.encode import encode
-    from tapestry_egg.extract.snapshot import snapshot
-    from tapestry_egg.flatten import feedback_pairs
-    from tapestry_egg.layout import MeshShape
-    from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
-    from tapestry_egg.saturate import saturate
-    from tapestry_egg.schedule import scheduled
-    from tapestry_egg.target import load_target
+    from tapestry_egg.extract.problem.unit_choices import snapshot
+    from tapestry_egg.graph.layout import MeshShape
+    from tapestry_egg.machine.target import load_target
+    from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+    from tapestry_egg.schedule.flatten import feedback_pairs
+    from tapestry_egg.schedule.kernels import scheduled
+    from tapestry_egg.shard.encode import encode
+    from tapestry_egg.shard.strategies import saturate
 
     config = gpt2.config("demo", layers=layers, **vars(size))
     graph = te.trace(gpt2.train_step, *gpt2.abstract(config)).graph
@@ -66,7 +66,7 @@ def snapshot_of(layers: int, size: Size) -> Snapshot:
 
 def alpa(snap: Snapshot) -> Problem:
     """Alpa's problem: a variable per unit, a pair per reader of a value, with the reader's copy."""
-    from tapestry_egg.extract.problem import Pair, Problem, Variable, label, merge_parallel
+    from tapestry_egg.extract.problem.problem import Pair, Problem, Variable, label, merge_parallel
 
     plan, program = snap.schedule, snap.schedule.program
     variables, pairs = [], []
@@ -99,9 +99,9 @@ def alpa(snap: Snapshot) -> Problem:
 
 def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     """Search the front of one depth and print its line."""
-    from tapestry_egg.extract.assemble import assemble
-    from tapestry_egg.extract.search import Effort
-    from tapestry_egg.extract.worker import search_all
+    from tapestry_egg.extract.problem.assemble import assemble
+    from tapestry_egg.extract.search.search import Effort
+    from tapestry_egg.extract.search.worker import search_all
 
     snap = snapshot_of(layers, size)
     begin = time.perf_counter()
@@ -129,9 +129,9 @@ def front(layers: int, size: Size, seconds: float, gap: float) -> None:
 
 def beside_alpa(layers: int, size: Size, runs: int, seconds: float) -> None:
     """The fastest plan by both, interleaved, and a line of medians."""
-    from tapestry_egg.extract import exact
-    from tapestry_egg.extract.assemble import assemble
-    from tapestry_egg.extract.search import Effort, Search
+    from tapestry_egg.extract.problem.assemble import assemble
+    from tapestry_egg.extract.search import exact
+    from tapestry_egg.extract.search.search import Effort, Search
 
     snap = snapshot_of(layers, size)
     ours, theirs = [], []

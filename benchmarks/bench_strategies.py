@@ -25,15 +25,15 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import TapestryError, TargetError
-from tapestry_egg.rehearse import simulate_devices
-from tapestry_egg.units import format_quantity as show
+from tapestry_egg.pipeline.rehearse import simulate_devices
+from tapestry_egg.quantities import format_quantity as show
 
 if TYPE_CHECKING:
     from models import gpt2
-    from tapestry_egg.layout import MeshShape
+    from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.pipeline import Front
-    from tapestry_egg.plan import Plan
-    from tapestry_egg.trace import Program
+    from tapestry_egg.plans.plan import Plan
+    from tapestry_egg.tracing.trace import Program
 
 
 # How much more than a baseline a plan may send, hold and compute and still be as good.
@@ -108,7 +108,7 @@ def layouts(shardings: Any) -> tuple[MeshShape, dict[str, tuple[tuple[str, ...],
     """The mesh of a tree of `NamedSharding`s, without axes of size 1, and the layouts by path."""
     import jax
 
-    from tapestry_egg.layout import MeshShape
+    from tapestry_egg.graph.layout import MeshShape
 
     leaves = jax.tree_util.tree_leaves_with_path(shardings)
     mesh = leaves[0][1].mesh
@@ -214,7 +214,7 @@ def devices_of(target: str) -> Sequence[Any]:
     import jax
     from jax.experimental import topologies
 
-    from tapestry_egg.target import load_target
+    from tapestry_egg.machine.target import load_target
 
     machine = load_target(target)
     if machine.name == "cpu":
@@ -311,7 +311,7 @@ def compare_pinned(
 
 def main() -> int:
     """Print the tables; the exit code is 0 where every baseline is dominated."""
-    from tapestry_egg.target import load_target
+    from tapestry_egg.machine.target import load_target
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--preset", default="demo", help="tiny, demo (default) or gpt2_small")

@@ -73,7 +73,7 @@ def measure_trace(layers: int) -> dict[str, float]:
     import jax
 
     from models import gpt2
-    from tapestry_egg.trace import trace
+    from tapestry_egg.tracing.trace import trace
 
     def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
         begin = time.process_time()

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import TapestryError, TargetError
-from tapestry_egg.rehearse import simulate_devices
-from tapestry_egg.units import format_quantity as show
+from tapestry_egg.pipeline.rehearse import simulate_devices
+from tapestry_egg.quantities import format_quantity as show
 
 if TYPE_CHECKING:
-    from tapestry_egg.plan import Plan
+    from tapestry_egg.plans.plan import Plan
 
 HEAD = f"{'plan':10} {'mesh':10} {'predicted':>12} {'compiled':>12} {'error':>8} {'compile':>9}"
 
 
 def saved(where: Path) -> Iterator[Plan]:
     """The plans in a file or folder, by name."""
-    from tapestry_egg.files import load
-    from tapestry_egg.plan import Plan
+    from tapestry_egg.files.files import load
+    from tapestry_egg.plans.plan import Plan
 
     for path in sorted(where.glob("*.json*")) if where.is_dir() else [where]:
         found = load(path)
@@ -43,7 +43,7 @@ def searched(preset: str, count: int, seconds: float) -> Iterator[Plan]:
     """At most `count` plans of a GPT-2 preset's front, from one end to the other."""
     from models import gpt2
     from tapestry_egg.pipeline import Settings, optimize
-    from tapestry_egg.trace import trace
+    from tapestry_egg.tracing.trace import trace
 
     config = gpt2.config(preset)
     program = trace(gpt2.step, *gpt2.abstract(config), donate_argnums=(0, 1))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.extract.choices import Choice, ChoiceProblem
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
 
 
 @dataclass(frozen=True)

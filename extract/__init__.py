@@ -5,4 +5,4 @@ from __future__ import annotations
 if __name__ != "tapestry_egg.extract":
     raise ImportError("extract/ is the package tapestry_egg.extract; import it by that name")
 
-from .front import Front as Front
+from tapestry_egg.extract.front.front import Front as Front

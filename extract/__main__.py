@@ -9,12 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..atomic import write_atomic
-from ..errors import ExtractError, TapestryError
-from ..executors import Lost, chosen, completed
-from .answers import Answer, Asked, answer_file, answer_from, answer_plainly, best_of
-from .deadline import end_as_interrupted
-from .methods import METHODS
+from tapestry_egg.atomic import write_atomic
+from tapestry_egg.errors import ExtractError, TapestryError
+from tapestry_egg.extract.gym.answers import (
+    Answer,
+    Asked,
+    answer_file,
+    answer_from,
+    answer_plainly,
+    best_of,
+)
+from tapestry_egg.extract.gym.methods import METHODS
+from tapestry_egg.parallel.deadline import end_as_interrupted
+from tapestry_egg.parallel.executors import Lost, chosen, completed
 
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
 

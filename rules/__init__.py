@@ -5,8 +5,8 @@ from __future__ import annotations
 if __name__ != "tapestry_egg.rules":
     raise ImportError("rules/ is the package tapestry_egg.rules; import it by that name")
 
-from .book import DEFAULT_BOOKS as DEFAULT_BOOKS
-from .book import Rule as Rule
-from .book import RuleBook as RuleBook
-from .book import load_book as load_book
-from .book import load_books as load_books
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS as DEFAULT_BOOKS
+from tapestry_egg.rules.language.book import Rule as Rule
+from tapestry_egg.rules.language.book import RuleBook as RuleBook
+from tapestry_egg.rules.language.book import load_book as load_book
+from tapestry_egg.rules.language.book import load_books as load_books

@@ -12,28 +12,29 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..lazy import LazyPackage
+from tapestry_egg.lazy import LazyPackage
 
 if TYPE_CHECKING:
-    from .compare import Comparison as Comparison
-    from .compare import compare as compare
-    from .compare import planned_collectives as planned_collectives
+    from tapestry_egg.runtime.lower.lower import lower as lower
+    from tapestry_egg.runtime.measure.compare import Comparison as Comparison
+    from tapestry_egg.runtime.measure.compare import compare as compare
+    from tapestry_egg.runtime.measure.compare import planned_collectives as planned_collectives
+    from tapestry_egg.runtime.measure.hlo import HloStats as HloStats
+    from tapestry_egg.runtime.measure.hlo import hlo_stats as hlo_stats
+
     from .compile import CompiledPlan as CompiledPlan
     from .compile import compile as compile
-    from .hlo import HloStats as HloStats
-    from .hlo import hlo_stats as hlo_stats
-    from .lower import lower as lower
 
 #: Public name -> the module of this package that holds it.
 _HOMES = {
-    "Comparison": "compare",
+    "Comparison": "measure.compare",
     "CompiledPlan": "compile",
-    "HloStats": "hlo",
-    "compare": "compare",
+    "HloStats": "measure.hlo",
+    "compare": "measure.compare",
     "compile": "compile",
-    "hlo_stats": "hlo",
-    "lower": "lower",
-    "planned_collectives": "compare",
+    "hlo_stats": "measure.hlo",
+    "lower": "lower.lower",
+    "planned_collectives": "measure.compare",
 }
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..blockgraph import BlockGraph, TensorType
-from ..errors import PlanError
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 
 if TYPE_CHECKING:
     import jax
@@ -23,7 +23,7 @@ def checked(x: Any, type_: TensorType, name: str) -> Any:
     import jax
     import numpy as np
 
-    from ..arrays import decode_dtype, dtype_name
+    from tapestry_egg.graph.arrays import decode_dtype, dtype_name
 
     if not hasattr(x, "dtype"):
         x = np.asarray(x, None if isinstance(x, list) else decode_dtype(type_.dtype))

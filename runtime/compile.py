@@ -9,31 +9,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import check_devices, check_plan
-from ..codec import primitive
-from ..collector import rarely_collected
-from ..constraints import contract_of
-from ..devices import in_network_order
-from ..errors import PlanError, TargetError
-from ..layout import Layout, MeshShape
-from ..plan import Plan
-from .arguments import (
-    Moves,
-    checked,
-    donated_arguments,
-    placed_as,
-    taken,
-    taken_as_it_is,
-)
+from tapestry_egg.collector import rarely_collected
+from tapestry_egg.errors import PlanError, TargetError
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.devices import in_network_order
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime.lower.host_calls import Caller
+from tapestry_egg.runtime.lower.lower import lower
+from tapestry_egg.tracing.arguments import check_devices, check_plan
+from tapestry_egg.tracing.codec import primitive
+from tapestry_egg.tracing.constraints import contract_of
+
+from .arguments import Moves, checked, donated_arguments, placed_as, taken, taken_as_it_is
 from .dispatch import Answer, Callee, dispatcher
-from .host_calls import Caller
-from .lower import lower
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from ..trace import Program
+    from tapestry_egg.tracing.trace import Program
 
 
 def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> CompiledPlan:
@@ -98,7 +92,7 @@ class CompiledPlan:
     @cached_property
     def program(self) -> Program:
         """What knows the pytrees of the user's function."""
-        from ..trace import Program
+        from tapestry_egg.tracing.trace import Program
 
         return self.plan.program or Program.of(self.plan.graph)
 
@@ -206,7 +200,7 @@ class CompiledPlan:
         if tree not in self._executables:
             lowered = self._trace(tree).lower()
             if self._spread:
-                from .rendezvous import module_digest
+                from tapestry_egg.runtime.processes.rendezvous import module_digest
 
                 self._modules[tree] = module_digest(lowered)
             self._executables[tree] = lowered.compile()
@@ -216,7 +210,7 @@ class CompiledPlan:
         """The executable before its first run."""
         if not self._spread:
             return self._build(tree)
-        from .rendezvous import meet
+        from tapestry_egg.runtime.processes.rendezvous import meet
 
         def build() -> tuple[jax.stages.Compiled, str]:
             return self._build(tree), self._modules[tree]
@@ -248,7 +242,7 @@ class CompiledPlan:
     def _trace(self, tree: Any) -> jax.stages.Traced:
         import jax
 
-        from ..arrays import decode_dtype
+        from tapestry_egg.graph.arrays import decode_dtype
 
         graph = self.plan.graph
         types = [graph.values[v] for v in graph.inputs]

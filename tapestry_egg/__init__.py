@@ -22,49 +22,50 @@ from typing import TYPE_CHECKING
 from .lazy import LazyPackage
 
 if TYPE_CHECKING:
-    from .batch import optimize_all as optimize_all
-    from .blockgraph import BlockGraph as BlockGraph
-    from .blockgraph import TensorType as TensorType
+    from tapestry_egg.files.files import load as load
+    from tapestry_egg.files.files import save as save
+    from tapestry_egg.graph.blockgraph import BlockGraph as BlockGraph
+    from tapestry_egg.graph.blockgraph import TensorType as TensorType
+    from tapestry_egg.graph.layout import Layout as Layout
+    from tapestry_egg.graph.layout import MeshShape as MeshShape
+    from tapestry_egg.machine.target import Target as Target
+    from tapestry_egg.machine.target import load_target as load_target
+    from tapestry_egg.pipeline.batch import optimize_all as optimize_all
+    from tapestry_egg.pipeline.jit.jit import jit as jit
+    from tapestry_egg.plans.plan import Costs as Costs
+    from tapestry_egg.plans.plan import Plan as Plan
+    from tapestry_egg.plans.plan import PlannedCollective as PlannedCollective
+    from tapestry_egg.runtime.compile import compile as compile
+    from tapestry_egg.tracing.trace import Program as Program
+    from tapestry_egg.tracing.trace import trace as trace
+
     from .errors import TapestryError as TapestryError
-    from .files import load as load
-    from .files import save as save
-    from .layout import Layout as Layout
-    from .layout import MeshShape as MeshShape
     from .pipeline import Front as Front
     from .pipeline import optimize as optimize
-    from .plan import Costs as Costs
-    from .plan import Plan as Plan
-    from .plan import PlannedCollective as PlannedCollective
     from .progress import Phase as Phase
-    from .runtime.compile import compile as compile
-    from .stage import jit as jit
-    from .target import Target as Target
-    from .target import load_target as load_target
-    from .trace import Program as Program
-    from .trace import trace as trace
 
 #: Public name -> the module of this package that holds it.
 _HOMES = {
-    "BlockGraph": "blockgraph",
-    "Costs": "plan",
-    "Front": "pipeline",
-    "Layout": "layout",
-    "MeshShape": "layout",
+    "BlockGraph": "graph.blockgraph",
+    "Costs": "plans.plan",
+    "Front": "pipeline.pipeline",
+    "Layout": "graph.layout",
+    "MeshShape": "graph.layout",
     "Phase": "progress",
-    "Plan": "plan",
-    "PlannedCollective": "plan",
-    "Program": "trace",
+    "Plan": "plans.plan",
+    "PlannedCollective": "plans.plan",
+    "Program": "tracing.trace",
     "TapestryError": "errors",
-    "Target": "target",
-    "TensorType": "blockgraph",
+    "Target": "machine.target",
+    "TensorType": "graph.blockgraph",
     "compile": "runtime.compile",
-    "jit": "stage",
-    "load": "files",
-    "load_target": "target",
-    "optimize": "pipeline",
-    "optimize_all": "batch",
-    "save": "files",
-    "trace": "trace",
+    "jit": "pipeline.jit.jit",
+    "load": "files.files",
+    "load_target": "machine.target",
+    "optimize": "pipeline.pipeline",
+    "optimize_all": "pipeline.batch",
+    "save": "files.files",
+    "trace": "tracing.trace",
 }
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """`python -m tapestry_egg` is the command line."""
 
-from .cli import main
+from tapestry_egg.cli.app import main
 
 if __name__ == "__main__":
     main()

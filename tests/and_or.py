@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.choices import Choice, ChoiceProblem, column, rows
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, column, rows
 
 Value = int | Fraction
 

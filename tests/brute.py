@@ -15,17 +15,17 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 
-from tapestry_egg.blockgraph import TensorType
-from tapestry_egg.costs import collective_seconds
 from tapestry_egg.errors import PlanError
-from tapestry_egg.extract.certificate import Certificate, recompute
-from tapestry_egg.flatten import Instance
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
-from tapestry_egg.runtime.collectives import after
-from tapestry_egg.schedule import Schedule
-from tapestry_egg.target import Target
+from tapestry_egg.extract.certify.certificate import Certificate, recompute
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.collectives import after
+from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
+from tapestry_egg.schedule.flatten import Instance
+from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.zspace import Projection, ZRange
 
 Boxes = list[ZRange]

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.metakernels.template import Template
-from tapestry_egg.reference_executor import execute, run_operation
-from tapestry_egg.trace import trace
+from tapestry_egg.metakernels.language.template import Template
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.executor import execute, run_operation
+from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import ZRange
 
 Array = Any

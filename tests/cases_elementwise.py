@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from tapestry_egg.codec import primitive
+from tapestry_egg.tracing.codec import primitive
 from tests.cases import Array, Case, Draw, of
 
 FLOATS = (

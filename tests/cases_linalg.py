@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax import lax
 
-from tapestry_egg.codec import primitive
+from tapestry_egg.tracing.codec import primitive
 from tests.cases import Array, Case, Draw, of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from tapestry_egg.codec import primitive
+from tapestry_egg.tracing.codec import primitive
 from tests.cases import Array, Case, Draw, of
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from tapestry_egg.codec import primitive
+from tapestry_egg.tracing.codec import primitive
 from tests.cases import Case, Draw, of
 
 

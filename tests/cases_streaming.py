@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tapestry_egg.runtime.streaming import PRIMITIVES
+from tapestry_egg.runtime.lower.streaming import PRIMITIVES
 from tests.cases import Array, Case, Draw, of
 from tests.cases_contraction import arranged
 

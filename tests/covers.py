@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tapestry_egg.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.reference_executor import Path
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.executor import Path
 from tapestry_egg.zspace import ZRange
 
 

@@ -98,8 +98,8 @@ def _main(scenario: str, process: int, processes: int, port: int, own: dict[str,
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
 
-    from tapestry_egg import pipeline
     from tapestry_egg.errors import TapestryError
+    from tapestry_egg.pipeline import pipeline
 
     search = pipeline.optimize
 
@@ -153,7 +153,7 @@ def _jit(fn: Any, **options: Any) -> Any:
     import jax
 
     import tapestry_egg as te
-    from tapestry_egg.settings import Settings
+    from tapestry_egg.pipeline.settings import Settings
 
     settings = Settings(seconds=0.5, workers=1)
     return te.jit(fn, mesh=jax.devices(), settings=settings, **options)
@@ -180,7 +180,7 @@ def _train(process: int, own: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-    from tapestry_egg.fingerprint import plan_fingerprint
+    from tapestry_egg.files.fingerprint import plan_fingerprint
 
     step, args = train_step(own.get("width", 64))
     run = _jit(step, minimize=own.get("minimize", "seconds"), limits=own.get("limits", {}))
@@ -208,9 +208,9 @@ def _faults(process: int, own: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
     import tapestry_egg as te
-    from tapestry_egg import pipeline
     from tapestry_egg.errors import TapestryError
-    from tapestry_egg.runtime.distributed import PATIENCE
+    from tapestry_egg.pipeline import pipeline
+    from tapestry_egg.runtime.processes.distributed import PATIENCE
 
     step, args = train_step()
     other = process == 1

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tapestry_egg.algebra import Explored
-from tapestry_egg.arrays import decode_dtype
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.choose import as_written
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.graph.arrays import decode_dtype
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.rebuild import rebuild
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.runtime.emit import emit
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.rewrite.choose import as_written
+from tapestry_egg.rewrite.forms import Explored
+from tapestry_egg.rewrite.rebuild import rebuild
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.trace import trace
 
 BOOKS = load_books(("algebra", "fusion"))
 RULES = [r for b in BOOKS for r in b.rules]

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from tapestry_egg.extract.problem import Problem
+from tapestry_egg.extract.problem.problem import Problem
 
 
 def exact(problem: Problem, limit: float) -> float:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import tapestry_egg as te
-from tapestry_egg.algebra import Form, forms
-from tapestry_egg.codec import decode_params, primitive
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.tracing.codec import decode_params, primitive
+from tapestry_egg.tracing.trace import trace
 
 Array = Any
 BOOKS = load_books(DEFAULT_BOOKS)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.plan import Plan
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime import compare, compile, planned_collectives
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.plans import (
     all_cuts,
     finish,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.cfn.network import Network
+from tapestry_egg.extract.gym.cfn.network.network import Network
 
 INFINITE = 10**18
 

@@ -10,12 +10,12 @@ import random
 from collections.abc import Mapping
 from itertools import product
 
-from tapestry_egg.blockgraph import BlockGraph, Operation
-from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
-from tapestry_egg.runtime.collectives import after
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.collectives import after
+from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
 from tapestry_egg.zspace import Projection, ZRange
 
 Cuts = tuple[tuple[int, ...], ...]

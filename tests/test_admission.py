@@ -18,16 +18,16 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.equivalence import check_equivalent
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
-from tapestry_egg.extract.front import Front
-from tapestry_egg.files import load, save, sealed
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.files.files import load, save, sealed
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.plan import Plan
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.rewrite.equivalence import check_equivalent
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.tracing.trace import Program, trace
 from tests.attacks import changes, get
 
 RULES = [r for b in load_books(DEFAULT_BOOKS) for r in b.rules]

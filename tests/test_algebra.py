@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.algebra import Form, explore, forms
-from tapestry_egg.blockgraph import verify_graph
-from tapestry_egg.choose import as_written
-from tapestry_egg.egraph import Budget
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.rebuild import rebuild
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.rules.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
-from tapestry_egg.runtime.hlo import hlo_stats
+from tapestry_egg.rewrite.choose import as_written
+from tapestry_egg.rewrite.forms import Form, explore, forms
+from tapestry_egg.rewrite.rebuild import rebuild
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
+from tapestry_egg.runtime.measure.hlo import hlo_stats
+from tapestry_egg.schedule.one_device import program_seconds
 from tests.equal_forms import (
     BIG,
     BOOKS,

@@ -15,26 +15,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.check_choices import evaluate
-from tapestry_egg.extract.choices import ChoiceProblem
-from tapestry_egg.extract.dag.and_or_program import Model
-from tapestry_egg.extract.dag.annealing import Annealing
-from tapestry_egg.extract.dag.closure import closure
-from tapestry_egg.extract.dag.dual_check import dual_bound
-from tapestry_egg.extract.dag.form import AndOr, working_form
-from tapestry_egg.extract.dag.greedy import Improvement, acyclic, cost_of, greedy_dag
-from tapestry_egg.extract.dag.lazy_milp import Record, Search, expressed, split
-from tapestry_egg.extract.dag.linear_program import LinearProgram
-from tapestry_egg.extract.dag.reductions import (
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
+from tapestry_egg.extract.gym.dag.and_or_program import Model
+from tapestry_egg.extract.gym.dag.dual_check import dual_bound
+from tapestry_egg.extract.gym.dag.egraph.annealing import Annealing
+from tapestry_egg.extract.gym.dag.egraph.closure import closure
+from tapestry_egg.extract.gym.dag.egraph.form import AndOr, working_form
+from tapestry_egg.extract.gym.dag.egraph.greedy import Improvement, acyclic, cost_of, greedy_dag
+from tapestry_egg.extract.gym.dag.egraph.reductions import (
     feasible,
     keep_derivable,
     keep_reachable,
     merge_series,
     reduce,
 )
-from tapestry_egg.extract.dag.tree_elimination import eliminate
-from tapestry_egg.extract.deadline import TimeUp, ends_at, held
-from tapestry_egg.extract.methods import METHODS, extract
+from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
+from tapestry_egg.extract.gym.dag.lazy_milp import Record, Search, expressed, split
+from tapestry_egg.extract.gym.dag.linear_program import LinearProgram
+from tapestry_egg.extract.gym.methods import METHODS, extract
+from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tests import and_or
 
 LATER = 1e9  # no deadline
@@ -361,7 +361,7 @@ def test_methods_that_do_not_fit_say_why() -> None:
 
 
 def test_programs_by_scipy_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tapestry_egg.extract.dag import linear_program
+    from tapestry_egg.extract.gym.dag import linear_program
 
     with_highs = extract(hard(5), method="milp").values
     monkeypatch.setattr(linear_program, "find_spec", lambda name: None)

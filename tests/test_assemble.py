@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tapestry_egg.encode import encode
-from tapestry_egg.extract.assemble import Assembled, assemble
-from tapestry_egg.extract.once import Once
-from tapestry_egg.extract.snapshot import snapshot
-from tapestry_egg.flatten import feedback_pairs, flatten
-from tapestry_egg.layout import MeshShape
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.saturate import saturate
-from tapestry_egg.schedule import in_order, schedule
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.extract.problem.assemble import Assembled, assemble
+from tapestry_egg.extract.problem.once import Once
+from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.flatten import feedback_pairs, flatten
+from tapestry_egg.schedule.kernels import in_order, schedule
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.tracing.trace import trace
 
 N = 1024
 

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg import admission, files, pipeline
-from tapestry_egg.batch import MANIFEST, Outcome, Settings, optimize_all, run_batch
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.errors import ExtractError, TapestryError
-from tapestry_egg.executors import INTERRUPTED, Processes, cluster
-from tapestry_egg.extract.front import Front
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.files import admission, files
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.parallel.executors import INTERRUPTED, Processes, cluster
+from tapestry_egg.pipeline import pipeline
+from tapestry_egg.pipeline.batch import MANIFEST, Outcome, Settings, optimize_all, run_batch
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.progress import Phase
-from tapestry_egg.trace import Program
+from tapestry_egg.tracing.trace import Program
 from tests.worker_calls import Inline
 
 SETTINGS = Settings("cpu:2", ("seconds", "peak_bytes"))

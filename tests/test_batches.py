@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.batches import batches
-from tapestry_egg.extract.dual import Dual, Prices
-from tapestry_egg.extract.elimination import Elimination
-from tapestry_egg.extract.pricing import Tables
-from tapestry_egg.extract.problem import Pair, Problem, Use, Variable
-from tapestry_egg.extract.transport import problem_arrays, problem_from
+from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
+from tapestry_egg.extract.search.batches import batches
+from tapestry_egg.extract.search.dual import Dual, Prices
+from tapestry_egg.extract.search.elimination import Elimination
+from tapestry_egg.extract.search.pricing import Tables
+from tapestry_egg.extract.search.transport import problem_arrays, problem_from
 
 TIMES = 12
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_libraries, libraries
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 
 
 def test_programs_are_found_without_their_libraries() -> None:

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg import egraph as egraph_module
-from tapestry_egg.algebra import explore
-from tapestry_egg.blockgraph import verify_graph
-from tapestry_egg.egraph import Budget, EGraph, Exhausted
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.egraphs import process as egraph_module
+from tapestry_egg.egraphs.process import Budget, EGraph, Exhausted
+from tapestry_egg.graph.blockgraph import verify_graph
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.rules.example import example_graph
-from tapestry_egg.trace import trace
+from tapestry_egg.rewrite.forms import explore
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.rules.verify.example import example_graph
+from tapestry_egg.tracing.trace import trace
 
 SMALL = [
     Budget(iterations=0),

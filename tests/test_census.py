@@ -17,11 +17,11 @@ from jax import lax
 
 import models
 import tapestry_egg as te
-from tapestry_egg.blockgraph import BlockGraph, Operation, Source, TensorType
-from tapestry_egg.census import Census, census, legal_roles
-from tapestry_egg.cli import main
+from tapestry_egg.cli.app import main
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.pipeline.census import Census, census, legal_roles
 from tapestry_egg.zspace import ZRange
 
 f32 = jax.ShapeDtypeStruct

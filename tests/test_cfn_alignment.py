@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.cfn.opening import opening, plain_bound, plain_value
-from tapestry_egg.extract.cfn.reductions import STEPS, Begun, Reduced, begin
-from tapestry_egg.extract.formats import iopddl
+from tapestry_egg.extract.gym.cfn.network.reductions import STEPS, Begun, Reduced, begin
+from tapestry_egg.extract.gym.cfn.opening import opening, plain_bound, plain_value
+from tapestry_egg.extract.gym.formats import iopddl
 from tests import networks
 
 NO = networks.INFINITE

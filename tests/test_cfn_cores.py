@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.cfn import cores, search
-from tapestry_egg.extract.cfn.cores import Core, CoreSearch, rows_of, threshold
-from tapestry_egg.extract.cfn.messages import Messages
-from tapestry_egg.extract.cfn.network import Network
-from tapestry_egg.extract.cfn.reductions import narrow, reduce
-from tapestry_egg.extract.formats import iopddl
+from tapestry_egg.extract.gym.cfn import cores, search
+from tapestry_egg.extract.gym.cfn.cores import Core, CoreSearch, rows_of, threshold
+from tapestry_egg.extract.gym.cfn.network.messages import Messages
+from tapestry_egg.extract.gym.cfn.network.network import Network
+from tapestry_egg.extract.gym.cfn.network.reductions import narrow, reduce
+from tapestry_egg.extract.gym.formats import iopddl
 from tests import networks
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.cfn.network import Network
-from tapestry_egg.extract.cfn.reach import lightest, reach
-from tapestry_egg.extract.cfn.reductions import reduce
-from tapestry_egg.extract.cfn.solver import Result, solve
-from tapestry_egg.extract.formats import iopddl
+from tapestry_egg.extract.gym.cfn.network.network import Network
+from tapestry_egg.extract.gym.cfn.network.reach import lightest, reach
+from tapestry_egg.extract.gym.cfn.network.reductions import reduce
+from tapestry_egg.extract.gym.cfn.solver import Result, solve
+from tapestry_egg.extract.gym.formats import iopddl
 from tests import networks
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from tapestry_egg.extract.cfn.reductions import STEPS, reduce
-from tapestry_egg.extract.formats import iopddl
+from tapestry_egg.extract.gym.cfn.network.reductions import STEPS, reduce
+from tapestry_egg.extract.gym.formats import iopddl
 from tests import networks
 
 

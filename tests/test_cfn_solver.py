@@ -17,22 +17,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract import formats
-from tapestry_egg.extract.cfn import branch, program, solver
-from tapestry_egg.extract.cfn.aside import Aside
-from tapestry_egg.extract.cfn.buckets import Buckets
-from tapestry_egg.extract.cfn.forest import Forest
-from tapestry_egg.extract.cfn.messages import Messages
-from tapestry_egg.extract.cfn.network import Network
-from tapestry_egg.extract.cfn.reductions import reduce
-from tapestry_egg.extract.cfn.search import Search
-from tapestry_egg.extract.cfn.solver import Result, solve
-from tapestry_egg.extract.cfn.trades import trade
-from tapestry_egg.extract.check_choices import evaluate
-from tapestry_egg.extract.choices import ChoiceProblem
-from tapestry_egg.extract.deadline import TimeUp
-from tapestry_egg.extract.formats import iopddl
-from tapestry_egg.extract.methods import extract
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.cfn import branch, solver
+from tapestry_egg.extract.gym.cfn.aside import Aside
+from tapestry_egg.extract.gym.cfn.network import program
+from tapestry_egg.extract.gym.cfn.network.buckets import Buckets
+from tapestry_egg.extract.gym.cfn.network.forest import Forest
+from tapestry_egg.extract.gym.cfn.network.messages import Messages
+from tapestry_egg.extract.gym.cfn.network.network import Network
+from tapestry_egg.extract.gym.cfn.network.reductions import reduce
+from tapestry_egg.extract.gym.cfn.search import Search
+from tapestry_egg.extract.gym.cfn.solver import Result, solve
+from tapestry_egg.extract.gym.cfn.trades import trade
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
+from tapestry_egg.extract.gym.formats import iopddl
+from tapestry_egg.extract.gym.methods import extract
+from tapestry_egg.parallel.deadline import TimeUp
 from tests import and_or, networks
 
 #: Nothing but what a network needs: its rows and cells are those of the document.

@@ -17,15 +17,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.executors import INTERRUPTED
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.cfn import aside
-from tapestry_egg.extract.cfn.known import Known
-from tapestry_egg.extract.cfn.reductions import Begun, begin, reduce
-from tapestry_egg.extract.cfn.sweep import SweepSearch, within
-from tapestry_egg.extract.cfn.tradeoff import memory_front, peak
-from tapestry_egg.extract.choices import Choice, Usage
-from tapestry_egg.extract.formats import iopddl
+from tapestry_egg.extract.gym.cfn import aside
+from tapestry_egg.extract.gym.cfn.network.known import Known
+from tapestry_egg.extract.gym.cfn.network.reductions import Begun, begin, reduce
+from tapestry_egg.extract.gym.cfn.sweep import SweepSearch, within
+from tapestry_egg.extract.gym.cfn.tradeoff import memory_front, peak
+from tapestry_egg.extract.gym.choices.choices import Choice, Usage
+from tapestry_egg.extract.gym.formats import iopddl
+from tapestry_egg.parallel.executors import INTERRUPTED
 from tests import networks
 
 NOTHING = np.zeros(0, dtype=np.int64)

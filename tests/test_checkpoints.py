@@ -12,15 +12,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
-from tapestry_egg.checkpoints import Checkpoints, Flow
-from tapestry_egg.flatten import flatten
-from tapestry_egg.recompute import Candidate, candidates
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.schedule import in_order, repeat_cheap, schedule, scheduled
-from tapestry_egg.second_instances import with_second_instances
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.rewrite.checkpoints import Checkpoints, Flow
+from tapestry_egg.rewrite.recompute import Candidate, candidates
+from tapestry_egg.rewrite.second_instances import with_second_instances
+from tapestry_egg.schedule.flatten import flatten
+from tapestry_egg.schedule.kernels import in_order, repeat_cheap, schedule, scheduled
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.tracing.trace import trace
 
 H100 = load_target("h100:8")
 DOT = trace(lambda a, b: a @ b, *[jax.ShapeDtypeStruct((2, 2), jnp.float32)] * 2).graph

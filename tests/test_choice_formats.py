@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract import formats
-from tapestry_egg.extract.check_choices import evaluate
-from tapestry_egg.extract.choices import Choice, ChoiceProblem
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
 
 # f(g, g) or h; g is 3 or needs f, which would be a cycle.
 EGRAPH: dict[str, Any] = {

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract import pareto
-from tapestry_egg.extract.check_choices import evaluate
-from tapestry_egg.extract.choice_front import ChoiceFront, choice_front, with_node_count
-from tapestry_egg.extract.choices import ChoiceProblem, Pairs
+from tapestry_egg.extract.gym.choice_front import ChoiceFront, choice_front, with_node_count
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem, Pairs
+from tapestry_egg.extract.search import pareto
 from tests import and_or
 from tests.test_and_or import cases, hard
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from tapestry_egg.extract.archive import Candidate
-from tapestry_egg.extract.chords import Pool, hull, slope
-from tapestry_egg.extract.problem import Pair, Problem, Use, Variable
-from tapestry_egg.extract.search import Effort, Search
+from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
+from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.search.balance import Pool, hull, slope
+from tapestry_egg.extract.search.search import Effort, Search
 
 seeds = st.integers(0, 10**6)
 

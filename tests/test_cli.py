@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.cli import main
+from tapestry_egg.cli.app import main
 
 PROGRAM = """
 import jax, jax.numpy as jnp

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.cli import main
+from tapestry_egg.cli.app import main
 from tapestry_egg.metakernels import registry
 
 TAPESTRY = str(Path(__file__).parent.parent / "docs" / "templates" / "tapestry.yaml")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import PlanError
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.plan import Step
-from tapestry_egg.runtime.collectives import after, apply, traffic
-from tapestry_egg.runtime.hlo import hlo_stats
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.collectives import after, apply, traffic
+from tapestry_egg.plans.plan import Step
+from tapestry_egg.runtime.measure.hlo import hlo_stats
 
 FLAT = MeshShape(("a", "b"), (2, 4))
 CUBE = MeshShape(("a", "b", "c"), (2, 2, 2))

@@ -15,11 +15,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tapestry_egg.errors import PlanError, TargetError, TraceError
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.plan import Plan
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime import compile, hlo_stats
 from tapestry_egg.runtime.compile import jax_mesh, partition_spec
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.plans import plan_by_hand
 
 MESH = MeshShape(("x", "y"), (2, 4))

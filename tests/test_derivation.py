@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.algebra import forms
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.derivation import digest, replay
 from tapestry_egg.errors import RuleError
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.reference_executor import execute
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.tracing.trace import trace
 
 BOOKS = load_books(DEFAULT_BOOKS)
 RULES: dict[str, object] = {r.name: r for b in BOOKS for r in b.rules}

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.egraph import Budget
-from tapestry_egg.extract import search as search_module
-from tapestry_egg.extract.archive import Archive
-from tapestry_egg.extract.search import Effort, Search
-from tapestry_egg.extract.worker import search_all
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.extract.search import search as search_module
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.worker import search_all
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.settings import WORK
+from tapestry_egg.pipeline.settings import WORK
 from tests.equal_forms import graph_of, struct, two
 from tests.test_batches import ladder
 from tests.test_search_workers import endless
@@ -32,7 +32,7 @@ import sys
 import jax, jax.numpy as jnp
 import tapestry_egg as te
 from tapestry_egg.extract import worker
-from tapestry_egg.pipeline import Settings
+from tapestry_egg.pipeline.pipeline import Settings
 
 name, out, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 worker._SMALL = 100  # processes where there are two, for small programs too

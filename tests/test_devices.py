@@ -10,10 +10,10 @@ from math import prod
 import numpy as np
 import pytest
 
-from tapestry_egg.devices import in_network_order, network_shape
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.devices import in_network_order, network_shape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.runtime.compile import jax_mesh
-from tapestry_egg.target import load_target
 
 
 @dataclass(frozen=True)

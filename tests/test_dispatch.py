@@ -14,8 +14,8 @@ import pytest
 from jax.experimental import io_callback
 
 import tapestry_egg as te
-from tapestry_egg import optimized as optimized_module
-from tapestry_egg.optimized import Optimized
+from tapestry_egg.pipeline.jit import optimized as optimized_module
+from tapestry_egg.pipeline.jit.optimized import Optimized
 from tapestry_egg.runtime import dispatch
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tapestry_egg.costs import collective_seconds
-from tapestry_egg.encode import encode
-from tapestry_egg.extract.assemble import assemble
-from tapestry_egg.extract.problem import Problem
-from tapestry_egg.extract.snapshot import snapshot
-from tapestry_egg.flatten import feedback_pairs
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.saturate import saturate
-from tapestry_egg.schedule import scheduled
-from tapestry_egg.target import Target, load_target
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.schedule.kernels import scheduled
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.tracing.trace import Program, trace
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 SPECS = ("h100:8", "h100:2x4", "h100:4x8", "cpu:12", "v5e:4x4", "v5e:2x4", "v5e:8x8")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tapestry_egg.errors import ExtractError, PeerError, TapestryError
-from tapestry_egg.runtime.distributed import PATIENCE, Peers
+from tapestry_egg.runtime.processes.distributed import PATIENCE, Peers
 
 from .distributed_job import run_job
 
@@ -204,7 +204,7 @@ def test_a_process_that_fails_by_itself_is_named() -> None:
 
 
 def test_patience_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tapestry_egg.runtime import distributed
+    from tapestry_egg.runtime.processes import distributed
 
     monkeypatch.setenv(PATIENCE, "90")
     assert distributed._patience() == 90.0

@@ -54,7 +54,7 @@ rules:
 #: Runs commands one after the other; the last line is the list of those that failed.
 _COMMANDS = """
 import json, sys, traceback
-from tapestry_egg.cli import main
+from tapestry_egg.cli.app import main
 
 if __name__ == "__main__":
     failed = []

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.cli import main
+from tapestry_egg.cli.app import main
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.language import Expression
-from tapestry_egg.metakernels.template_file import _FIELDS
-from tapestry_egg.metakernels.values import FUNCTIONS
+from tapestry_egg.metakernels.language.expressions import Expression
+from tapestry_egg.metakernels.language.template_file import _FIELDS
+from tapestry_egg.metakernels.signatures.values import FUNCTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "template-language.md").read_text()
 
@@ -66,7 +66,7 @@ def test_expressions_have_the_value_that_the_page_says(text: str, value: str) ->
 
 
 def test_all_ways_to_write_a_projection_are_one(folder: Path) -> None:
-    from tapestry_egg.blockgraph import TensorType
+    from tapestry_egg.graph.blockgraph import TensorType
 
     registry.add_templates(folder / "sums.yaml")
     x = TensorType((2, 3, 4), "float32")

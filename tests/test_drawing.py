@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import tapestry_egg as te
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.cli import app
-from tapestry_egg.drawing import MOST_SHARDS, draw, graph_picture, grouped, parse_cover
+from tapestry_egg.cli.app import app
 from tapestry_egg.errors import GraphError
-from tapestry_egg.layered import Edge, crossings, layered, ranks, spread
-from tapestry_egg.picture import Item, Link, Picture, to_dot
-from tapestry_egg.picture_svg import picture_svg
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.show.drawing import MOST_SHARDS, draw, graph_picture, grouped, parse_cover
+from tapestry_egg.show.layered_drawing import Edge, crossings, layered, ranks, spread
+from tapestry_egg.show.picture import Item, Link, Picture, to_dot
+from tapestry_egg.show.picture_svg import picture_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

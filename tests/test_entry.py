@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.entry import is_entry, load_entry
 from tapestry_egg.errors import TraceError
+from tapestry_egg.tracing.entry import is_entry, load_entry
 
 PROGRAM = """
 from beside import SIZE

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tapestry_egg.errors import ExtractError, TapestryError
-from tapestry_egg.executors import (
+from tapestry_egg.parallel.executors import (
     Lost,
     Processes,
     WorkerLost,
@@ -155,7 +155,7 @@ def test_scripts_need_no_guard_and_leave_nothing_behind(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, time\n"
-        "from tapestry_egg.executors import Processes\n"
+        "from tapestry_egg.parallel.executors import Processes\n"
         "from tests import worker_calls as calls\n"
         "print('once')\n"
         "pool = Processes(2)\n"

@@ -16,10 +16,10 @@ from jax._src.lib.mlir.dialects import hlo
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.metakernels.splits import legal_dims
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.runtime import compile
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, numbers, same
 from tests.plans import random_plan, signature_of
 

@@ -12,21 +12,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.archive import Archive, Candidate
-from tapestry_egg.extract.assemble import Assembled
-from tapestry_egg.extract.descent import Descent
-from tapestry_egg.extract.dual import Dual, Prices
-from tapestry_egg.extract.elimination import Elimination
-from tapestry_egg.extract.merge import MeshResult, worth_a_plan
-from tapestry_egg.extract.problem import Pair, Problem, Use, Variable, label, merge_parallel
-from tapestry_egg.extract.search import Effort, Limits, Search
-from tapestry_egg.extract.transport import (
+from tapestry_egg.extract.front.merge import MeshResult, worth_a_plan
+from tapestry_egg.extract.problem.assemble import Assembled
+from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable, label, merge_parallel
+from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.search.descent import Descent
+from tapestry_egg.extract.search.dual import Dual, Prices
+from tapestry_egg.extract.search.elimination import Elimination
+from tapestry_egg.extract.search.search import Effort, Limits, Search
+from tapestry_egg.extract.search.transport import (
     archive_arrays,
     archive_from,
     problem_arrays,
     problem_from,
 )
-from tapestry_egg.extract.worker import search_all
+from tapestry_egg.extract.search.worker import search_all
 
 # What random problems look like
 
@@ -382,8 +382,8 @@ def test_small_amounts_are_told_apart() -> None:
 def test_a_search_that_forgets_messages_proves_no_less_truly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tapestry_egg.extract.search._REMEMBERED", 1)
-    monkeypatch.setattr("tapestry_egg.extract.exact.COLUMNS", 0)
+    monkeypatch.setattr("tapestry_egg.extract.search.search._REMEMBERED", 1)
+    monkeypatch.setattr("tapestry_egg.extract.search.exact.COLUMNS", 0)
     looked = 0
     for seed in range(8):
         problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg.extract import formats
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.check_choices import evaluate
-from tapestry_egg.extract.choices import Choice, ChoiceProblem, Pairs, Usage
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Pairs, Usage
 from tests import and_or
 from tests.test_and_or import hard
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg.extract import formats
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.answers import Answer, Asked, best_of
-from tapestry_egg.extract.choice_front import choice_front
-from tapestry_egg.extract.choices import ChoiceProblem
-from tapestry_egg.extract.methods import extract
-from tapestry_egg.extract.standing import Standing
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.answers import Answer, Asked, best_of
+from tapestry_egg.extract.gym.choice_front import choice_front
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
+from tapestry_egg.extract.gym.choices.standing import Standing
+from tapestry_egg.extract.gym.methods import extract
 from tests import and_or
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,14 +22,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax import lax
 
-from tapestry_egg import codec, trees
-from tapestry_egg.arrays import decode_array, encode_array
-from tapestry_egg.blockgraph import BlockGraph, TensorType
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
-from tapestry_egg.files import load, load_plan, save, save_plan
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.plan import BodyPlan, Costs, Kept, Plan, PlannedCollective, Step, Strategy
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.files.files import load, load_plan, save, save_plan
+from tapestry_egg.graph import pytrees
+from tapestry_egg.graph.arrays import decode_array, encode_array
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, PlannedCollective, Step, Strategy
+from tapestry_egg.tracing import codec
+from tapestry_egg.tracing.trace import Program, trace
 
 
 def program(x: jax.Array, key: jax.Array, table: dict[str, jax.Array]) -> Any:
@@ -151,7 +152,7 @@ def test_special_scalars_come_back(value: float) -> None:
 
 
 def assert_constant(array: np.ndarray) -> None:
-    from tapestry_egg.documents import graph_document, graph_from_document
+    from tapestry_egg.tracing.graph_documents import graph_document, graph_from_document
 
     type_ = TensorType(array.shape, array.dtype.name, weak=array.ndim == 0)
     graph = BlockGraph("c", (type_,), (), (), (0,), {0: array})
@@ -179,12 +180,12 @@ TREES = st.recursive(
 @settings(max_examples=60, deadline=None)
 def test_trees_come_back(tree: Any) -> None:
     treedef = jax.tree.structure(tree)
-    plain = json.loads(json.dumps(trees.encode_treedef(treedef)))
-    trees.check_tree(plain, "$")
-    assert trees.is_standard(plain)
-    assert trees.decode_treedef(plain) == treedef
+    plain = json.loads(json.dumps(pytrees.encode_treedef(treedef)))
+    pytrees.check_tree(plain, "$")
+    assert pytrees.is_standard(plain)
+    assert pytrees.decode_treedef(plain) == treedef
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    assert trees.leaf_paths(plain) == [jax.tree_util.keystr(p) for p, _ in paths]
+    assert pytrees.leaf_paths(plain) == [jax.tree_util.keystr(p) for p, _ in paths]
 
 
 # ---- what is refused ---------------------------------------------------------------------------

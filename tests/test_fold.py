@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg import algebra
-from tapestry_egg import fold as fold_module
-from tapestry_egg.algebra import explore, forms
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
-from tapestry_egg.choose import as_written
-from tapestry_egg.derivation import digest, replay
-from tapestry_egg.egraph import Budget
-from tapestry_egg.fold import Folded, _Folder, fold, unfold
-from tapestry_egg.rebuild import rebuild
-from tapestry_egg.repeats import Net, Stretch
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
-from tapestry_egg.runtime.emit import emit
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
+from tapestry_egg.rewrite import folded_program as fold_module
+from tapestry_egg.rewrite import forms as forms_module
+from tapestry_egg.rewrite.choose import as_written
+from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.folded_program import Folded, _Folder, fold, unfold
+from tapestry_egg.rewrite.forms import explore, forms
+from tapestry_egg.rewrite.rebuild import rebuild
+from tapestry_egg.rewrite.repeats import Net, Stretch
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.tracing.emit import emit
 from tests.equal_forms import BOOKS, H100, RULES, agree, data, graph_of, struct
 
 ALL = load_books(DEFAULT_BOOKS)
@@ -221,7 +221,7 @@ def test_the_whole_has_the_form_that_it_has_unfolded(
     folded = fold(graph)
     assert folded and len(folded.graph.operations) < 0.75 * len(graph.operations)
     found = forms(graph, BOOKS, H100)
-    monkeypatch.setattr(algebra, "fold", lambda _: None)
+    monkeypatch.setattr(forms_module, "fold", lambda _: None)
     whole = forms(graph, BOOKS, H100)
     assert len(found) == len(whole) > 1
     for one, other in zip(found, whole, strict=True):
@@ -333,8 +333,10 @@ def test_equal_bodies_of_loops_are_searched_once(monkeypatch: pytest.MonkeyPatch
 
     graph = layered(loops, 6)
     searched: list[BlockGraph] = []
-    true = algebra.explore
-    monkeypatch.setattr(algebra, "explore", lambda g, *rest: searched.append(g) or true(g, *rest))
+    true = forms_module.explore
+    monkeypatch.setattr(
+        forms_module, "explore", lambda g, *rest: searched.append(g) or true(g, *rest)
+    )
     best = forms(graph, BOOKS, H100)[1]
     assert len(searched) == 2, "one body, and the program around the loops"
     bodies = [op.regions[0] for op in best.graph.operations if op.regions]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.dual import Dual, Prices
-from tapestry_egg.extract.problem import Floats, Problem, Use
+from tapestry_egg.extract.problem.problem import Floats, Problem, Use
+from tapestry_egg.extract.search.dual import Dual, Prices
 
 from .test_batches import TIMES, ladder, prices
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.plan import Plan
-from tapestry_egg.planning import Request, compile_best, plan_program
-from tapestry_egg.runtime import footprint
+from tapestry_egg.pipeline.jit import footprint
+from tapestry_egg.pipeline.jit.planning import Request, compile_best, plan_program
+from tapestry_egg.plans.plan import Plan
 from tests.test_front_choice import plan as plan_of
 from tests.test_memory_limit import QUICK
 

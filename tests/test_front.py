@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 
 from models import gpt2
-from tapestry_egg.encode import encode
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.archive import Candidate
-from tapestry_egg.extract.assemble import assemble
-from tapestry_egg.extract.certificate import certify, recompute
-from tapestry_egg.extract.front import Front
-from tapestry_egg.extract.plans import make_plan
-from tapestry_egg.extract.search import Effort, Search
-from tapestry_egg.extract.snapshot import snapshot
-from tapestry_egg.flatten import feedback_pairs, flatten
-from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.extract.certify.certificate import certify, recompute
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.plans import make_plan
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.plan import BodyPlan, Costs, Plan
-from tapestry_egg.prepare import prepare
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.saturate import saturate
-from tapestry_egg.schedule import Schedule, in_order, repeat_cheap, schedule
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.flatten import feedback_pairs, flatten
+from tapestry_egg.schedule.kernels import Schedule, in_order, repeat_cheap, schedule
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.tracing.constants import prepare
+from tapestry_egg.tracing.trace import Program, trace
 from tests.brute import every_cost
 from tests.exact import exact
 
@@ -349,7 +349,7 @@ def test_costs_of_a_plan_by_hand() -> None:
     (instance,) = [i for i in plan_schedule.program.instances if not i.port]
     names = [d.role for d in instance.signature.index]
     cuts = tuple((0,) if role == "reduce" else () for role in names)
-    from tapestry_egg.plan import Step, Strategy
+    from tapestry_egg.plans.plan import Step, Strategy
 
     w, x, y = Layout(((0,), ())), Layout(((), (0,))), Layout(((), ()), (0,), "sum")
     graph = plan_schedule.program.bodies[0].graph

@@ -9,16 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry_egg.extract import pareto
-from tapestry_egg.extract.choice_front import with_node_count
-from tapestry_egg.extract.choices import ChoiceProblem
-from tapestry_egg.extract.dag.form import AndOr, working_form
-from tapestry_egg.extract.dag.front_bounds import FrontBounds, Point
-from tapestry_egg.extract.dag.greedy import Improvement
-from tapestry_egg.extract.dag.lazy_milp import Record
-from tapestry_egg.extract.dag.reductions import feasible, keep_derivable, keep_reachable, reduce
-from tapestry_egg.extract.dag.tree_elimination import eliminate
-from tapestry_egg.extract.dag.weighted_sum import Relaxation, weighted
+from tapestry_egg.extract.gym.choice_front import with_node_count
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
+from tapestry_egg.extract.gym.dag.egraph.form import AndOr, working_form
+from tapestry_egg.extract.gym.dag.egraph.greedy import Improvement
+from tapestry_egg.extract.gym.dag.egraph.reductions import (
+    feasible,
+    keep_derivable,
+    keep_reachable,
+    reduce,
+)
+from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
+from tapestry_egg.extract.gym.dag.front_bounds import FrontBounds, Point
+from tapestry_egg.extract.gym.dag.lazy_milp import Record
+from tapestry_egg.extract.gym.dag.weighted_sum import Relaxation, weighted
+from tapestry_egg.extract.search import pareto
 from tests import and_or
 from tests.test_and_or import cases
 

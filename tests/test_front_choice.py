@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.front import Front, in_order, unmet, value, within
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.plan import BodyPlan, Costs, Plan, Strategy
+from tapestry_egg.extract.front.front import Front, in_order, unmet, value, within
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
 
 TYPE = TensorType((4,), "float32")
 GRAPH = BlockGraph("g", (TYPE, TYPE), (Operation("neg", (0,), (1,)),), (0,), (1,))

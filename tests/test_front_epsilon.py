@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract import exact
-from tapestry_egg.extract.archive import Archive
-from tapestry_egg.extract.dual import Cut, Dual, Prices
-from tapestry_egg.extract.merge import epsilon, least_peak
-from tapestry_egg.extract.problem import Problem
-from tapestry_egg.extract.search import SLIVER, Effort, Search
+from tapestry_egg.extract.front.merge import epsilon, least_peak
+from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.search import exact
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.dual import Cut, Dual, Prices
+from tapestry_egg.extract.search.search import SLIVER, Effort, Search
 from tests.test_batches import TIMES, ladder
 from tests.test_search_rivals import costs
 

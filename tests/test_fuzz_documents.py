@@ -18,18 +18,19 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg import files, show
-from tapestry_egg.arrays import decode_dtype
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
-from tapestry_egg.extract.front import Front
-from tapestry_egg.files import load, save
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.files import files
+from tapestry_egg.files.files import load, save
+from tapestry_egg.graph.arrays import decode_dtype
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.loom import APPLICATIONS, EXPRESSIONS, from_loom, loom_to_json, read_loom, to_loom
 from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.plan import Plan
-from tapestry_egg.runtime.emit import emit
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.show import text as show
+from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.trace import Program, trace
 from tests.fuzz_mutations import damaged_document, damaged_text
 
 JUNK: list[Any] = [

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import TapestryError, TemplateError
-from tapestry_egg.metakernels.faults import Mismatch
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.instantiate import instantiate
-from tapestry_egg.metakernels.language import Expression, Origin
-from tapestry_egg.metakernels.patterns import Pattern
-from tapestry_egg.metakernels.template_file import read_templates
+from tapestry_egg.metakernels.language.expressions import Expression, Origin
+from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.patterns import Pattern
+from tapestry_egg.metakernels.language.template_file import read_templates
 from tests.fuzz_mutations import damaged_document, damaged_text
 
 ROOT = Path(__file__).parent.parent

@@ -11,15 +11,18 @@ import pytest
 
 import tapestry_egg
 from tapestry_egg.errors import TapestryError
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.monoids.definition import read_monoids
-from tapestry_egg.rules.book import load_book
-from tapestry_egg.target import load_target
+from tapestry_egg.rules.language.book import load_book
 from tests.fuzz_mutations import damaged_text
 
 PACKAGE = Path(tapestry_egg.__file__).parent
 READERS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "monoids": (read_monoids, ["monoids/monoids.yaml"]),
-    "rules": (load_book, ["rules/algebra.yaml", "rules/fusion.yaml", "rules/sharding.yaml"]),
+    "rules": (
+        load_book,
+        ["rules/books/algebra.yaml", "rules/books/fusion.yaml", "rules/books/sharding.yaml"],
+    ),
     "targets": (lambda path: load_target(f"{path}:8"), ["targets/h100.yaml", "targets/v5e.yaml"]),
 }
 

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.runtime.hlo import collectives_in, hlo_stats, wire_bytes
-from tapestry_egg.runtime.hlo_text import arrays, parse
+from tapestry_egg.runtime.measure.hlo import collectives_in, hlo_stats, wire_bytes
+from tapestry_egg.runtime.measure.hlo_text import arrays, parse
 
 MESH = ("x", "y")
 

@@ -19,7 +19,7 @@ from jax.experimental import io_callback
 import tapestry_egg as te
 from tapestry_egg.runtime import compare, compile, planned_collectives
 from tapestry_egg.runtime.compile import caller_of
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, numbers, same
 from tests.plans import random_plan
 
@@ -214,7 +214,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from tapestry_egg.runtime import compile
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH
 from tests.plans import random_plan
 

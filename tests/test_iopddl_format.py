@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract import formats
-from tapestry_egg.extract.check_choices import evaluate
-from tapestry_egg.extract.choices import Choice
-from tapestry_egg.extract.formats import iopddl
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import Choice
+from tapestry_egg.extract.gym.formats import iopddl
 from tests import networks
 
 

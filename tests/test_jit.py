@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
-from tapestry_egg import optimized, planning
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.pipeline.jit import optimized, planning
 
 QUICK = Settings(seconds=0.2)
 X, W = jnp.arange(128.0).reshape(16, 8) / 64, jnp.ones((8, 4)) / 4

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from models import gpt2
-from tapestry_egg.constraints import KERNEL
+from tapestry_egg.tracing.constraints import KERNEL
 from tests.test_words import constrained, holds
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tapestry_egg.blockgraph import TensorType
-from tapestry_egg.metakernels.signature import IndexDim, OperationSignature
-from tapestry_egg.metakernels.splits import (
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature
+from tapestry_egg.metakernels.signatures.splits import (
     Access,
     Blocks,
     Gathered,

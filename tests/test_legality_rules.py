@@ -14,11 +14,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import TensorType
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.metakernels.signature import IndexDim, OperationSignature
-from tapestry_egg.metakernels.splits import Access, Blocks, Gathered, Partial, Split, split
-from tapestry_egg.plan import Strategy
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature
+from tapestry_egg.metakernels.signatures.splits import (
+    Access,
+    Blocks,
+    Gathered,
+    Partial,
+    Split,
+    split,
+)
+from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.zspace import Projection, ZRange
 from tests import test_saturate as saturation
 from tests.brute import all_cuts

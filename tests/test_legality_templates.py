@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.metakernels.splits import (
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.splits import (
     Access,
     Blocks,
     Gathered,
@@ -23,7 +23,7 @@ from tapestry_egg.metakernels.splits import (
     legal_dims,
     split,
 )
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.covers import operations
 from tests.test_legality import brute
 

@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import gpt2
-from tapestry_egg.encode import encode
-from tapestry_egg.extract.archive import Candidate
-from tapestry_egg.extract.assemble import Assembled, assemble
-from tapestry_egg.extract.certificate import certify
-from tapestry_egg.extract.columns import Wanted
-from tapestry_egg.extract.lifetimes import Lifetimes, lifetimes
-from tapestry_egg.extract.memory import Memory
-from tapestry_egg.extract.plans import make_plan
-from tapestry_egg.extract.search import Effort, Search
-from tapestry_egg.extract.snapshot import Snapshot, snapshot
-from tapestry_egg.flatten import feedback_pairs, flatten
-from tapestry_egg.layout import MeshShape
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.saturate import saturate
-from tapestry_egg.schedule import Schedule, in_order, repeat_cheap, schedule
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.extract.certify.certificate import certify
+from tapestry_egg.extract.front.plans import make_plan
+from tapestry_egg.extract.problem.assemble import Assembled, assemble
+from tapestry_egg.extract.problem.columns import Wanted
+from tapestry_egg.extract.problem.memory import Memory
+from tapestry_egg.extract.problem.unit_choices import Snapshot, snapshot
+from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.flatten import feedback_pairs, flatten
+from tapestry_egg.schedule.kernels import Schedule, in_order, repeat_cheap, schedule
+from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.tracing.trace import trace
 
 N = 512
 X = jax.ShapeDtypeStruct((N, N), jnp.float32)
@@ -217,7 +217,7 @@ def test_xla_for_h100_needs_what_was_predicted() -> None:
     from benchmarks.bench_strategies import devices_of
     from tapestry_egg.errors import TargetError
     from tapestry_egg.runtime.compile import compile
-    from tapestry_egg.runtime.hlo import hlo_stats
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
 
     try:
         devices = devices_of("h100:8")

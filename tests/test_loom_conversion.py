@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import BlockGraph, TensorType
-from tapestry_egg.documents import graph_document
 from tapestry_egg.errors import GraphError
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.loom import (
     LoomError,
     from_loom,
@@ -29,9 +28,10 @@ from tapestry_egg.loom import (
 from tapestry_egg.loom.convert import PROGRAMS, _folded
 from tapestry_egg.loom.nodes import APPLICATION, IPF_SIGNATURE, OPERATION, body_of
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import IndexDim, OperationSignature
-from tapestry_egg.reference_executor import execute
-from tapestry_egg.trace import trace
+from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.tracing.graph_documents import graph_document
+from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import Projection, ZRange
 from tests.loom_graphs import add_with_mask, linear_relu, matmul_row_sum, sharded_add, uid
 

@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.layout import Layout
-from tapestry_egg.plan import Kept, Plan, Step
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.plan import Kept, Plan, Step
 from tapestry_egg.runtime import compare, compile, planned_collectives
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, X, Y, check, cut, moved, numbers
 from tests.plans import (
     Illegal,

@@ -15,13 +15,13 @@ from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.errors import PlanError
-from tapestry_egg.extract.legality import Illegal, check_layout
-from tapestry_egg.layout import Layout
-from tapestry_egg.metakernels.splits import legal_dims
-from tapestry_egg.plan import Step
+from tapestry_egg.extract.certify.legality import Illegal, check_layout
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.metakernels.signatures.splits import legal_dims
+from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.plan import Step
 from tapestry_egg.runtime import compare, compile
-from tapestry_egg.runtime.collectives import apply
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, numbers, same
 from tests.plans import random_plan, signature_of
 

@@ -14,9 +14,9 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.metakernels.splits import legal_dims
+from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.runtime import compile
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, numbers, same
 from tests.plans import random_plan, signature_of
 

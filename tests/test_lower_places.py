@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.codec import primitive
-from tapestry_egg.layout import Layout
+from tapestry_egg.graph.layout import Layout
 from tapestry_egg.runtime import compile
-from tapestry_egg.runtime.kernels import _counters
-from tapestry_egg.trace import trace
+from tapestry_egg.runtime.lower.kernels import _counters
+from tapestry_egg.tracing.codec import primitive
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, X, Y, numbers, same
 from tests.plans import all_cuts, finish, make_plan, plan_by_hand, signature_of
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.plan import Strategy
+from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.runtime import compile
-from tapestry_egg.runtime.hlo import hlo_stats
-from tapestry_egg.trace import trace
+from tapestry_egg.runtime.measure.hlo import hlo_stats
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, X, Y, cut, integers, moved, numbers, same
 from tests.plans import (
     finish,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.codec import primitive
-from tapestry_egg.layout import Layout
+from tapestry_egg.graph.layout import Layout
 from tapestry_egg.pipeline import optimize
 from tapestry_egg.runtime import compile
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.codec import primitive
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import F32, MESH, X, Y, each_strategy, numbers, same
 from tests.plans import plan_by_hand, signature_of
 

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 import pytest
 
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.layout_algebra import LayoutAlgebra
-from tapestry_egg.mesh_contract import MOST_AXES, MeshContract
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout_algebra import LayoutAlgebra
+from tapestry_egg.machine.mesh_contract import MOST_AXES, MeshContract
 
 
 def blocks_of(names: tuple[str, ...], sizes: tuple[int, ...], dims, shape) -> np.ndarray:

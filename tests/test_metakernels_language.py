@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.language import Expression, Origin, PassageText
-from tapestry_egg.metakernels.parameters import hashable, readable
-from tapestry_egg.metakernels.patterns import Pattern
-from tapestry_egg.metakernels.template_file import read_templates
-from tapestry_egg.metakernels.values import Row, digits
+from tapestry_egg.metakernels.language.expressions import Expression, Origin, PassageText
+from tapestry_egg.metakernels.language.patterns import Pattern
+from tapestry_egg.metakernels.language.template_file import read_templates
+from tapestry_egg.metakernels.signatures.parameters import hashable, readable
+from tapestry_egg.metakernels.signatures.values import Row, digits
 from tapestry_egg.zspace import Projection
 
 SCOPE: dict[str, Any] = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tapestry_egg.documents import type_of_text
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.faults import Mismatch
-from tapestry_egg.metakernels.patterns import Pattern, bind
+from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.patterns import Pattern, bind
+from tapestry_egg.tracing.graph_documents import type_of_text
 
 
 def test_x12_patterns_over_lists_of_tensors() -> None:

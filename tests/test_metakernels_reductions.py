@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.instantiate import instantiate
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.metakernels.template_file import read_templates
+from tapestry_egg.metakernels.language.template_file import read_templates
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 
 def signature(folder: Path, text: str) -> OperationSignature:

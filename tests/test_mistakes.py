@@ -15,13 +15,13 @@ from jax.sharding import AbstractMesh
 from typer.testing import CliRunner
 
 import tapestry_egg as te
-from tapestry_egg.cli import app
+from tapestry_egg.cli.app import app
 from tapestry_egg.errors import GraphError, RuleError, TapestryError
-from tapestry_egg.extract.front import Front
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.printable import printable
-from tapestry_egg.rules.book import load_book
+from tapestry_egg.rules.language.book import load_book
 
 X = np.ones(8, np.float32)
 QUICK = Settings(seconds=0.2, workers=1)

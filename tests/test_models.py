@@ -38,7 +38,7 @@ from models import (
     while_loop,
 )
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.reference_executor import execute
+from tapestry_egg.reference.executor import execute
 
 pytestmark = pytest.mark.slow  # to compile
 

@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg import algebra, recompute
-from tapestry_egg.extract import joiner
-from tapestry_egg.layout import MeshShape
-from tapestry_egg.omissions import of_forms, of_meshes, of_opaque, of_recomputation
-from tapestry_egg.settings import Settings
-from tapestry_egg.target import load_target
+from tapestry_egg.extract.problem import joiner
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline.omissions import of_forms, of_meshes, of_opaque, of_recomputation
+from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.rewrite import forms, recompute
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 QUICK = Settings(work=0.5, workers=1)
@@ -74,7 +74,7 @@ def test_forms_that_are_not_searched_are_counted(monkeypatch: pytest.MonkeyPatch
         return x @ y + x @ (y * 2.0)
 
     assert not any("form" in note for note in front(shared, mesh_shapes=SHAPES).notes)
-    monkeypatch.setattr(algebra, "MOST_FORMS", 1)
+    monkeypatch.setattr(forms, "MOST_FORMS", 1)
     (said,) = front(shared, mesh_shapes=SHAPES).notes
     assert said == "1 more form of the program was not searched"
 
@@ -96,7 +96,7 @@ def test_loops_that_take_next_to_nothing_are_counted() -> None:
 
 @pytest.mark.parametrize(("others", "said"), [(0, ()), (1, ("1 more form that computes",))])
 def test_forms_that_compute_twice_are_counted(others: int, said: Sequence[str]) -> None:
-    form = algebra.Form(te.trace(product, X, X).graph, (recompute.RULE,), others=others)
+    form = forms.Form(te.trace(product, X, X).graph, (recompute.RULE,), others=others)
     found = of_recomputation([form])
     assert len(found) == len(said) and all(
         a.startswith(b) for a, b in zip(found, said, strict=True)

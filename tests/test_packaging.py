@@ -82,10 +82,10 @@ def test_bare_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "doing",
     [
-        "import tapestry_egg, tapestry_egg.cli",
-        "from tapestry_egg.cli import app; app(args=['--help'], standalone_mode=False)",
-        "from tapestry_egg.cli import app; app(args=['targets'], standalone_mode=False)",
-        "from tapestry_egg.cli import app; app(args=['rules'], standalone_mode=False)",
+        "import tapestry_egg, tapestry_egg.cli.app",
+        "from tapestry_egg.cli.app import app; app(args=['--help'], standalone_mode=False)",
+        "from tapestry_egg.cli.app import app; app(args=['targets'], standalone_mode=False)",
+        "from tapestry_egg.cli.app import app; app(args=['rules'], standalone_mode=False)",
     ],
 )
 def test_importing_and_help_load_neither_jax_nor_the_egraph(doing: str) -> None:
@@ -115,7 +115,7 @@ def test_every_public_name_resolves() -> None:
 
 def test_a_function_keeps_its_name_where_the_module_of_that_name_is_imported() -> None:
     check = (
-        "import tapestry_egg as te; from tapestry_egg.trace import trace; "
+        "import tapestry_egg as te; from tapestry_egg.tracing.trace import trace; "
         "assert te.trace is trace; from tapestry_egg import trace as again; assert again is trace"
     )
     result = python("-c", check)

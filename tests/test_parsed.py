@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tapestry_egg import monoids
-from tapestry_egg.metakernels import parsed, parsing
+from tapestry_egg.metakernels.language import parsed, parsing
 from tapestry_egg.monoids import formula
 from tapestry_egg.monoids import parsed as formulas
 from tapestry_egg.syntax_trees import KeptTrees, written
@@ -36,7 +36,7 @@ def _shape(node: Any) -> Any:
 def test_trees_made_ahead_are_those_that_the_parser_makes(
     kept: KeptTrees, shipped: Callable[[], Any], parse: Callable[[str, str], Any]
 ) -> None:
-    """Write them anew where this fails: `python -m tapestry_egg.metakernels.parsed`, or
+    """Write them anew where this fails: `python -m tapestry_egg.metakernels.language.parsed`, or
     `python -m tapestry_egg.monoids.parsed`."""
     told = json.loads(kept.file.read_text("utf-8"))
     assert told["grammar"] == kept.digest()

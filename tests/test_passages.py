@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.blockgraph import Operation
+from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.reference import reference
-from tapestry_egg.metakernels.signature import OperationSignature, Passage
-from tapestry_egg.reference_executor import combine
-from tapestry_egg.trace import trace
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, Passage
+from tapestry_egg.reference.executor import combine
+from tapestry_egg.reference.kernels import reference
+from tapestry_egg.tracing.trace import trace
 
 Array = Any
 MONOIDS = ("sum", "prod", "max", "min")

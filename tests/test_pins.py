@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.pins import fitting, read_pins
-from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.extract.problem.pins import fitting, read_pins
+from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.plan import Plan
+from tapestry_egg.plans.plan import Plan
 
 QUICK = Settings(seconds=1.0, prices=2)
 MESH = MeshShape(("x", "y"), (2, 4))

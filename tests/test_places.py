@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
-from tapestry_egg.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.places import mesh_shape, named_mesh, pinned_leaves
-from tapestry_egg.planning import Request, compile_best, plan_program
+from tapestry_egg.pipeline.jit.places import mesh_shape, named_mesh, pinned_leaves
+from tapestry_egg.pipeline.jit.planning import Request, compile_best, plan_program
 
 QUICK = Settings(
     seconds=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0

@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg import codec
 from tapestry_egg.errors import GraphError
-from tapestry_egg.plain import check_plain, handles_in
+from tapestry_egg.tracing import codec
+from tapestry_egg.tracing.plain import check_plain, handles_in
 
 HIGHEST = {"$enum": ["Precision", "HIGHEST"]}
 PRESET = {"$enum": ["DotAlgorithmPreset", "BF16_BF16_F32"]}

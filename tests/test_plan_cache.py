@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg import fingerprint, pipeline, plan_cache
 from tapestry_egg.errors import TapestryError
-from tapestry_egg.executors import INTERRUPTED
-from tapestry_egg.extract.front import Front
-from tapestry_egg.plan_cache import PLACE, SIZE, PlanCache, chosen_cache, plan_key
-from tapestry_egg.plan_message import packed, unpacked
-from tapestry_egg.plan_once import plan_once
-from tapestry_egg.rules.book import load_book
-from tapestry_egg.settings import Settings
-from tapestry_egg.target import load_target
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.files import fingerprint, plan_cache
+from tapestry_egg.files.plan_cache import PLACE, SIZE, PlanCache, chosen_cache, plan_key
+from tapestry_egg.files.plan_message import packed, unpacked
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.parallel.executors import INTERRUPTED
+from tapestry_egg.pipeline import pipeline
+from tapestry_egg.pipeline.jit.plan_once import plan_once
+from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.rules.language.book import load_book
 
 QUICK = Settings(seconds=0.3, workers=1)
 TARGET = load_target("cpu:4")

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg import plan_message
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
-from tapestry_egg.extract.front import Front
-from tapestry_egg.plan_cache import PlanCache, _head
-from tapestry_egg.plan_message import packed, unpacked
-from tapestry_egg.settings import Settings
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.files import plan_message
+from tapestry_egg.files.plan_cache import PlanCache, _head
+from tapestry_egg.files.plan_message import packed, unpacked
+from tapestry_egg.pipeline.settings import Settings
 
 X = jnp.ones((16, 8))
 KEY = "k" * 64

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tapestry_egg.algebra import explore, forms
-from tapestry_egg.blockgraph import BlockGraph, verify_graph
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.prepare import prepare, prepared_operations
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.rules.book import load_books
+from tapestry_egg.rewrite.forms import explore, forms
+from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime.compile import compile
-from tapestry_egg.runtime.emit import emit
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.tracing.constants import prepare, prepared_operations
+from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.trace import trace
 
 H100 = load_target("h100:1")
 RNG = np.random.default_rng(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jax.extend.core import primitives
 
-from tapestry_egg.jaxprs import INLINED, REGIONS
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.opaque import opaque_reasons
+from tapestry_egg.tracing.jaxprs import INLINED, REGIONS
 
 #: Tracing leaves nothing of these where they do nothing: placements, and solvers' own functions.
 DISSOLVED = {"device_put", "custom_linear_solve", "reshard", "mesh_cast"}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg import pipeline, problems
-from tapestry_egg.algebra import _worth_a_form
-from tapestry_egg.roofline import region_shares
+from tapestry_egg.pipeline import pipeline, problems
+from tapestry_egg.rewrite.forms import _worth_a_form
 from tapestry_egg.runtime.arguments import placed_as
+from tapestry_egg.schedule.one_device import region_shares
 
 
 def _layers(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:

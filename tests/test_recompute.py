@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.algebra import Form
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.derivation import digest, replay
 from tapestry_egg.errors import RuleError
-from tapestry_egg.extract.front import Front
-from tapestry_egg.extract.recount import Ground, Walk
-from tapestry_egg.flatten import feedback_pairs
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.extract.certify.recount import Ground, Walk
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.plan import Plan
-from tapestry_egg.recompute import RULE, candidates, recomputing
-from tapestry_egg.reference_executor import execute
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.recompute import RULE, candidates, recomputing
 from tapestry_egg.runtime.compile import compile
-from tapestry_egg.schedule import Schedule, scheduled
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.schedule.kernels import Schedule, scheduled
+from tapestry_egg.tracing.trace import Program, trace
 
 TARGET = "h100:2"
 MESH = MeshShape(("x",), (2,))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.reference import prepared, reference
+from tapestry_egg.reference.kernels import prepared, reference
 
 
 def run(kernel: str, params: dict[str, Any], *operands: np.ndarray[Any, Any]) -> Any:

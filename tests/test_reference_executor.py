@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from jax import lax
 
 from models import example
-from tapestry_egg.blockgraph import BlockGraph
 from tapestry_egg.errors import GraphError, TemplateError
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.reference_executor import CoverError, execute
-from tapestry_egg.trace import trace
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.executor import CoverError, execute
+from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import ZRange
 from tests.covers import operations, random_cover, random_covers
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.errors import GraphError
-from tapestry_egg.trace import trace
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
+from tapestry_egg.tracing.trace import trace
 
 
 def program(x: Any, w: Any) -> Any:

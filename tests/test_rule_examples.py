@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.algebra import explore
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
-from tapestry_egg.choose import as_written
-from tapestry_egg.egraph import Budget
-from tapestry_egg.rebuild import rebuild
-from tapestry_egg.rules.book import Rule, load_books
-from tapestry_egg.rules.example import example_graph
-from tapestry_egg.runtime.emit import emit
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
+from tapestry_egg.rewrite.choose import as_written
+from tapestry_egg.rewrite.forms import explore
+from tapestry_egg.rewrite.rebuild import rebuild
+from tapestry_egg.rules.language.book import Rule, load_books
+from tapestry_egg.rules.verify.example import example_graph
+from tapestry_egg.tracing.emit import emit
 from tests.equal_forms import RULES, agree, data, forced, wide
 
 #: The rules of the other books that ship, each with its example.

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.rules import load_book, load_books
-from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names
-from tapestry_egg.rules.receipts import content, receipts
-from tapestry_egg.rules.trust import ensure_verified
-from tapestry_egg.rules.verify import RuleRefused, verify_rule
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
+from tapestry_egg.rules.language.receipts import content, receipts
+from tapestry_egg.rules.verify.trust import ensure_verified
+from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
 
 HEAD = """\
 ruleset: {ruleset}

@@ -10,8 +10,8 @@ import pytest
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.rules.book import load_book, load_books
-from tapestry_egg.trace import trace
+from tapestry_egg.rules.language.book import load_book, load_books
+from tapestry_egg.tracing.trace import trace
 
 GOOD = """\
 ruleset: collectives

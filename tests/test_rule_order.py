@@ -11,24 +11,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tapestry_egg.algebra import Form, explore, forms
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.derivation import digest
-from tapestry_egg.egraph import Budget
-from tapestry_egg.encode import encode
-from tapestry_egg.flatten import feedback_pairs, flatten
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.rules.book import (
+from tapestry_egg.rewrite.derivation import digest
+from tapestry_egg.rewrite.forms import Form, explore, forms
+from tapestry_egg.rules.language.book import (
     DEFAULT_BOOKS,
     PROGRAM_RULESETS,
     Rule,
     RuleBook,
     load_books,
 )
-from tapestry_egg.saturate import Saturated, saturate
-from tapestry_egg.schedule import repeat_cheap
+from tapestry_egg.schedule.flatten import feedback_pairs, flatten
+from tapestry_egg.schedule.kernels import repeat_cheap
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import Saturated, saturate
 from tests.equal_forms import H100, graph_of, struct
 
 BOOKS = load_books(DEFAULT_BOOKS)

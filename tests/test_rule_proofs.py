@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.rules import Rule, load_book
-from tapestry_egg.rules import proofs as proofs_module
-from tapestry_egg.rules.verify import RuleRefused, verify_rule
+from tapestry_egg.rules.verify import proofs as proofs_module
+from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
 
 TEXT = """\
 ruleset: algebra

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg.blockgraph import TensorType
-from tapestry_egg.rules.draws import DTYPES, SIZES, Draw
-from tapestry_egg.rules.proposals import propose
-from tapestry_egg.rules.values import (
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.rules.verify.draws import DTYPES, SIZES, Draw
+from tapestry_egg.rules.verify.proposals import propose
+from tapestry_egg.rules.verify.values import (
     EXTREME,
     FINITE,
     MASKS,

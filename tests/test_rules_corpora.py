@@ -12,7 +12,7 @@ import pytest
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.rules import Rule, load_book
-from tapestry_egg.rules.verify import RuleRefused, verify_rule
+from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
 
 HERE = Path(__file__).parent
 FALSE = load_book(HERE / "rules_false.yaml").rules

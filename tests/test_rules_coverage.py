@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg.algebra import explore
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
-from tapestry_egg.egraph import Budget
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names, load_books
+from tapestry_egg.rewrite.forms import explore
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names, load_books
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "rule-book.md"
 ROWS = [

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.layout import MeshShape
-from tapestry_egg.metakernels import reference, registry
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings, optimize
+from tapestry_egg.reference import kernels
 from tapestry_egg.rules import load_book
-from tapestry_egg.rules.verify import verify_rules
-from tapestry_egg.trace import trace
+from tapestry_egg.rules.verify.verdicts import verify_rules
+from tapestry_egg.tracing.trace import trace
 
 FOLDER = Path(__file__).parents[1] / "docs" / "rules"
 
@@ -28,7 +29,7 @@ def largest() -> Iterator[ModuleType]:
     registry.templates()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_TEMPLATES", dict(registry._TEMPLATES))
-        patch.setattr(reference, "_OWN", {})
+        patch.setattr(kernels, "_OWN", {})
         spec = importlib.util.spec_from_file_location("largest", FOLDER / "largest.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

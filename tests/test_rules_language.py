@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.algebra import explore
 from tapestry_egg.errors import RuleError
-from tapestry_egg.metakernels.language import Origin
+from tapestry_egg.metakernels.language.expressions import Origin
+from tapestry_egg.rewrite.forms import explore
 from tapestry_egg.rules import Rule, load_book
-from tapestry_egg.rules.example import example_graph
-from tapestry_egg.rules.families import FAMILIES, SELECTED, kernels_of
-from tapestry_egg.rules.terms import Apply, Constant, Tensor, read_term
+from tapestry_egg.rules.language.families import FAMILIES, SELECTED, kernels_of
+from tapestry_egg.rules.language.terms import Apply, Constant, Tensor, read_term
+from tapestry_egg.rules.verify.example import example_graph
 
 HEAD = """ruleset: algebra
 rules:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tapestry_egg.algebra import explore
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.rules.example import example_graph
+from tapestry_egg.rewrite.forms import explore
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.rules.verify.example import example_graph
 from tests.equal_forms import forced
 
 RULES = {r.name: r for b in load_books(("streaming", "loss")) for r in b.rules}

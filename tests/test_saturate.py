@@ -15,19 +15,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import TensorType
-from tapestry_egg.encode import encode
-from tapestry_egg.extract.front import Front
-from tapestry_egg.extract.legality import check_strategy
-from tapestry_egg.flatten import FlatProgram, Instance, flatten
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.layout_algebra import LayoutAlgebra
-from tapestry_egg.metakernels.signature import IndexDim, OperationSignature, Passage
+from tapestry_egg.extract.certify.legality import check_strategy
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout_algebra import LayoutAlgebra
+from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature, Passage
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.plan import BodyPlan, Plan, Strategy
-from tapestry_egg.rules.book import RuleBook, load_book, load_books
-from tapestry_egg.saturate import Saturated, saturate
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.rules.language.book import RuleBook, load_book, load_books
+from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import Saturated, saturate
+from tapestry_egg.tracing.trace import Program, trace
 from tapestry_egg.zspace import Projection, ZRange
 from tests.brute import all_cuts, every_layout, every_step, every_strategy
 
@@ -399,8 +399,8 @@ def test_composition_puts_disjoint_axes_together() -> None:
 def test_changes_are_the_elementary_steps() -> None:
     """What the collectives' rules derive is what the steps' meaning allows, and all of it."""
     from tapestry_egg.errors import PlanError
-    from tapestry_egg.plan import Step
-    from tapestry_egg.runtime.collectives import after
+    from tapestry_egg.plans.collectives import after
+    from tapestry_egg.plans.plan import Step
 
     signature = OperationSignature(
         "sum",

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tapestry_egg.blockgraph import Operation, TensorType, verify_graph
-from tapestry_egg.flatten import feedback_pairs, flatten
+from tapestry_egg.graph.blockgraph import Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.schedule import (
+from tapestry_egg.schedule.flatten import feedback_pairs, flatten
+from tapestry_egg.schedule.kernels import (
     Schedule,
     fusion,
     in_order,
@@ -22,7 +22,7 @@ from tapestry_egg.schedule import (
     repeat_cheap,
     schedule,
 )
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 
 N = 512
 X = jax.ShapeDtypeStruct((N, N), jnp.float32)

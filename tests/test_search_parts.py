@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.archive import Archive
-from tapestry_egg.extract.problem import Problem, Variable
-from tapestry_egg.extract.search import Effort, Search
-from tapestry_egg.extract.worker import search_all
+from tapestry_egg.extract.problem.problem import Problem, Variable
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.worker import search_all
 
 from .test_batches import ladder
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.problem import Problem
-from tapestry_egg.extract.search import Effort, Limits, Search
+from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.search.search import Effort, Limits, Search
 
 from .test_batches import ladder
 

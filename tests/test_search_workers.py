@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tapestry_egg.executors import INTERRUPTED, Processes
-from tapestry_egg.extract import worker
-from tapestry_egg.extract.archive import Archive
-from tapestry_egg.extract.problem import Pair, Problem, Variable
-from tapestry_egg.extract.search import Effort, Limits, Search
-from tapestry_egg.extract.worker import search_all, so_far
+from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
+from tapestry_egg.extract.search import worker
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Effort, Limits, Search
+from tapestry_egg.extract.search.worker import search_all, so_far
+from tapestry_egg.parallel.executors import INTERRUPTED, Processes
 from tests.test_search_parts import ladder
 from tests.worker_calls import Inline
 

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.errors import GraphError
-from tapestry_egg.flatten import feedback_pairs
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.reference_executor import execute
-from tapestry_egg.second_instances import Recomputation, ordered, retake, with_second_instances
-from tapestry_egg.trace import trace
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.second_instances import (
+    Recomputation,
+    ordered,
+    retake,
+    with_second_instances,
+)
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.tracing.trace import trace
 
 N = 3
 BINARY = ("add", "mul", "sub", "max", "dot_general")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
 TAPESTRY = Path(__file__).parent.parent / "docs" / "templates" / "tapestry.yaml"

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import numbers, same
 from tests.plans import signature_of
 from tests.test_shard_maps import kernels

@@ -18,10 +18,10 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import tapestry_egg as te
-from tapestry_egg.blockgraph import BlockGraph
 from tapestry_egg.errors import TraceError
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.runtime import compile
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.trace import trace
 from tests.lowered import MESH, numbers, same
 from tests.plans import random_plan, signature_of
 

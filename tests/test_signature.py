@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tapestry_egg.signature import read_signature
-from tapestry_egg.trace import trace
+from tapestry_egg.tracing.call_signature import read_signature
+from tapestry_egg.tracing.trace import trace
 
 
 def f(state: Any, n: int, x: Any, *, mode: str = "sum") -> Any:

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract import snapshot_front as module
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.archive import Archive, Candidate
-from tapestry_egg.extract.check_snapshot import row_costs
-from tapestry_egg.extract.dual import Cut
-from tapestry_egg.extract.formats import snapshot
-from tapestry_egg.extract.problem import Problem
-from tapestry_egg.extract.snapshot_front import snapshot_front
-from tapestry_egg.extract.worker import Searched
+from tapestry_egg.extract.gym import problem_front as module
+from tapestry_egg.extract.gym.check_problem import row_costs
+from tapestry_egg.extract.gym.problem_front import snapshot_front
+from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.search.dual import Cut
+from tapestry_egg.extract.search.worker import Searched
+from tapestry_egg.files import problem_file
 from tests.test_extract import cost, random_problem
 
 SMALL = {
@@ -57,7 +57,7 @@ def every_cost(problem: Problem) -> set[tuple[float, float, float]]:
 
 
 def test_the_example_of_two_units() -> None:
-    problem = snapshot.read(SMALL)
+    problem = problem_file.read(SMALL)
     # Rows (0, 1) are forbidden; the others cost, with 10 bytes at first and 8 for each row 1:
     assert every_cost(problem) == {(4.0, 10.0, 2.0), (4.0, 18.0, 2.0), (2.0, 18.0, 2.0)}
     front = snapshot_front(problem, "two", 10.0)
@@ -69,7 +69,7 @@ def test_the_example_of_two_units() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_written_is_read_again(seed: int) -> None:
     problem = random_problem(seed)
-    again = snapshot.read(json.loads(json.dumps(snapshot.write(problem, "again"))))
+    again = problem_file.read(json.loads(json.dumps(problem_file.write(problem, "again"))))
     assert [v.name for v in again.variables] == [v.name for v in problem.variables]
     rng = np.random.default_rng(seed)
     for _ in range(5):
@@ -118,7 +118,7 @@ def found_by_a_search(costs: tuple[float, float, float], bound: float) -> Any:
 
 def test_bounds_are_those_that_were_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "search_all", found_by_a_search((4.0, 10.0, 2.0), 3.0))
-    front = snapshot_front(snapshot.read(SMALL), "two", 1.0)
+    front = snapshot_front(problem_file.read(SMALL), "two", 1.0)
     assert front.points[0].bound == pytest.approx(3.0) and front.epsilon == pytest.approx(1 / 3)
     assert not front.exact
 
@@ -132,11 +132,11 @@ def test_a_search_that_is_wrong_is_found_out(
 ) -> None:
     monkeypatch.setattr(module, "search_all", found_by_a_search(costs, bound))
     with pytest.raises(ExtractError, match=what):
-        snapshot_front(snapshot.read(SMALL), "two", 1.0)
+        snapshot_front(problem_file.read(SMALL), "two", 1.0)
 
 
 def test_rows_that_are_not_there_are_violations() -> None:
-    problem = snapshot.read(SMALL)
+    problem = problem_file.read(SMALL)
     assert "no row 2" in row_costs(problem, [0, 2]).violations[0]
     assert "1 rows for 2" in row_costs(problem, [0]).violations[0]
     assert "rows 0 of first and 1 of second" in row_costs(problem, [0, 1]).violations[0]
@@ -145,8 +145,8 @@ def test_rows_that_are_not_there_are_violations() -> None:
 def test_equal_arrays_are_written_once() -> None:
     problem = random_problem(3)
     twice = Problem(problem.variables * 2, (), problem.times, problem.constant)
-    once = snapshot.write(problem)
-    assert len(snapshot.write(twice)["tables"]) <= len(once["tables"])
+    once = problem_file.write(problem)
+    assert len(problem_file.write(twice)["tables"]) <= len(once["tables"])
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -186,7 +186,7 @@ def test_faults_are_refused_with_their_place(name: str) -> None:
     document = copy.deepcopy(SMALL)
     change(document)
     with pytest.raises(ExtractError, match=what) as caught:
-        snapshot.read(document, "file.json")
+        problem_file.read(document, "file.json")
     assert caught.match(r"file\.json: ") and caught.match(where)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.flatten import feedback_pairs
+from tapestry_egg.schedule.flatten import feedback_pairs
 
 
 def _graph(donate: tuple[int, ...] = ()) -> te.BlockGraph:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.runtime import streaming
-from tapestry_egg.trace import trace
+from tapestry_egg.runtime.lower import streaming
+from tapestry_egg.tracing.trace import trace
 from tests.forms_on_devices import compiled, draw, form_of, kernels, run, types
 
 Array = Any

@@ -12,13 +12,13 @@ import optax
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.algebra import forms
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.runtime import streaming
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.runtime.lower import streaming
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.tracing.trace import trace
 from tests.forms_on_devices import BOOKS, compiled, draw, form_of, kernels, run
 
 Array = Any
@@ -113,12 +113,12 @@ def test_logits_that_cost_less_to_store_are_stored() -> None:
 
 def test_the_bypassed_form_is_one_that_single_changes_do_not_find() -> None:
     """Each alone adds work: only without the logits altogether is anything saved."""
-    from tapestry_egg import algebra
+    from tapestry_egg.rewrite import forms as forms_module
 
     graph = trace(step(picked), *arguments(1024, 16, 8192)).graph
     target = load_target("h100:1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algebra, "bypass", lambda *given: None)
+        patch.setattr(forms_module, "bypass", lambda *given: None)
         single = forms(graph, BOOKS, target)
     both = forms(graph, BOOKS, target)
     least = [min(program_seconds(f.graph, target) for f in found) for found in (single, both)]

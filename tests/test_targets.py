@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tapestry_egg.costs import (
+from tapestry_egg.errors import PlanError, TargetError
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import (
     LOCAL,
     MOVING,
     collective_joules,
@@ -23,9 +25,7 @@ from tapestry_egg.costs import (
     joules,
     kernel_seconds,
 )
-from tapestry_egg.errors import PlanError, TargetError
-from tapestry_egg.layout import MeshShape
-from tapestry_egg.target import Target, known_targets, load_target
+from tapestry_egg.machine.target import Target, known_targets, load_target
 
 SPECS = ("h100:8", "a100:2x8", "h200:4x4", "b200:1", "v4:4x4x4", "v4:2x2x4", "v5e:4x4")
 SPECS += ("v5e:2x4x4", "v5e:16x2", "v5p:2x4x4x8", "v6e:2x4", "cpu:6", "cpu:2x4")
@@ -103,7 +103,7 @@ def test_wrong_specs(spec: str, says: str) -> None:
 
 
 def test_importing_costs_does_not_import_jax() -> None:
-    code = "import sys, tapestry_egg.costs; sys.exit('jax' in sys.modules)"
+    code = "import sys, tapestry_egg.machine.costs; sys.exit('jax' in sys.modules)"
     root = Path(__file__).parent.parent
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 

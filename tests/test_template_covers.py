@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.reference import REFERENCES
+from tapestry_egg.reference.kernels import REFERENCES
 from tests.cases import application, check_cover
 from tests.covers import random_cover
 from tests.template_cases import CASES, FAMILY

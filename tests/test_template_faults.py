@@ -18,8 +18,8 @@ import pytest
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.reference_executor import run_operation
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.executor import run_operation
 from tests.cases import SHARDS, Application, application, close
 from tests.covers import random_cover
 from tests.template_cases import CASES, FAMILY

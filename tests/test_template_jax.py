@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from tapestry_egg.codec import decode_params, primitive
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.reference import reference
-from tapestry_egg.metakernels.reference_call import KEY
-from tapestry_egg.reference_executor import without_gaps
+from tapestry_egg.reference.call import KEY
+from tapestry_egg.reference.executor import without_gaps
+from tapestry_egg.reference.kernels import reference
+from tapestry_egg.tracing.codec import decode_params, primitive
 from tapestry_egg.zspace import ZRange
 from tests.cases import JAX, Application, Array, application, close
 from tests.covers import random_cover

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tapestry_egg.blockgraph import TensorType
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import Passage, evaluate
-from tapestry_egg.reference_executor import combine
+from tapestry_egg.metakernels.signatures.signature import Passage, evaluate
+from tapestry_egg.reference.executor import combine
 from tapestry_egg.zspace import ZRange
 from tests.cases import JAX, Application, Array, application, close
 from tests.template_cases import CASES

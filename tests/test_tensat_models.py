@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from models import tensat
-from tapestry_egg.algebra import forms
-from tapestry_egg.blockgraph import BlockGraph
-from tapestry_egg.census import census
-from tapestry_egg.prepare import prepare
-from tapestry_egg.roofline import program_seconds
-from tapestry_egg.rules.book import DEFAULT_BOOKS, load_books
-from tapestry_egg.runtime.emit import emit
-from tapestry_egg.runtime.numerics import accuracy
-from tapestry_egg.target import load_target
-from tapestry_egg.trace import trace
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline.census import census
+from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.runtime.measure.numerics import accuracy
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.tracing.constants import prepare
+from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.trace import trace
 
 BOOKS = load_books(DEFAULT_BOOKS)
 SLOW = {"inception", "nasnet", "squeezenet"}

@@ -63,7 +63,7 @@ def test_registries_are_seen_whole_or_not_at_all() -> None:
 def test_handles_of_many_threads_are_told_apart() -> None:
     fresh(
         """
-        from tapestry_egg.codec import Handles
+        from tapestry_egg.tracing.codec import Handles
 
         handles = Handles()
         objects = [[object() for _ in range(2000)] for _ in range(8)]
@@ -80,7 +80,7 @@ def test_threads_trace_and_plan_programs_of_their_own() -> None:
     fresh(
         """
         import jax, jax.numpy as jnp
-        from tapestry_egg.pipeline import Settings
+        from tapestry_egg.pipeline.pipeline import Settings
 
         def work(k):
             def fn(x, w, v):
@@ -100,7 +100,7 @@ def test_a_function_that_threads_call_first_is_planned_once() -> None:
         """
         import jax, numpy as np
         from tapestry_egg import optimized
-        from tapestry_egg.pipeline import Settings
+        from tapestry_egg.pipeline.pipeline import Settings
 
         planned = []
         plan_program = optimized.plan_program

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import tapestry_egg as te
-from tapestry_egg.algebra import forms
-from tapestry_egg.extract.front import Front
-from tapestry_egg.layout import MeshShape
+from tapestry_egg.egraphs.timeline import TITLES, Tick, timeline_rows, timeline_text
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.timeline import TITLES, Tick, timeline_rows, timeline_text
+from tapestry_egg.rewrite.forms import forms
 from tests.equal_forms import BOOKS, H100, graph_of, struct, two
 
 SHAPES = [MeshShape(("x",), (4,)), MeshShape(("x", "y"), (2, 2))]
@@ -52,7 +52,7 @@ def test_a_front_without_one_loads(front: Front, tmp_path: Path) -> None:
 
 
 def test_the_command_and_the_report_show_it(front: Front, tmp_path: Path) -> None:
-    from tapestry_egg.cli import app
+    from tapestry_egg.cli.app import app
 
     front.save(tmp_path / "front.json")
     ran = CliRunner().invoke(app, ["front", str(tmp_path / "front.json"), "--timeline"])

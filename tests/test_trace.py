@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg import codec
-from tapestry_egg.arrays import decode_dtype
-from tapestry_egg.blockgraph import BlockGraph, Operation, verify_graph
 from tapestry_egg.errors import GraphError, TraceError
-from tapestry_egg.files import load, save
-from tapestry_egg.plain import check_plain, handles_in
-from tapestry_egg.runtime.emit import emit
-from tapestry_egg.trace import Program, trace
+from tapestry_egg.files.files import load, save
+from tapestry_egg.graph.arrays import decode_dtype
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, verify_graph
+from tapestry_egg.tracing import codec
+from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.plain import check_plain, handles_in
+from tapestry_egg.tracing.trace import Program, trace
 from tests.traced_programs import CASES, SLOW, Array, Case, Pair, case, mlp_params, mlp_step, normal
 
 #: Compiled with little optimisation: every program runs once.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.units import QUANTITIES, format_number, format_quantity, parse_quantity
+from tapestry_egg.quantities import QUANTITIES, format_number, format_quantity, parse_quantity
 
 
 @pytest.mark.parametrize(

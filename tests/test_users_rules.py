@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tapestry_egg.algebra import forms
 from tapestry_egg.errors import RuleError
-from tapestry_egg.rules.book import load_book, load_books, permitted
+from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.rules.language.book import load_book, load_books, permitted
 from tests.equal_forms import BOOKS, H100, front_of, graph_of, kernels, struct
 
 IDEMPOTENT = """

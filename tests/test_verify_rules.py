@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.executors import Processes
+from tapestry_egg.parallel.executors import Processes
 from tapestry_egg.rules import Rule, load_book, load_books
-from tapestry_egg.rules import trust as trust_module
-from tapestry_egg.rules import verify as verify_module
-from tapestry_egg.rules.book import PROGRAM_RULESETS, book_names
-from tapestry_egg.rules.receipts import content, receipts
-from tapestry_egg.rules.trust import (
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
+from tapestry_egg.rules.language.receipts import content, receipts
+from tapestry_egg.rules.verify import trust as trust_module
+from tapestry_egg.rules.verify import verdicts as verify_module
+from tapestry_egg.rules.verify.trust import (
     Finding,
     ensure_verified,
     tried_by_name,
     verified,
     verified_all,
 )
-from tapestry_egg.rules.verify import RuleRefused, Verdict, verify_rule
+from tapestry_egg.rules.verify.verdicts import RuleRefused, Verdict, verify_rule
 
 HERE = Path(__file__).parent
 SOUND = load_book(HERE / "rules_sound.yaml").rules

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from tapestry_egg.blockgraph import Operation
-from tapestry_egg.show import graph_text
-from tapestry_egg.trace import trace
-from tapestry_egg.views import Composite, View, ViewError, folded_views, view_of
+from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.metakernels.views import Composite, View, ViewError, folded_views, view_of
+from tapestry_egg.show.text import graph_text
+from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import Projection, ZRange
 
 

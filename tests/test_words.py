@@ -16,18 +16,18 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
-from tapestry_egg.encode import encode
 from tapestry_egg.errors import ExtractError, TapestryError, TargetError
-from tapestry_egg.extract.boundary import Fixed, restrict
-from tapestry_egg.extract.snapshot import snapshot
-from tapestry_egg.flatten import feedback_pairs
-from tapestry_egg.layout import Layout, MeshShape
-from tapestry_egg.mesh_contract import MeshContract
+from tapestry_egg.extract.problem.boundary import Fixed, restrict
+from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.plan import BodyPlan, Plan
-from tapestry_egg.rules.book import load_books
-from tapestry_egg.saturate import Budget, saturate
-from tapestry_egg.schedule import scheduled
+from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.schedule.kernels import scheduled
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import Budget, saturate
 from tests.test_mesh_contract import blocks_of
 
 QUICK = Settings(
@@ -440,7 +440,7 @@ def test_the_users_own_shardings_stand_beside_the_front_and_nothing_is_worse() -
 
 
 def test_a_saved_front_keeps_the_users_own_plan(tmp_path: Path) -> None:
-    from tapestry_egg.files import load, save
+    from tapestry_egg.files.files import load, save
 
     program = te.trace(forward, *arguments())
     front = te.optimize(program, "cpu:8", in_shardings=(P(), P("x")), settings=QUICK)

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tapestry_egg.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signature import OperationSignature
-from tapestry_egg.metakernels.splits import Blocks, Gathered, Partial, Replicated, split
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.splits import Blocks, Gathered, Partial, Replicated, split
 from tapestry_egg.monoids.definition import monoid
 from tapestry_egg.monoids.fold import ReductionTree, fold, reduce_tree, wrap
-from tapestry_egg.reference_executor import execute
-from tapestry_egg.trace import trace
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import Projection, ZRange, is_exact_cover
 from tapestry_egg.zspace.affine import AffineMap
 from tests.covers import operations

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tapestry_egg.blockgraph import TensorType
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.zspace import (
     DimensionMap,
     Projection,

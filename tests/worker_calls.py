@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.executors import WorkerLost, tell
+from tapestry_egg.parallel.executors import WorkerLost, tell
 
 
 def double(value: Any) -> Any:

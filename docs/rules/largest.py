@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from tapestry_egg.codec import register_primitive
-from tapestry_egg.metakernels.reference import add_reference
 from tapestry_egg.metakernels.registry import add_templates
+from tapestry_egg.reference.kernels import add_reference
+from tapestry_egg.tracing.codec import register_primitive
 
 HERE = Path(__file__).parent
 RULES = HERE / "largest-rules.yaml"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..zspace import Projection, ZRange, ZSpaceError, cover_fault
+from tapestry_egg.zspace import Projection, ZRange, ZSpaceError, cover_fault
+
 from .constraints import Checked, selections
 from .issues import ValidationIssue
 from .nodes import APPLICATION, IPF_INDEX, IPF_SIGNATURE, OPERATION, Node, SignatureRecord

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import networkx as nx
 
-from ..arrays import is_dtype
-from ..zspace import ZRange, ZSpaceError
+from tapestry_egg.graph.arrays import is_dtype
+from tapestry_egg.zspace import ZRange, ZSpaceError
+
 from .issues import Context, IssueType, ValidationIssue, node_issue
 from .nodes import (
     APPLICATION,

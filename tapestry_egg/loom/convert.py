@@ -15,8 +15,11 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import msgspec
 import networkx as nx
 
-from ..blockgraph import BlockGraph, Operation, Source, TensorType, verify_graph
-from ..documents import (
+from tapestry_egg.errors import GraphError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, verify_graph
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.tracing.graph_documents import (
     Blob,
     GraphRecord,
     SourceRecord,
@@ -27,11 +30,9 @@ from ..documents import (
     graph_from_record,
     graph_record,
 )
-from ..errors import GraphError
-from ..metakernels import registry
-from ..metakernels.signature import OperationSignature
-from ..plain import check_plain, handles_in
-from ..zspace import Projection, ZRange
+from tapestry_egg.tracing.plain import check_plain, handles_in
+from tapestry_egg.zspace import Projection, ZRange
+
 from .dialects import APPLICATIONS, EXPRESSIONS
 from .nodes import (
     APPLICATION,

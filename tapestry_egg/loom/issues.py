@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import GraphError
+from tapestry_egg.errors import GraphError
+
 from .nodes import Node
 
 IssueType = Literal[

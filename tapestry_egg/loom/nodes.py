@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..errors import GraphError
-from ..zspace import Projection, ZRange, ZSpaceError
+from tapestry_egg.errors import GraphError
+from tapestry_egg.zspace import Projection, ZRange, ZSpaceError
 
 SCHEMA = "http://tensortapestry.org/schemas/loom/2024-01/"
 NODES, TAGS = f"{SCHEMA}node_types.jsd#/nodes/", f"{SCHEMA}tag_types.jsd#/tags/"
@@ -247,7 +247,7 @@ def read_loom(path: str | Path) -> LoomGraph:
 
 def write_loom(graph: LoomGraph, path: str | Path) -> None:
     """Write a graph to a JSON file, one node per line, whole or not at all."""
-    from ..atomic import write_atomic
+    from tapestry_egg.atomic import write_atomic
 
     lines = ",\n".join(msgspec.json.encode(node).decode() for node in graph.nodes)
     head = msgspec.json.encode(graph.id).decode()

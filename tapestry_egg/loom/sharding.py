@@ -8,8 +8,9 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from ..errors import GraphError
-from ..zspace import ZRange, cover_fault
+from tapestry_egg.errors import GraphError
+from tapestry_egg.zspace import ZRange, cover_fault
+
 from .nodes import (
     APPLICATION,
     IPF_INDEX,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..blockgraph import TensorType
-from ..errors import TemplateError
-from .faults import Mismatch
-from .language import Expression
-from .parameters import readable
-from .patterns import Span, bind
-from .scopes import Inner, Names, Scope
-from .template import Operand, Template
-from .values import is_extent
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.language.expressions import Expression
+from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.patterns import Span, bind
+from tapestry_egg.metakernels.language.scopes import Inner, Names, Scope
+from tapestry_egg.metakernels.language.template import Operand, Template
+from tapestry_egg.metakernels.signatures.parameters import readable
+from tapestry_egg.metakernels.signatures.values import is_extent
 
 Spans = dict[int, tuple[Span, ...]]  # operand -> where the names of its pattern stand
 

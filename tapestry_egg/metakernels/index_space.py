@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..blockgraph import TensorType
-from ..monoids import monoids
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.language.scopes import Scope
+from tapestry_egg.metakernels.language.template import Reduction, Template
+from tapestry_egg.metakernels.signatures.signature import IndexDim, Role
+from tapestry_egg.metakernels.signatures.values import MOST_DIMS, RoleOf, Row
+from tapestry_egg.monoids import monoids
+
 from .binding import Spans, extents_of, places
-from .scopes import Scope
-from .signature import IndexDim, Role
-from .template import Reduction, Template
-from .values import MOST_DIMS, RoleOf, Row
 
 #: The number of a group's index dim, or the numbers of its index dims.
 Group = int | tuple[int, ...]

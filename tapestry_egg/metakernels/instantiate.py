@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..blockgraph import TensorType
-from ..monoids import monoids, single_monoids
-from ..zspace import Projection, ZRange
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.language.expressions import Expression
+from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.projections import ProjectionForm, RowsText
+from tapestry_egg.metakernels.language.scopes import Inner, Names
+from tapestry_egg.metakernels.language.template import Template
+from tapestry_egg.metakernels.signatures.parameters import plain
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, Passage, Polynomial
+from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, Row, is_extent, kind
+from tapestry_egg.monoids import monoids, single_monoids
+from tapestry_egg.zspace import Projection, ZRange
+
 from .binding import Spans, bind_names, places, ports
-from .faults import Mismatch
 from .index_space import IndexSpace, index_space
-from .language import Expression
-from .parameters import plain
-from .projections import ProjectionForm, RowsText
-from .scopes import Inner, Names
-from .signature import OperationSignature, Passage, Polynomial
-from .template import Template
-from .values import MOST_DIMS, Cost, Row, is_extent, kind
 
 _MOST_OUTPUTS = 4096
 

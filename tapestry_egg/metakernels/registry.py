@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..blockgraph import Operation, TensorType
-from ..errors import TemplateError
-from ..zspace import Projection, ZRange
-from .faults import Mismatch
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.template import Template
+from tapestry_egg.metakernels.language.template_file import read_templates
+from tapestry_egg.metakernels.signatures.parameters import hashable
+from tapestry_egg.metakernels.signatures.signature import CALLS, OperationSignature
+from tapestry_egg.zspace import Projection, ZRange
+
 from .instantiate import Instance, instantiate, types_given
-from .parameters import hashable
-from .signature import CALLS, OperationSignature
-from .template import Template
-from .template_file import read_templates
 
 # Published whole, never filled in place: other threads read it meanwhile.
 _TEMPLATES: Mapping[str, tuple[Template, ...]] = {}

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from ..yaml_nodes import compose_yaml
+from tapestry_egg.yaml_nodes import compose_yaml
+
 from .formula import MESH_FUNCTIONS, Formula, MonoidError, parse_formula
 
 KINDS = ("bool", "int", "uint", "float", "complex")
@@ -292,7 +293,7 @@ def _trailing(entry: _Entry) -> tuple[str, ...]:
 
 
 def _check_dtype(part: Part, element: frozenset[str], entry: _Entry) -> None:
-    from ..arrays import is_dtype
+    from tapestry_egg.graph.arrays import is_dtype
 
     if part.dtype not in element and not is_dtype(part.dtype):
         raise entry.error(f"{part.dtype!r} is neither a part of the element nor a dtype")

@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..zspace import ZRange
+from tapestry_egg.zspace import ZRange
+
 from .definition import Monoid, Part
 from .formula import Arithmetic, Formula, MonoidError, arithmetic
 
@@ -278,7 +279,7 @@ def _element(monoid: Monoid, arrays: Sequence[Any], xp: ModuleType) -> dict[str,
     if len(arrays) != len(monoid.element):
         names = ", ".join(p.name for p in monoid.element)
         raise MonoidError(f"{monoid.name} takes {names}, {len(arrays)} arrays are given")
-    from ..metakernels.values import kind
+    from tapestry_egg.metakernels.signatures.values import kind
 
     out = {}
     for part, given in zip(monoid.element, arrays, strict=True):

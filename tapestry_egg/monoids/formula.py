@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TapestryError
-from ..syntax_trees import KeptTrees
+from tapestry_egg.errors import TapestryError
+from tapestry_egg.syntax_trees import KeptTrees
 
 if TYPE_CHECKING:
     from lark import Lark

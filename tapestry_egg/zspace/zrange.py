@@ -10,7 +10,7 @@ from math import prod
 from operator import index as as_int
 from typing import Any
 
-from ..errors import TapestryError
+from tapestry_egg.errors import TapestryError
 
 Point = tuple[int, ...]
 

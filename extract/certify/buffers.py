@@ -1,0 +1,244 @@
+"""Which arrays a plan holds in memory, and from when to when, two ticks for every unit.
+
+The rules of `lifetimes.py` and `memory.py`, worked out again by other means, for the certificate:
+at the even tick of a unit the copies that it reads are made, at the odd one it runs. A value lives
+from the tick at which its unit runs to its last reader's; what is only another view of it, what its
+readers compute for themselves from it, and what a region reads of it, keeps it alive. Inputs live
+throughout; a new state is written into the old one's memory where nothing reads that any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.schedule.flatten import Instance
+from tapestry_egg.schedule.kernels import Fusion, Schedule, Unit, fusion
+
+_LEAVING = ("state", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`amount` bytes, alive from tick `begin` up to before `end`."""
+
+    begin: int
+    end: int
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """One copy of a value: `units` read it; `kept` says that it is shared.
+
+    `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`.
+    """
+
+    need: Layout
+    units: tuple[int, ...]
+    kept: bool
+    wire: float
+    blocks: tuple[Layout, ...]
+
+
+class Lives:
+    """Answers for single values; `body_of[v]` is the body in which value v lives."""
+
+    def __init__(self, schedule: Schedule, body_of: Mapping[int, int]) -> None:
+        self.schedule, self.program = schedule, schedule.program
+        self.body_of = body_of
+        self.end = 2 * len(schedule.units) + 2
+        self.maker = {v: u for u, unit in enumerate(schedule.units) for v in unit.outputs}
+        self.users: dict[int, list[int]] = {}
+        for u, unit in enumerate(schedule.units):
+            for v in dict.fromkeys(v for _, _, v in unit.reads):
+                self.users.setdefault(v, []).append(u)
+        self._known: dict[tuple[str, int], int] = {}
+
+    def buffers(
+        self,
+        v: int,
+        have: Layout,
+        needs: Mapping[int, Sequence[Layout]],
+        back: Sequence[int],
+        copies: Sequence[Copied],
+        size: Callable[[Layout], float],
+    ) -> list[Buffer]:
+        """All arrays that hold value v, produced as `have`.
+
+        `needs[u]` are the layouts in which unit u reads it, `back` the units that need something
+        else than a kept copy that is there.
+        """
+        found: list[Buffer] = []
+        kept = any(c.kept for c in copies)
+        passing = self.owns_memory(v) and self.death(v) < self.end
+        if self.owns_memory(v):
+            begin, end = self.birth(v), min(self.death(v) + 2, self.end)
+            begin = min(begin, end - 1)
+            if kept and passing:
+                end = self.first_read(v) + 1
+                for u in back:
+                    at = self.read(u, v)
+                    stop = self.through(u, v) + 2 if have in needs[u] else at + 1
+                    found.append(Buffer(end, max(end, stop), size(have)))
+            elif passing:
+                last = [u for u in self.users.get(v, []) if self.through(u, v) == self.death(v)]
+                if len(last) == 1 and last[0] in needs and have not in needs[last[0]]:
+                    others = [self.through(u, v) + 2 for u in needs if u != last[0]]
+                    end = max(begin, self.read(last[0], v) + 1, *others)
+            found.append(Buffer(begin, end, size(have)))
+        for c in copies:
+            at = self.first_read(v) if c.kept else self.read(c.units[0], v)
+            stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
+            whole = size(c.need)
+            reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
+            making = max((size(x) for x in c.blocks), default=0.0)
+            making += 0.0 if reduced else whole
+            making += size(have) if c.wire and not self.owns_memory(v) else 0.0
+            found.append(Buffer(at, at + 1, making))
+            if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
+                continue
+            found.append(Buffer(at + 1, max(stop, at + 1), whole))
+        return found
+
+    def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+        if (what, v) not in self._known:
+            self._known[what, v] = work(v)
+        return self._known[what, v]
+
+    def owns_memory(self, v: int) -> bool:
+        """Whether a value takes memory of its own.
+
+        Constants, views, what is computed where it is read, what a region sees of an outer value,
+        and a new state in the old one's place do not.
+        """
+        return bool(self._once("owns", v, self._owns))
+
+    def _owns(self, v: int) -> bool:
+        u = self.maker[v]
+        root = self._root(self.schedule.units[u])
+        if root.port in ("constant", "invariant") or self._passes_on(u):
+            return False
+        olds = self._renewed.get(v, [])
+        return bool(root.port) or not olds or self._read_last(olds[-1]) > 2 * u + 1
+
+    def birth(self, v: int) -> int:
+        """The tick from which the value's array is there, that of its unit's run or the next."""
+        return self._once("birth", v, self._birth)
+
+    def _birth(self, v: int) -> int:
+        u = self.maker[v]
+        unit = self.schedule.units[u]
+        root = self._root(unit)
+        made = self._made(v)
+        if root.port or len(unit.outputs) != 1 or not self.owns_memory(v):
+            return made
+        if root.signature.fusion == "loop":
+            read = set(self._fused.operands[u])
+        else:
+            read = {root.inputs[p] for p in root.signature.initial}
+        types = self.program.types
+        for w in read:
+            if (types[w].shape, types[w].dtype) == (types[v].shape, types[v].dtype):
+                if self.owns_memory(w) and self.death(w) == 2 * u:
+                    return 2 * u + 2
+        return made
+
+    def death(self, v: int) -> int:
+        """The tick of the copies for the last reader; the value is alive until the next is over."""
+        return self._once("death", v, self._death)
+
+    def _death(self, v: int) -> int:
+        root = self._root(self.schedule.units[self.maker[v]])
+        if root.port in ("state", "input"):
+            return self.end
+        last = self._read_last(v)
+        if not root.port:
+            last = max([last, *(self._read_last(old) for old in self._renewed.get(v, []))])
+        return last
+
+    def _read_last(self, v: int) -> int:
+        return self._once("read", v, self._last_read)
+
+    def _last_read(self, v: int) -> int:
+        last = self._made(v) - 1
+        for u in self.users.get(v, []):
+            last = max(last, self.read(u, v))
+            unit = self.schedule.units[u]
+            port = self._root(unit).port
+            if port == "output":
+                return self.end
+            if port == "invariant" or self._passes_on(u):
+                last = max(last, *(self._read_last(w) for w in unit.outputs))
+        return last
+
+    def through(self, u: int, v: int) -> int:
+        """The tick of the last copies made for what reads value v by way of unit u."""
+        unit, last = self.schedule.units[u], self.read(u, v)
+        if self._root(unit).port == "invariant" or self._passes_on(u):
+            last = max(last, *(self._read_last(w) for w in unit.outputs))
+        return last
+
+    def read(self, u: int, v: int) -> int:
+        """The tick at which unit u would copy value v: what leaves the program or a region is
+        copied when it is made."""
+        root = self._root(self.schedule.units[u])
+        leaves = root.port in _LEAVING or (
+            root.port in ("carry", "stack", "branch") and self.body_of[v] != root.body
+        )
+        return self._made(v) + 1 if leaves else 2 * u
+
+    def first_read(self, v: int) -> int:
+        maker = self.maker[v]
+        return min(self.read(u, v) for u in self.users[v] if u != maker)
+
+    def copy_end(self, u: int, v: int) -> int:
+        """Before which tick a copy of v that unit u reads is gone."""
+        root = self._root(self.schedule.units[u])
+        if root.port == "output":
+            return self.end
+        return min(self.through(u, v) + 2, self.end)
+
+    def _made(self, v: int) -> int:
+        return self._once("made", v, self._runs)
+
+    def _runs(self, v: int) -> int:
+        u = self.maker[v]
+        unit = self.schedule.units[u]
+        root = self._root(unit)
+        if root.port == "stack":
+            for (b, _), (start, stop) in self.program.spans.items():
+                if b == root.body and start <= unit.root < stop:
+                    units = enumerate(self.schedule.units)
+                    return 2 * min(k for k, x in units if start <= x.root < stop) + 1
+        return 0 if root.port in ("input", "state") else 2 * u + 1
+
+    def _root(self, unit: Unit) -> Instance:
+        return self.program.instances[unit.root]
+
+    def _passes_on(self, u: int) -> bool:
+        """Whether a unit makes nothing that is stored: a view, or part of every reader."""
+        members = [self.program.instances[i] for i in self.schedule.units[u].members]
+        if members[-1].port:
+            return False
+        return self._fused.within[u] or all(x.signature.fusion == "view" for x in members)
+
+    @cached_property
+    def _fused(self) -> Fusion:
+        return fusion(self.schedule)
+
+    @cached_property
+    def _renewed(self) -> dict[int, list[int]]:
+        """New state -> the old ones whose place it takes."""
+        found: dict[int, list[int]] = {}
+        for unit in self.schedule.units:
+            if (x := self._root(unit)).port == "state":
+                new = x.inputs[0]
+                made = self.schedule.units[self.maker[new]]
+                if self._root(made).signature.kernel == "sharding_constraint":
+                    if len(made.members) == 1:  # it only asks how another value lies
+                        new = self._root(made).inputs[0]
+                found.setdefault(new, []).append(x.outputs[0])
+        return found

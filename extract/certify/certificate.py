@@ -1,0 +1,82 @@
+"""The certificate: a finished plan, checked and costed from scratch.
+
+What `recount.py` finds must be what the plan says of itself, within the limits and not below its
+bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.quantities import format_quantity, parse_quantity
+from tapestry_egg.schedule.kernels import Schedule
+
+from .recount import Certificate, Ground, Walk
+
+#: Costs recomputed here may differ from the plan's by this share: sums in another order.
+_TOLERANCE = 1e-6
+
+
+def certify(
+    plan: Plan,
+    schedule: Schedule,
+    target: Target,
+    limits: Mapping[str, float | str] | None = None,
+) -> Certificate:
+    """Check that a plan is legal, that it costs what it says, and that its bound is below.
+
+    Raises ExtractError that names the first violated check and the operation.
+    """
+    return _certified(plan, Ground(schedule, target), limits or {})
+
+
+def certify_all(
+    plans: Sequence[Plan],
+    schedule: Schedule,
+    target: Target,
+    limits: Mapping[str, float | str] | None = None,
+) -> list[Certificate | ExtractError]:
+    """Per plan of one schedule, its certificate or the error that says why there is none."""
+    ground = Ground(schedule, target)
+    found: list[Certificate | ExtractError] = []
+    for plan in plans:
+        try:
+            found.append(_certified(plan, ground, limits or {}))
+        except ExtractError as e:
+            found.append(e)
+    return found
+
+
+def _certified(plan: Plan, ground: Ground, limits: Mapping[str, float | str]) -> Certificate:
+    found = Walk(plan, ground).certificate()
+    for name in ("seconds", "joules", "flops", "wire_bytes", "peak_bytes"):
+        said, true = float(getattr(plan.costs, name)), float(getattr(found, name))
+        if abs(said - true) > _TOLERANCE * max(abs(said), abs(true)) + 1e-18:
+            raise ExtractError(
+                f"the plan says {name} {said!r}, the certificate finds {true!r}",
+                where=f"certificate of plan {plan.name} on {plan.mesh}",
+                hint="This is a defect of tapestry-egg; please report the program.",
+            )
+    for name, limit in limits.items():
+        value = float(plan.mesh.devices if name == "devices" else getattr(found, name))
+        if value > parse_quantity(limit, name) * (1 + _TOLERANCE):
+            raise ExtractError(
+                f"{name} is {format_quantity(value, name)}, over the limit "
+                f"{format_quantity(parse_quantity(limit, name), name)}",
+                where=f"certificate of plan {plan.name} on {plan.mesh}",
+            )
+    if plan.bound > found.seconds * (1 + _TOLERANCE):
+        raise ExtractError(
+            f"the bound {plan.bound!r} is above the plan's seconds {found.seconds!r}",
+            where=f"certificate of plan {plan.name} on {plan.mesh}",
+            hint="This is a defect of tapestry-egg; please report the program.",
+        )
+    return found
+
+
+def recompute(plan: Plan, schedule: Schedule, target: Target) -> Certificate:
+    """The costs of a legal plan, whoever made it. Raises ExtractError where it is not legal."""
+    return Walk(plan, Ground(schedule, target)).certificate()

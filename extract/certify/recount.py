@@ -1,0 +1,500 @@
+"""Recount: the costs of a finished plan from scratch.
+
+Nothing here comes from the search or from what it searches in: from the plan itself, the program's
+projections and the target, every strategy is checked device by device, every copy is walked step by
+step, and seconds, joules, flops, wire bytes and peak bytes are added up again. The schedule says
+which operations run as one kernel, and in which order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod
+
+import numpy as np
+
+from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import (
+    carried_as,
+    collective_joules,
+    collective_seconds,
+    collective_wire_bytes,
+    joules,
+    kernel_seconds,
+)
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.plans.collectives import after
+from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.schedule.kernels import Schedule, Unit
+
+from .buffers import Copied, Lives
+from .legality import Illegal, check_layout, check_strategy
+from .ports import PortLayouts, port_layouts
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Costs of a plan, recomputed: per device and step, except `joules` (the whole mesh).
+
+    `profile[t]` are the bytes alive while unit t of the schedule runs.
+    """
+
+    seconds: float
+    joules: float
+    flops: float
+    wire_bytes: float
+    peak_bytes: int
+    profile: tuple[float, ...]
+
+
+class Refused(ExtractError):
+    """A plan is not legal; `at` are the numbers of the body and of the operation, which is that of
+    their end where the body's outputs are meant."""
+
+    def __init__(self, what: str, at: tuple[int, int], *, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.at = at
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One copy that is made: by unit `unit` for itself, or kept for several (`unit` -1)."""
+
+    value: int
+    have: Layout
+    need: Layout
+    unit: int
+    reader: tuple[int, int]  # (body, operation) that makes it; number of operations: the outputs
+    region: bool  # the reader is a region operation, or the outputs of a body
+
+
+class Ground:
+    """What all plans of one schedule have in common."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self.schedule, self.target = schedule, target
+        self.program = schedule.program
+        self.body_of = {v: b for b, body in enumerate(self.program.bodies) for v in body.values}
+        self.local = {v: k for body in self.program.bodies for k, v in enumerate(body.values)}
+        self.times = [self._times(b) for b in range(len(self.program.bodies))]
+        self.lives = Lives(schedule, self.body_of)
+        self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
+
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """Values that exist only inside a kernel."""
+        units = self.schedule.units
+        made = {v for x in units for i in x.members for v in self.program.instances[i].outputs}
+        return frozenset(made - {v for x in units for v in x.outputs})
+
+    def _times(self, b: int) -> float:
+        """How often one step runs a body: lengths of scans multiplied out, a while loop once."""
+        body = self.program.bodies[b]
+        if body.parent < 0:
+            return 1.0
+        op = self.program.bodies[body.parent].graph.operations[body.operation]
+        return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[tuple[int, int, int, int, bool], ...], ...]:
+        """Per unit: (instance, operand, value, operation that reads it, whether in a region)."""
+        return tuple(
+            tuple((i, p, v, *self._reader(i, self.body_of[v])) for i, p, v in unit.reads)
+            for unit in self.schedule.units
+        )
+
+    def _reader(self, i: int, b: int) -> tuple[int, bool]:
+        """The operation of body b at which instance i reads; past the last: at the end."""
+        instance = self.program.instances[i]
+        if instance.body == b and not instance.port:
+            return instance.operation, False
+        for (outer, operation), (start, stop) in self.program.spans.items():
+            if outer == b and start <= i < stop:
+                return operation, True
+        return len(self.program.bodies[b].graph.operations), True
+
+
+class Walk:
+    """One plan, flat value by flat value."""
+
+    def __init__(self, plan: Plan, ground: Ground) -> None:
+        self.plan, self.mesh, self.ground = plan, plan.mesh, ground
+        self.schedule, self.target, self.program = ground.schedule, ground.target, ground.program
+        self.body_of, self.local, self.times = ground.body_of, ground.local, ground.times
+        self.bodies = self._nested()
+        self.ports: PortLayouts = port_layouts(self.program, self.bodies)
+        self.given: dict[int, Layout] = {}
+        self.needed: dict[tuple[int, int], Layout] = {}
+        self.moves: list[_Move] = []
+        self.kept: set[int] = set()  # values whose kept copy some reader takes
+
+    def certificate(self) -> Certificate:
+        self._legal()
+        self._boundary()
+        self._find_moves()
+        seconds = energy = flops = 0.0
+        for u, unit in enumerate(self.schedule.units):
+            kernel = self._kernel(u, unit)
+            weight = self.times[self.body_of_instance(unit.root)]
+            seconds, energy, flops = (
+                total + weight * one
+                for total, one in zip((seconds, energy, flops), kernel, strict=True)
+            )
+        for move in self.moves:
+            copy = self._copy(move)
+            weight = self.times[self.body_of[move.value]]
+            seconds, energy = seconds + weight * copy[0], energy + weight * copy[1]
+        profile = self._profile()
+        return Certificate(
+            seconds, energy, flops, self._wire(0), round(max(profile, default=0.0)), profile
+        )
+
+    # The nest of bodies
+
+    def _nested(self) -> list[BodyPlan]:
+        found: list[BodyPlan] = []
+        for number, body in enumerate(self.program.bodies):
+            if body.parent < 0:
+                plan = self.plan.body
+            else:
+                strategy = found[body.parent].strategies[body.operation]
+                if len(strategy.bodies) <= body.region:
+                    raise self._refuse(body.parent, body.operation, "a region has no plan")
+                plan = strategy.bodies[body.region]
+            mine, theirs = plan.graph, body.graph
+            if mine is not theirs and (
+                mine.values != theirs.values
+                or [(o.kernel, o.inputs, o.outputs) for o in mine.operations]
+                != [(o.kernel, o.inputs, o.outputs) for o in theirs.operations]
+            ):
+                raise ExtractError(
+                    "the plan is of another graph than the schedule",
+                    where=f"certificate of plan {self.plan.name}, body {number}",
+                )
+            if len(plan.strategies) != len(theirs.operations):
+                raise ExtractError(
+                    f"{len(plan.strategies)} strategies for {len(theirs.operations)} operations",
+                    where=f"certificate of plan {self.plan.name}, body {number}",
+                )
+            found.append(plan)
+        return found
+
+    def body_of_instance(self, i: int) -> int:
+        return self.program.instances[i].body
+
+    # Legality
+
+    def _legal(self) -> None:
+        legal = self.ground.legal
+        for i, instance in enumerate(self.program.instances):
+            if instance.port:
+                needs, gives = self.ports.needs[i], self.ports.gives[i]
+                self._check_port(i, needs, gives)
+            else:
+                strategy = self.bodies[instance.body].strategies[instance.operation]
+                key = (id(instance.signature), strategy, self.mesh)
+                if key not in legal:
+                    try:
+                        check_strategy(instance.signature, strategy, self.mesh)
+                    except Illegal as e:
+                        raise self._refuse(instance.body, instance.operation, str(e)) from None
+                    legal.add(key)
+                needs, gives = strategy.needs, strategy.gives
+            for p, layout in enumerate(needs):
+                self.needed[i, p] = layout
+            for v, layout in zip(instance.outputs, gives, strict=True):
+                self.given[v] = layout
+
+    def _check_port(self, i: int, needs: tuple[Layout, ...], gives: tuple[Layout, ...]) -> None:
+        """A port is the identity: one layout, up to the stacked dim, which is never cut."""
+        instance = self.program.instances[i]
+        signature, kind = instance.signature, instance.port
+        types = (*signature.input_types, *signature.output_types)
+        layouts = (*needs, *gives)
+        where = (instance.body, instance.operation)
+        for tensor, layout in zip(types, layouts, strict=True):
+            try:
+                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+            except Illegal as e:
+                raise self._refuse(*where, f"the {kind} port: {e}") from None
+        outer = needs if kind == "stream" else gives if kind == "stack" else ()
+        if any(layout.dims[0] for layout in outer):
+            raise self._refuse(*where, f"the {kind} port cuts the dim that the loop runs over")
+        plain = {
+            Layout(x.dims[1:], x.partial, x.monoid) if k in range(*_outer(kind, needs)) else x
+            for k, x in enumerate(layouts)
+        }
+        if len(plain) > 1:
+            words = ", ".join(x.show(self.mesh) for x in plain)
+            raise self._refuse(*where, f"the {kind} port changes the layout: {words}")
+        if kind in ("input", "output", "state") and any(x.partial for x in layouts):
+            raise self._refuse(*where, f"a partial value crosses the boundary at an {kind} port")
+        if kind in ("constant", "predicate") and any(x.axes for x in layouts):
+            raise self._refuse(*where, f"a {kind} is not replicated over every axis")
+
+    def _boundary(self) -> None:
+        body, graph = self.plan.body, self.plan.body.graph
+        for j, i in self.program.feedback.items():
+            if body.outputs[j] != body.inputs[i]:
+                name = graph.output_names[j] if graph.output_names else str(j)
+                raise ExtractError(
+                    f"output {name} feeds back and leaves as {body.outputs[j].show(self.mesh)}, "
+                    f"but enters as {body.inputs[i].show(self.mesh)}",
+                    where=f"certificate of plan {self.plan.name} on {self.mesh}",
+                )
+        for layout in (*body.inputs, *body.outputs):
+            if layout.partial:
+                raise ExtractError(
+                    "a partial value crosses the function's boundary",
+                    where=f"certificate of plan {self.plan.name} on {self.mesh}",
+                )
+
+    # Copies
+
+    def _find_moves(self) -> None:
+        inside = self.ground.inside
+        for i, instance in enumerate(self.program.instances):
+            for p, v in enumerate(instance.inputs):
+                if v in inside and self.needed[i, p] != self.given[v]:
+                    raise self._refuse(
+                        instance.body, instance.operation, f"value {v} is copied inside a kernel"
+                    )
+        for u, reads in enumerate(self.ground.reads):
+            own: set[tuple[int, Layout]] = set()
+            for i, p, v, at, region in reads:
+                have, need = self.given[v], self.needed[i, p]
+                if have == need:
+                    continue
+                b = self.body_of[v]
+                kept = self.bodies[b].kept.get(self.local[v])
+                if kept is not None and kept.layout == need and at <= kept.until:
+                    if v not in self.kept:
+                        self.moves.append(_Move(v, have, need, -1, (b, at), region))
+                    self.kept.add(v)
+                elif (v, need) not in own:
+                    own.add((v, need))
+                    self.moves.append(_Move(v, have, need, u, (b, at), region))
+
+    def _copy(self, move: _Move) -> tuple[float, float, float]:
+        """(seconds, joules of the mesh, wire bytes) of one copy, walked step by step."""
+        b = self.body_of[move.value]
+        tensor = self.program.types[move.value]
+        steps = self.bodies[b].copies.get((self.local[move.value], move.have, move.need))
+        if steps is None:
+            words = f"no steps lead from {move.have.show(self.mesh)} to {move.need.show(self.mesh)}"
+            raise self._refuse(*move.reader, f"value {self.local[move.value]} {tensor}: {words}")
+        layout, seconds, energy, wire = move.have, 0.0, 0.0, 0.0
+        for step in steps:
+            before = float(_bytes(tensor, layout, self))
+            try:
+                layout = after(step, layout)
+                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+            except (PlanError, Illegal) as e:
+                raise self._refuse(*move.reader, f"a copy of {tensor}: {e}") from None
+            kind = carried_as(step.kind, step.monoid, tensor.dtype)
+            seconds += collective_seconds(kind, before, step.axes, self.mesh, self.target)
+            energy += collective_joules(kind, before, step.axes, self.mesh, self.target)
+            wire += collective_wire_bytes(kind, before, self.mesh.parts(step.axes))
+        if layout != move.need:
+            raise self._refuse(
+                *move.reader,
+                f"a copy of {tensor} leads to {layout.show(self.mesh)}, "
+                f"not to {move.need.show(self.mesh)}",
+            )
+        return seconds, energy, wire
+
+    def copy_of(self, b: int, v: int, have: Layout, need: Layout) -> Layout:
+        """Where the steps of a plan's copy lead, legal ones all; whether or not it is made."""
+        tensor, layout = self.bodies[b].graph.values[v], have
+        for step in self.bodies[b].copies[v, have, need]:
+            try:
+                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+                layout = after(step, layout)
+                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+            except (PlanError, Illegal) as e:
+                end = len(self.bodies[b].graph.operations)
+                raise self._refuse(b, end, f"a copy of {tensor}: {e}") from None
+        return layout
+
+    def _wire(self, b: int) -> float:
+        """Bytes that a device sends in one run of a body; of a conditional, the dearest branch."""
+        total = 0.0
+        once: set[tuple[int, Layout, tuple[int, int]]] = set()
+        for move in self.moves:
+            if self.body_of[move.value] != b:
+                continue
+            key = (move.value, move.need, move.reader)
+            if move.region and key in once:
+                continue  # one operation reads it twice, and fetches it once
+            once.add(key)
+            total += self._copy(move)[2]
+        for instance in self.program.instances:
+            if instance.body == b:
+                total += sum(
+                    collective_wire_bytes("all_reduce", float(t.nbytes), self.mesh.devices)
+                    for t in instance.signature.sent_types
+                )
+        for k, op in enumerate(self.program.bodies[b].graph.operations):
+            if not op.regions:
+                continue
+            inner = [
+                self._wire(n)
+                for n, body in enumerate(self.program.bodies)
+                if (body.parent, body.operation) == (b, k)
+            ]
+            if op.kernel == "cond":
+                total += max(inner)
+            else:
+                total += sum(inner) * (op.params["length"] if op.kernel == "scan" else 1)
+        return total
+
+    # Kernels
+
+    def _kernel(self, u: int, unit: Unit) -> tuple[float, float, float]:
+        """(seconds, joules of the mesh, flops per device) of one run of a unit."""
+        instances = [self.program.instances[i] for i in unit.members]
+        if instances[-1].port or all(x.signature.fusion == "view" for x in instances):
+            return 0.0, 0.0, 0.0
+        extents = {}
+        for i, x in zip(unit.members, instances, strict=True):
+            cuts = self.bodies[x.body].strategies[x.operation].cuts
+            extents[i] = tuple(
+                n // self.mesh.parts(axes)
+                for n, axes in zip(x.signature.extents, cuts, strict=True)
+            )
+        flops = sum(
+            evaluate(x.signature.flops, extents[i])
+            for i, x in zip(unit.members, instances, strict=True)
+        )
+        traffic = 0.0
+        for i, p, v in unit.reads:
+            signature = self.program.instances[i].signature
+            some = signature.reads[p] if signature.reads else None
+            if some is None:
+                traffic += _elements(self.program.types[v], self.needed[i, p], self) * (
+                    self.program.types[v].itemsize
+                )
+            else:
+                traffic += evaluate(some, extents[i]) * self.program.types[v].itemsize
+        for v in unit.outputs:
+            traffic += _elements(self.program.types[v], self.given[v], self) * (
+                self.program.types[v].itemsize
+            )
+        contraction = any(
+            x.signature.fusion == "kernel" and _is_contraction(x.signature) for x in instances
+        )
+        types = instances[-1].signature.output_types
+        dtype = types[0].dtype if types else "float32"
+        seconds = float(kernel_seconds(flops, traffic, dtype, self.target, contraction))
+        energy = joules(
+            flops, traffic, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
+        )
+        for sent in instances[-1].signature.sent_types:
+            axes, amount = tuple(range(len(self.mesh.sizes))), float(sent.nbytes)
+            seconds += collective_seconds("all_reduce", amount, axes, self.mesh, self.target)
+            energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
+        return seconds, float(energy), flops
+
+    # Memory
+
+    def _profile(self) -> tuple[float, ...]:
+        """Bytes alive at each tick of the schedule, two for every unit."""
+        lives = self.ground.lives
+        moves: dict[int, list[_Move]] = {}
+        for move in self.moves:
+            moves.setdefault(move.value, []).append(move)
+        change = np.zeros(lives.end + 1)
+        for u, unit in enumerate(self.schedule.units):
+            for v in unit.outputs:
+                copies = [self._copied(m) for m in moves.get(v, ())]
+                needs, back = self._readers(u, v)
+                size = partial(_bytes, self.program.types[v], walk=self)
+                for x in lives.buffers(v, self.given[v], needs, back, copies, size):
+                    change[x.begin] += x.amount
+                    change[x.end] -= x.amount
+        return tuple(np.cumsum(change)[:-1].tolist())
+
+    def _copied(self, move: _Move) -> Copied:
+        b = self.body_of[move.value]
+        steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
+        blocks, layout = [], move.have
+        for step in steps[:-1]:
+            layout = after(step, layout)
+            blocks.append(layout)
+        units = [move.unit] if move.unit >= 0 else self._served(move.value)
+        return Copied(move.need, tuple(units), move.unit < 0, self._copy(move)[2], tuple(blocks))
+
+    def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
+        """The layouts in which other units read v, and those units that go past its kept copy."""
+        kept = self.bodies[self.body_of[v]].kept.get(self.local[v])
+        needs: dict[int, list[Layout]] = {}
+        back: list[int] = []
+        for u in self.ground.lives.users.get(v, []):
+            if u == maker:
+                continue
+            reads = [(self.needed[i, p], at) for i, p, w, at, _ in self.ground.reads[u] if w == v]
+            needs[u] = [need for need, _ in reads]
+            if kept and any(need != kept.layout or at > kept.until for need, at in reads):
+                back.append(u)
+        return needs, back
+
+    def _served(self, v: int) -> list[int]:
+        """Units that read v while its kept copy is there, whether or not they take it."""
+        b = self.body_of[v]
+        until = self.bodies[b].kept[self.local[v]].until
+        found = []
+        for u, unit in enumerate(self.schedule.units):
+            reads = [at for _, _, w, at, _ in self.ground.reads[u] if w == v]
+            if reads and v not in unit.outputs and max(reads) <= until:
+                found.append(u)
+        return found
+
+    def _refuse(self, b: int, operation: int, what: str) -> Refused:
+        graph = self.program.bodies[b].graph
+        if 0 <= operation < len(graph.operations):
+            op = graph.operations[operation]
+            place = f"operation {operation} ({op.kernel}, {op.source}) of {graph.name}"
+        else:
+            place = f"the boundary of {graph.name}"
+        return Refused(
+            what,
+            (b, operation),
+            where=f"certificate of plan {self.plan.name} on {self.mesh}, {place}",
+            hint="This is a defect of tapestry-egg; please report the program.",
+        )
+
+
+def _outer(kind: str, needs: tuple[Layout, ...]) -> tuple[int, int]:
+    """Which of a port's layouts, needs first, have the stacked dim in front."""
+    if kind == "stream":
+        return 0, len(needs)
+    if kind == "stack":
+        return len(needs), len(needs) + 1
+    return 0, 0
+
+
+def _elements(tensor: TensorType, layout: Layout, walk: Walk) -> int:
+    return prod(
+        n // walk.mesh.parts(axes) for n, axes in zip(tensor.shape, layout.dims, strict=True)
+    )
+
+
+def _bytes(tensor: TensorType, layout: Layout, walk: Walk) -> int:
+    """Memory of one device's block; what has no bytes of its own still takes one per element."""
+    return _elements(tensor, layout, walk) * max(tensor.itemsize, 1)
+
+
+def _is_contraction(signature: OperationSignature) -> bool:
+    """Whether some dim that no output has runs through two operands, so that the matrix units can
+    do it."""
+    kept = {d for p in signature.outputs for row in p.matrix for d, a in enumerate(row) if a}
+    return any(
+        d not in kept
+        and dim.role in ("reduce", "whole")
+        and sum(any(row[d] for row in p.matrix) for p in signature.inputs) > 1
+        for d, dim in enumerate(signature.index)
+    )

@@ -1,0 +1,49 @@
+"""What a named mesh costs: the fastest plan within the contract against the fastest without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.unit_choices import Snapshot
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.quantities import format_quantity
+
+# With more rows to choose from than these the search for the other plan would take too long.
+_ROWS = 60_000
+# A difference below this share of the seconds is none.
+_SLIGHT = 1e-3
+
+
+def contract_cost(
+    free: Sequence[Snapshot], bound: Sequence[Archive], contract: MeshContract
+) -> str:
+    """How much longer the fastest plan takes because the boundary is laid out by the user's axes.
+
+    `free` are the snapshots without that, `bound` what was found with it for the same form of the
+    program. Pins hold in both. Empty where nothing was found, or there is too much to choose from.
+    """
+    within = min((c.seconds for a in bound for c in a.candidates), default=np.inf)
+    problems = [assemble(s).problem for s in free]
+    if not np.isfinite(within) or sum(len(v) for p in problems for v in p.variables) > _ROWS:
+        return ""
+    least, proven = np.inf, np.inf
+    for problem in problems:
+        search = Search(problem, Effort())
+        least = min(least, search.fastest().seconds)
+        proven = min(proven, search.archive.bound(np.inf, np.inf))
+    least = min(least, within)
+    share = within / least - 1.0 if least > 0 else 0.0
+    most = within / proven - 1.0 if proven > 0 else np.inf
+    if share < _SLIGHT:
+        found = f"the mesh {contract} costs no time that was found"
+        return found + (f", and at most {most:.1%}" if _SLIGHT <= most < np.inf else "")
+    return (
+        f"the mesh {contract} costs {share:.1%}: {format_quantity(within, 'seconds')}, and "
+        f"{format_quantity(least, 'seconds')} where layouts at the boundary are free"
+        + (f" (at least {format_quantity(proven, 'seconds')})" if proven > 0 else "")
+    )

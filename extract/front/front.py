@@ -1,0 +1,306 @@
+"""The front: the plans that no other plan dominates, with bounds and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.search import pareto
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.printable import printable
+from tapestry_egg.quantities import format_quantity as show
+from tapestry_egg.quantities import parse_quantity as parse
+
+#: What plans can be compared by.
+KNOWN_OBJECTIVES = ("seconds", "peak_bytes", "joules", "wire_bytes", "flops", "devices")
+
+
+class UnknownPlan(ExtractError, KeyError, IndexError):
+    """A front has no plan of that name, or at that place."""
+
+    __str__ = ExtractError.__str__
+
+
+@dataclass(frozen=True)
+class Front:
+    """Non-dominated plans by rising seconds. `epsilon`: every plan of the snapshots searched is
+    (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
+    what happened on the way, such as an interruption; `timeline` tells what the rules did.
+    `usable_bytes` is what a program may use of one device; plans of larger peaks are shown, marked,
+    and taken only where a limit of the user's own allows it. None knows of no such limit.
+    `original` is what the user's own shardings lead to, where some are given: within the
+    limits some plan here is as good in everything, to a hundredth, and the fastest as fast."""
+
+    plans: tuple[Plan, ...]
+    objectives: tuple[str, ...] = ("seconds", "peak_bytes", "joules")
+    target: str = ""
+    graph_name: str = ""
+    epsilon: float = float("inf")
+    saturated: bool = True
+    notes: tuple[str, ...] = ()
+    timeline: tuple[Tick, ...] = ()
+    usable_bytes: int | None = None
+    original: Plan | None = None
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    def __getitem__(self, key: int | str) -> Plan:
+        """A plan by its name or place. Raises UnknownPlan where there is none."""
+        if isinstance(key, int) and -len(self.plans) <= key < len(self.plans):
+            return self.plans[key]
+        for plan in self.plans:
+            if plan.name == key:
+                return plan
+        names = ", ".join(p.name for p in self.plans)
+        raise UnknownPlan(f"there is no plan {key!r:.60}", hint=f"The front has {names or 'none'}.")
+
+    def best(
+        self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
+    ) -> Plan:
+        """The plan with the least `objective` within the limits (`{"peak_bytes": "40GiB"}`).
+
+        Without a limit on `peak_bytes` the usable memory of a device is one.
+        Raises ExtractError that says which limit cannot be met and the least that is reachable.
+        """
+        return self.ranked(objective, limits)[0]
+
+    def ranked(
+        self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
+    ) -> list[Plan]:
+        """The plans within the limits by rising `objective`: `best`, and what comes after it.
+
+        Raises ExtractError where there is none, as `best` does.
+        """
+        bounds = self.limits(limits)
+        fitting = [p for p in self.plans if within(p, bounds)]
+        if not fitting:
+            own = limits is None or "peak_bytes" not in limits
+            raise unmet(self.plans, bounds, self.usable_bytes if own else None)
+        return sorted(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
+
+    def limits(self, limits: Mapping[str, float | str] | None = None) -> dict[str, float]:
+        """The limits in base units, with the usable memory of a device unless they speak of it."""
+        bounds = {k: parse(v, k) for k, v in (limits or {}).items()}
+        if self.usable_bytes is not None:
+            bounds.setdefault("peak_bytes", float(self.usable_bytes))
+        return bounds
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the usable memory of a device holds a plan."""
+        return self.usable_bytes is None or plan.costs.peak_bytes <= self.usable_bytes
+
+    def knee(self) -> Plan:
+        """The plan nearest to having the least of each objective, each scaled to its range, among
+        those that a device's memory holds, where there are any.
+
+        Raises ExtractError for a front without plans.
+        """
+        if not self.plans:
+            raise unmet((), {})
+        plans = [p for p in self.plans if self.fits(p)] or self.plans
+        return plans[pareto.knee([tuple(value(p, k) for k in self.objectives) for p in plans])]
+
+    def hypervolume(self, reference: Mapping[str, float | str] | None = None) -> float:
+        """The volume that the plans dominate below a reference, in the product of the objectives'
+        units.
+
+        `reference` gives an amount of every objective (default: 1.1 times the greatest of the
+        front). Raises ExtractError where it lacks one.
+        """
+        values = self._values()
+        if reference is None:
+            most = tuple(1.1 * max(column) for column in zip(*values, strict=True))
+        else:
+            missing = [k for k in self.objectives if k not in reference]
+            if missing:
+                raise ExtractError(
+                    f"no amount of {missing[0]}",
+                    where="reference",
+                    hint=f"The front's objectives are {', '.join(self.objectives)}.",
+                )
+            most = tuple(parse(reference[k], k) for k in self.objectives)
+        return pareto.hypervolume(values, most) if values else 0.0
+
+    def merge(self, other: Front) -> Front:
+        """The plans of two fronts that no plan of either dominates, named anew.
+
+        The fronts are of one program for one target in the same objectives, found for example from
+        other rules, mesh shapes or seeds. Bounds and `epsilon` then hold for what both searched.
+        Raises ExtractError for other fronts.
+        """
+        for what in ("graph_name", "target", "objectives"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise ExtractError(
+                    f"the fronts differ in {what.replace('_', ' ')}: {mine!r} and {theirs!r}",
+                    where="merge",
+                )
+        plans: list[Plan] = []
+        for mine, front in ((self, other), (other, self)):
+            for p in mine.plans:
+                bound = min(p.bound, front.least_seconds(p))
+                if all(
+                    replace(p, name="", bound=0.0) != replace(q, name="", bound=0.0) for q in plans
+                ):
+                    plans.append(replace(p, bound=bound))
+        values = [tuple(value(p, k) for k in self.objectives) for p in plans]
+        kept = [
+            p
+            for p, v in zip(plans, values, strict=True)
+            if not any(pareto.dominates(w, v) for w in values)
+        ]
+        return replace(
+            self,
+            plans=in_order(kept),
+            # What is dominated in these objectives may have been all that was so fast, or so small.
+            epsilon=max(self.epsilon, other.epsilon)
+            if {"seconds", "peak_bytes"} <= set(self.objectives)
+            else math.inf,
+            saturated=self.saturated and other.saturated,
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+        )
+
+    def least_seconds(self, plan: Plan) -> float:
+        """A bound on the seconds of any plan that this search covered and that has no larger peak
+        than the given one; 0 where nothing is proven."""
+        if math.isinf(self.epsilon):
+            return 0.0
+        grown = 1.0 + self.epsilon
+        fitting = [
+            p.costs.seconds
+            for p in self.plans
+            if p.costs.peak_bytes <= grown * plan.costs.peak_bytes
+        ]
+        return min(fitting, default=math.inf) / grown
+
+    def _values(self) -> list[tuple[float, ...]]:
+        return [tuple(value(p, k) for k in self.objectives) for p in self.plans]
+
+    def table(self) -> list[dict[str, str | float | bool]]:
+        """One row per plan: name, mesh, the costs, wire bytes, bound and gap, and whether the
+        usable memory of a device holds it."""
+        return [
+            {
+                "plan": p.name,
+                "mesh": str(p.mesh),
+                "seconds": p.costs.seconds,
+                "peak_bytes": p.costs.peak_bytes,
+                "joules": p.costs.joules,
+                "wire_bytes": p.costs.wire_bytes,
+                "flops": p.costs.flops,
+                "bound": p.bound,
+                "gap": p.gap,
+                "fits": self.fits(p),
+            }
+            for p in self.plans
+        ]
+
+    def __str__(self) -> str:
+        titles = ("seconds", "peak", "joules", "wire")
+        head = f"{'plan':6} {'mesh':10} " + " ".join(f"{t:>12}" for t in titles) + f" {'gap':>7}"
+        lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
+        for p in (*self.plans, *([self.original] if self.original else [])):
+            c = p.costs
+            peak = show(c.peak_bytes, "peak_bytes") + ("" if self.fits(p) else " !")
+            lines.append(
+                f"{p.name:6} {p.mesh!s:10} {show(c.seconds, 'seconds'):>12}"
+                f" {peak:>12} {show(c.joules, 'joules'):>12}"
+                f" {show(c.wire_bytes, 'wire_bytes'):>12} {p.gap:>7.2%}"
+            )
+        if self.original:
+            lines.append("given: the shardings given, spread operation by operation")
+        if words := self.over_memory():
+            lines.append(f"! {words}")
+        if not self.saturated:
+            lines.append("saturated: false; the bounds speak of the snapshot reached")
+        lines += self.notes
+        return printable("\n".join(lines))
+
+    def over_memory(self) -> str:
+        """What the mark at a peak means; empty where no plan has one."""
+        shown = (*self.plans, *([self.original] if self.original else []))
+        if self.usable_bytes is None or all(self.fits(p) for p in shown):
+            return ""
+        return f"above the {show(self.usable_bytes, 'peak_bytes')} that a device has for programs"
+
+    def report(self, folder: str | Path) -> Path:
+        """Write the front as a folder of static pages; returns the first page's path."""
+        from tapestry_egg.show.report import write_report
+
+        return write_report(self, Path(folder))
+
+    def save(self, path: str | Path) -> None:
+        """Write the front and its plans to a file that `tapestry_egg.load` reads."""
+        from tapestry_egg.files.files import save
+
+        save(self, path)
+
+    def plot(self, path: str | Path = "front.svg") -> Path:
+        """Draw the front as an SVG file; returns its path."""
+        from tapestry_egg.show.plot import front_info, plot_front
+
+        plot_front(front_info(self), path)
+        return Path(path)
+
+
+def in_order(plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    """Plans by rising seconds, then peak, then their text, named p0, p1, ..."""
+    known = sorted(plans, key=lambda p: (p.costs.seconds, p.costs.peak_bytes, str(p.mesh)))
+    return tuple(replace(p, name=f"p{i}") for i, p in enumerate(known))
+
+
+def _same(a: Plan, b: Plan) -> bool:
+    return a.costs == b.costs and replace(a, name="", bound=0.0) == replace(b, name="", bound=0.0)
+
+
+def within(plan: Plan, bounds: Mapping[str, float]) -> bool:
+    """Whether a plan keeps limits in base units."""
+    return all(value(plan, k) <= limit for k, limit in bounds.items())
+
+
+def unmet(
+    plans: Sequence[Plan], bounds: Mapping[str, float], usable_bytes: int | None = None
+) -> ExtractError:
+    """The error that says which limits cannot be met, and the least that is reachable of each.
+
+    Where each could be met alone, the least that is reachable within all others. `usable_bytes`
+    where the limit on the peak is what a device has for programs, not the user's.
+    """
+    words = []
+    alone = [k for k, x in bounds.items() if not any(value(p, k) <= x for p in plans)]
+    for k in alone or bounds:
+        others = {} if alone else {n: x for n, x in bounds.items() if n != k}
+        fitting = [value(p, k) for p in plans if within(p, others)]
+        if fitting:
+            least = f"{show(min(fitting), k)}{' within the other limits' if others else ''}"
+            own = k == "peak_bytes" and usable_bytes is not None
+            asked = f"a device has {show(bounds[k], k)}" if own else f"asked {show(bounds[k], k)}"
+            words.append(f"{k}: {asked}, least reachable {least}")
+    return ExtractError(
+        "no plan meets the limits" if plans else "there is no plan",
+        where="limits",
+        hint="; ".join(words) + ". Raise the limit or use more devices." if words else "",
+    )
+
+
+def value(plan: Plan, objective: str) -> float:
+    """A plan's predicted value of an objective, by name.
+
+    Raises ExtractError for an unknown objective.
+    """
+    if objective == "devices":
+        return float(plan.mesh.devices)
+    if objective not in KNOWN_OBJECTIVES:
+        raise ExtractError(
+            f"unknown objective {objective!r:.60}",
+            hint=f"Objectives are {', '.join(KNOWN_OBJECTIVES)}.",
+        )
+    return float(getattr(plan.costs, objective))

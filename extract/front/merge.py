@@ -1,0 +1,175 @@
+"""Merge: one front out of the searches of several mesh shapes, with bounds over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.problem.assemble import Assembled
+from tapestry_egg.extract.problem.problem import Floats
+from tapestry_egg.extract.search.archive import Archive, Candidate, shown
+from tapestry_egg.extract.search.search import SLIVER
+from tapestry_egg.plans.plan import Plan
+
+from .front import Front, in_order, unmet, value, within
+from .given import as_given
+from .plans import make_plan
+
+# Candidates that are over a limit by no more than this share are made into plans all the same.
+_JUST = 0.02
+
+
+@dataclass(frozen=True)
+class MeshResult:
+    """What the searches of one mesh shape found: candidates by true costs, cuts on seconds."""
+
+    assembled: Assembled
+    archive: Archive
+
+    def with_candidates(self, archive: Archive) -> MeshResult:
+        """Take in what a search of the same rows for other objectives found."""
+        candidates = list(self.archive.candidates)
+        for found in archive.candidates:
+            seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
+            peak = float(profile.max(initial=0.0))
+            candidates.append(Candidate(found.rows, seconds, peak, joules))
+        return MeshResult(self.assembled, Archive(candidates, self.archive.cuts))
+
+
+def merge(
+    results: Sequence[MeshResult],
+    objectives: Sequence[str],
+    limits: Mapping[str, float],
+    target: str,
+    name: str,
+) -> Front:
+    """The plans that no plan of any mesh dominates in `objectives`, within the limits.
+
+    A plan's bound is the least over the mesh shapes of what each proved for the plan's own peak
+    and joules. Raises ExtractError with the least reachable value when no plan meets the limits.
+    """
+    plans = []
+    for assembled, candidate in worth_a_plan(results, objectives, limits):
+        bound = least_seconds(results, candidate.peak, candidate.joules)
+        bound = _checked(bound, candidate.seconds)
+        plans.append(make_plan(assembled, candidate, "", bound))
+    fitting = [p for p in plans if within(p, limits)]
+    if not fitting:
+        raise unmet(plans, limits)
+    costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
+    named = in_order(fitting[i] for i in shown(costs))
+    return Front(
+        plans=named,
+        objectives=tuple(objectives),
+        target=target,
+        graph_name=name,
+        epsilon=epsilon(
+            [r.archive for r in results], [(p.costs.seconds, p.costs.peak_bytes) for p in named]
+        ),
+        saturated=all(r.assembled.snapshot.saturated.saturated for r in results),
+    )
+
+
+def best_given(results: Sequence[MeshResult]) -> tuple[MeshResult, Candidate] | None:
+    """The fastest plan that the user's own shardings lead to on any mesh, offered to every search's
+    archive; None where they lead to none."""
+    found = [(r, c) for r in results if (c := as_given(r.assembled)) is not None]
+    for r, c in found:
+        r.archive.add(c)
+    return min(found, key=lambda x: (x[1].costs, str(x[0].assembled.snapshot.mesh)), default=None)
+
+
+def original_plan(
+    results: Sequence[MeshResult], given: tuple[MeshResult, Candidate] | None
+) -> Plan | None:
+    """That plan, with its bound over all meshes."""
+    if given is None:
+        return None
+    result, c = given
+    bound = min(least_seconds(results, c.peak, c.joules), c.seconds)
+    return make_plan(result.assembled, c, "given", bound)
+
+
+def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> float:
+    """A bound on seconds of any plan on any of the meshes within a peak and joules."""
+    return min(r.archive.bound(peak, joules) for r in results)
+
+
+def _checked(bound: float, seconds: float) -> float:
+    """The bound, no more than the plan that it bounds but for rounding.
+
+    Raises ExtractError when it is more: some bound is wrong then.
+    """
+    if bound > seconds * (1 + 1e-6):
+        raise ExtractError(f"a bound of {bound:.9g} s for a plan of {seconds:.9g} s")
+    return min(bound, seconds)
+
+
+def worth_a_plan(
+    results: Sequence[MeshResult], objectives: Sequence[str], limits: Mapping[str, float]
+) -> list[tuple[Assembled, Candidate]]:
+    """The candidates of all meshes; only those that the front shows where that can be told from
+    what a search counts. Where none meets the limits, those that come nearest."""
+    found = [(r.assembled, c) for r in results for c in r.archive.candidates]
+    index = {"seconds": 0, "peak_bytes": 1, "joules": 2}
+    if not index.keys() >= {*objectives, *limits}:
+        return found
+    costs = np.array([c.costs for _, c in found])
+    over = np.zeros(len(found))  # by which share of a limit at most
+    for k, limit in limits.items():
+        over = np.maximum(over, costs[:, index[k]] / max(limit, 1e-300) - 1.0)
+    if not (over <= 0).any():
+        return _nearest(found, costs, {index[k]: limit for k, limit in limits.items()})
+    wanted = costs[:, [index[k] for k in objectives]]
+    worth = []
+    # What is just over a limit may yet make a plan within it, which holds copies no longer than
+    # they are read.
+    for some in (over <= 0, (over > 0) & (over <= _JUST)):
+        at = np.flatnonzero(some)
+        worth += [found[at[i]] for i in shown(wanted[at])]
+    return worth
+
+
+def _nearest(
+    found: Sequence[tuple[Assembled, Candidate]], costs: Floats, limits: Mapping[int, float]
+) -> list[tuple[Assembled, Candidate]]:
+    """Per limit the candidate with the least, and the one with the least within the others."""
+    at: dict[int, None] = {}
+    for k in limits:
+        others = [costs[:, j] <= limit for j, limit in limits.items() if j != k]
+        for fits in (np.ones(len(found), bool), np.all(others, axis=0) if others else None):
+            if fits is not None and fits.any():
+                at[int(np.where(fits, costs[:, k], np.inf).argmin())] = None
+    return [found[i] for i in at]
+
+
+def epsilon(archives: Sequence[Archive], points: Sequence[tuple[float, float]]) -> float:
+    """The least ε that the archives prove such that every plan of their problems is
+    (1+ε)-dominated in (seconds, peak) by one of some points.
+
+    Peaks are divided at those of the points, from the smallest that any plan may have. A plan
+    between two of them is slower than the bound at the upper one, and no smaller than the lower.
+    """
+    peaks = sorted({peak for _, peak in points})
+    worst = 0.0
+    for low, high in pairwise([least_peak(archives), *peaks, np.inf]):
+        bound = min(a.bound(high * (1 - 2 * SLIVER), np.inf) for a in archives)
+        if low < high and bound < np.inf:
+            worst = max(worst, min(max(_over(s, bound), _over(p, low)) for s, p in points))
+    return (1.0 + worst) / (1 - 2 * SLIVER) - 1.0
+
+
+def least_peak(archives: Sequence[Archive]) -> float:
+    """Bytes that the peak of every plan of some problems has at least; 0 where none is proved."""
+    return min(a.least_peak() for a in archives)
+
+
+def _over(value: float, bound: float) -> float:
+    """By which share of a bound, at least, a value is above it."""
+    if value <= bound:
+        return 0.0
+    return value / bound - 1.0 if bound > 0 else float("inf")

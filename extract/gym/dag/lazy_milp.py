@@ -1,0 +1,357 @@
+"""AND-OR choice problems by mixed-integer programs with lazily separated acyclicity.
+
+The program is in `and_or_program.py`. Loop formulas (`cuts.py`) tighten its relaxation. Between
+solutions of the relaxation, nodes whose reduced cost exceeds the gap go, what is left is reduced
+again, and parts that came apart are solved by themselves. Then levels bar the cycles that are left,
+and branch and bound decides.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from tapestry_egg.extract.gym.dag.egraph.annealing import Annealing, anneals
+from tapestry_egg.extract.gym.dag.egraph.closure import closure
+from tapestry_egg.extract.gym.dag.egraph.cost_unit import Scaled, Unit
+from tapestry_egg.extract.gym.dag.egraph.form import AndOr
+from tapestry_egg.extract.gym.dag.egraph.greedy import Chosen, Improvement, cost_of
+from tapestry_egg.extract.gym.dag.egraph.reductions import reduce
+from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
+
+from .and_or_program import Model, checked_value
+from .linear_program import Floats, Solved
+
+#: (class, node) pairs of the problem that the first form was made of.
+Picks = list[tuple[int, int]]
+
+# Forms of more nodes are annealed before their first relaxation is solved.
+_LARGE_FORM = 1500
+
+
+class Record:
+    """The best choice found for one form, in the numbering of the problem."""
+
+    def __init__(self, better: Callable[[int, Picks], None], most: Scaled = math.inf) -> None:
+        self.value: Scaled = most
+        self.picks: Picks | None = None
+        self.better = better
+
+    def offer(self, form: AndOr, chosen: Chosen | None) -> bool:
+        """Take a choice of a form if it is the best; says whether it was."""
+        if chosen is None:
+            return False
+        value = cost_of(form, chosen)
+        if value >= self.value:
+            return False
+        self.take(value, form.picks(chosen.values()))
+        return True
+
+    def take(self, value: int, picks: Picks) -> None:
+        """Take what is known to be better."""
+        self.value, self.picks = value, picks
+        self.better(value, picks)
+
+    @property
+    def most(self) -> int | None:
+        """The value to stay below, if there is one."""
+        return None if self.value == math.inf else int(self.value)
+
+
+def split(form: AndOr) -> list[AndOr]:
+    """The parts of a form that share no class, each without constant; the form itself if one."""
+    leader = {c: c for c in form.members}
+
+    def find(c: int) -> int:
+        while leader[c] != c:
+            leader[c] = leader[leader[c]]
+            c = leader[c]
+        return c
+
+    for n, needs in form.needs.items():
+        for d in needs:
+            leader[find(d)] = find(form.home[n])
+    groups: dict[int, list[int]] = {}
+    for c in form.members:
+        groups.setdefault(find(c), []).append(c)
+    if len(groups) <= 1:
+        return [form]
+    parts = []
+    for classes in groups.values():
+        part = AndOr(len(form.costs), form.acyclic, form.scales)
+        part.next_node = form.next_node
+        for c in classes:
+            part.members[c] = list(form.members[c])
+            for n in form.members[c]:
+                part.needs[n], part.home[n], part.parts[n] = form.needs[n], c, form.parts[n]
+                for mine, column in zip(part.costs, form.costs, strict=True):
+                    mine[n] = column[n]
+        part.roots = form.roots.intersection(classes)
+        part.next_cover = form.next_cover
+        parts.append(part)
+    _share_covers(form, parts)
+    return parts
+
+
+def _share_covers(form: AndOr, parts: list[AndOr]) -> None:
+    """Covers within one part stay; of one across parts, no part has to have a node."""
+    where: dict[int, set[int]] = {}
+    part_of = {n: i for i, part in enumerate(parts) for n in part.home}
+    for n, numbers in form.covers.items():
+        for k in numbers:
+            where.setdefault(k, set()).add(part_of[n])
+    for n, numbers in form.covers.items():
+        kept = {k for k in numbers if len(where[k]) == 1}
+        if kept:
+            parts[part_of[n]].covers[n] = kept
+
+
+def trivial_bound(form: AndOr) -> int:
+    """A bound without search: roots at their cheapest, and everything below zero for nothing."""
+    least = {c: min((form.cost[n] for n in m), default=0) for c, m in form.members.items()}
+    rest = sum(min(0, v) for c, v in least.items() if c not in form.roots)
+    return form.constant[0] + rest + sum(least[r] for r in form.roots)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of a search: when it ends (`time.perf_counter`), its seed, and how wide forms may be
+    for elimination. `limit` bounds the second objective (scaled, with the constant)."""
+
+    deadline: float
+    seed: int = 0
+    widest: int = 8
+    limit: int | None = None
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.perf_counter()
+
+    def solve(self, form: AndOr, record: Record, bounded: Callable[[Scaled], None]) -> Scaled:
+        """Improve a record of a form; returns a bound, the record's value when that is proven.
+
+        `bounded` is told of every bound on the way. The form is used up. A value of inf, proven,
+        says that there is no choice.
+        """
+        bound: Scaled = -math.inf
+        for turn in range(10):
+            until = min(self.deadline, time.perf_counter() + 10.0)
+            if not reduce(form, until, record.most, self.limit):
+                return record.value
+            if turn == 0:
+                bound = trivial_bound(form)
+                bounded(bound)
+            parts = split(form) if self.limit is None else [form]
+            if len(parts) > 1:
+                return self._parts(form, parts, record, bounded)
+            if form.acyclic:
+                end = min(self.deadline, time.perf_counter() + 1.0)
+                most = record.most if len(form.costs) == 1 else None
+                found = eliminate(form, end, most, 20_000, widest=self.widest)
+                if found is not None:
+                    for vector, nodes in found.points:
+                        if self.limit is None or vector[1] <= self.limit:
+                            record.offer(form, {form.home[n]: n for n in nodes})
+                    return record.value
+            if self.left() <= 0:
+                return bound
+            improvement = Improvement(form, self.seed + turn)
+            improvement.start(min(self.deadline, time.perf_counter() + 2.0))
+            if not form.negative():
+                improvement.run(min(self.deadline, time.perf_counter() + 2.0))
+            if self._offer(form, improvement.best, record):
+                continue
+            if len(form.home) > _LARGE_FORM and turn == 0:  # its relaxation takes a while
+                self._anneal(form, record, improvement.best, 0.05, 1.0)
+            model = Model(form, closure(form, self.deadline), self.limit)
+            least, last = self.relax(model, record, improvement)
+            bound = max(bound, least)
+            bounded(bound)
+            if bound >= record.value:
+                return record.value
+            if last is None or last.reduced is None:
+                return bound
+            # The relaxation says more about costs above zero than below: these get less time.
+            share, longest, turns = (0.35, 8.0, 2) if form.negative() else (0.1, 1.0, 1)
+            if turn < turns and self._anneal(form, record, improvement.best, share, longest):
+                continue
+            dear = too_dear(model.node_at, model.unit, last, record.value - form.constant[0])
+            if len(dear) < max(1, len(form.home) // 10):
+                model.program.fix(np.array([model.node_at[n] for n in dear], dtype=np.int64))
+                break
+            form.remove(dear)
+        return max(bound, self._branch(model, record, bound, bounded))
+
+    def _offer(self, form: AndOr, chosen: Chosen | None, record: Record) -> bool:
+        """Take a choice that keeps to the limit."""
+        if chosen is None:
+            return False
+        if self.limit is not None:
+            second = form.costs[1]
+            if form.constant[1] + sum(second[n] for n in chosen.values()) > self.limit:
+                return False
+        return record.offer(form, chosen)
+
+    def _parts(
+        self,
+        form: AndOr,
+        parts: list[AndOr],
+        record: Record,
+        bounded: Callable[[Scaled], None],
+    ) -> Scaled:
+        """Solve parts that share nothing, the smallest first; bounds and values add."""
+        bounds: list[Scaled] = [trivial_bound(p) for p in parts]
+        records: list[Record] = []
+        base = form.constant[0]
+        for k, i in enumerate(sorted(range(len(parts)), key=lambda i: (len(parts[i].home), i))):
+
+            def tell(value: Scaled, i: int = i) -> None:
+                bounds[i] = max(bounds[i], value)
+                bounded(min(base + sum(bounds), record.value))
+
+            own = Record(lambda value, picks: None)
+            if record.picks is not None:
+                own.offer(parts[i], expressed(parts[i], dict(record.picks)))
+            share = max(0.0, self.left()) / (len(parts) - k)
+            inner = Search(time.perf_counter() + share, self.seed, self.widest)
+            bounds[i] = max(bounds[i], inner.solve(parts[i], own, tell))
+            records.append(own)
+            tell(bounds[i])
+            if bounds[i] == math.inf:
+                return record.value
+        values = [own.value for own in records]
+        if math.inf not in values and base + sum(values) < record.value:
+            picks = [p for own in records for p in own.picks or ()]
+            record.take(int(base + sum(values)), [*form.fixed, *picks])
+        return min(base + sum(bounds), record.value)
+
+    def relax(
+        self, model: Model, record: Record, improvement: Improvement
+    ) -> tuple[Scaled, Solved | None]:
+        """Rounds of cuts on the relaxation, choices built from its solutions: (bound, last)."""
+        constant, unit = model.form.constant[0], model.unit
+        bound: Scaled = -math.inf
+        last: Solved | None = None
+        before = -math.inf
+        stalled = 0
+        end = time.perf_counter() + max(0.0, self.left()) * 0.6
+        for turn in range(400):
+            solved = model.program.relaxed(max(0.05, self.left()))
+            if solved.infeasible:
+                return record.value, None
+            if solved.x is None:
+                break
+            last = solved
+            least = constant + unit.bound(solved.value)
+            if least >= record.value:  # it decides: then it is checked
+                least = constant + unit.bound(checked_value(model, solved))
+            bound = max(bound, least)
+            if bound >= record.value:
+                return bound, last
+            if turn < 4 or turn % 4 == 0:
+                self._build(model, solved.x, record, improvement)
+            rows = model.cuts.separate(solved.x, self.seed + turn)
+            stalled = stalled + 1 if solved.value - before < 1e-5 * abs(solved.value) else 0
+            before = solved.value
+            if not rows or stalled >= 10 or time.perf_counter() > end:
+                break
+            model.program.add(rows)
+        if last is not None:
+            bound = min(bound, constant + unit.bound(checked_value(model, last)))
+        return bound, last
+
+    def _build(self, model: Model, x: Floats, record: Record, improvement: Improvement) -> None:
+        """Choices under prices that the relaxation's solution lowers."""
+        at = model.node_at
+        for trust in (1.0, 0.9, 0.5):
+            improvement.rebuild(lambda n, trust=trust: max(0.0, 1.0 - trust * x[at[n]]))  # type: ignore[misc]
+        self._offer(model.form, improvement.best, record)
+
+    def _anneal(
+        self, form: AndOr, record: Record, built: Chosen | None, share: float, most: float
+    ) -> bool:
+        """Anneal the best choice of a form; whether a better one was found.
+
+        Where the form no longer has the best choice, which only better ones may replace, what was
+        built in it is the start.
+        """
+        if self.limit is not None or not anneals(form):
+            return False
+        chosen = None if record.picks is None else expressed(form, dict(record.picks))
+        chosen = chosen or built
+        if not chosen:
+            return False
+        _, found = Annealing(form, chosen, self.seed).run(min(share * self.left(), most))
+        return record.offer(form, found)
+
+    def _branch(
+        self, model: Model, record: Record, bound: Scaled, bounded: Callable[[Scaled], None]
+    ) -> Scaled:
+        """Branch and bound; where rounding leaves a cycle, it is cut off and the search goes on."""
+        form = model.form
+        model.add_levels()
+        for turn in range(10_000):
+            left = self.left()
+            if left <= 0.05:
+                return bound
+            start = None
+            if record.picks is not None:
+                chosen = expressed(form, dict(record.picks))
+                start = None if chosen is None else model.columns_of(chosen)
+            solved = model.program.integral(
+                model.whole, left, model.unit.gap, start, self.seed + turn
+            )
+            if solved.infeasible:
+                return record.value
+            if solved.bound > -math.inf:
+                bound = max(bound, form.constant[0] + model.unit.bound(solved.bound))
+                bounded(min(bound, record.value))
+            if solved.x is None:
+                return min(bound, record.value)
+            better = self._offer(form, model.chosen(solved.x), record)
+            if bound >= record.value:
+                return record.value
+            rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)
+            if not rows and (solved.optimal or not better):
+                return min(bound, record.value)
+            model.program.add(rows)
+        return bound
+
+
+def too_dear(node_at: Mapping[int, int], unit: Unit, solved: Solved, value: Scaled) -> list[int]:
+    """Nodes that no answer below a scaled value, without the constant, has: a relaxation with one
+    would cost as much.
+
+    A column at zero makes the relaxation dearer by its reduced cost at least.
+    """
+    if value == math.inf or solved.reduced is None or solved.x is None:
+        return []
+    most = int(value) / Fraction(unit.step)
+    # Of an integral program, what is below is so by one.
+    room = (math.ceil(most - Fraction(1, 10**6)) - 1) if unit.integral else float(most)
+    room += 1e-6 * max(1.0, abs(solved.value)) - solved.value
+    reduced, x = solved.reduced, solved.x
+    return [n for n, i in node_at.items() if x[i] < 1e-9 and reduced[i] > room]
+
+
+def expressed(form: AndOr, picks: Mapping[int, int]) -> Chosen | None:
+    """A choice of the problem in the nodes of a form made from it; None where they are gone."""
+    chosen: Chosen = {}
+    todo = list(form.roots)
+    while todo:
+        c = todo.pop()
+        if c in chosen:
+            continue
+        for n in form.members[c]:
+            if all(picks.get(a) == b for a, b in form.parts[n]):
+                chosen[c] = n
+                todo.extend(form.needs[n])
+                break
+        else:
+            return None
+    return chosen

@@ -1,0 +1,90 @@
+"""Files of choice problems that others use, read and written.
+
+A format is a module with four functions: `recognises(document)`, `read(document, name)` to a
+`ChoiceProblem`, `write(problem)` back to a JSON document, and `answer(problem, choice)`, the chosen
+nodes as a JSON document from which others can recompute the costs. Snapshots of programs, which
+join costs by labels and occupy memory pair by pair, are problems of another type (`snapshot.py`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tapestry_egg.atomic import write_atomic
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
+
+#: Name of a format -> its module in this package, asked in this order.
+FORMATS = {"egraph-serialize": "egraph_serialize", "iopddl": "iopddl"}
+
+
+def read(path: str | Path) -> tuple[ChoiceProblem, str]:
+    """The problem in a file (.json or .json.gz), and the name of its format.
+
+    Raises ExtractError for a file that cannot be read, is no JSON, or has no known format.
+    """
+    return recognised(read_document(path), path)
+
+
+def read_document(path: str | Path) -> Any:
+    """What a file (.json or .json.gz) says. Raises ExtractError where it cannot be read."""
+    try:
+        return document_of(Path(path).read_bytes(), path)
+    except OSError as e:
+        raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
+
+
+def document_of(data: bytes, path: str | Path) -> Any:
+    """What the bytes of a file say. Raises ExtractError where they are no JSON."""
+    try:
+        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (OSError, EOFError, ValueError) as e:
+        raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
+
+
+def name_of(path: str | Path) -> str:
+    """A problem's name: its file's, without the endings."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
+
+
+def recognised(document: Any, path: str | Path) -> tuple[ChoiceProblem, str]:
+    """The problem of a document that was read from `path`, and the name of its format.
+
+    Raises ExtractError for one that has no known format, or has a fault.
+    """
+    name = name_of(path)
+    for form in FORMATS:
+        module = _module(form)
+        if module.recognises(document):
+            try:
+                return module.read(document, name).verify(), form
+            except ExtractError as e:
+                raise ExtractError(e.what, where=f"{path}: {e.where}", hint=e.hint) from e
+    raise ExtractError(
+        "no known format",
+        where=str(path),
+        hint=f"Formats are {', '.join(FORMATS)} and snapshots.",
+    )
+
+
+def write(problem: ChoiceProblem, path: str | Path, form: str) -> None:
+    """Write a problem to a file (.json or .json.gz) of a format.
+
+    Raises ExtractError for a problem that the format cannot say.
+    """
+    data = json.dumps(_module(form).write(problem)).encode()
+    packed = Path(path).suffix == ".gz"
+    write_atomic(path, gzip.compress(data, mtime=0) if packed else data)
+
+
+def answer(problem: ChoiceProblem, choice: Choice, form: str) -> Any:
+    """A choice as the JSON document of a format."""
+    return _module(form).answer(problem, choice)
+
+
+def _module(form: str) -> Any:
+    return import_module(f".{FORMATS[form]}", __name__)

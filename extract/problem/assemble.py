@@ -1,0 +1,320 @@
+"""Assemble: from a snapshot to an extraction problem.
+
+A variable is a unit together with what becomes of the value it makes: a row says how the unit runs
+and which copy of its output (if any) is *kept*: made at the first reader and shared by the readers
+up to some last one. A kept copy gathers or combines what the value has spread out. Readers that
+need another layout make a copy of their own, which lives while they run. (A unit with several
+outputs that others share has a further variable for each output after the first.)
+
+`lifetimes.py` says what lives when, `memory.py` how many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.graph.layout import Layout
+
+from .columns import Columns, Wanted
+from .copies import CopyTable
+from .memory import Memory
+from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
+from .unit_choices import Snapshot
+
+# Kept copies may end at the last reader or before one of the longest waits, at most this many.
+_ENDINGS = 3
+# Copies smaller than this are not worth a choice of how long to keep them.
+_SMALL = 1 << 16
+
+Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the problem minimises: a weighted sum of seconds, bytes sent and flops per device."""
+
+    seconds: float = 1.0
+    wire_bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What a variable's rows say of one value that several units read.
+
+    Row r of `variable` produces it in `rows[r][0]` and keeps the copy `rows[r][1]`.
+    """
+
+    value: int
+    variable: int
+    rows: tuple[tuple[Layout, Kept], ...]
+    readers: tuple[int, ...]  # units, in the program's order
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
+    the unit that row r of the variable runs."""
+
+    problem: Problem
+    snapshot: Snapshot
+    unit_row: tuple[Ints, ...]
+    sharing: tuple[Sharing, ...]
+
+
+def assemble(snap: Snapshot, weights: Weights | None = None) -> Assembled:
+    """Build the problem of one snapshot. Its "seconds" are what `weights` make of them; the rows
+    are the same for all weights."""
+    return _Assembler(snap, weights or Weights()).build()
+
+
+@dataclass(frozen=True, eq=False)
+class _Holding:
+    """Rows of a variable that decides what becomes of a value: row r stands for entry `base[r]` of
+    what it was made from, produces layout number `have[r]` and keeps a copy in layout `copy[r]`
+    until reader `until[r]`, both -1 where it keeps none."""
+
+    base: Ints
+    have: Ints
+    copy: Ints
+    until: Ints
+    rows: tuple[tuple[Layout, Kept], ...]
+
+
+class _Assembler:
+    def __init__(self, snap: Snapshot, weights: Weights) -> None:
+        self.snap = snap
+        self.weights = weights
+        self.plan = snap.schedule
+        self.program = self.plan.program
+        self.columns = Columns(snap)
+        self.once = self.columns.once
+        self.memory = Memory(snap, self.columns)
+        self.variables: list[Variable] = []
+        self.pairs: list[Pair] = []
+        self.sharing: list[Sharing] = []
+        self.unit_row: list[Ints] = []
+        self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
+        self.variable_of: dict[int, int] = {}  # shared value -> that variable
+
+    def build(self) -> Assembled:
+        extra: list[int] = []
+        for u, unit in enumerate(self.plan.units):
+            shared = [v for v in unit.outputs if len(self.columns.others(v)) > 1]
+            self._unit(u, shared[0] if shared else None)
+            extra.extend(shared[1:])
+        for v in extra:
+            self._separate(v)
+        for v in range(len(self.program.types)):
+            others = self.columns.others(v)
+            if len(others) == 1:
+                self._direct(v, self.plan.producer[v], others[0])
+            elif len(others) > 1:
+                self._shared(v)
+        problem = Problem(
+            tuple(self.variables),
+            merge_parallel(self.pairs, self.once),
+            self.memory.times,
+            np.zeros(self.memory.times),
+        )
+        return Assembled(problem, self.snap, tuple(self.unit_row), tuple(self.sharing))
+
+    # Units
+
+    def _unit(self, u: int, shared: int | None) -> None:
+        unit, rows = self.plan.units[u], self.snap.rows[u]
+        root = self.program.instances[unit.root]
+        weight = self.program.bodies[root.body].weight if not root.port else root.weight
+        own = tuple(self._own_copy(u, v) for v in unit.outputs if u in self.plan.readers[v])
+        if shared is None:
+            base: Ints = self.once(lambda: np.arange(len(rows)), "every row", rows)
+            held: tuple[Floats, ...] = ()
+        else:
+            holding = self._rows_that_keep(shared, self.columns.gives(shared))
+            base, held = holding.base, self._keeping(shared, u, holding)
+
+        def costs() -> tuple[Floats, Floats]:
+            w = self.weights
+            seconds = (w.seconds * rows.seconds + w.flops * rows.flops) * weight
+            for more in own:
+                seconds = seconds + more
+            seconds, energy = seconds[base], (rows.joules * weight)[base]
+            return (seconds + held[0], energy + held[1]) if held else (seconds, energy)
+
+        seconds, energy = self.once(costs, "unit", rows, weight, own, base, held)
+        uses = [use for v in unit.outputs for use in self.memory.produced(v, base)]
+        if shared is not None:
+            uses += self.memory.kept(shared, holding.have, holding.copy, holding.until)
+        self.unit_row.append(base)
+        name = f"unit {u} {root.signature.kernel}"
+        self.variables.append(Variable(name, seconds, energy, tuple(uses)))
+
+    def _separate(self, v: int) -> None:
+        """A variable of its own for a shared value, tied to its producer by the produced layout."""
+        u = self.plan.producer[v]
+        given = self.columns.gives(v)
+        number, haves = self.once(lambda: _distinct(given), "distinct", given)
+        holding = self._rows_that_keep(v, haves)
+        variable = len(self.variables)
+        seconds, energy = self._keeping(v, variable, holding)
+        uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
+        self.variables.append(Variable(f"value {v}", seconds, energy, uses))
+        rows = self.unit_row[u]
+
+        def agreement() -> tuple[Ints, Floats, Floats]:
+            used = np.unique(number[rows])
+            agree = np.where(np.eye(len(haves), dtype=bool), 0.0, np.inf)[used]
+            return np.searchsorted(used, number[rows]), agree, np.zeros_like(agree)
+
+        labels, agree, free = self.once(agreement, "agreement", number, rows)
+        self.pairs.append(Pair(u, variable, labels, holding.base, agree, free))
+
+    def _own_copy(self, u: int, v: int) -> Floats:
+        """Seconds, per row, of a port that reads what it makes itself: it copies within."""
+        table, weight = self.columns.table(v), self.columns.copy_weight(u, v)
+        given, wanted = self.columns.gives(v), self.columns.wanted(u, v)
+
+        def copied() -> Floats:
+            price = self._price(table)
+            needs = [wanted.sets[k] for k in wanted.label]
+            costs = [sum(price[a, b] for b in n) for a, n in zip(given, needs, strict=True)]
+            return np.array(costs) * weight
+
+        return self.once(copied, "own copy", given, wanted, weight)
+
+    def _rows_that_keep(self, v: int, haves: Ints) -> _Holding:
+        """Rows once without a kept copy, then with each that two readers could share."""
+        table, readers = self.columns.table(v), self.columns.others(v)
+        wanting = tuple(self.columns.wanted(r, v) for r in readers)
+        shared = self.once(lambda: _shared_layouts(table, wanting), "shared", table, wanting)
+        endings = tuple(self._endings(v, readers, who) for _, who in shared)
+        copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
+
+        def rows() -> _Holding:
+            worth = self.columns.collecting(table)
+            options = {a: [(b, e) for b, e in copies if worth[a, b]] for a in set(haves.tolist())}
+            made = [
+                (r, a, b, e)
+                for r, a in enumerate(haves.tolist())
+                for b, e in ((-1, -1), *options[a])
+            ]
+            base, have, copy, until = np.array(made, dtype=np.int64).reshape(-1, 4).T
+            names = table.layouts
+            records = tuple((names[a], None if b < 0 else (names[b], e)) for _, a, b, e in made)
+            return _Holding(base.copy(), have.copy(), copy.copy(), until.copy(), records)
+
+        return self.once(rows, "holding", table, haves, copies)
+
+    def _keeping(self, v: int, variable: int, holding: _Holding) -> tuple[Floats, Floats]:
+        """Costs of the kept copies; records what the variable's rows mean."""
+        self.holder[v], self.variable_of[v] = holding, variable
+        self.sharing.append(Sharing(v, variable, holding.rows, self.columns.others(v)))
+        table = self.columns.table(v)
+        weight = self.program.bodies[self.program.body_of[v]].weight
+
+        def costs() -> tuple[Floats, Floats]:
+            have, holds = holding.have, holding.copy >= 0
+            some = np.where(holds, holding.copy, have)
+            return (
+                np.where(holds, self._price(table)[have, some], 0.0) * weight,
+                np.where(holds, table.joules[have, some], 0.0) * weight,
+            )
+
+        return self.once(costs, "keeping", table, holding, weight)
+
+    def _endings(self, v: int, readers: Sequence[int], sharing: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
+        if self.program.types[v].nbytes < _SMALL or len(sharing) == 2:
+            return sharing[-1:]
+        times = [self.memory.lives.reads_at[readers[k], v] for k in sharing]
+        waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
+        return tuple(sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])}))
+
+    # What readers pay
+
+    def _direct(self, v: int, producer: int, reader: int) -> None:
+        """A value with one reader."""
+        given, rows = self.columns.gives(v), self.unit_row[producer]
+
+        def labels() -> tuple[Ints, Ints, Ints]:
+            number, have = _distinct(given[rows])
+            return number, have, np.full(len(have), -1)
+
+        number, have, none = self.once(labels, "direct", given, rows)
+        self._read(v, producer, reader, number, have, none, none)
+
+    def _shared(self, v: int) -> None:
+        """A value with several readers: some are served by the copy that is kept."""
+        holding, ranks = self.holder[v], self.columns.ranks(v)
+        for k, reader in enumerate(self.columns.others(v)):
+
+            def labels(place: int = ranks[k]) -> tuple[Ints, Ints, Ints, Ints]:
+                holds = holding.copy >= 0
+                reaches = holds & (np.array(ranks)[holding.until] >= place)
+                served = np.where(reaches, holding.copy, -1)
+                number, first = _number_rows(holding.have, served, holds)
+                same, some = self.once.same, holds[first].astype(np.int64)
+                return same(number), same(holding.have[first]), same(served[first]), same(some)
+
+            found = self.once(labels, "served", holding, ranks, ranks[k])
+            self._read(v, self.variable_of[v], reader, *found)
+
+    def _read(
+        self, v: int, holder: int, reader: int, labels: Ints, have: Ints, kept: Ints, holds: Ints
+    ) -> None:
+        """The pair between whoever holds v and one reader: copies that the reader makes itself."""
+        table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
+        wanted, rows = self.columns.wanted(reader, v), self.unit_row[reader]
+        label_r = self.once(lambda: wanted.label[rows], "labels", wanted, rows)
+
+        def costs() -> tuple[Floats, Floats]:
+            price, shape = self._price(table), (len(have), len(wanted.sets))
+            seconds, energy = np.zeros(shape), np.zeros(shape)
+            for j, layouts in enumerate(wanted.sets):
+                for b in layouts:
+                    there = (have == b) | (kept == b)
+                    seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
+                    energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
+            return seconds, energy
+
+        seconds, energy = self.once(costs, "read", table, have, kept, wanted, weight)
+        uses = self.memory.read(reader, v, have, kept, holds, wanted)
+        self.pairs.append(Pair(holder, reader, labels, label_r, seconds, energy, uses))
+
+    def _price(self, table: CopyTable) -> Floats:
+        """Weighted cost of every copy of one tensor type."""
+        w = self.weights
+        if not w.wire_bytes:
+            return w.seconds * table.seconds
+        return w.seconds * table.seconds + w.wire_bytes * table.wire
+
+
+def _shared_layouts(
+    table: CopyTable, wanting: Sequence[Wanted]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Layouts that two readers or more can use, each with the places of those readers."""
+    found = []
+    for b, layout in enumerate(table.layouts):
+        who = tuple(k for k, w in enumerate(wanting) if w.anywhere[b])
+        if len(who) >= 2 and not layout.partial:
+            found.append((b, who))
+    return tuple(found)
+
+
+def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
+    """Label per entry in order of first occurrence, and the entry of each label."""
+    labels, values = label(numbers.tolist())
+    return labels, np.array(values, dtype=np.int64)
+
+
+def _number_rows(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Label per row of several columns in order of first occurrence, and each label's first row."""
+    labels, keys = label(list(zip(*(c.tolist() for c in columns), strict=True)))
+    first = np.zeros(len(keys), dtype=np.int64)
+    first[labels[::-1]] = np.arange(len(labels))[::-1]
+    return labels, first

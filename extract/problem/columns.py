@@ -1,0 +1,123 @@
+"""Columns: what the rows of a unit give and need, as layout numbers, once per kind of unit.
+
+Units of equal structure share their rows (`snapshot.py`), so what follows from the rows alone is
+worked out once, however deep the program is: equal units get the very same arrays here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.schedule.order import read_position
+
+from .copies import CopyTable
+from .once import Once
+from .problem import Ints, label
+from .unit_choices import Snapshot
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """In which layouts the rows of a unit read one value: per row a label, per label the numbers
+    of the distinct layouts; `anywhere` says of each layout whether some row wants it."""
+
+    label: Ints
+    sets: tuple[tuple[int, ...], ...]
+    anywhere: NDArray[np.bool_]
+
+
+class Columns:
+    """Layout numbers of the units of one snapshot, and who reads what in which order."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self.snap, self.plan, self.program = snap, snap.schedule, snap.schedule.program
+        self.once = Once()
+        self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def table(self, v: int) -> CopyTable:
+        """The copies between the layouts of a value's type."""
+        return self.snap.copies[self.program.types[v]]
+
+    def others(self, v: int) -> tuple[int, ...]:
+        """Units other than its producer that read a materialised value, in the program's order."""
+        return self._reading(v)[0]
+
+    def ranks(self, v: int) -> tuple[int, ...]:
+        """Which of the `others` read before which: equal numbers for equal places."""
+        return self._reading(v)[1]
+
+    def gives(self, v: int) -> Ints:
+        """Per row of its producer: the number of the layout in which a value is made."""
+        u = self.plan.producer[v]
+        q = self.plan.units[u].outputs.index(v)
+        rows, table = self.snap.rows[u], self.table(v)
+        return self.once(
+            lambda: np.array([table.number[g[q]] for g in rows.gives], dtype=np.int64),
+            "gives",
+            rows,
+            q,
+            table,
+        )
+
+    def wanted(self, u: int, v: int) -> Wanted:
+        """The layouts in which the rows of unit u read value v."""
+        ports = tuple(k for k, (_, _, w) in enumerate(self.plan.units[u].reads) if w == v)
+        rows, table = self.snap.rows[u], self.table(v)
+
+        def read() -> Wanted:
+            needs = [tuple(dict.fromkeys(table.number[n[k]] for k in ports)) for n in rows.needs]
+            labels, sets = label(needs)
+            anywhere = np.zeros(len(table.layouts), dtype=np.bool_)
+            anywhere[[n for s in sets for n in s]] = True
+            return Wanted(labels, tuple(sets), anywhere)
+
+        return self.once(read, "wanted", rows, ports, table)
+
+    def copy_weight(self, u: int, v: int) -> float:
+        """How often unit u makes a copy of value v in one run of the program."""
+        for i, p, w in self.plan.units[u].reads:
+            if w == v:
+                instance = self.program.instances[i]
+                return instance.input_weights[p] if instance.input_weights else instance.weight
+        return 1.0
+
+    def collecting(self, table: CopyTable) -> NDArray[np.bool_]:
+        """[have, kept]: whether keeping the copy is worth a choice: it costs something, and only
+        gathers or combines what the produced value has spread out."""
+
+        def compare() -> NDArray[np.bool_]:
+            collects = np.array(
+                [[_collects(a, b) for b in table.layouts] for a in table.layouts], dtype=np.bool_
+            ).reshape(len(table.layouts), len(table.layouts))
+            found: NDArray[np.bool_] = (
+                collects & np.isfinite(table.seconds) & (table.wire > 0)
+            ) & ~np.eye(len(table.layouts), dtype=np.bool_)
+            return found
+
+        return self.once(compare, "collecting", table)
+
+    def _reading(self, v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if v not in self._others:
+            u = self.plan.producer[v]
+            if u < 0:
+                return (), ()
+            places = {r: read_position(self.plan, r, v) for r in self.plan.readers[v] if r != u}
+            order = sorted(places, key=lambda r: (places[r], r))
+            distinct = sorted(set(places.values()))
+            self._others[v] = tuple(order), tuple(distinct.index(places[r]) for r in order)
+        return self._others[v]
+
+
+def _collects(have: Layout, kept: Layout) -> bool:
+    if kept.partial:
+        return False
+    combined = set(have.partial)
+    return all(
+        fewer == axes[: len(fewer)]
+        or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
+        for axes, fewer in zip(have.dims, kept.dims, strict=True)
+    )

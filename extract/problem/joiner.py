@@ -1,0 +1,349 @@
+"""The joiner: all ways to run a unit, from the derived strategies of its members.
+
+Members are joined from the root back to the first one. Of what is joined so far, all that matters
+to the rest is the layouts of values whose maker is still to come, and to the outside those that the
+unit reads and gives; ways that agree on these are one way, the one of the least work. So a unit of
+many members takes as many steps as it has members, each over a limited number of ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import collective_joules, collective_seconds, joules, kernel_seconds
+from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.schedule.kernels import Schedule, Unit
+from tapestry_egg.shard.strategies import Saturated
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
+from tapestry_egg.tracing.constraints import Constraint, Wanted
+
+#: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
+#: counted as `truncated`.
+ROWS = 600
+# The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
+# than so many.
+_STEPS, _FEWEST = 60_000, 100
+
+
+@dataclass(frozen=True)
+class UnitRows:
+    """All ways to run one unit. Row r picks `choice[r][m]` of member m's strategies."""
+
+    choice: NDArray[np.int32]  # [rows, members] strategy number in the member's signature
+    needs: tuple[tuple[Layout, ...], ...]  # per row: one layout per read of the unit
+    gives: tuple[tuple[Layout, ...], ...]  # per row: one layout per output
+    seconds: NDArray[np.float64]
+    joules: NDArray[np.float64]
+    flops: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+class _Chosen(NamedTuple):
+    """The strategy of the member joined last, and those of the others."""
+
+    number: int
+    rest: _Chosen | None
+
+
+class _Way(NamedTuple):
+    """A way to run the members joined so far."""
+
+    open: tuple[int, ...]  # layouts of the values whose makers are still to come
+    shown: int  # number of the layouts that are read from outside and given so far
+    flops: float  # per device
+    moved: float  # bytes that reads of parts of operands move
+    partial: int  # partial axes of values inside
+    chosen: _Chosen | None
+
+
+class _Strategy(NamedTuple):
+    """One strategy of a signature: its number, and what it means to a unit."""
+
+    number: int
+    operands: tuple[int, ...]  # layout numbers
+    flops: float
+    moved: tuple[float, ...]  # per operand: elements that it moves, where it reads a part; else 0
+
+
+class Joiner:
+    """Joins the units of one schedule on one mesh; equal units once."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        saturated: Saturated,
+        mesh: MeshShape,
+        target: Target,
+        contract: MeshContract | None = None,
+    ) -> None:
+        self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
+        self.wanted = self._constrained(contract)
+        self.instances = schedule.program.instances
+        self.signature_of = saturated.encoding.signature_of
+        self.layouts = saturated.encoding.algebra.layouts
+        self.number = saturated.encoding.algebra.number
+        self.memo: dict[tuple[object, ...], UnitRows] = {}
+        self.by_output: dict[
+            tuple[int, Wanted | None], Mapping[tuple[int, ...], list[_Strategy]]
+        ] = {}
+        self.sizes: dict[tuple[TensorType, int], float] = {}
+        self.cut: set[tuple[object, ...]] = set()
+        self.truncated = 0  # units that have fewer rows than there are
+
+    def _constrained(self, contract: MeshContract | None) -> dict[int, Wanted]:
+        """Instances of constraints that this mesh can read -> the layouts that they want."""
+        found = {}
+        for i, instance in enumerate(self.schedule.program.instances):
+            if instance.operation < 0 or instance.signature.kernel != CONSTRAINT:
+                continue
+            op = self.schedule.program.bodies[instance.body].graph.operations[instance.operation]
+            shape = instance.signature.output_types[0].shape
+            wanted = Constraint.of(op.params).wanted(shape, self.mesh, contract)
+            if wanted is not None:
+                found[i] = wanted
+        return found
+
+    def rows(self, number: int, unit: Unit) -> UnitRows:
+        """The rows of a unit. Raises ExtractError when there are none."""
+        key = self._shape_of(unit)
+        if key not in self.memo:
+            self.memo[key] = self._join(unit, key)
+        found = self.memo[key]
+        self.truncated += key in self.cut
+        if not len(found):
+            root = self.instances[unit.root]
+            body = self.schedule.program.bodies[root.body]
+            source = body.graph.operations[root.operation].source if root.operation >= 0 else ""
+            raise ExtractError(
+                f"no strategy was derived for unit {number} ({root.signature.kernel})",
+                where=str(source),
+                hint="The rule `whole` lets every operation run replicated; was it removed?",
+            )
+        return found
+
+    def _shape_of(self, unit: Unit) -> tuple[object, ...]:
+        """Equal for units of equal structure, so that repeated layers are joined once."""
+        local: dict[int, int] = {}
+        parts = []
+        for i in unit.members:
+            instance = self.instances[i]
+            wires = tuple([local.setdefault(v, len(local)) for v in instance.inputs])
+            outs = tuple([local.setdefault(v, len(local)) for v in instance.outputs])
+            parts.append((self.signature_of[i], wires, outs, instance.port, self.wanted.get(i)))
+        return (*parts, tuple([local[v] for v in unit.outputs]))
+
+    def _giving(self, instance: int) -> Mapping[tuple[int, ...], list[_Strategy]]:
+        """Strategies that an instance may run by, by the layouts that they give; of those with the
+        same layouts, those that are not worse than another."""
+        signature, wanted = self.signature_of[instance], self.wanted.get(instance)
+        key = (signature, wanted)
+        if key not in self.by_output:
+            model = self.saturated.encoding.signatures[signature]
+            operands = len(model.inputs)
+            table: dict[tuple[int, ...], dict[Any, _Strategy]] = {}
+            for n, s in enumerate(self.saturated.strategies[signature]):
+                if wanted is not None and not wanted.holds(s.layouts[-1]):
+                    continue
+                local = tuple(
+                    [d.size // self.mesh.parts(c) for d, c in zip(model.index, s.cuts, strict=True)]
+                )
+                parts = model.reads or (None,) * operands
+                moved = tuple(
+                    [
+                        0.0 if part is None else evaluate(part, local) * type_.itemsize
+                        for part, type_ in zip(parts, model.input_types, strict=True)
+                    ]
+                )
+                ports = tuple([self.number[x] for x in s.layouts])
+                made = _Strategy(n, ports[:operands], evaluate(model.flops, local), moved)
+                own = table.setdefault(ports[operands:], {})
+                known = own.get((ports[:operands], moved))
+                if known is None or made.flops < known.flops:
+                    own[ports[:operands], moved] = made
+            self.by_output[key] = {k: list(v.values()) for k, v in table.items()}
+        return self.by_output[key]
+
+    def _join(self, unit: Unit, key: tuple[object, ...]) -> UnitRows:
+        inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
+        leaving = set(unit.outputs) & inside
+        numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # what is shown, numbered
+        pending: list[int] = []  # values whose layouts the ways' `open` are
+        ways = [_Way((), -1, 0.0, 0.0, 0, None)]
+        most = max(_FEWEST, min(ROWS, _STEPS // len(unit.members)))
+        for i in reversed(unit.members):
+            instance = self.instances[i]
+            giving = self._giving(i)
+            root = i == unit.root
+            place = -1 if root else pending.index(instance.outputs[0])
+            at = [pending.index(v) if v in pending else -1 for v in instance.inputs]
+            fresh = list(
+                dict.fromkeys(
+                    [v for v, k in zip(instance.inputs, at, strict=True) if v in inside and k < 0]
+                )
+            )
+            slot = {v: k for k, v in enumerate(fresh)}
+            plan = [
+                (k, slot.get(v, -1)) for v, k in zip(instance.inputs, at, strict=True)
+            ]  # per operand: place among the open ones, or among the new ones, or outside
+            shows_output = root or instance.outputs[0] in leaving
+            grown: dict[tuple[tuple[int, ...], int, float], _Way] = {}
+            for way in ways:
+                given = giving if root else ((way.open[place],),)
+                choices = [(out, s) for out in given for s in giving.get(out, ())]
+                for out, s in choices:
+                    joined = self._joined(way, s, out, place, plan, len(fresh), shows_output)
+                    if joined is None:
+                        continue
+                    opened, shown, moved, partial = joined
+                    mark = way.shown
+                    if shown:
+                        mark = numbers.setdefault((mark, shown), len(numbers))
+                    what = (opened, mark, moved)
+                    flops = way.flops + s.flops
+                    known = grown.get(what)
+                    if known is None or flops < known.flops:
+                        grown[what] = _Way(
+                            opened, mark, flops, moved, partial, _Chosen(s.number, way.chosen)
+                        )
+            pending = [v for k, v in enumerate(pending) if k != place] + fresh
+            ways = list(grown.values())
+            if len(ways) > most:
+                self.cut.add(key)
+                ways = sorted(ways, key=lambda w: w.partial)[:most]
+        return self._finish(unit, ways)
+
+    def _joined(
+        self,
+        way: _Way,
+        s: _Strategy,
+        out: tuple[int, ...],
+        place: int,
+        plan: Sequence[tuple[int, int]],
+        fresh: int,
+        shows_output: bool,
+    ) -> tuple[tuple[int, ...], tuple[int, ...], float, int] | None:
+        """What is open and shown with one more member, its bytes and partial axes; None where its
+        operands must lie otherwise."""
+        new = [-1] * fresh
+        shown = list(out) if shows_output else []
+        moved, partial = way.moved, way.partial
+        for layout, (open_, slot), part in zip(s.operands, plan, s.moved, strict=True):
+            if open_ >= 0:
+                if way.open[open_] != layout:
+                    return None
+            elif slot >= 0:
+                if new[slot] < 0:
+                    new[slot] = layout
+                    partial += len(self.layouts[layout].partial)
+                elif new[slot] != layout:
+                    return None
+            else:
+                shown.append(layout)
+                moved += part
+        kept = way.open if place < 0 else way.open[:place] + way.open[place + 1 :]
+        return (*kept, *new), tuple(shown), moved, partial
+
+    def _finish(self, unit: Unit, ways: Sequence[_Way]) -> UnitRows:
+        """The rows of the ways; of those that read and give the same, the one of least time."""
+        members = unit.members
+        choice = np.zeros((len(ways), len(members)), dtype=np.int32)
+        for r, way in enumerate(ways):
+            link = way.chosen
+            for m in range(len(members)):  # the last joined is the first member
+                assert link is not None
+                choice[r, m], link = link
+        place = {i: m for m, i in enumerate(members)}
+        maker = {v: (i, q) for i in members for q, v in enumerate(self.instances[i].outputs)}
+
+        def layouts(i: int, port: int) -> list[Layout]:
+            found = self.saturated.strategies[self.signature_of[i]]
+            return [found[n].layouts[port] for n in choice[:, place[i]].tolist()]
+
+        read = [layouts(i, p) for i, p, _ in unit.reads]
+        made = []
+        for i, q in (maker[v] for v in unit.outputs):
+            made.append(layouts(i, len(self.instances[i].inputs) + q))
+        needs = list(zip(*read, strict=True)) if read else [()] * len(ways)
+        gives = list(zip(*made, strict=True)) if made else [()] * len(ways)
+        flops, seconds, energy = self._costs(unit, ways, read, made)
+        best: dict[int, int] = {}  # what is shown -> the row
+        for r, way in enumerate(ways):
+            known = best.setdefault(way.shown, r)
+            if (seconds[r], energy[r], flops[r]) < (seconds[known], energy[known], flops[known]):
+                best[way.shown] = r
+        kept = list(best.values())
+        return UnitRows(
+            choice=choice[kept],
+            needs=tuple([needs[r] for r in kept]),
+            gives=tuple([gives[r] for r in kept]),
+            seconds=seconds[kept],
+            joules=energy[kept],
+            flops=flops[kept],
+        )
+
+    def _costs(
+        self,
+        unit: Unit,
+        ways: Sequence[_Way],
+        read: Sequence[Sequence[Layout]],
+        made: Sequence[Sequence[Layout]],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Flops per device, seconds, and joules of the whole mesh, of one run of the unit, per
+        way."""
+        root = self.instances[unit.root]
+        signatures = [self.instances[i].signature for i in unit.members]
+        if root.port or all([s.fusion == "view" for s in signatures]):
+            nothing = np.zeros(len(ways))
+            return nothing, nothing, nothing
+        flops = np.array([w.flops for w in ways])
+        moved = np.array([w.moved for w in ways])
+        for (i, p, v), column in zip(unit.reads, read, strict=True):
+            reads = self.instances[i].signature.reads
+            if not reads or reads[p] is None:
+                moved += self._bytes(v, column)
+        for v, column in zip(unit.outputs, made, strict=True):
+            moved += self._bytes(v, column)
+        contraction = any([s.contracts for s in signatures])
+        dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
+        seconds = kernel_seconds(flops, moved, dtype, self.target, contraction)
+        energy = joules(
+            flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction
+        )
+        wait, power = self._sent(root.signature)
+        return flops, seconds + wait, energy + power
+
+    def _sent(self, signature: OperationSignature) -> tuple[float, float]:
+        """(seconds, joules) of sending what one device computes for all to the others."""
+        axes = tuple(range(len(self.mesh.sizes)))
+        seconds = energy = 0.0
+        for tensor in signature.sent_types:
+            amount = float(tensor.nbytes)
+            seconds += collective_seconds("all_reduce", amount, axes, self.mesh, self.target)
+            energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
+        return seconds, energy
+
+    def _bytes(self, v: int, column: Sequence[Layout]) -> NDArray[np.float64]:
+        """Bytes of a value on each device, in every layout of a column."""
+        tensor = self.schedule.program.types[v]
+        out = []
+        for layout in column:
+            key = (tensor, self.number[layout])
+            if key not in self.sizes:
+                n = 1
+                for size in layout.local_shape(tensor.shape, self.mesh):
+                    n *= size
+                self.sizes[key] = float(n * tensor.itemsize)
+            out.append(self.sizes[key])
+        return np.array(out)

@@ -1,0 +1,166 @@
+"""Memory: the bytes that every choice occupies, on the time line of `lifetimes.py`.
+
+What XLA's buffer assignment holds when the lowered plan runs in order: a value while it is read as
+it was produced, a copy while it is made and read. Amounts are bytes of one device's block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tapestry_egg.schedule.lifetimes import lifetimes
+
+from .columns import Columns, Wanted
+from .copies import CopyTable
+from .problem import Floats, Ints, Use
+from .unit_choices import Snapshot
+
+
+class Memory:
+    """Uses of memory for the variables and pairs of one snapshot's problem."""
+
+    def __init__(self, snap: Snapshot, columns: Columns | None = None) -> None:
+        self.snap, self.plan, self.program = snap, snap.schedule, snap.schedule.program
+        self.columns = columns or Columns(snap)
+        self.once = self.columns.once
+        self.lives = lifetimes(snap.schedule)
+
+    @property
+    def times(self) -> int:
+        return self.lives.times
+
+    def produced(self, v: int, rows: Ints) -> tuple[Use, ...]:
+        """The array of a value as its unit makes it, where the unit runs as `rows` say."""
+        if self.lives.free[v]:
+            return ()
+        table, gives = self.columns.table(v), self.columns.gives(v)
+
+        def amounts() -> Floats:
+            return table.local_bytes[gives[rows]].astype(np.float64)
+
+        return (Use(*self._span(v), self.once(amounts, "made", table, gives, rows)),)
+
+    def kept(self, v: int, have: Ints, copy: Ints, until: Ints) -> tuple[Use, ...]:
+        """A copy in layout `copy` that the readers up to `until` share, per row; -1 for none.
+
+        The produced array is dropped once it is copied; readers that go back to it are charged in
+        `read`.
+        """
+        table, first = self.columns.table(v), self.first(v)
+        free = self.lives.free[v]
+
+        def amounts() -> tuple[Floats, list[tuple[int, Floats]], Floats]:
+            holds = copy >= 0
+            some = np.where(holds, copy, have)
+            size = np.where(holds, 1.0 * table.local_bytes[some], 0.0)
+            lasting = [
+                (e, np.where(until == e, size, 0.0)) for e in sorted(set(until[holds].tolist()))
+            ]
+            making = np.where(holds, _making(table, have, some, free), 0.0)
+            return making, lasting, np.where(holds, -1.0 * table.local_bytes[have], 0.0)
+
+        making, lasting, drop = self.once(amounts, "kept", table, have, copy, until, free)
+        uses = [Use(first, first + 1, making)]
+        readers = list(zip(self.columns.others(v), self.columns.ranks(v), strict=True))
+        for e, size in lasting:
+            stop = max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
+            uses.append(Use(first + 1, stop, size))
+        if self._passing(v):
+            uses.append(Use(first + 1, self._span(v)[1], drop))
+        return _occupied(uses)
+
+    def read(
+        self, reader: int, v: int, have: Ints, kept: Ints, holds: Ints, wanted: Wanted
+    ) -> tuple[Use, ...]:
+        """What one reader adds, [labels of the value, labels of the reader].
+
+        `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
+        whether some copy is kept at all.
+        """
+        table, free = self.columns.table(v), self.lives.free[v]
+        # A copy of a new state is made in the old one's place.
+        state = self.program.instances[self.plan.units[reader].root].port == "state"
+
+        def amounts() -> tuple[Floats, Floats, Floats, Floats, Floats]:
+            shape = (len(have), len(wanted.sets))
+            making, live = np.zeros(shape), np.zeros(shape)
+            takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+            for j, layouts in enumerate(wanted.sets):
+                for n in layouts:
+                    b = np.full(len(have), n)
+                    there = (have == b) | (kept == b)
+                    making[:, j] += np.where(there, 0.0, _making(table, have, b, free))
+                    live[:, j] += np.where(there | state, 0.0, 1.0 * table.local_bytes[b])
+                    takes[:, j] |= have == b
+                    back[:, j] |= kept != b
+            own = np.broadcast_to(1.0 * table.local_bytes[have][:, None], shape)
+            some = (holds > 0)[:, None]
+            returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
+            return making, live, *returns, np.where(~takes & ~some, -own, 0.0)
+
+        key = (table, have, kept, holds, wanted, free, state)
+        making, live, returns, stays, gone = self.once(amounts, "reads", *key)
+        at = self.lives.reads_at[reader, v]
+        ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
+        uses = [Use(at, at + 1, making), Use(at + 1, self._copy_ends(reader, v), live)]
+        if self._passing(v):
+            first = self.first(v)
+            uses.append(Use(first + 1, at + 1, returns))
+            uses.append(Use(max(first, at) + 1, ends + 1, stays))
+            if self._reads_last(reader, v):  # copied away before its last reader runs
+                begin, end = self._span(v)
+                uses.append(Use(max(begin, at + 1, self._read_before(reader, v)), end, gone))
+        return _occupied(uses)
+
+    def first(self, v: int) -> int:
+        """The tick of the first copy that could be made of a value."""
+        producer = self.plan.producer[v]
+        return min(self.lives.reads_at[r, v] for r in self.plan.readers[v] if r != producer)
+
+    def _span(self, v: int) -> tuple[int, int]:
+        """From when up to before when a value that is read as it was produced is in memory."""
+        end = min(self.lives.last[v] + 2, self.times)
+        return min(self.lives.made[v], end - 1), end
+
+    def _reads_last(self, reader: int, v: int) -> bool:
+        """Whether a unit alone is what a value is kept for in the end."""
+        producer, last = self.plan.producer[v], self.lives.last[v]
+        at = [r for r in self.plan.readers[v] if self.lives.reads_until[r, v] == last]
+        return at == [reader] and reader != producer
+
+    def _read_before(self, reader: int, v: int) -> int:
+        """Before which tick everything else that reads a value is done with it."""
+        others = [r for r in self.plan.readers[v] if r not in (reader, self.plan.producer[v])]
+        return max((self.lives.reads_until[r, v] + 2 for r in others), default=0)
+
+    def _passing(self, v: int) -> bool:
+        """Whether a value has memory of its own that ends with its last reader."""
+        return not self.lives.free[v] and self.lives.last[v] < self.times
+
+    def _copy_ends(self, reader: int, v: int) -> int:
+        """Before which tick a copy that a unit reads is no longer in memory."""
+        root = self.program.instances[self.plan.units[reader].root]
+        if root.port == "output":
+            return self.times
+        return min(self.lives.reads_until[reader, v] + 2, self.times)
+
+
+def _making(table: CopyTable, have: Ints, need: Ints, free: bool) -> Floats:
+    """Bytes beside the produced array while a copy of it is made.
+
+    The copy and the largest block on the way; an all-reduce writes where it reads. Of a value
+    that its readers compute for themselves (`free`) also what is sent: for that it must exist.
+    """
+    wire = table.wire[have, need]
+    legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
+    extra = np.where(table.in_place[have, need], 0.0, 1.0 * table.local_bytes[need])
+    extra = extra + np.where(legal, table.scratch[have, need], 0.0)
+    if free:
+        extra = extra + np.where(sent, 1.0 * table.local_bytes[have], 0.0)
+    return np.where(legal, extra, 0.0)
+
+
+def _occupied(uses: Sequence[Use]) -> tuple[Use, ...]:
+    return tuple(u for u in uses if u.start < u.end and u.amount.any())

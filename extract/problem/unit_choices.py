@@ -1,0 +1,80 @@
+"""The snapshot: what saturation found, as tables that extraction can search.
+
+One entry per unit of the schedule: its *rows*, each a complete way to run the unit, made by
+joining the derived strategies of its members on the layouts of the values between them. Nothing is
+added that the rules did not derive, and rows with equal layouts keep the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.shard.strategies import Saturated, StrategyRow
+
+from .copies import CopyTable, copy_table
+from .joiner import Joiner
+from .joiner import UnitRows as UnitRows
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit.
+    `truncated` units have more rows than are here."""
+
+    schedule: Schedule
+    saturated: Saturated
+    mesh: MeshShape
+    target: Target
+    rows: tuple[UnitRows, ...]
+    copies: Mapping[TensorType, CopyTable]
+    truncated: int
+
+    def signature(self, instance: int) -> OperationSignature:
+        return self.schedule.program.instances[instance].signature
+
+    def strategy(self, instance: int, number: int) -> StrategyRow:
+        which = self.saturated.encoding.signature_of[instance]
+        return self.saturated.strategies[which][number]
+
+
+def snapshot(
+    schedule: Schedule,
+    saturated: Saturated,
+    mesh: MeshShape,
+    target: Target,
+    contract: MeshContract | None = None,
+) -> Snapshot:
+    """Join the derived strategies into unit rows, and tabulate copies.
+
+    A value that the program constrains has only rows that give it as it asks; `contract` is the
+    mesh that the program's axes are of, where a plan's mesh divides it.
+    Raises ExtractError when some unit has no way to run (a rule was removed that all need).
+    """
+    joiner = Joiner(schedule, saturated, mesh, target, contract)
+    rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
+    program = schedule.program
+    types = {
+        program.types[v]
+        for unit in schedule.units
+        for v in (*unit.outputs, *(v for _, _, v in unit.reads))
+    }
+    algebra = saturated.encoding.algebra
+    copies: dict[TensorType, CopyTable] = {}
+    by_rank: dict[int, list[Layout]] = {}
+    for layout in algebra.layouts:
+        by_rank.setdefault(len(layout.dims), []).append(layout)
+    for tensor in types:
+        strong = TensorType(tensor.shape, tensor.dtype)
+        if strong not in copies:
+            copies[strong] = copy_table(
+                strong, by_rank[tensor.rank], saturated.changes, algebra.monoids, mesh, target
+            )
+        copies[tensor] = copies[strong]
+    return Snapshot(schedule, saturated, mesh, target, rows, copies, joiner.truncated)

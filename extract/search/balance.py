@@ -1,0 +1,102 @@
+"""Chords: prices at which known labellings balance.
+
+Of all mixtures of labellings that are known, a linear program finds the one with the least seconds
+whose bytes stay within a limit at every time. Its dual values are prices of bytes: either the bound
+at these prices proves that no mixture is much better, or a labelling turns up that is cheaper at
+them than all that are known (column generation: Dantzig and Wolfe, 1960). Where one time decides,
+the price is the slope of the chord between two labellings (Aneja and Nair, 1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tapestry_egg.extract.problem.problem import Floats
+from tapestry_egg.work import Work
+
+from .archive import Candidate
+
+# So many labellings are remembered, the last ones.
+_REMEMBERED = 200
+
+# A mixture may be over the limit by this share of it.
+_OVER = 1e-7
+
+# Calls of a linear program, and of each of its iterations.
+_PER_PROGRAM, _PER_ITERATION = 5000, 50
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The least seconds of a mixture, and what a byte costs at each time: [times]."""
+
+    seconds: float
+    bytes: Floats
+
+
+@dataclass
+class Pool:
+    """Seconds and bytes at each time of the labellings that a search has met."""
+
+    seconds: list[float] = field(default_factory=list)
+    profiles: list[Floats] = field(default_factory=list)
+
+    def add(self, seconds: float, profile: Floats) -> None:
+        """Remember a labelling."""
+        self.seconds.append(seconds)
+        self.profiles.append(profile)
+        if len(self.seconds) > _REMEMBERED:
+            del self.seconds[0], self.profiles[0]
+
+    def balance(self, limit: float, work: Work | None = None) -> Balance | None:
+        """The best mixture with the peak within `limit` bytes, if one is within it; what it takes
+        to find it is added to `work`."""
+        from scipy.optimize import linprog
+
+        if limit <= 0.0 or not self.seconds:
+            return None
+        profiles = np.array(self.profiles) / limit
+        unit = max(min(self.seconds), 1e-300)
+        costs = np.array(self.seconds) / unit
+        times = sorted({int(t) for t in profiles.argmax(axis=1)})
+        while True:
+            found = linprog(
+                costs,
+                A_ub=profiles[:, times].T,
+                b_ub=np.ones(len(times)),
+                A_eq=np.ones((1, len(costs))),
+                b_eq=[1.0],
+                method="highs",
+            )
+            if work is not None:
+                work.add(_PER_PROGRAM + _PER_ITERATION * int(found.nit), 20 * profiles.size)
+            if found.x is None:
+                return None
+            mixture = np.einsum("k,kt->t", found.x, profiles)
+            worst = int(mixture.argmax())
+            if mixture[worst] <= 1.0 + _OVER or worst in times:
+                break
+            times.append(worst)
+        prices = np.zeros(profiles.shape[1])
+        prices[times] = np.maximum(-found.ineqlin.marginals, 0.0) * unit / limit
+        return Balance(float(found.fun) * unit, prices)
+
+
+def hull(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that are fastest at some price of their peak, from fast to small."""
+    kept: list[Candidate] = []
+    for c in sorted(candidates, key=lambda c: (c.seconds, c.peak)):
+        if kept and c.peak >= kept[-1].peak:
+            continue
+        while len(kept) > 1 and slope(kept[-2], kept[-1]) >= slope(kept[-2], c):
+            kept.pop()
+        kept.append(c)
+    return kept
+
+
+def slope(fast: Candidate, small: Candidate) -> float:
+    """Seconds that the smaller plan takes more, per byte that its peak is less."""
+    return (small.seconds - fast.seconds) / (fast.peak - small.peak)

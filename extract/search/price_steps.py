@@ -1,0 +1,45 @@
+"""Steps: how prices of bytes and joules follow what labellings use at them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tapestry_egg.extract.problem.problem import Floats
+
+from .dual import Prices
+from .products import dot
+
+# How fast prices follow what is used: where memory is dear, how dear it is, and energy.
+_WHERE, _TOTAL, _JOULES = 10.0, 2.0, 8.0
+
+# No price of a byte is less than the first share of the largest, so that it can rise again; where
+# memory is most, none is less than the second.
+_FLOOR, _RAISED = 1e-9, 0.05
+
+
+def stepped(prices: Prices, used: Floats, peak: float, joule_limit: float, scale: float) -> Prices:
+    """Prices after a step along what was used beyond the limits."""
+    bytes_used, joules = used[:-1], float(used[-1])
+    total = prices.bytes.sum()
+    dearly = dot(prices.bytes, bytes_used) / max(total, 1e-300)  # bytes where they are priced
+    rise = scale * _TOTAL * np.clip(dearly / max(peak, 1.0) - 1.0, -0.5, 0.5)
+    joule = prices.joule
+    if joule_limit < np.inf:
+        joule *= np.exp(scale * _JOULES * np.clip(joules / joule_limit - 1.0, -0.1, 0.1))
+    weights = weights_after(prices.bytes, bytes_used, scale)
+    return Prices(float(joule), total * np.exp(rise) * weights)
+
+
+def weights_after(before: Floats, used: Floats, scale: float) -> Floats:
+    """Shares of the price of memory, moved to where most of it is used."""
+    # What has become the peak is taken seriously at once, not only after many steps up.
+    least = np.where(used > 0.98 * used.max(), _RAISED, _FLOOR) * before.max()
+    logs = np.log(np.maximum(before, least) + 1e-300)
+    logs = logs + scale * _WHERE * used / max(used.max(), 1.0)
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())
+
+
+def mixed(before: Floats | None, now: Floats) -> Floats:
+    """What is used, on average over the last steps."""
+    return now if before is None else 0.5 * (before + now)

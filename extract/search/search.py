@@ -1,0 +1,597 @@
+"""Search: plans along the trade-off of seconds, peak bytes and joules, and bounds on all of them.
+
+Limits on memory and energy are exchanged for prices on bytes at each time and on joules. At given
+prices message passing bounds the problem and elimination finds what is very nearly the best
+labelling; where that exceeds a limit the price rises, elsewhere it falls (ascent on the Lagrangian
+dual; the prices of bytes are multiplied, not added to). Between plans that are found so, prices
+are those at which they balance (`chords.py`). Every labelling met on the way is kept if
+nothing dominates it; every bound met on the way is a cut that holds for all limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
+from tapestry_egg.work import Work
+
+from . import exact
+from .archive import Archive, Candidate, shown
+from .balance import Pool, hull, slope
+from .descent import Descent
+from .dual import Cut, Dual, Messages, Prices
+from .elimination import Elimination
+from .price_steps import mixed, stepped, weights_after
+from .products import dot
+
+# Memory limits closer together than this share of them are not told apart.
+SLIVER = 1e-5
+
+# Rows per variable that elimination looks at, and at first, where a legal labelling is wanted.
+_KEEP, _KEEP_MORE = 4, 16
+
+# So many places keep their messages, megabytes each; from earlier ones they are passed anew.
+_REMEMBERED = 64
+
+# The walk from low to high prices may take this share of the work, in no fewer prices than these.
+_WALK, _FEWEST = 0.5, 5
+
+# Passes among the layers that stand for equal ones, whenever prices change.
+_REHEARSALS = 8
+
+# So often a bound is raised, by some passes each time, where known plans balance, and so often
+# prices are sought between the same two plans.
+_RAISES, _CHORDS = 6, 5
+
+# So many passes at prices of bytes alone.
+_LAST_PASSES = 3
+
+# Plans are balanced only where so few times decide: linear programs jump among more of them, and
+# small steps do better.
+_TIMES = 3
+
+# How often prices are raised where a plan exceeds its limit.
+_REPAIRS = 6
+
+# The price of all memory, in the time of the fastest plan per byte of its peak: from hardly
+# anything to so much that only the peak counts.
+_TOTALS = (0.05, 64.0)
+
+# So near to its bound, as a share of the gap that is good enough, the solver comes.
+_NEARLY = 0.25
+
+# Seconds after which a program is given up, far above what its size lets expect: a solver heeds no
+# interruption.
+_LONGEST = 60.0
+
+# What it takes to evaluate a bound for a plan, in entries that are read.
+_PER_BOUND = 300
+
+# How steps change in length when they raise a bound, and when they do not.
+_LONGER, _SHORTER = 1.3, 0.6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan may need: peak bytes, joules."""
+
+    peak: float
+    joules: float = np.inf
+
+    def hold(self, candidate: Candidate) -> bool:
+        """Whether a candidate needs no more."""
+        return candidate.peak <= self.peak and candidate.joules <= self.joules
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search: prices of all memory to try first, steps at each, `work` in all (units of
+    `Work`, each about a second of one processor).
+
+    `moves` is how often a labelling is improved once more at given prices where one elimination
+    does not hold all of it; `gap` is what is good enough. A search may be one of `parts`, number
+    `part`, that divide the prices among them, from low to high. Without `front` it is over with the
+    fastest plan, if that is within the limits. So far the same input gives the same result; not so
+    where the search ends by the clock: after `seconds`, or after `patience` seconds without a
+    better plan or bound.
+    """
+
+    prices: int = 16
+    steps: int = 4
+    moves: int = 0
+    seconds: float = 30.0
+    gap: float = 0.004
+    seed: int = 0
+    part: int = 0
+    parts: int = 1
+    patience: float = np.inf
+    front: bool = True
+    work: float = np.inf
+
+
+@dataclass(frozen=True)
+class Place:
+    """Prices, what they prove, and the messages to go on from there, if they are still kept."""
+
+    cut: Cut
+    prices: Prices
+    messages: Messages | None
+
+
+Report = Callable[[Archive, float], None]
+
+
+class Search:
+    """Anytime search of one problem; call `run`, then read `archive`.
+
+    `rivals` [plans, objectives] are costs of plans that other problems have: where those are as
+    good as anything here can be, there is nothing to search for.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        effort: Effort,
+        report: Report | None = None,
+        rivals: Floats | None = None,
+    ) -> None:
+        self.problem = problem
+        self.rivals = np.zeros((0, 3)) if rivals is None else rivals
+        self.effort = effort
+        self.report = report
+        self.deadline = time.perf_counter() + effort.seconds
+        self.gained = time.perf_counter()
+        self.late = False  # the clock has ended the search
+        self.archive = Archive()
+        self.work = Work()
+        self.dual = Dual(problem, self.work)
+        self.elimination = Elimination(self.dual)
+        self.descent = Descent(problem, self.work)
+        self.small = exact.small(problem)
+        self.units = exact.units(problem)  # of work, about, for a program under one limit
+        self.rng = np.random.default_rng(effort.seed)
+        self.visited: list[Place] = []
+        self.pool = Pool()
+        self.range = (0.0, np.inf)  # of all memory's price, in seconds per byte: this part's
+        # Where equal layers are folded, few steps come near to what many reach.
+        folded = self.dual.folding.worth
+        self._steps = max(1, effort.steps // 2) if folded else effort.steps
+        self._longer = 2 if folded else 4
+
+    def run(self, limits: Limits | None = None) -> Archive:
+        """The front from the fastest plan down to the smallest peak, then the least joules.
+
+        First the price of memory rises step by step; then prices at which plans balance find others
+        between them, or prove that there are none; then the search works wherever the gap is
+        largest, until it is small everywhere or the effort is spent. `limits` are of special
+        interest.
+        """
+        fastest = self.fastest()
+        if not self.effort.front and (limits is None or limits.hold(fastest)):
+            return self.archive
+        least = self._walk(fastest)
+        if self.effort.part == self.effort.parts - 1:
+            self._least_peak(least)
+        if limits is not None and least.peak > limits.peak:
+            self._descended(least, limits.peak)
+        elif limits is not None and not limits.hold(fastest):
+            self.approach(limits, 2 * self.effort.steps)
+        if self.effort.part == 0:
+            self._frugal(fastest)
+        self._balance()
+        self._narrow()
+        if self.small:
+            self._close()
+        return self.archive
+
+    # The ends of the front
+
+    def fastest(self) -> Candidate:
+        """The fastest plan. Raises ExtractError when no legal one is found."""
+        found = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
+        self._remember(self._here())
+        if not self.archive.candidates:
+            self.consider(self._improved([self.dual.decode()], _KEEP_MORE))
+        if not self.archive.candidates and self.small:
+            self._exactly(np.inf)
+        if not self.archive.candidates:
+            raise ExtractError(
+                "no legal combination of strategies was found",
+                hint="Layouts that one operation gives cannot be changed to what others need; "
+                "was a rule removed?",
+            )
+        if not np.isfinite(found.seconds):
+            return self.archive.candidates[0]
+        return self._descended(found, found.peak)
+
+    def _walk(self, fastest: Candidate) -> Candidate:
+        """Raise the price of memory from hardly anything to far above time; the smallest peak."""
+        if not fastest.peak or not fastest.seconds:
+            return fastest
+        least = found = fastest
+        prices = self._first(fastest)
+        totals = self._totals() * fastest.seconds / fastest.peak
+        last = self.effort.part == self.effort.parts - 1
+        self.range = totals[0] if self.effort.part else 0.0, np.inf if last else totals[-1]
+        for total in totals:
+            prices = Prices(0.0, prices.bytes * (total / prices.bytes.sum()))
+            used: Floats | None = None
+            places = []
+            # At the highest price the search is for the smallest peak.
+            longer = self._longer if last and total == totals[-1] else 1
+            for _ in range(longer * self._steps):
+                if self._over():
+                    return least
+                found = self._settle(prices, 1, [found.rows])
+                places.append(self._here())
+                least = min(least, found, key=lambda c: c.peak)
+                used = mixed(used, self._used(found))
+                prices = Prices(0.0, total * weights_after(prices.bytes, used[:-1], 1.0))
+                if self._beaten(found):  # here the rivals are better; the bound was wanted
+                    break
+            self._remember(max(places, key=lambda x: x.cut.value))
+        return self._descended(least, least.peak)
+
+    def _least_peak(self, least: Candidate) -> None:
+        """Prove, where seconds cost nothing, that no peak is much smaller than the smallest found.
+
+        What is met on the way costs any time, and is not kept.
+        """
+        total = float(self.dual.prices.bytes.sum())
+        if not total:
+            return
+        before, rng = self.dual.messages(), np.random.default_rng(self.effort.seed)
+        self.dual.resume([(a / total, b / total) for a, b in before])
+        prices = Prices(0.0, self.dual.prices.bytes / total, 0.0)
+        used: Floats | None = None
+        for k in range(1 + self.effort.steps):
+            if k and self._over():  # little work, and without it nothing is said of all plans
+                break
+            self.dual.price(prices)
+            self.dual.rehearse(_REHEARSALS)
+            self._none_below(max(self.dual.sweep().least_peak for _ in range(_LAST_PASSES)))
+            profile = self._evaluated(self.elimination.improve([least.rows], _KEEP, rng))[2]
+            used = mixed(used, profile)
+            prices = replace(prices, bytes=weights_after(prices.bytes, used, 1.0))
+        self.dual.resume(before)
+
+    def _none_below(self, peak: float) -> None:
+        """Note that every peak has so many bytes at least, but for rounding."""
+        self.archive.cuts.append(Cut(np.inf, 0.0, 0.0, peak * (1 - 0.1 * SLIVER)))
+
+    def _totals(self) -> Floats:
+        """This part's total prices of memory, fewer of them where a step is much work."""
+        begin = self.work.units
+        self._settle(replace(self.dual.prices), 1)
+        step = self.work.units - begin
+        # Where the clock alone ends the search, so much work as it should have time for.
+        every_unit = min(self.effort.work, self.effort.seconds) - begin
+        room = _WALK * every_unit * self.effort.parts
+        most = int(room / (step * (self._steps + 1)))
+        count = min(self.effort.prices, max(most, _FEWEST))
+        if self.dual.folding.worth:  # plans that balance will find the prices between
+            count = min(count, _FEWEST)
+        part, parts = self.effort.part, self.effort.parts
+        every = np.geomspace(*_TOTALS, max(count, parts))
+        first, last = (len(every) * k // parts for k in (part, part + 1))
+        return every[first : last + 1]  # the next part's first is the end of this one's range
+
+    def _first(self, fastest: Candidate) -> Prices:
+        """Prices to begin with: where the fastest plan needs most memory."""
+        profile = self._used(fastest)[:-1]
+        total = _TOTALS[0] * fastest.seconds / max(fastest.peak, 1.0)
+        return Prices(0.0, total * weights_after(np.ones_like(profile), profile, 1.0))
+
+    def _frugal(self, fastest: Candidate) -> None:
+        """Plans of few joules, at no memory price."""
+        for factor in (0.5, 4.0):
+            price = factor * fastest.seconds / max(fastest.joules, 1e-12)
+            self._settle(Prices(price, np.zeros(self.problem.times)), 4, [fastest.rows])
+
+    # Between them
+
+    def _narrow(self) -> None:
+        """Go on wherever the gap is largest, until it is small or the effort is spent."""
+        tries: dict[Limits, int] = {}
+        while not self._over():
+            found = self._widest(tries)
+            if found is None:
+                break
+            gap, limits = found
+            tried = tries.get(limits, 0) > 0
+            if tried and limits.joules == np.inf and self._affordable():
+                self._exactly(limits.peak)
+                tries[limits] = 3
+                continue
+            self.approach(limits, 2 * self.effort.steps)
+            if not self._gap(limits) < 0.8 * gap:
+                tries[limits] = tries.get(limits, 0) + 1
+
+    def _widest(self, tries: dict[Limits, int]) -> tuple[float, Limits] | None:
+        """The largest gap of a plan that a front would show, and the limits to close it at."""
+        out = None
+        found = np.array([c.costs for c in self.archive.candidates]).reshape(-1, 3)
+        every = np.concatenate([found, self.rivals])
+        self.work.add(0, _PER_BOUND * len(every) * len(self.archive.cuts))
+        for seconds, peak, joules in every[shown(every)].tolist():
+            by_peak = self._gap(Limits(peak))
+            own = _share(seconds, self.archive.bound(peak, joules))
+            for gap, limits in ((by_peak, Limits(peak)), (own, Limits(peak, joules))):
+                if limits.joules < np.inf and own < 1.5 * by_peak:
+                    continue
+                if gap > self.effort.gap and tries.get(limits, 0) < 3:
+                    out = max(out, (gap, limits), key=lambda x: x[0]) if out else (gap, limits)
+        return out
+
+    def _balance(self) -> None:
+        """Between neighbours of the convex hull: find plans below it, or prove that there are none,
+        by prices at which they balance."""
+        tries: dict[tuple[float, float], int] = {}
+        vain: set[tuple[float, float]] = set()
+        enough = 0.75 * self.effort.gap
+        while not self._over():
+            out = None
+            for a, b in pairwise(hull(self.archive.candidates)):
+                limit, key = 0.5 * (a.peak + b.peak), (a.peak, b.peak)
+                known = min(0.5 * (a.seconds + b.seconds), self._rival(Limits(limit)))
+                gap = _share(known, self.archive.bound(limit, np.inf))
+                mine = self.range[0] <= slope(a, b) <= self.range[1]
+                if mine and gap > enough and tries.get(key, 0) < _CHORDS:
+                    out = max(out or (gap, key), (gap, key))
+            if out is None:
+                return
+            key = out[1]
+            if not self._between(0.5 * (key[0] + key[1]), key in vain):
+                vain.add(key)
+            tries[key] = tries.get(key, 0) + 1
+
+    def _between(self, limit: float, half: bool) -> bool:
+        """Raise the bound where known labellings balance at a limit, until it meets them or a
+        better one turns up, and whether one did; `half`: half way there from the best prices.
+        """
+        balance = self.pool.balance(limit, self.work)
+        if balance is None or np.count_nonzero(balance.bytes) > _TIMES:
+            return False
+        place = self._nearest(Limits(limit))
+        if place.messages is not None:
+            self.dual.resume(place.messages)
+        prices = Prices(0.0, 0.5 * (balance.bytes + place.prices.bytes) if half else balance.bytes)
+        paid, enough = float(prices.bytes.sum()) * limit, 0.4 * self.effort.gap * balance.seconds
+        known = [self.archive.best(limit), self._least_above(limit)]
+        rows = [c.rows for c in known if c is not None]
+        value, better = -np.inf, False
+        for k in range(_RAISES):
+            found = self._settle(prices, 3 if k else 1, rows)
+            cut = self.archive.cuts[-1]
+            risen, value = cut.value - value, cut.value
+            priced = found.seconds + dot(prices.bytes, self._used(found)[:-1])
+            better = priced < balance.seconds + paid - enough
+            met = value >= min(priced, balance.seconds + paid) - enough
+            if better or met or risen < 0.2 * enough or self._over():
+                break
+        self._remember(self._here())
+        return better
+
+    def _least_above(self, limit: float) -> Candidate | None:
+        """The plan with the smallest peak above a limit."""
+        above = [c for c in self.archive.candidates if c.peak > limit]
+        return min(above, key=lambda c: c.peak, default=None)
+
+    def approach(self, limits: Limits, steps: int) -> None:
+        """Adjust the prices for one pair of limits, from the best for them so far."""
+        best = self._nearest(limits)
+        if best.messages is not None:
+            self.dual.resume(best.messages)
+        prices, scale, reached = best.prices, 1.0, -np.inf
+        found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
+        used: Floats | None = None
+        for k in range(steps):
+            if self._over():
+                break
+            found = self._settle(prices, 1 if k else 3, [found.rows])
+            used = mixed(used, self._used(found))
+            bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
+            if bound >= reached:
+                if bound > reached and k:
+                    self.gained = time.perf_counter()
+                best, reached, scale = self._here(), bound, _LONGER * scale
+            else:
+                scale *= _SHORTER
+            if self._gap(limits) <= self.effort.gap:
+                break
+            prices = stepped(best.prices, used, limits.peak, limits.joules, scale)
+        self._remember(best)
+        self._repair(best.prices, found, limits.peak)
+
+    def _repair(self, prices: Prices, found: Candidate, limit: float) -> None:
+        """Look for a plan within a memory limit: bytes cost more wherever it is exceeded."""
+        for _ in range(_REPAIRS):
+            if found.peak <= limit or self._over():
+                break
+            weights = weights_after(prices.bytes, self._used(found)[:-1], 1.0)
+            prices = replace(prices, bytes=1.5 * prices.bytes.sum() * weights)
+            found = self._settle(prices, 1, [found.rows])
+        self._descended(found, limit)
+
+    def _nearest(self, limits: Limits) -> Place:
+        """Where the bound for limits is best so far."""
+        place = max(self.visited, key=lambda x: x.cut.at(limits.peak, limits.joules))
+        prices = place.prices
+        if not prices.bytes.any():
+            prices = replace(self._first(self.archive.candidates[0]), joule=prices.joule)
+        if limits.joules < np.inf and not prices.joule:
+            known = self._known(limits)
+            if not np.isfinite(known):  # nothing is within these limits yet
+                known = min(c.seconds for c in self.archive.candidates)
+            prices = replace(prices, joule=0.1 * known / limits.joules)
+        return replace(place, prices=prices)
+
+    def _here(self) -> Place:
+        return Place(self.archive.cuts[-1], self.dual.prices, self.dual.messages())
+
+    def _remember(self, place: Place) -> None:
+        self.visited.append(place)
+        if len(self.visited) > _REMEMBERED:
+            old = self.visited[-1 - _REMEMBERED]
+            self.visited[-1 - _REMEMBERED] = replace(old, messages=None)
+
+    def _settle(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
+        """Bound and solve the problem at fixed prices; the best labelling found for them."""
+        if prices is not self.dual.prices:
+            self.dual.price(prices)
+            self.dual.rehearse(_REHEARSALS)
+        last = -np.inf
+        for _ in range(sweeps):
+            cut = self.dual.sweep()
+            risen = cut.value - last
+            last = cut.value
+            if risen <= self.effort.gap * 0.05 * abs(last):
+                break
+        self.archive.cuts.append(cut)
+        return self.consider(self._improved(known or [self.dual.decode()], _KEEP))
+
+    def _improved(self, known: Sequence[Ints], keep: int) -> Ints:
+        """What elimination makes of known labellings at the present prices."""
+        rows = self.elimination.improve(known, keep, self.rng)
+        for _ in range(self.effort.moves):
+            if self.elimination.held:
+                break
+            rows = self.elimination.improve([rows, *known], keep, self.rng)
+        return rows
+
+    def _descended(self, found: Candidate, limit: float) -> Candidate:
+        """What single moves make of a plan within a memory limit."""
+        return self.consider(self.descent.into(found.rows, limit))
+
+    def consider(self, rows: Ints) -> Candidate:
+        """Evaluate a labelling and offer it to the archive."""
+        seconds, joules, profile = self._evaluated(rows)
+        candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
+        if np.isfinite(seconds):
+            self.pool.add(seconds, profile)
+        if self.archive.add(candidate):
+            self.gained = time.perf_counter()
+            if self.report is not None:
+                self.report(self.archive, max(0.0, self.deadline - self.gained))
+        return candidate
+
+    def _used(self, candidate: Candidate) -> Floats:
+        """Bytes at each time, then joules."""
+        return np.append(self._evaluated(candidate.rows)[2], candidate.joules)
+
+    def _evaluated(self, rows: Ints) -> tuple[float, float, Floats]:
+        self.work.add(*self.problem.evaluation)
+        return self.problem.evaluate(rows)
+
+    def _gap(self, limits: Limits) -> float:
+        """How far the best plan known, rivals included, may be from the best of this problem."""
+        return _share(self._known(limits), self.archive.bound(limits.peak, limits.joules))
+
+    def _known(self, limits: Limits) -> float:
+        """Seconds of the fastest plan within limits here or among the rivals."""
+        return min(self._upper(limits), self._rival(limits))
+
+    def _rival(self, limits: Limits) -> float:
+        """Seconds of the fastest rival within limits; infinite if none is."""
+        within = (self.rivals[:, 1] <= limits.peak) & (self.rivals[:, 2] <= limits.joules)
+        return float(self.rivals[within, 0].min(initial=np.inf))
+
+    def _beaten(self, found: Candidate) -> bool:
+        """Whether some rival is better in everything."""
+        return bool((self.rivals < np.array(found.costs)).all(axis=1).any())
+
+    def _upper(self, limits: Limits) -> float:
+        """Seconds of the fastest plan known within limits; infinite if none is."""
+        best = self.archive.best(limits.peak, limits.joules)
+        return best.seconds if best else np.inf
+
+    def _over(self) -> bool:
+        """Whether the effort is spent."""
+        if self.work.units >= self.effort.work:
+            return True
+        now = time.perf_counter()
+        if now > self.deadline or now > self.gained + self.effort.patience:
+            self.late = self.archive.by_clock = True
+        return self.late
+
+    # Small problems are settled by mixed-integer programming
+
+    def _close(self) -> None:
+        """Prove, or refute, that nothing faster lies between known plans, or below the smallest.
+
+        Rivals count among them: what is below their smallest peak too is of this problem alone.
+        """
+        settled: set[float] = set()
+        rivals = self.rivals[:, 1].tolist()
+        while not self._over():
+            peaks = sorted([*rivals, *(c.peak for c in self.archive.candidates)])
+            steps = pairwise([-1.0, *peaks])
+            above = [y * (1 - SLIVER) for x, y in steps if x < y * (1 - SLIVER)]
+            open_ = [x for x in above if x not in settled]
+            if not open_:
+                break
+            limit = max(open_, key=lambda x: self._gap(Limits(x)))
+            settled.add(limit)
+            if self._gap(Limits(limit)) > self.effort.gap and self._affordable():
+                self._exactly(limit)
+
+    def _affordable(self) -> bool:
+        """Whether there is work left for a solver, which cannot be ended by what it does."""
+        left = min(self.effort.work, self.effort.seconds) - self.work.units
+        return self.small and self.units <= left
+
+    def _exactly(self, limit: float) -> None:
+        """Settle one memory limit by mixed-integer programming."""
+        left = min(self.deadline - time.perf_counter(), _LONGEST)
+        peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
+        smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
+        if limit < smallest < np.inf:
+            least, by_clock = exact.least_peak(
+                self.problem, smallest, left, peaks, self.work, exact.NODES
+            )
+            self._told(by_clock)
+            self._none_below(least)
+            # What the solver's tolerances cannot tell apart is as good.
+            if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
+                return
+            left = min(self.deadline - time.perf_counter(), _LONGEST)
+        gap = max(_NEARLY * self.effort.gap, 1e-4)
+        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES)
+        self._told(found.by_clock)
+        if found.rows is not None:
+            self.consider(found.rows)
+        # A solver that overlooks a plan that is known has lost its way in its tolerances. Where it
+        # finds that nothing is within the limit, the bound is infinite, and a bound all the same.
+        known = self._upper(Limits(limit))
+        if found.bound <= known * (1 + 1e-6):
+            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
+
+    def _told(self, by_clock: bool) -> None:
+        """Note whether the clock ended the solver: the next program would take as long."""
+        self.archive.by_clock |= by_clock
+        self.small &= not by_clock
+
+
+def _share(seconds: float, bound: float) -> float:
+    """By which share of a bound some plan may be slower than the best there is."""
+    if seconds <= bound:
+        return 0.0
+    return seconds / bound - 1.0 if bound > 0 else np.inf
+
+
+def _ratio(a: float, b: float) -> float:
+    """How far apart two quantities are, as a logarithm; nothing if both are unlimited."""
+    if a == b:
+        return 0.0
+    return float(abs(np.log(min(max(a, 1e-12), 1e30)) - np.log(min(max(b, 1e-12), 1e30))))
+
+
+def _distance(candidate: Candidate, limits: Limits) -> float:
+    joules = _ratio(candidate.joules, limits.joules) if np.isfinite(limits.joules) else 0.0
+    return _ratio(candidate.peak, limits.peak) + joules

@@ -1,0 +1,119 @@
+"""Problems and archives as bytes: what travels between a search and whoever asked for it.
+
+Both are plain arrays in the form of an `.npz` file, in which nothing can execute.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import astuple
+
+import numpy as np
+
+from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
+
+from .archive import Archive, Candidate
+from .dual import Cut
+
+
+def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Named arrays as the bytes of an `.npz` file."""
+    out = io.BytesIO()
+    np.savez(out, **dict(arrays))  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def unpacked(data: bytes) -> dict[str, np.ndarray]:
+    """The arrays of `packed`."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
+    """A problem as named arrays without objects; what its parts have in common is there once."""
+    tables: list[np.ndarray] = []
+    shapes: list[tuple[int, int]] = []
+    labels: list[np.ndarray] = []
+    number: dict[int, int] = {}
+
+    def table(x: np.ndarray) -> int:
+        if id(x) not in number:
+            number[id(x)] = len(tables)
+            tables.append(x.ravel())
+            shapes.append((x.shape[0], x.shape[1] if x.ndim > 1 else -1))
+        return number[id(x)]
+
+    def line(x: np.ndarray) -> int:
+        if id(x) not in number:
+            number[id(x)] = len(labels)
+            labels.append(x)
+        return number[id(x)]
+
+    parts: list[tuple[int, ...]] = []
+    uses: list[tuple[int, int, int]] = []
+    every: list[Variable | Pair] = [*p.variables, *p.pairs]
+    for part in every:
+        ends = (-1, -1, -1, -1)
+        if isinstance(part, Pair):
+            ends = (part.a, part.b, line(part.label_a), line(part.label_b))
+        parts.append((*ends, table(part.seconds), table(part.joules), len(part.uses)))
+        uses += [(u.start, u.end, table(u.amount)) for u in part.uses]
+    return {
+        "counts": np.array([len(p.variables), p.times]),
+        "constant": p.constant,
+        "names": np.array([v.name for v in p.variables], dtype=np.str_),
+        "parts": np.array(parts, dtype=np.int64).reshape(-1, 7),
+        "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
+        "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 2),
+        "tables": np.concatenate(tables).astype(np.float64) if tables else np.zeros(0),
+        "sizes": np.array([len(x) for x in labels], dtype=np.int64),
+        "labels": np.concatenate(labels).astype(np.int64) if labels else np.zeros(0, np.int64),
+    }
+
+
+def problem_from(data: dict[str, np.ndarray]) -> Problem:
+    """The problem of `problem_arrays`."""
+    variables, times = (int(n) for n in data["counts"])
+    shapes = [(n,) if m < 0 else (n, m) for n, m in data["shapes"].tolist()]
+    ends = np.cumsum([int(np.prod(s)) for s in shapes])
+    tables = [
+        x.reshape(s) for x, s in zip(np.split(data["tables"], ends[:-1]), shapes, strict=True)
+    ]
+    labels = np.split(data["labels"], np.cumsum(data["sizes"])[:-1])
+    last = np.cumsum(data["parts"][:, 6])
+    made: list[Variable | Pair] = []
+    for k, (a, b, label_a, label_b, seconds, joules, count) in enumerate(data["parts"].tolist()):
+        uses = tuple(
+            Use(start, end, tables[amount])
+            for start, end, amount in data["uses"][last[k] - count : last[k]].tolist()
+        )
+        if a < 0:
+            made.append(Variable(str(data["names"][k]), tables[seconds], tables[joules], uses))
+        else:
+            line = labels[label_a], labels[label_b]
+            made.append(Pair(a, b, *line, tables[seconds], tables[joules], uses))
+    found = [x for x in made if isinstance(x, Variable)]
+    assert len(found) == variables
+    pairs = tuple(x for x in made if isinstance(x, Pair))
+    return Problem(tuple(found), pairs, times, data["constant"])
+
+
+def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
+    """An archive as named arrays."""
+    return {
+        "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
+        "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
+        "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 4),
+        "by_clock": np.array(archive.by_clock),
+    }
+
+
+def archive_from(data: dict[str, np.ndarray]) -> Archive:
+    """The archive of `archive_arrays`."""
+    candidates = [
+        Candidate(rows, float(s), float(p), float(j))
+        for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
+    ]
+    cuts = [Cut(*map(float, cut)) for cut in data["cuts"]]
+    return Archive(candidates, cuts, bool(data["by_clock"]))

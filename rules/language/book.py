@@ -1,0 +1,362 @@
+"""Rule books: YAML files of rules that a person reads, each carrying the egglog text that runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, cast
+
+import yaml
+
+from tapestry_egg.errors import RuleError
+from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
+
+from .recipe import Recipe, read_recipe
+from .rewrites import compile_rule
+
+Numerics = Literal["exact", "reorders", "changes_rounding"]
+RULESETS = ("fold", "sharding", "collectives", "algebra", "fusion", "reduction")
+#: Rulesets that rewrite the program; they know nothing of meshes.
+PROGRAM_RULESETS = ("algebra", "fusion", "reduction")
+
+#: The books that `optimize` uses when nothing else is asked for.
+DEFAULT_BOOKS = (
+    *("sharding", "collectives", "algebra", "linear", "structure", "reduction", "fusion"),
+    *("convolution", "streaming", "loss"),
+)
+
+#: Ends the name of a rule that is read from right to left (`way: both`).
+BACK = "-back"
+
+_HERE = Path(__file__).parent
+_REQUIRED = ("name", "law", "reason", "numerics")
+_OPTIONAL = ("ruleset", "example", "guard", "let", "provenance")
+#: What a rule written as terms has besides, and one written as egglog text (`include`: the text of
+#: a file beside the rule file).
+_TERMS = ("match", "replace", "way", "dtype", "order")
+_TEXT = ("egg", "include", "given", "wants")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One named rule, in one direction: the law it states, why it holds, and its egglog text.
+
+    `text` is the rule as its author wrote it: `match` and `replace`, or nothing for egglog text.
+    """
+
+    name: str
+    law: str
+    reason: str
+    numerics: Numerics
+    egg: str
+    ruleset: str
+    book: str
+    where: str  # file:line
+    example: str = ""
+    guard: str = ""
+    provenance: str = ""
+    recipe: Recipe | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RuleBook:
+    """The rules of one file, in the order of the file."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    path: str
+
+    def without(self, *names: str) -> RuleBook:
+        """The same book with the named rules removed, in both directions.
+
+        Raises RuleError when a name is not in the book.
+        """
+        names = (*names, *(f"{n}{BACK}" for n in names))
+        missing = {n for n in names if not n.endswith(BACK)} - {r.name for r in self.rules}
+        if missing:
+            raise RuleError(
+                f"no rule {sorted(missing)[0]!r} in book {self.name!r}", where=self.path
+            )
+        return RuleBook(self.name, tuple(r for r in self.rules if r.name not in names), self.path)
+
+
+def schema() -> str:
+    """The egglog text that declares every relation the rules speak of."""
+    return (_HERE / "schema.egg").read_text(encoding="utf-8")
+
+
+def book_names() -> tuple[str, ...]:
+    """Names of the books that ship with tapestry-egg."""
+    return tuple(sorted(p.stem for p in _HERE.glob("*.yaml")))
+
+
+def is_shipped(book: RuleBook) -> bool:
+    """Whether a book came with tapestry-egg."""
+    return Path(book.path).resolve().parent == _HERE.resolve()
+
+
+def load_book(source: str | Path) -> RuleBook:
+    """Read a rule book: the name of one that ships with us, or the path of a user's file.
+
+    Raises RuleError with file, line and column when the file is missing or malformed, or when the
+    egglog text of a rule does not parse.
+    """
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _HERE / f"{source}.yaml"
+        if not path.exists():
+            raise RuleError(
+                f"unknown rule book {str(source)!r}",
+                hint=f"Known books: {', '.join(book_names())}; or give the path of a .yaml file.",
+            )
+        return _shipped(path, path.stat().st_mtime_ns)
+    return _read(path)
+
+
+@cache
+def _shipped(path: Path, _: int) -> RuleBook:
+    """A book that ships with us, as it was when it was last changed."""
+    return _read(path)
+
+
+def _read(path: Path) -> RuleBook:
+    text = read_yaml_text(path, RuleError, str(path))
+    return _book(path, text, compose_yaml_text(text, RuleError, str(path)))
+
+
+def load_books(sources: Iterable[str | Path | RuleBook]) -> tuple[RuleBook, ...]:
+    """Read several books; rule names must be unique over all of them."""
+    books = tuple(s if isinstance(s, RuleBook) else load_book(s) for s in sources)
+    seen: dict[str, str] = {}
+    for book in books:
+        for rule in book.rules:
+            if rule.name in seen:
+                raise RuleError(
+                    f"rule {rule.name!r} is defined twice",
+                    where=rule.where,
+                    hint=f"The other one is at {seen[rule.name]}; rename one of them.",
+                )
+            seen[rule.name] = rule.where
+    return books
+
+
+def permitted(books: Iterable[RuleBook], numerics: str) -> tuple[RuleBook, ...]:
+    """The books without the rules that `numerics` forbids.
+
+    `reorders` leaves out rules that change rounding, `relaxed` allows all. Raises RuleError for
+    any other word.
+    """
+    if numerics not in ("reorders", "relaxed"):
+        raise RuleError(
+            f"numerics is {numerics!r}", where="numerics", hint="It is 'reorders' or 'relaxed'."
+        )
+    if numerics == "relaxed":
+        return tuple(books)
+    return tuple(
+        b.without(*(r.name for r in b.rules if r.numerics == "changes_rounding")) for b in books
+    )
+
+
+def _book(path: Path, text: str, root: yaml.Node | None) -> RuleBook:
+    if not isinstance(root, yaml.MappingNode):
+        raise RuleError("a rule file is a mapping with `rules:`", where=f"{path}:1:1")
+    fields = _fields(path, root)
+    unknown = set(fields) - {"ruleset", "rules"}
+    if unknown:
+        raise RuleError(f"unknown key {sorted(unknown)[0]!r}", where=_at(path, root))
+    entries = fields.get("rules")
+    if not isinstance(entries, yaml.SequenceNode):
+        raise RuleError("`rules:` must be a list of rules", where=_at(path, root))
+    ruleset = _text(path, fields, "ruleset") or "algebra"
+    rules = [r for node in entries.value for r in _rules(path, text, node, ruleset)]
+    return RuleBook(path.stem, tuple(rules), str(path))
+
+
+def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
+    """The rules of one entry: one, or one for each direction."""
+    where = _at(path, node)
+    if not isinstance(node, yaml.MappingNode):
+        raise RuleError("a rule is a mapping", where=where)
+    fields = _fields(path, node)
+    item = {k: _text(path, fields, k) for k in (*_REQUIRED, "ruleset", "example", "provenance")}
+    for key in _REQUIRED:
+        if not item[key]:
+            raise RuleError(
+                f"a rule needs the text field {key!r}",
+                where=where,
+                hint=f"Every rule has {', '.join(_REQUIRED)}.",
+            )
+    forms = [k for k in ("match", "egg", "include") if k in fields]
+    if len(forms) != 1:
+        raise RuleError(
+            "a rule needs either `match` and `replace`, or `egg`, or `include`", where=where
+        )
+    allowed = {*_REQUIRED, *_OPTIONAL, *(_TERMS if forms == ["match"] else _TEXT)}
+    for key_node, _ in node.value:
+        if key_node.value not in allowed:
+            near = difflib.get_close_matches(key_node.value, sorted(allowed), 1)
+            raise RuleError(
+                f"unknown key {key_node.value!r}",
+                where=_at(path, key_node),
+                hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(allowed)}.",
+            )
+    if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
+        raise RuleError(
+            f"numerics is {item['numerics']!r}",
+            where=_at(path, fields["numerics"]),
+            hint="It is exact, reorders or changes_rounding.",
+        )
+    chosen = item["ruleset"] or ruleset
+    if chosen not in RULESETS:
+        raise RuleError(
+            f"unknown ruleset {chosen!r}",
+            where=_at(path, fields.get("ruleset", node)),
+            hint=f"Rulesets are {', '.join(RULESETS)}.",
+        )
+    if forms == ["match"]:
+        sides = "\n".join(f"{k}: {_shown(fields.get(k))}" for k in ("match", "replace"))
+        found: list[tuple[str, Recipe | None, str]] = [
+            (c.egg, c.recipe, sides) for c in compile_rule(path, node)
+        ]
+    else:
+        found = [(_egg(path, text, fields), read_recipe(path, node), "")]
+    return [
+        Rule(
+            name=item["name"] + (BACK if k else ""),
+            law=item["law"],
+            reason=item["reason"],
+            numerics=cast(Numerics, item["numerics"]),
+            egg=egg,
+            ruleset=chosen,
+            book=path.stem,
+            where=where,
+            example=item["example"],
+            guard=_shown(fields.get("guard")),
+            provenance=item["provenance"],
+            recipe=recipe,
+            text=sides,
+        )
+        for k, (egg, recipe, sides) in enumerate(found)
+    ]
+
+
+def _egg(path: Path, text: str, fields: Mapping[str, yaml.Node]) -> str:
+    """The egglog text of a rule: its own, or that of the file that it includes."""
+    if "egg" in fields:
+        egg = _text(path, fields, "egg")
+        _check_egg(path, egg, lambda row, at: _within(text, fields["egg"], row, at))
+        return egg
+    name, folder = _text(path, fields, "include"), path.parent.resolve()
+    try:
+        file = path.parent / name
+        # Links are followed first: nothing outside the book's folder is read.
+        if Path(name).is_absolute() or not file.resolve().is_relative_to(folder):
+            raise RuleError(
+                f"{name!r} is not in the folder of the rule file",
+                where=_at(path, fields["include"]),
+                hint="Included files stand beside the rule file, or below it.",
+            )
+        egg = read_yaml_text(file, RuleError, name) if file.is_file() else file.read_text("utf-8")
+    except (OSError, ValueError) as e:  # no such file, not UTF-8, not the name of a file
+        at = _at(path, fields["include"])
+        raise RuleError(f"cannot read the egglog file: {e}", where=at) from None
+    _check_egg(file, egg, lambda row, at: (row, at))
+    return egg
+
+
+def _check_egg(path: Path, egg: str, place: Callable[[int, int], tuple[int, int]]) -> None:
+    """Refuse unbalanced text and commands other than rules, with the place in the file."""
+    for row, at, form in commands(egg):
+        line, column = place(row, at)
+        head = form[1:].split(None, 1)[0].rstrip(")") if len(form) > 1 else ""
+        if head not in ("rule", "rewrite", "birewrite", "relation"):
+            raise RuleError(
+                f"a rule may only declare rules, rewrites and relations, not {head!r}",
+                where=f"{path}:{line}:{column}",
+            )
+        if not form.endswith(")"):
+            raise RuleError(
+                "unbalanced parentheses in the egglog text",
+                where=f"{path}:{line}:{column}",
+            )
+
+
+def _within(text: str, node: yaml.Node, line: int, column: int) -> tuple[int, int]:
+    """Where in its file a place in a text field is; line and column count from 1."""
+    mark = node.start_mark
+    if getattr(node, "style", None) not in ("|", ">"):
+        return mark.line + line, column if line > 1 else mark.column + 1 + column
+    below = text.splitlines()[mark.line + 1 :]
+    filled = next((x for x in below if x.strip()), "")
+    return mark.line + 1 + line, len(filled) - len(filled.lstrip()) + column
+
+
+def commands(text: str) -> list[tuple[int, int, str]]:
+    """Top-level forms of an egglog text as (line from 1, column from 1, form)."""
+    forms: list[tuple[int, int, str]] = []
+    depth, begin, line, column = 0, 0, 1, 0
+    at = (1, 1)
+    comment = quoted = False
+    for i, c in enumerate(text):
+        column += 1
+        if c == "\n":
+            line, column, comment = line + 1, 0, False
+        elif comment:
+            continue
+        elif c == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif c == ";":
+            comment = True
+        elif c == "(":
+            if depth == 0:
+                begin, at = i, (line, column)
+            depth += 1
+        elif c == ")":
+            depth -= 1
+            if depth == 0:
+                forms.append((*at, text[begin : i + 1]))
+            elif depth < 0:
+                forms.append((line, column, ")("))  # reported as unbalanced
+                depth = 0
+    if depth > 0:
+        forms.append((*at, text[begin:].rstrip().rstrip(")") + " "))
+    return forms
+
+
+def _fields(path: Path, node: yaml.MappingNode) -> dict[str, yaml.Node]:
+    """The values of a mapping by name. Raises RuleError for a key that is none, or occurs twice."""
+    out: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise RuleError("expected a name", where=_at(path, key))
+        if key.value in out:
+            raise RuleError(f"{key.value!r} is given twice", where=_at(path, key))
+        out[key.value] = value
+    return out
+
+
+def _text(path: Path, fields: Mapping[str, yaml.Node], key: str) -> str:
+    """The text of a field, empty where there is none. Raises RuleError where it is a list, say."""
+    node = fields.get(key)
+    if node is None:
+        return ""
+    if not isinstance(node, yaml.ScalarNode):
+        raise RuleError(f"{key!r} is not a text", where=_at(path, node))
+    return str(node.value)
+
+
+def _shown(node: yaml.Node | None) -> str:
+    """A text, or the texts of a list, as people read them."""
+    if isinstance(node, yaml.SequenceNode):
+        return f"[{', '.join(map(_shown, node.value))}]"
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _at(path: Path, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"

@@ -1,0 +1,375 @@
+"""The rule language: a pattern and its replacement as terms, compiled to egglog and a recipe.
+
+    match: t:add(s:contract(x, w), s:contract(x, v))
+    replace: s(x, t(w, v))
+    dtype: number
+    guard: $x.rank == 2
+
+Terms are those of terms.py. Every kernel of the pattern has a signature, called by its label; a
+replacement may use it as a kernel (same kernel, same parameters), and all expressions see
+`$s.params`, `$s.inputs`, `$s.output`, and `$x`, the type of tensor x. One label twice is one
+signature; a label used as a kernel in a pattern asks for equal kernel and parameters on operands of
+any type. Signatures of what a replacement builds are computed from the types of its operands.
+`match` and `replace` may be lists of the same length: several results that are rewritten together.
+`way: both` adds the rule read from right to left, where every parameter is the name of one that the
+other side binds. `order: [w, v]` matches only where w comes before v in the program, so that two
+tensors that are treated alike are matched once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tapestry_egg.errors import RuleError, TemplateError
+from tapestry_egg.metakernels.language.expressions import Expression, Origin
+
+from .families import DEFAULTS, kernels_of, words
+from .recipe import (
+    MOST_GIVEN,
+    Recipe,
+    Want,
+    checked,
+    origin_of,
+    read_expression,
+    read_guard,
+    read_mapping,
+    rule_error,
+)
+from .terms import Apply, Constant, Tensor, Term, applications, parameter, read_term, tensors
+
+#: What `dtype:` may say: the kinds of the one dtype that all tensors of the pattern have.
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "number": ("float", "complex", "int", "uint"),
+    "float": ("float",),
+    "real": ("float", "int", "uint"),
+    "inexact": ("float", "complex"),
+    "any": (),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A rule in one direction, ready for egglog."""
+
+    egg: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The terms of one side, with their texts and where these stand."""
+
+    terms: tuple[Term, ...]
+    texts: tuple[str, ...]
+    origins: tuple[Origin, ...]
+
+
+def compile_rule(path: Path, node: yaml.MappingNode) -> tuple[Compiled, ...]:
+    """The directions in which a rule written as terms is read.
+
+    Raises RuleError with file, line, column and a caret below the fault.
+    """
+    fields = {k.value: v for k, v in node.value}
+    if "replace" not in fields:
+        raise rule_error(path, node, "a rule with `match` needs `replace`")
+    left, right = _side(path, fields["match"]), _side(path, fields["replace"])
+    if len(left.terms) != len(right.terms):
+        raise rule_error(
+            path, fields["replace"], f"{len(left.terms)} patterns, {len(right.terms)} replacements"
+        )
+    way = str(fields["way"].value) if "way" in fields else "one"
+    if way not in ("one", "both"):
+        raise rule_error(path, fields["way"], f"way is {way!r}", "It is one or both.")
+    try:
+        out = [_Direction(path, fields, left, right).compiled()]
+        if way == "both":
+            back = _reversed(left, right)
+            out.append(_Direction(path, fields, *back).compiled())
+    except TemplateError as e:
+        raise RuleError(e.what, where=e.where, hint=e.hint) from None
+    return tuple(out)
+
+
+def _side(path: Path, node: yaml.Node) -> _Side:
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if not nodes or not all(isinstance(n, yaml.ScalarNode) for n in nodes):
+        raise rule_error(path, node, "expected a term, or a list of terms")
+    texts, origins, terms = [], [], []
+    for n in nodes:
+        texts.append(str(n.value))
+        origins.append(origin_of(path, n))
+        try:
+            terms.append(read_term(texts[-1], origins[-1]))
+        except TemplateError as e:
+            raise RuleError(e.what, where=e.where, hint=e.hint) from None
+    return _Side(tuple(terms), tuple(texts), tuple(origins))
+
+
+class _Direction:
+    """Compiles one direction: the pattern to atoms, the replacement to actions and wants."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any], pattern: _Side, made: _Side) -> None:
+        self.path, self.fields, self.pattern, self.made = path, fields, pattern, made
+        self.atoms: list[str] = []
+        self.given: dict[str, Apply] = {}  # label -> the application that it names
+        self.classes: dict[
+            Any, str
+        ] = {}  # tensor, or application with its label -> egglog variable
+        self.guards: list[Expression] = []
+        self.let: dict[str, Expression] = {}
+        self.wants: dict[str, Want] = {}
+        self.at = (0, 0)
+        labels = {a.label for side in (pattern, made) for t in side.terms for a in applications(t)}
+        self.taken = labels | {v.name for t in pattern.terms for v in tensors(t)}
+
+    def compiled(self) -> Compiled:
+        roots = [self._match(k) for k in range(len(self.pattern.terms))]
+        if len(self.given) > MOST_GIVEN:
+            raise self._fault(self.pattern, 0, 0, f"more than {MOST_GIVEN} kernels in a pattern")
+        for name, value in read_mapping(self.path, self.fields.get("let")):
+            if name in self.let or name in self.given:
+                raise rule_error(self.path, value, f"{name!r} is a name of the pattern too")
+            self.let[name] = read_expression(self.path, value)
+        actions = []
+        for k, root in enumerate(roots):
+            self.side, self.index = self.made, k
+            actions.append(f"(union {root} {self._make(self.made.terms[k])[0]})")
+        self._order()
+        self._dtypes()
+        self.guards += read_guard(self.path, self.fields.get("guard"))
+        egg = f"(rule ({' '.join(self.atoms)})\n      ({' '.join(actions)}))\n"
+        recipe = Recipe(tuple(self.given), tuple(self.guards), self.let, self.wants)
+        return Compiled(egg, recipe)
+
+    def _fault(self, side: _Side, k: int, at: int, what: str, hint: str = "") -> TemplateError:
+        return side.origins[k].error(side.texts[k], at, what, hint)
+
+    def _here(self, at: int, what: str, hint: str = "") -> TemplateError:
+        return self._fault(self.side, self.index, at, what, hint)
+
+    def _fresh(self, stem: str) -> str:
+        n = 1
+        while f"{stem}_{n}" in self.taken:
+            n += 1
+        self.taken.add(f"{stem}_{n}")
+        return f"{stem}_{n}"
+
+    def _parameter(self, text: str, at: int) -> Expression:
+        k = self.index
+        return checked(parameter(text, self.side.origins[k], self.side.texts[k], at))
+
+    # The pattern
+
+    def _match(self, k: int) -> str:
+        self.side, self.index = self.pattern, k
+        term = self.pattern.terms[k]
+        if not isinstance(term, Apply):
+            raise self._here(term.at, "a pattern is a kernel on operands")
+        return self._match_apply(term)
+
+    def _match_apply(self, term: Apply) -> str:
+        operands = [self._match_operand(o) for o in term.operands]
+        model = None if term.select else self.given.get(term.head)
+        kind = self._kind(model or term)
+        label = term.label or self._fresh("s")
+        known = self.given.setdefault(label, term)
+        if (known.head, known.select, len(known.operands)) != (
+            term.head,
+            term.select,
+            len(term.operands),
+        ):
+            raise self._here(term.at, f"{label!r} is the label of another kernel too")
+        key = (label, tuple(operands))
+        if key in self.classes:
+            return self.classes[key]
+        out = self.classes[key] = self._fresh("c")
+        self.atoms.append(f"(= {out} (Op{len(operands)} {' '.join([label, *operands])}))")
+        if known is term:
+            self.atoms.append(kind.format(label))
+            if model is not None:
+                for part in ("kernel", "params"):
+                    same = f"${label}.{part} == ${term.head}.{part}"
+                    self.guards.append(Expression(same))
+            for key_, text, at in term.params:
+                self._bind(label, key_, text, at)
+        for p, operand in enumerate(term.operands):
+            name = getattr(operand, "name", "")
+            if name:
+                self.let.setdefault(name, Expression(f"${label}.inputs[{p}]"))
+        return out
+
+    def _kind(self, term: Apply) -> str:
+        """The atom that says which kernels a signature may be of, with a gap for the signature."""
+        while not term.select and term.head in self.given:
+            term = self.given[term.head]
+        kernels = kernels_of(term.head, term.select)
+        if kernels is None:
+            raise self._unknown(term)
+        if len(kernels) == 1:
+            return f'(kernel {{}} "{kernels[0]}")'
+        return f'(member {{}} "{term.head}")'
+
+    def _match_operand(self, term: Term) -> str:
+        if isinstance(term, Apply):
+            return self._match_apply(term)
+        if isinstance(term, Tensor):
+            return self.classes.setdefault(term.name, f"{term.name}_")
+        name = term.name or self._fresh("k")
+        variable = self.classes.setdefault(name, f"{name}_")
+        self.atoms.append(f'(splat {variable} "{term.value!r}")')
+        return variable
+
+    def _bind(self, label: str, key: str, text: str, at: int) -> None:
+        value = f"get(${label}.params, {key})"
+        name = text[1:]
+        if text.startswith("$") and name.isidentifier() and name not in self.let:
+            if name in self.taken:
+                raise self._here(at, f"{text} is the name of a tensor or of a kernel here")
+            self.let[name] = Expression(value)
+            return
+        inner = self._parameter(text, at)
+        origin = replace(inner.origin, folded=True)
+        self.guards.append(Expression(f"{value} == ({text})", origin))
+
+    def _unknown(self, term: Apply) -> TemplateError:
+        at = term.at + (len(term.label) + 1 if term.label else 0)
+        word = f"{term.head}[{term.select}]" if term.select else term.head
+        near = difflib.get_close_matches(term.head, [*words(), *self.given], 1)
+        hint = f"Did you mean {near[0]}?" if near and near[0] != term.head else ""
+        return self._here(at, f"there is no kernel or family {word}", hint)
+
+    def _order(self) -> None:
+        """Tensors that must come one after the other in the program: each pair is matched once."""
+        node = self.fields.get("order")
+        if node is None:
+            return
+        names = [n.value for n in node.value] if isinstance(node, yaml.SequenceNode) else []
+        missing = [n for n in names if n not in self.classes]
+        if len(names) < 2 or missing:
+            raise rule_error(self.path, node, "`order` lists two or more tensors of the pattern")
+        for name in names:
+            self.atoms.append(f"(= at_{name} (order {self.classes[name]}))")
+        for one, other in pairwise(names):
+            self.atoms.append(f"(< at_{one} at_{other})")
+
+    def _dtypes(self) -> None:
+        node = self.fields.get("dtype")
+        if node is None:
+            return
+        word = str(node.value)
+        if word not in DTYPES:
+            hint = f"It is one of {', '.join(DTYPES)}."
+            raise rule_error(self.path, node, f"dtype is {word!r}", hint)
+        read = [
+            f"${label}.{port}.dtype"
+            for label, a in self.given.items()
+            for port in ("output", *(f"inputs[{p}]" for p in range(len(a.operands))))
+        ]
+        text = f"equal([{', '.join(read)}])"
+        if DTYPES[word]:
+            text += f" and kind({read[0]}) in [{', '.join(DTYPES[word])}]"
+        self.guards.append(Expression(text, replace(origin_of(self.path, node), folded=True)))
+
+    # The replacement
+
+    def _make(self, term: Term) -> tuple[str, str]:
+        """The egglog term that is built, and the expression of its type."""
+        if isinstance(term, Constant):
+            hint = "Name a constant of the pattern (`z=0`) and use the name."
+            raise self._here(term.at, "a replacement cannot make a constant", hint)
+        if isinstance(term, Tensor):
+            if term.name not in self.classes:
+                near = difflib.get_close_matches(
+                    term.name, [c for c in self.classes if isinstance(c, str)], 1
+                )
+                hint = f"Did you mean {near[0]}?" if near else ""
+                raise self._here(term.at, f"{term.name!r} is not a tensor of the pattern", hint)
+            return self.classes[term.name], f"${term.name}"
+        operands = [self._make(o) for o in term.operands]
+        params = {k: self._parameter(text, at) for k, text, at in term.params}
+        inputs = Expression(f"[{', '.join(t for _, t in operands)}]")
+        like = term.head in self.given and not term.select
+        want = Want(inputs, "" if like else self._kernel(term), term.head if like else "", params)
+        label = term.label or self._same(want) or self._fresh("n")
+        if label in self.given:
+            raise self._here(term.at, f"{label!r} is the label of a kernel of the pattern")
+        known = self.wants.setdefault(label, want)
+        if _spelled(known) != _spelled(want):
+            if _spelled(known)[1:] != _spelled(want)[1:]:
+                raise self._here(term.at, f"{label!r} is the label of another kernel too")
+            # One label is one signature: its operands have the same types wherever it stands.
+            self.guards.append(Expression(f"{known.inputs.text} == {want.inputs.text}"))
+        text = " ".join([label, *(o for o, _ in operands)])
+        return f"(Op{len(operands)} {text})", f"${label}.output"
+
+    def _same(self, want: Want) -> str:
+        return next((k for k, w in self.wants.items() if _spelled(w) == _spelled(want)), "")
+
+    def _kernel(self, term: Apply) -> str:
+        kernels = kernels_of(term.head, term.select)
+        if kernels is None:
+            raise self._unknown(term)
+        if len(kernels) > 1:
+            raise self._here(
+                term.at,
+                f"{term.head} stands for several kernels",
+                "A replacement names one, or uses the label of a kernel of the pattern.",
+            )
+        return kernels[0]
+
+
+def _spelled(want: Want) -> Any:
+    return (want.inputs.text, want.kernel, want.like, {k: e.text for k, e in want.params.items()})
+
+
+def _reversed(left: _Side, right: _Side) -> tuple[_Side, _Side]:
+    """The sides exchanged: what the replacement made is matched, what was matched is made."""
+    heads = {a.label: a for t in left.terms for a in applications(t) if a.label}
+    first: dict[str, str] = {}
+    labels: dict[Any, str] = {}
+
+    def match(term: Term) -> Term:
+        if not isinstance(term, Apply):
+            return term
+        model = heads.get(term.head)
+        operands = tuple(match(o) for o in term.operands)
+        if model is None or term.select:
+            return replace(term, operands=operands)
+        label = labels.setdefault((term.head, operands), f"back_{len(labels) + 1}")
+        if term.head in first and first[term.head] != label:
+            return Apply(first[term.head], operands, label, "", (), term.at)
+        first[term.head] = label
+        return Apply(model.head, operands, label, model.select, model.params, term.at)
+
+    def make(term: Term) -> Term:
+        if not isinstance(term, Apply):
+            return term
+        operands = tuple(make(o) for o in term.operands)
+        if term.label in first:
+            return replace(term, head=first[term.label], select="", params=(), operands=operands)
+        if term.head in first and not term.select:
+            return replace(term, head=first[term.head], operands=operands)
+        return replace(term, operands=operands)
+
+    matched = tuple(match(t) for t in right.terms)
+    made = tuple(make(t) for t in left.terms)
+    return replace(right, terms=matched), replace(left, terms=made)
+
+
+def defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a kernel as JAX has them: those that a rule did not name, and dtypes and
+    modes in the form of `codec.py`."""
+    out = {**DEFAULTS.get(kernel, {}), **params}
+    for key in ("new_dtype", "preferred_element_type", "index_dtype", "dtype"):
+        if isinstance(out.get(key), str):
+            out[key] = {"$dtype": out[key]}
+    if isinstance(out.get("mode"), str):
+        out["mode"] = {"$enum": ["GatherScatterMode", out["mode"]]}
+    return out

@@ -1,0 +1,119 @@
+"""Choice: which of the programs that a rule applies to it is tried on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.signatures.parameters import hashable
+from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.rewrite.requests import Applied
+
+from .draws import DTYPES, SIZES
+
+# Programs that differ in sizes and dtypes only are tried so often.
+_ALIKE = 4
+# So often are all kinds of shapes and all dtypes walked through at least.
+_ROUNDS = 3
+# So many programs do where none that is new was found in so many turns.
+_SOME = 12
+_VAIN = 1000
+
+
+class Unlike:
+    """Chooses programs that are unlike each other: in dtypes, in kinds of shapes, in kernels, in
+    parameters. What is new in one of the first three is never left out for want of room."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.given = wanted, 0
+        self.last = 0
+        self.seen: Counter[Any] = Counter()
+
+    def fresh(self, inputs: Mapping[str, TensorType], applied: Mapping[str, Applied]) -> bool:
+        rare, structure, both = self._features(inputs, applied)
+        new = any(self.seen[f] < most for f, most in rare)
+        usual = self.seen[structure] < _ALIKE and not self.seen[both]
+        return (new and self.given < 3 * self.wanted) or (usual and self.given < self.wanted)
+
+    def take(
+        self, inputs: Mapping[str, TensorType], applied: Mapping[str, Applied], turn: int
+    ) -> None:
+        rare, structure, both = self._features(inputs, applied)
+        self.seen.update([*(f for f, _ in rare), structure, both])
+        self.given += 1
+        self.last = turn
+
+    def enough(self, turn: int) -> bool:
+        """Whether drawing may end: every kind of shapes met every dtype some times, and as many
+        programs were found as are wanted, or none that is new for long."""
+        if turn <= _ROUNDS * len(DTYPES) * len(SIZES):
+            return False
+        return self.given >= self.wanted or (self.given >= _SOME and turn - self.last > _VAIN)
+
+    def _features(
+        self, inputs: Mapping[str, TensorType], applied: Mapping[str, Applied]
+    ) -> tuple[list[tuple[Any, int]], Any, Any]:
+        dtypes = tuple(t.dtype for t in inputs.values())
+        kernels = tuple(a.kernel for a in applied.values())
+        kinds = tuple(sorted({kind(d) for d in dtypes}))
+        structure = tuple(
+            (a.kernel, hashable(a.params), tuple(t.rank for t in a.inputs))
+            for a in applied.values()
+        )
+        ranks = {t.rank for a in applied.values() for t in (*a.inputs, a.output)}
+        rare = [
+            (("dtypes", dtypes), 1),
+            (("kernels", kernels), 1),
+            (("shapes", kinds, _oddities(applied)), 1),
+            (("rank", max(ranks, default=0)), _ALIKE),
+            *((("spelling", s), _ALIKE) for s in _spellings(applied)),
+        ]
+        return rare, ("structure", structure), ("both", structure, dtypes)
+
+
+def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
+    """What is told by parameters: whether operations of one kernel have the same, and how many dims
+    a product contracts and in what order it pairs them, what pads add and cut off."""
+    of: dict[str, list[Any]] = {}
+    for a in applied.values():
+        of.setdefault(a.kernel, []).append((hashable(a.params), a.inputs))
+    found: list[Any] = []
+    for kernel, some in of.items():
+        if len(some) > 1 and len({inputs for _, inputs in some}) == 1:
+            found.append((kernel, len({params for params, _ in some}) > 1))
+    pads = [a.params["padding_config"] for a in applied.values() if a.kernel == "pad"]
+    if pads:
+        found.append(("pad", *(_signs(config) for config in pads)))
+    for a in applied.values():
+        if a.kernel == "dot_general":
+            (lhs, rhs), batch = a.params["dimension_numbers"]
+            pairs = sorted(zip(lhs, rhs, strict=True))
+            crossed = [r for _, r in pairs] != sorted(rhs)
+            found.append((a.kernel, len(lhs), len(batch[0]), crossed))
+    return tuple(dict.fromkeys(found))
+
+
+def _signs(config: Sequence[Sequence[int]]) -> tuple[bool, bool]:
+    """Whether a pad cuts off, and whether it adds."""
+    ends = [n for low, high, _ in config for n in (low, high)]
+    return any(n < 0 for n in ends), any(n > 0 for n in ends)
+
+
+def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
+    """What is odd about the shapes that occur."""
+    shapes = [t.shape for a in applied.values() for t in (*a.inputs, a.output)]
+    extents = {n for shape in shapes for n in shape}
+    found = {
+        "empty": 0 in extents,
+        "made of nothing": any(
+            a.output.size and any(t.size == 0 for t in a.inputs) for a in applied.values()
+        ),
+        "deep": any(len(s) > 4 for s in shapes),
+        "large": any(n > 16 for n in extents),
+        "thin": 1 in extents,
+        "oblong": any(len(set(s)) > 1 for s in shapes),
+        "scalar": () in shapes,
+    }
+    return tuple(k for k, holds in found.items() if holds)

@@ -1,0 +1,350 @@
+"""Compare: what two sides of a rule may differ by, as its numerics class says.
+
+Integers and flags never differ, in no class. Where the pattern gives NaN, that element of the
+replacement may be anything, unless the class is `exact`; no other may. Beyond that:
+
+`exact`             in the program's dtype all numbers are equal, infinities included (zeros of
+                    either sign are equal), and NaN stays NaN;
+`reorders`          over the reals the sides are equal: in float64 to 1e-9 of what occurs at an
+                    element. In the program's dtype the replacement is off the truth by at most four
+                    times what the pattern is off by, and a few roundings of the dtype in which the
+                    pattern computes. A number stays a number, an infinity no number: what a program
+                    masks away (an infinity or a NaN that is not selected) stays away;
+`changes_rounding`  over the reals the sides are equal, and in the program's dtype a number stays a
+                    number where nothing in the pattern is large. What is masked away stays away;
+                    elsewhere infinities and NaN passed in may give anything.
+
+Differences over the reals are forgiven where the law's own rounding in float64 explains them: where
+results move as far when what is computed on the way is shaken by a few units in the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+
+from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.rules.language.book import Rule
+
+from .evaluate import FIELD, Array, Program, elementwise, one_shape
+from .instances import Instance, Node
+
+_LAW = 1e-9
+#: Roundings of the dtype in which a pattern computes that an operation may be off by.
+_ROUNDINGS = 8.0
+#: How much worse than the pattern a replacement may round.
+_WORSE = 4.0
+#: Up to here nothing overflows in float64 that is not meant to.
+_GENTLE = 8.0
+_SHAKEN = 2.0**-50
+_SHAKES = 3
+# What underflowed, or nearly, has no digits left.
+_SUBNORMAL = 1e-300
+# Kernels whose results are exact where few digits suffice.
+_RATIONAL = frozenset(
+    "add add_any sub mul div square integer_pow floor ceil round reduce_sum dot_general cumsum "
+    "conv_general_dilated reduce_window_sum reduce_prod rem convert_element_type clamp".split()
+)
+_SUMS = frozenset(
+    "dot_general conv_general_dilated reduce_sum reduce_prod cumsum cumprod reduce_window_sum "
+    "scatter-add attention dot_logsumexp exp_dot softmax logsumexp cumlogsumexp".split()
+)
+_PRODUCTS = frozenset("mul div square integer_pow pow".split())
+_CONVERSIONS = ("convert_element_type", "reduce_precision")
+# Kernels that round nothing: they move, choose, or convert.
+_STILL = frozenset(
+    "convert_element_type copy copy_p name stop_gradient transpose reshape squeeze rev slice "
+    "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice gather "
+    "select_n max min clamp neg abs sign reduce_max reduce_min cummax cummin sort iota".split()
+)
+
+
+def differs_over_the_reals(
+    rule: Rule,
+    program: Program,
+    values: Mapping[str, Array],
+    at: Mapping[str, Array],
+    root: str,
+    made: str,
+) -> tuple[bool, bool]:
+    """Whether two results in float64 differ more than a law may, and whether they tell anything."""
+    left, right = at[root], at[made]
+    if left.dtype.kind in "biu":
+        wrong = left != right
+        if wrong.any() and _real(program.instance):
+            wrong &= ~_shaky(program, values, root, made, np.ones(left.shape))
+        return bool(wrong.any()), bool(left.size)
+    nan, whole = np.isnan(left), np.isfinite(left)
+    finite = all(np.isfinite(v).all() for v in values.values() if v.dtype.kind in "fc")
+    gentle = all(
+        float(np.abs(v).max(initial=0)) <= _GENTLE for v in values.values() if v.dtype.kind in "fc"
+    )
+    scale = _scale(program.instance, at, left)
+    with np.errstate(all="ignore"):
+        apart = np.abs(left - right)
+        close = (left == right) | (apart <= _LAW * scale)
+        number = np.isfinite(right)
+    wrong = whole & ~close
+    if finite and not gentle:
+        wrong &= number  # an overflow of float64 is none of the law's
+    pole = ~whole & ~nan
+    if finite:
+        wrong |= pole & number & gentle
+    elif rule.numerics == "exact":
+        wrong |= pole & ~(left == right)
+    else:
+        wrong |= pole & number
+    if wrong.any() and not finite and rule.numerics == "changes_rounding":
+        wrong &= _masked(program, values, root, left)
+    if wrong.any():
+        wrong &= ~_shaky(program, values, root, made, np.where(number & whole, apart, np.inf))
+    return bool(wrong.any()), bool((~nan).any())
+
+
+def differs_exactly(
+    instance: Instance, left: Array, right: Array, keeps_nan: bool
+) -> tuple[bool, bool]:
+    """Whether results in a program's dtype are unequal, and whether they tell anything.
+
+    The references sum in 64 bits, in an order that no law speaks of: sums of 64 bits, and complex
+    products, which are such sums, may differ in their last digits. `keeps_nan`: what is no number
+    in the one is none in the other.
+    """
+    if left.dtype.kind in "biu":
+        return not np.array_equal(left, right), bool(left.size)
+    a, b = _wide(left), _wide(right)
+    nan = np.isnan(a)
+    same = (nan & (np.isnan(b) | (not keeps_nan))) | (a == b)
+    if not same.all() and left.dtype.itemsize == 8 * (1 + (left.dtype.kind == "c")):
+        if sums(instance):
+            with np.errstate(all="ignore"):
+                same |= np.abs(a - b) <= _ROUNDINGS * np.finfo(np.float64).eps * _most(a)
+    return not bool(same.all()), bool((~nan).any())
+
+
+def differs_by_rounding(
+    instance: Instance,
+    at: Mapping[str, Array],
+    meant: Mapping[str, Array],
+    root: str,
+    made: str,
+) -> tuple[bool, bool]:
+    """Whether a replacement rounds much worse than its pattern does; `meant` is what the pattern
+    computes on the same values in float64, rounding only where it converts."""
+    left, right = at[root], at[made]
+    if left.dtype.kind in "biu":
+        return not np.array_equal(left, right), bool(left.size)
+    a, b, truth = _wide(left), _wide(right), meant[root]
+    most: float | Array
+    own: float | Array
+    told = np.isfinite(a) & np.isfinite(truth)
+    if not told.any():
+        return False, False
+    if loses_numbers(instance, at, meant, root, made):
+        return True, True
+    told &= np.isfinite(b)
+    if not told.any():
+        return False, False
+    steps = len(instance.side.nodes) + len(instance.side.built)
+    longest = max(
+        (max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs),
+        default=1,
+    )
+    if elementwise(instance) and one_shape(instance) and not _only_sums(instance):
+        # Functions of one element lose no digits of it: an error counts beside what the pattern
+        # itself computes there, and the terms of its sums.
+        most = _scale(instance, {n: x for n, x in meant.items() if n in _computed(instance)}, left)
+        with np.errstate(all="ignore"):
+            part = np.where(told & (most > 0), np.abs(a - truth) / most, 0.0)
+        own = float(part[np.isfinite(part)].max(initial=0.0)) * most
+        longest = 1
+    else:
+        most = max((_most(x) for x in at.values()), default=0.0)
+        own = float(np.abs(a - truth)[told].max())
+    allowed = _WORSE * own + _ROUNDINGS * (steps + min(longest, 64)) * _rounding(instance) * most
+    # The last rounding of all is the result's own.
+    last = _epsilon(instance.types[root].dtype) * np.abs(truth)
+    allowed += _shared_narrowing(instance) * most + _ROUNDINGS * _least(instance)
+    return bool((np.abs(b - truth) > allowed + last)[told].any()), True
+
+
+def loses_numbers(
+    instance: Instance,
+    at: Mapping[str, Array],
+    meant: Mapping[str, Array],
+    root: str,
+    made: str,
+) -> bool:
+    """Whether a replacement gives no number where nothing in the pattern is large: where all that
+    it computes is below the cube root of the greatest number."""
+    left, right = at[root], at[made]
+    if left.dtype.kind in "biu":
+        return False
+    lost = np.isfinite(left) & np.isfinite(meant[root]) & ~np.isfinite(right)
+    large = _top(instance) ** (1 / 3)
+    return bool(lost.any() and (lost & (_scale(instance, meant, left) < large)).any())
+
+
+def _computed(instance: Instance) -> set[str]:
+    """What a pattern computes, and the inputs that it adds or multiplies; constants are neither."""
+    nodes = instance.side.nodes
+    summed = {o for n in nodes if instance.applied[n.signature].kernel in FIELD for o in n.operands}
+    return ({n.name for n in nodes} | summed) - set(instance.side.constants)
+
+
+def _least(instance: Instance) -> float:
+    """The step between the smallest numbers of the dtypes that occur."""
+    dtypes = [t.dtype for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    return max(_limits(d)[2] for d in dtypes if kind(d) in ("float", "complex"))
+
+
+def _only_sums(instance: Instance) -> bool:
+    """Whether all that is computed are sums, products and quotients, in some order."""
+    return all(a.kernel in _STILL or a.kernel in FIELD for a in instance.applied.values())
+
+
+def _scale(instance: Instance, at: Mapping[str, Array], like: Array) -> Array:
+    """The greatest magnitude that occurs, at each element where elements do not meet."""
+    if not (elementwise(instance) and one_shape(instance)):
+        return np.full(like.shape, max(map(_most, at.values()), default=0.0))
+    out = np.zeros(like.shape)
+    for x in at.values():
+        if x.dtype.kind in "fc":
+            size = np.abs(x)
+            out = np.maximum(out, np.where(np.isfinite(size), size, 0.0))
+    return out
+
+
+def _most(x: Array) -> float:
+    if x.dtype.kind in "biu":
+        return 0.0
+    size = np.abs(_wide(x))
+    finite = size[np.isfinite(size)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _real(instance: Instance) -> bool:
+    """Whether numbers that round occur on the way."""
+    return any(kind(a.output.dtype) in ("float", "complex") for a in instance.applied.values())
+
+
+def _shaky(
+    program: Program, values: Mapping[str, Array], root: str, made: str, apart: Array
+) -> Array:
+    """Where a difference is explained by rounding on the way."""
+    rng = np.random.default_rng(0)
+
+    def shake(kernel: str, operands: Sequence[Array], x: Array) -> Array:
+        if x.dtype.kind not in "fc" or kernel in _STILL:
+            return x
+        with np.errstate(all="ignore"):
+            by = np.where(np.abs(x) < _SUBNORMAL, 0.5, _SHAKEN)
+            shaken = x * (1 + by * rng.choice((-1.0, 1.0), x.shape))
+            return np.where(_surely_exact(kernel, operands, x), x, shaken)
+
+    first = program.evaluate(values)
+    moved = np.zeros(apart.shape)
+    for _ in range(_SHAKES):
+        other = program.evaluate(values, shake)
+        for name in (root, made):
+            a, b = first[name], other[name]
+            with np.errstate(all="ignore"):
+                far = (a != b).astype(float) if a.dtype.kind in "biu" else np.abs(a - b)
+            far = np.where(np.isnan(far), np.where(np.isnan(a) == np.isnan(b), 0.0, np.inf), far)
+            moved = np.maximum(moved, far)
+    return np.asarray((moved > 0) & (apart <= 16 * moved))
+
+
+def _surely_exact(kernel: str, operands: Sequence[Array], x: Array) -> Array:
+    """Where a result has not been rounded: short numbers out of short ones; of functions that are
+    no sums or products, only at 0 and 1."""
+    exact = _short(x)
+    for operand in operands:
+        if operand.dtype.kind not in "fc":
+            continue
+        fine = _short(operand) if kernel in _RATIONAL else np.isin(operand, (0.0, 1.0, -1.0))
+        if operand.shape != x.shape:
+            fine = np.asarray(fine.all())
+        exact &= fine
+    return exact
+
+
+def _short(x: Array) -> Array:
+    """Numbers of few digits, of which sums and products are exact."""
+    return np.asarray((np.abs(x) < 2.0**20) & (x * 2.0**12 == np.round(x * 2.0**12)))
+
+
+def _masked(program: Program, values: Mapping[str, Array], root: str, left: Array) -> Array:
+    """Where a result is the same whatever number stands for what is none."""
+    same = np.ones(left.shape, bool)
+    for other in (-3.0, 0.5, 7.0):
+        numbers = {
+            n: np.where(np.isfinite(v), v, other).astype(v.dtype) if v.dtype.kind in "fc" else v
+            for n, v in values.items()
+        }
+        same &= program.evaluate(numbers, pattern_only=True)[root] == left
+    return same
+
+
+def _rounding(instance: Instance) -> float:
+    """The coarsest rounding of the operations in which a pattern computes."""
+    side = instance.side
+    found = [
+        instance.applied[node.signature].output.dtype
+        for node in side.nodes
+        if instance.applied[node.signature].kernel not in _STILL
+    ]
+    ends = [instance.types[root].dtype for root, _ in side.unions]
+    real = [d for d in found if kind(d) in ("float", "complex")] or [
+        d for d in ends if kind(d) in ("float", "complex")
+    ]
+    return max(map(_epsilon, real), default=0.0)
+
+
+def _shared_narrowing(instance: Instance) -> float:
+    """The coarsest conversion that both sides make: near its ties either may fall elsewhere."""
+
+    def made(nodes: Iterable[Node]) -> set[str]:
+        entries = [instance.applied[n.signature] for n in nodes]
+        return {e.output.dtype for e in entries if e.kernel in _CONVERSIONS}
+
+    side = instance.side
+    return max(map(_epsilon, made(side.nodes) & made(side.built)), default=0.0)
+
+
+def _top(instance: Instance) -> float:
+    dtypes = [t.dtype for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    return min(_limits(d)[1] for d in dtypes if kind(d) in ("float", "complex"))
+
+
+def _epsilon(dtype: str) -> float:
+    return _limits(dtype)[0] if kind(dtype) in ("float", "complex") else 0.0
+
+
+@cache
+def _limits(dtype: str) -> tuple[float, float, float]:
+    import ml_dtypes
+
+    found = ml_dtypes.finfo(numpy_dtype(dtype))
+    return float(found.eps), float(found.max), float(found.smallest_subnormal)
+
+
+def roomy(dtypes: Iterable[str]) -> bool:
+    """Whether the floats among some dtypes reach far: tens may be multiplied and exponentiated."""
+    return all(_limits(d)[1] > 1e30 for d in dtypes if kind(d) in ("float", "complex"))
+
+
+def sums(instance: Instance) -> bool:
+    """Whether many numbers are summed or multiplied on the way, in some order, or complex ones, of
+    which a product is a sum."""
+    return any(
+        a.kernel in _SUMS or (a.kernel in _PRODUCTS and kind(a.output.dtype) == "complex")
+        for a in instance.applied.values()
+    )

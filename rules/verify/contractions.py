@@ -1,0 +1,163 @@
+"""Proposals of contractions: products and convolutions, in every spelling of their dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.signatures.values import kind
+
+from .draws import Draw, Known, Proposal, first
+
+
+def dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """A product with its dims in any order, batched or not."""
+    rng = draw.rng
+    lhs, rhs = known
+    dtype = first(known, draw, 1).dtype
+    out: Any = {"$dtype": dtype}
+    narrow = kind(dtype) in ("float", "int") and dtype not in ("float32", "int32")
+    if draw.chance(0.5 if narrow else 0.1):
+        out = {"$dtype": "float32" if kind(dtype) == "float" else "int32"} if narrow else None
+    params = {"precision": None, "preferred_element_type": out, "out_sharding": None}
+    if lhs is None and rhs is None:
+        lhs = draw.tensor(draw.rank((1, 2, 2, 2, 3, 3, 4)))
+    own = lhs if lhs is not None else rhs
+    assert own is not None
+    batches = 1 if own.rank >= 2 and draw.chance(0.35) else 0
+    if own.rank >= 3 and batches and draw.chance(0.2):
+        batches = 2
+    most = own.rank - batches
+    # Of operands that are known, two pairs may be crossed; unknown ones come as they are wanted.
+    both = lhs is not None and rhs is not None
+    count = min(most, rng.choice((1, 1, 1, 2, 2, 0) if both else (1, 1, 1, 1, 1, 2, 0)))
+    dims = list(range(own.rank))
+    if draw.chance(0.5):
+        batch = dims[:batches]
+        rest = dims[batches:]
+        contract = (rest[len(rest) - count :] if lhs is not None else rest[:count]) if count else []
+    else:
+        chosen = rng.sample(dims, batches + count)
+        batch, contract = chosen[:batches], chosen[batches:]
+    if lhs is not None and rhs is not None:
+        other: list[int] = []
+        for d in (*batch, *contract):
+            fits = [e for e in range(rhs.rank) if e not in other and rhs.shape[e] == lhs.shape[d]]
+            if not fits:
+                return None
+            other.append(fits[0] if draw.chance(0.4) else rng.choice(fits))
+        paired = (other[:batches], other[batches:])
+    else:
+        spare = [draw.extent() for _ in range(rng.choice((0, 1, 1, 1, 1, 2)))]
+        slots: list[tuple[int, int]] = [
+            (own.shape[d], k) for k, d in enumerate((*batch, *contract))
+        ]
+        order = slots[:batches]
+        tail = [*slots[batches:], *((n, -1) for n in spare)]
+        if rhs is not None:  # the left operand is made: contracted dims last
+            tail = [*((n, -1) for n in spare), *slots[batches:]]
+        if draw.chance(0.4):
+            tail = [*order, *tail]
+            order = []
+            rng.shuffle(tail)
+        made = [*order, *tail]
+        at = [next(i for i, (_, k) in enumerate(made) if k == j) for j in range(len(slots))]
+        paired = (at[:batches], at[batches:])
+        filled = TensorType(tuple(n for n, _ in made), dtype)
+        if rhs is None:
+            rhs = filled
+        else:
+            lhs = filled
+            batch, contract, paired = paired[0], paired[1], (batch, contract)
+    assert lhs is not None and rhs is not None
+    if lhs.dtype != rhs.dtype:
+        return None
+    params["dimension_numbers"] = [[contract, paired[1]], [batch, paired[0]]]
+    return params, [lhs, rhs]
+
+
+def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """A convolution in one or two dims, padded, strided, dilated or grouped."""
+    rng = draw.rng
+    lhs, rhs = known
+    rank = next((t.rank for t in known if t is not None), rng.choice((3, 3, 4)))
+    if rank not in (3, 4) or (lhs and rhs and lhs.rank != rhs.rank):
+        return None
+    space = rank - 2
+    if draw.chance(0.5):
+        specs = [list(range(rank))] * 3
+    else:
+        specs = [[0, rank - 1, *range(1, rank - 1)], [rank - 1, rank - 2, *range(space)]]
+        specs.append(specs[0])
+    ls, rs, os = specs
+    window = [rhs.shape[rs[2 + d]] if rhs else rng.choice((1, 2, 3, 3)) for d in range(space)]
+    dilated = [rng.choice((1, 1, 1, 2)) for _ in range(space)]
+    padding = [[rng.choice((0, 0, 1, 2, -1)), rng.choice((0, 0, 1, -1))] for _ in range(space)]
+    if draw.chance(0.4):
+        padding = [[0, 0]] * space
+    elif draw.chance(0.3):
+        padding = [
+            [((w - 1) * r) // 2, (w - 1) * r - ((w - 1) * r) // 2]
+            for w, r in zip(window, dilated, strict=True)
+        ]
+    groups = rng.choice((1, 1, 1, 2))
+    batches = rng.choice((1, 1, 1, 1, 2)) if groups == 1 else 1
+    channels = lhs.shape[ls[1]] if lhs else 0
+    inner = rhs.shape[rs[1]] if rhs else (channels // groups if lhs else rng.choice((1, 2, 3)))
+    if rhs and lhs:
+        groups = channels // inner if inner else 0
+    if batches > 1 and (groups > 1 or (lhs and lhs.shape[ls[0]] % batches)):
+        batches = 1
+    if groups == 0 or inner == 0 or (lhs and inner * groups != channels):
+        return None
+    outer = rhs.shape[rs[0]] if rhs else groups * batches * rng.choice((1, 2))
+    if outer % groups:
+        return None
+    if outer % batches:
+        batches = 1
+    dtype = first(known, draw, 1).dtype
+    if lhs is None:
+        sizes = [(w - 1) * r + rng.choice((1, 2, 3)) for w, r in zip(window, dilated, strict=True)]
+        lhs = _placed(ls, [batches * rng.choice((1, 2)), inner * groups, *sizes], dtype)
+    if rhs is None:
+        rhs = _placed(rs, [outer, inner, *window], dtype)
+    if lhs.dtype != rhs.dtype:
+        return None
+    holes = [1 if draw.chance(0.9) else 2 for _ in range(space)]
+    for d in range(space):
+        size = (lhs.shape[ls[2 + d]] - 1) * holes[d] + 1 + sum(padding[d])
+        if size < (window[d] - 1) * dilated[d] + 1 or lhs.shape[ls[2 + d]] + min(padding[d]) < 1:
+            return None
+    return {
+        "window_strides": [rng.choice((1, 1, 2)) for _ in range(space)],
+        "padding": padding,
+        "lhs_dilation": holes,
+        "rhs_dilation": dilated,
+        "dimension_numbers": {
+            "$class": "ConvDimensionNumbers",
+            "lhs_spec": ls,
+            "rhs_spec": rs,
+            "out_spec": os,
+        },
+        "feature_group_count": groups,
+        "batch_group_count": batches,
+        "precision": None,
+        "preferred_element_type": None,
+        "out_sharding": None,
+    }, [lhs, rhs]
+
+
+def _placed(spec: Sequence[int], sizes: Sequence[int], dtype: str) -> TensorType:
+    at = dict(zip(spec, sizes, strict=True))
+    return TensorType(tuple(at[d] for d in range(len(at))), dtype)
+
+
+def agrees(params: Mapping[str, Any], lhs: TensorType, rhs: TensorType) -> bool:
+    """Whether the dims that a product pairs have equal extents; templates take that for granted."""
+    contract, batch = params["dimension_numbers"]
+    left, right = (*contract[0], *batch[0]), (*contract[1], *batch[1])
+    return len(left) == len(right) and all(
+        a < lhs.rank and b < rhs.rank and lhs.shape[a] == rhs.shape[b]
+        for a, b in zip(left, right, strict=True)
+    )

@@ -1,0 +1,221 @@
+"""Evaluate: both sides of a rule on numbers, by the NumPy references.
+
+Three kinds of numbers, all of them over the same shapes:
+
+    field    integers modulo a prime: additions, products and divisions are exact, so that equal
+             polynomials are equal and unequal ones differ at random points except with a
+             probability of about degree / prime (Schwartz 1980, Zippel 1979)
+    wide     the widest floats there are, so that what remains of an error is far below any law's
+    actual   the dtypes that the program has, rounding where it does
+    truth    as wide, but rounding where the program converts: what it means to compute
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.reference.kernels import prepared
+from tapestry_egg.rewrite.requests import Applied
+from tapestry_egg.rules.language.families import MAP, MAP2
+
+from .instances import Instance, Node
+from .values import Landmarks, drawn
+
+Array = NDArray[Any]
+Numbers = Literal["field", "wide", "actual", "truth"]
+#: What a kernel's result, out of its operands, is turned into before others read it.
+Disturb = Callable[[str, Sequence[Array], Array], Array]
+
+#: Products of two residues, and sums of 500 of them, fit in 64 bits.
+PRIME = 134_217_689
+#: Kernels that are sums, products and quotients, and moves.
+FIELD = frozenset(
+    "add add_any sub mul neg square div integer_pow dot_general conv_general_dilated reduce_sum "
+    "cumsum reduce_window_sum copy copy_p name stop_gradient transpose reshape squeeze rev slice "
+    "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice".split()
+)
+_ELEMENTWISE = frozenset((*MAP, *MAP2, "select_n", "clamp", "copy_p", "optimization_barrier"))
+
+
+class NoReference(Exception):
+    """A kernel whose numbers nothing can tell."""
+
+
+def has_field(instance: Instance) -> bool:
+    """Whether both sides consist of sums, products and quotients of numbers, and of moves."""
+    return all(
+        a.kernel in FIELD
+        and all(
+            kind(t.dtype) in ("float", "complex")
+            for t in (*a.inputs, a.output)
+            if t.rank or t.dtype != "int32"
+        )
+        and (a.kernel != "integer_pow" or 0 <= a.params["y"] <= 2)
+        for a in instance.applied.values()
+    ) and all(v == int(v) for v in instance.side.constants.values())
+
+
+def elementwise(instance: Instance) -> bool:
+    """Whether every element of a result depends on the elements at its place alone, operands that
+    are stretched included."""
+    return all(a.kernel in _ELEMENTWISE for a in instance.applied.values())
+
+
+def one_shape(instance: Instance) -> bool:
+    """Whether all tensors that are no scalars have one shape."""
+    types = [t for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    return len({t.shape for t in types if t.rank}) <= 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation, ready to be run many times."""
+
+    node: Node
+    run: Callable[[Sequence[Array]], Array]
+
+
+class Program:
+    """Both sides of an instance over one kind of numbers.
+
+    Raises NoReference for a kernel without a NumPy reference.
+    """
+
+    def __init__(self, instance: Instance, numbers: Numbers) -> None:
+        self.instance, self.numbers = instance, numbers
+        self.pattern = [self._step(node) for node in instance.side.nodes]
+        self.replacement = [self._step(node) for node in instance.side.built]
+
+    def _step(self, node: Node) -> Step:
+        entry = self.instance.applied[node.signature]
+        if self.numbers == "field" and entry.kernel == "div":
+            return Step(node, _quotient)
+        try:
+            entry = _in(entry, self.numbers)
+            signature = registry.signature(
+                entry.kernel, entry.params, entry.inputs, (entry.output,)
+            )
+            run = prepared(entry.kernel, entry.params, signature)
+        except TemplateError as e:
+            raise NoReference(f"{entry.kernel}: {e}") from None
+        if entry.output.shape != self.instance.applied[node.signature].output.shape:
+            raise NoReference(f"{entry.kernel} has another shape in {self.numbers} numbers")
+        field = self.numbers == "field"
+        asked = self.instance.applied[node.signature].output.dtype
+        narrow = None
+        if self.numbers == "truth" and entry.kernel == "convert_element_type":
+            narrow = numpy_dtype(asked)
+
+        def one(operands: Sequence[Array]) -> Array:
+            out = run(operands)[0]
+            if narrow is not None:
+                return out.astype(narrow).astype(out.dtype)
+            return np.asarray(out % PRIME) if field and out.dtype == np.int64 else out
+
+        return Step(node, one)
+
+    def evaluate(
+        self,
+        values: Mapping[str, Array],
+        disturb: Disturb | None = None,
+        pattern_only: bool = False,
+    ) -> dict[str, Array]:
+        """Every tensor of both sides by name.
+
+        Raises NoReference for an odd case that NumPy has no word for.
+        """
+        at: dict[str, Array] = dict(values)
+        for step in self.pattern if pattern_only else (*self.pattern, *self.replacement):
+            node = step.node
+            kernel = self.instance.applied[node.signature].kernel
+            operands = [at[o] for o in node.operands]
+            try:
+                out = step.run(operands)
+            except (TypeError, ValueError, IndexError, NotImplementedError, TemplateError) as e:
+                raise NoReference(f"{kernel}: {e}") from None
+            at[node.name] = out if disturb is None else disturb(kernel, operands, out)
+        return at
+
+    def widened(self, name: str, value: Array) -> Array:
+        """An input in the dtype that it has in these numbers."""
+        dtype = _dtype(self.instance.inputs[name].dtype, self.numbers)
+        return np.asarray(value).astype(numpy_dtype(dtype))
+
+    def inputs(
+        self,
+        families: Sequence[str],
+        rng: np.random.Generator,
+        marks: Landmarks,
+    ) -> dict[str, Array]:
+        """Values of the inputs, each out of the family that stands at its place."""
+        out: dict[str, Array] = {}
+        constants = self.instance.side.constants
+        drawn_ones = [n for n in self.instance.inputs if n not in constants]
+        of = dict(zip(drawn_ones, families, strict=True))
+        for name, t in self.instance.inputs.items():
+            dtype = _dtype(t.dtype, self.numbers)
+            if name in constants:
+                value = constants[name]
+                if self.numbers == "field":
+                    value = int(value) % PRIME
+                out[name] = _constant(value, t, dtype)
+            elif self.numbers == "field" and kind(t.dtype) in ("float", "complex"):
+                out[name] = rng.integers(1, PRIME, t.shape, dtype=np.int64)
+            else:
+                out[name] = drawn(t, of[name], rng, marks, dtype)
+        return out
+
+
+def _constant(value: float, t: TensorType, dtype: str) -> Array:
+    """A constant as its own dtype holds it."""
+    held = np.full(t.shape, value)
+    if dtype not in ("int64",):
+        held = held.astype(numpy_dtype(t.dtype))
+    return np.asarray(held.astype(numpy_dtype(dtype)))
+
+
+def _quotient(operands: Sequence[Array]) -> Array:
+    inverse = np.array(
+        [pow(int(v), PRIME - 2, PRIME) for v in operands[1].reshape(-1)], np.int64
+    ).reshape(operands[1].shape)
+    return np.asarray(operands[0] * inverse % PRIME)
+
+
+def _in(entry: Applied, numbers: Numbers) -> Applied:
+    """The same kernel on the dtypes that the numbers have."""
+    if numbers == "actual":
+        return entry
+    inputs = tuple(as_numbers(t, numbers) for t in entry.inputs)
+    params = {k: _param(v, numbers) for k, v in entry.params.items()}
+    output = registry.signature(entry.kernel, params, inputs).output_types[0]
+    return replace(entry, params=params, inputs=inputs, output=output)
+
+
+def as_numbers(t: TensorType, numbers: Numbers) -> TensorType:
+    """The type in which a tensor is computed."""
+    return TensorType(t.shape, _dtype(t.dtype, numbers))
+
+
+def _dtype(name: str, numbers: Numbers) -> str:
+    what = kind(name)
+    if numbers == "actual" or what not in ("float", "complex"):
+        return name
+    if numbers == "field":
+        return "int64"
+    return "float64" if what == "float" else "complex128"
+
+
+def _param(value: Any, numbers: Numbers) -> Any:
+    if isinstance(value, Mapping) and "$dtype" in value:
+        return {"$dtype": _dtype(value["$dtype"], numbers)}
+    return value

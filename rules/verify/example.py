@@ -1,0 +1,93 @@
+"""The examples of rules: small programs as text, one operation a line.
+
+    x: float32[8, 512]
+    w: float32[512, 16]
+    a = dot_general(x, w) {dimension_numbers: [[[1], [0]], [[], []]], precision: null}
+    b = a(w, x)
+
+A line with `:` is an input, and one with `:` and `=` a scalar constant (`z: float32 = 0`). `{...}`
+holds the parameters in the plain form of `codec.py`; the name of an earlier operation in place of a
+kernel's takes kernel and parameters from there. Lines that are indented continue the one before.
+Values that nothing reads are the outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tapestry_egg.errors import RuleError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
+from tapestry_egg.metakernels import registry
+from tapestry_egg.reference.call import numpy_dtype
+
+_INPUT = re.compile(r"(\w+)\s*:\s*(\w+)\[([\d,\s]*)\]\s*$")
+_CONSTANT = re.compile(r"(\w+)\s*:\s*(\w+)\s*=\s*(\S+)\s*$")
+_OPERATION = re.compile(r"(\w+)\s*=\s*([\w-]+)\(([\w,\s]*)\)\s*(\{.*\})?\s*$", re.DOTALL)
+
+
+def example_graph(text: str, where: str = "example") -> BlockGraph:
+    """The program that an example's text describes.
+
+    Raises RuleError that quotes the line at fault.
+    """
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line[:1].isspace() and lines:
+            lines[-1] += "\n" + line
+        elif line.strip():
+            lines.append(line)
+    values: list[TensorType] = []
+    numbers: dict[str, int] = {}
+    operations: dict[str, Operation] = {}
+    inputs: list[int] = []
+    constants: dict[int, np.ndarray[Any, Any]] = {}
+
+    def add(name: str, tensor: TensorType, line: str) -> int:
+        if name in numbers:
+            raise RuleError(f"{name!r} is defined twice in the example: {line}", where=where)
+        numbers[name] = len(values)
+        values.append(tensor)
+        return numbers[name]
+
+    for line in lines:
+        if found := _INPUT.match(line):
+            shape = tuple(int(n) for n in found[3].split(",") if n.strip())
+            inputs.append(add(found[1], TensorType(shape, found[2]), line))
+        elif found := _CONSTANT.match(line):
+            number = add(found[1], TensorType((), found[2]), line)
+            constants[number] = np.asarray(float(found[3])).astype(numpy_dtype(found[2]))
+        elif found := _OPERATION.match(line):
+            reads = [n.strip() for n in found[3].split(",") if n.strip()]
+            missing = [n for n in reads if n not in numbers]
+            if missing:
+                raise RuleError(f"{missing[0]!r} is not defined before: {line}", where=where)
+            operands = tuple(numbers[n] for n in reads)
+            model = operations.get(found[2])
+            kernel = model.kernel if model else found[2]
+            params = dict(model.params) if model else {}
+            params.update(yaml.safe_load(found[4]) if found[4] else {})
+            signature = registry.signature(kernel, params, [values[v] for v in operands])
+            out = add(found[1], signature.output_types[0], line)
+            operations[found[1]] = Operation(kernel, operands, (out,), params)
+        else:
+            raise RuleError(f"neither an input nor an operation: {line}", where=where)
+    read = {v for op in operations.values() for v in op.inputs}
+    names = {v: name for name, v in numbers.items()}
+    given = {*inputs, *constants}
+    outputs = tuple(v for v in range(len(values)) if v not in read and v not in given)
+    graph = BlockGraph(
+        name="example",
+        values=tuple(values),
+        operations=tuple(operations.values()),
+        inputs=tuple(inputs),
+        outputs=outputs,
+        input_names=tuple(names[v] for v in inputs),
+        output_names=tuple(names[v] for v in outputs),
+        constants=constants,
+    )
+    verify_graph(graph)
+    return graph

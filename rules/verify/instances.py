@@ -1,0 +1,537 @@
+"""Instances: small programs that a rule's pattern matches, and what the rule makes of each.
+
+What is read here is the egglog text that runs, not the text that its author wrote: operations of
+the body, kernels and constants that it asks for, and the terms that its actions build. Anything
+else in a body (an order among values, say) can only keep a rule from firing, so it is ignored: the
+law must hold without it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.errors import RuleError, TapestryError, TemplateError
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.language.expressions import Expression
+from tapestry_egg.metakernels.language.scopes import Names
+from tapestry_egg.metakernels.signatures.parameters import plain
+from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.rewrite.requests import Applied, Catalogue, Form, parse, rule_sides
+from tapestry_egg.rules.language.book import Rule, commands
+from tapestry_egg.rules.language.families import FAMILIES
+from tapestry_egg.rules.language.rewrites import defaults
+
+from .choice import Unlike
+from .contractions import agrees
+from .draws import MOST_ELEMENTS, Draw
+from .example import example_graph
+from .proposals import BY_ARITY, propose
+
+#: Where an example stands for so many programs, draws end after so many in a row that fail.
+ENOUGH_GIVEN = 8
+MOST_FAILED = 400
+# Programs that an example stands for with its extents changed, for each of these dtypes.
+_RESIZED = 8
+_FLOATS = ("float32", "bfloat16", "float16")
+
+
+_CONTRACTIONS = ("dot_general", "conv_general_dilated")
+_GROWING = ("exp", "exp2", "expm1", "cosh", "sinh", "cumlogsumexp", "logsumexp", "softmax")
+#: Kernels through which an operand enters a sum as it is.
+_LINEAR = frozenset(
+    "add add_any sub neg mul div convert_element_type transpose reshape squeeze rev slice pad "
+    "broadcast_in_dim concatenate stack tile gather scatter-add dynamic_slice".split()
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation of a pattern or of what is built: a signature's name, and operand names."""
+
+    name: str
+    signature: str
+    operands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One egglog rule as a law: the pattern's operations, operands first, and what each root of
+    the pattern is equal to, with the operations that build it."""
+
+    nodes: tuple[Node, ...]
+    built: tuple[Node, ...]
+    unions: tuple[tuple[str, str], ...]
+    kernels: Mapping[str, tuple[str, ...]]  # signature -> kernels that it may be of
+    constants: Mapping[str, float]  # tensor of rank 0 -> its value
+    params: Mapping[str, Mapping[str, object]]  # signature -> parameters that the guard fixes
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A program that a pattern matches: types of its inputs, the applied kernels by signature name
+    (those of the pattern and those that the rule wants), and the law."""
+
+    side: Side
+    inputs: Mapping[str, TensorType]
+    applied: Mapping[str, Applied]
+    types: Mapping[str, TensorType]
+
+    @property
+    def size(self) -> int:
+        """Elements of all inputs, and what makes parameters long: small ones are read first."""
+        return sum(t.size + t.rank for t in self.inputs.values())
+
+    @property
+    def summed(self) -> frozenset[str]:
+        """Inputs that enter a contraction of the pattern as they are, moved or scaled, and scalars
+        that scale a tensor."""
+        found: set[str] = set()
+        reached: set[str] = set()
+        for node in reversed(self.side.nodes):
+            kernel = self.applied[node.signature].kernel
+            contracts = kernel in _CONTRACTIONS
+            if contracts or (node.name in reached and kernel in _LINEAR):
+                reached.update(node.operands)
+            if contracts or kernel in ("mul", "div"):
+                found |= {o for o in node.operands if o in self.inputs and not self.inputs[o].rank}
+        return frozenset(found | (reached & set(self.inputs)))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the pattern makes infinities of what is merely large."""
+        return any(self.applied[n.signature].kernel in _GROWING for n in self.side.nodes)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether numbers that round occur."""
+        types = (t for a in self.applied.values() for t in (*a.inputs, a.output))
+        return any(kind(t.dtype) in ("float", "complex") for t in types)
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether a tensor without elements occurs."""
+        return any(t.size == 0 for a in self.applied.values() for t in (*a.inputs, a.output))
+
+
+@dataclass
+class Drawn:
+    """What a search for instances tried, and what kept the rule from firing."""
+
+    tried: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+# Reading the egglog text
+
+
+def sides(rule: Rule) -> tuple[Side, ...]:
+    """The laws of a rule's egglog text; those that unite nothing are left out.
+
+    Raises RuleError when the operations of a body depend on each other in a circle.
+    """
+    found = []
+    for _, _, text in commands(rule.egg):
+        for body, actions in rule_sides(parse(text)):
+            side = _side(rule, body, actions)
+            if side.unions:
+                found.append(side)
+    return tuple(found)
+
+
+class _Flat:
+    """Nested operator terms as nodes with names; equal ones share theirs."""
+
+    def __init__(self, stem: str) -> None:
+        self.stem = stem
+        self.nodes: dict[tuple[str, tuple[str, ...]], str] = {}
+        self.names: dict[str, str] = {}
+
+    def name(self, form: Form) -> str:
+        if isinstance(form, str):
+            return self.names.get(form, form)
+        head, *rest = form
+        if not _is_operation(form):
+            raise ValueError(head)
+        key = (str(rest[0]), tuple(self.name(f) for f in rest[1:]))
+        return self.nodes.setdefault(key, f"{self.stem}{len(self.nodes)}")
+
+
+def _is_operation(form: Form) -> bool:
+    return isinstance(form, list) and bool(form) and re.fullmatch(r"Op\d", str(form[0])) is not None
+
+
+def _side(rule: Rule, body: Sequence[Form], actions: Sequence[Form]) -> Side:
+    flat = _Flat("body ")
+    kernels: dict[str, tuple[str, ...]] = {}
+    constants: dict[str, float] = {}
+    for atom in body:
+        if not isinstance(atom, list):
+            continue
+        head, *rest = atom
+        if head == "=" and any(map(_is_operation, rest)):
+            named = [f for f in rest if isinstance(f, str)]
+            operations = [f for f in rest if _is_operation(f)]
+            for operation in operations:
+                flat.name(operation)
+                assert isinstance(operation, list)
+                key = (str(operation[1]), tuple(flat.name(f) for f in operation[2:]))
+                if named and flat.nodes[key].startswith("body "):
+                    old, flat.nodes[key] = flat.nodes[key], named[0]
+                    flat.names[old] = named[0]
+        elif _is_operation(atom):
+            flat.name(atom)
+        elif head == "kernel" and isinstance(rest[0], str):
+            kernels[rest[0]] = (str(rest[1]).strip('"'),)
+        elif head == "member" and isinstance(rest[0], str):
+            kernels[rest[0]] = FAMILIES[str(rest[1]).strip('"')]
+        elif head == "splat" and isinstance(rest[0], str):
+            constants[rest[0]] = float(str(rest[1]).strip('"'))
+    nodes = [Node(name, s, operands) for (s, operands), name in flat.nodes.items()]
+    for node in nodes:
+        kernels.setdefault(node.signature, _hinted(rule, node.signature))
+    made = _Flat("made ")
+    unions = []
+    for action in actions:
+        if not isinstance(action, list):
+            continue
+        if action[0] == "let" and isinstance(action[1], str):
+            made.names[action[1]] = made.name(action[2])
+        elif action[0] == "union":
+            unions.append((made.name(action[1]), made.name(action[2])))
+    return Side(
+        _ordered(rule, nodes),
+        tuple(Node(name, s, operands) for (s, operands), name in made.nodes.items()),
+        tuple(unions),
+        kernels,
+        constants,
+        {node.signature: _fixed(rule, node.signature) for node in nodes},
+    )
+
+
+def _fixed(rule: Rule, signature: str) -> dict[str, object]:
+    """Parameters that a pattern gives a value that depends on nothing."""
+    found: dict[str, object] = {}
+    begin = re.compile(rf"get\(\${signature}\.params, (\w+)\) == \((.*)\)$", re.DOTALL)
+    for guard in rule.recipe.guards if rule.recipe else ():
+        if (match := begin.match(guard.text)) and "$" not in match[2]:
+            found[match[1]] = plain(Expression(match[2])(Names({})))
+    return found
+
+
+def _hinted(rule: Rule, signature: str) -> tuple[str, ...]:
+    """Kernels that a rule's guards speak of for a signature; all that can be drawn if none."""
+    found: list[str] = []
+    for guard in rule.recipe.guards if rule.recipe else ():
+        name = re.escape(f"${signature}.kernel")
+        found += re.findall(rf"{name} == ([\w-]+)", guard.text)
+        for several in re.findall(rf"{name} in \[([^\]]*)\]", guard.text):
+            found += [k.strip() for k in several.split(",")]
+    return tuple(found)
+
+
+def _ordered(rule: Rule, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    left = {n.name: n for n in nodes}
+    out: list[Node] = []
+    while left:
+        ready = [n for n in left.values() if not any(o in left for o in n.operands)]
+        if not ready:
+            raise RuleError(
+                f"the operations of rule {rule.name!r} depend on each other", where=rule.where
+            )
+        for node in ready:
+            out.append(left.pop(node.name))
+    return tuple(out)
+
+
+# Drawing programs
+
+
+def instances(
+    rule: Rule,
+    side: Side,
+    seed: int,
+    tries: int,
+    drawn: Drawn,
+    marks: Sequence[float] = (),
+    unlike: Unlike | None = None,
+) -> Iterator[Instance]:
+    """Programs that the pattern matches and the guard admits, the rule's example first.
+
+    What a turn draws depends on the seed and the number of the turn alone. `marks` are the numbers
+    that the rule speaks of; with `unlike`, programs like those before are passed over. Raises
+    RuleError, with its place, for a fault in one of the rule's expressions.
+    """
+    given = 0
+    for found in _from_example(rule, side, random.Random(seed), drawn):
+        if unlike is None or unlike.fresh(*found[:2]):
+            for instance in _answered(rule, side, *found, drawn):
+                given += 1
+                if unlike is not None:
+                    unlike.take(*found[:2], 0)
+                yield instance
+    failed = 0
+    for turn in range(tries):
+        drawn.tried += 1
+        made = _draw(side, Draw(random.Random(f"{seed} {turn}"), turn, marks))
+        if made is not None:
+            failed = 0
+            if unlike is None or unlike.fresh(*made[:2]):
+                for instance in _answered(rule, side, *made, drawn):
+                    if unlike is not None:
+                        unlike.take(*made[:2], turn)
+                    yield instance
+            if unlike is not None and unlike.enough(turn):
+                return
+            continue
+        failed += 1
+        if given >= ENOUGH_GIVEN and failed > MOST_FAILED:
+            return  # a pattern too long to be met by chance
+
+
+def _answered(
+    rule: Rule,
+    side: Side,
+    inputs: dict[str, TensorType],
+    applied: dict[str, Applied],
+    types: dict[str, TensorType],
+    drawn: Drawn,
+) -> Iterator[Instance]:
+    recipe = rule.recipe
+    wanted: dict[str, Applied] = {}
+    if recipe is not None:
+        missing = [g for g in recipe.given if g not in applied]
+        if missing:
+            if all(m not in {n.signature for n in side.nodes} for m in recipe.given):
+                return  # a part of the rule that asks nothing
+            raise RuleError(
+                f"rule {rule.name!r} does not bind {missing[0]!r}, which is in `given`",
+                where=rule.where,
+            )
+        catalogue = Catalogue()
+        given = [catalogue.number(applied[g]) for g in recipe.given]
+        found = catalogue.answer(rule, given)
+        if found is None:
+            reason = catalogue.reason or "the guard does not hold"
+            drawn.refused[reason] = drawn.refused.get(reason, 0) + 1
+            return
+        wanted = {name: catalogue.entries[n] for name, n in found.items()}
+    # Types that the replacement has, operation by operation.
+    types = dict(types)
+    for node in side.built:
+        entry = wanted.get(node.signature) or applied.get(node.signature)
+        if entry is None:
+            raise RuleError(
+                f"rule {rule.name!r} builds with {node.signature!r}, which is neither bound by its"
+                " body nor wanted",
+                where=rule.where,
+            )
+        types[node.name] = entry.output
+    every = {**applied, **wanted}
+    if all(map(_whole, every.values())):
+        yield Instance(side, inputs, every, types)
+
+
+def _whole(entry: Applied) -> bool:
+    """Whether the rest of a signature, beside its types, can be told."""
+    try:
+        return bool(entry.signature)
+    except TemplateError:  # the template contradicts itself on such operands
+        return False
+
+
+def _draw(
+    side: Side, draw: Draw
+) -> tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]] | None:
+    types: dict[str, TensorType] = {}
+    inputs: dict[str, TensorType] = {}
+    applied: dict[str, Applied] = {}
+    made = {n.name for n in side.nodes}
+    for name, value in side.constants.items():
+        if not _holds(draw.dtype, value):
+            return None
+        types[name] = inputs[name] = TensorType((), draw.dtype)
+    for node in side.nodes:
+        known = [types.get(o) for o in node.operands]
+        entry = applied.get(node.signature)
+        if entry is None:
+            entry = _apply(side, node, known, applied, draw)
+            if entry is None:
+                return None
+            applied[node.signature] = entry
+        if len(entry.inputs) != len(known):
+            return None
+        for o, t in zip(node.operands, entry.inputs, strict=True):
+            if types.setdefault(o, t) != t:
+                return None
+            if o not in made:
+                inputs[o] = t
+        if types.setdefault(node.name, entry.output) != entry.output:
+            return None
+    return inputs, applied, types
+
+
+def _holds(dtype: str, value: float) -> bool:
+    """Whether a dtype has a constant of this value, as a float has every one within its reach."""
+    own = numpy_dtype(dtype)
+    if kind(dtype) in ("int", "uint", "bool"):
+        ends = (0, 1) if own.kind == "b" else (np.iinfo(own).min, np.iinfo(own).max)
+        return value == int(value) and ends[0] <= value <= ends[1]
+    return own.kind == "c" or bool(np.isfinite(np.asarray(value).astype(own)))
+
+
+def _apply(
+    side: Side,
+    node: Node,
+    known: Sequence[TensorType | None],
+    applied: Mapping[str, Applied],
+    draw: Draw,
+) -> Applied | None:
+    allowed = side.kernels[node.signature] or BY_ARITY.get(len(known), ())
+    if not allowed:
+        return None
+    alike = [a for a in applied.values() if a.kernel in allowed and len(a.inputs) == len(known)]
+    if alike and draw.chance(0.6):
+        model = draw.rng.choice(alike)
+        inputs = [k or t for k, t in zip(known, model.inputs, strict=True)]
+        entry = applied_to(model.kernel, model.params, inputs)
+        if entry is not None and (len(allowed) == 1 or draw.chance(0.8)):
+            return entry
+    kernel = draw.rng.choice(allowed)
+    proposal = propose(kernel, known, draw)
+    if proposal is None:
+        return None
+    params, inputs = proposal
+    return applied_to(kernel, defaults(kernel, {**params, **side.params[node.signature]}), inputs)
+
+
+def applied_to(
+    kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> Applied | None:
+    """A kernel on operands of these types; None where no template fits, or not with one output."""
+    if kernel == "dot_general" and not agrees(params, *inputs):
+        return None
+    if not _indexes(kernel, inputs):
+        return None
+    try:
+        types = registry.output_types(kernel, params, inputs)
+    except TemplateError:
+        return None
+    if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > MOST_ELEMENTS:
+        return None
+    return Applied(kernel, params, tuple(inputs), types[0], None)
+
+
+def _indexes(kernel: str, inputs: Sequence[TensorType]) -> bool:
+    """Whether the operands that say where are whole numbers, which templates take for granted."""
+    at = 1 if kernel.startswith(("gather", "scatter", "dynamic_slice")) else 2
+    if not kernel.startswith(("gather", "scatter", "dynamic_")):
+        return True
+    several = kernel.startswith("dynamic_")
+    return all(kind(t.dtype) in ("int", "uint") for t in (inputs[at:] if several else inputs[1:2]))
+
+
+# The rule's own example
+
+
+def _from_example(
+    rule: Rule, side: Side, rng: random.Random, drawn: Drawn
+) -> Iterator[tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]]]:
+    if not rule.example.strip():
+        return
+    for dtype, text in _variants(rule.example, rng):
+        try:
+            graph = example_graph(text, f"{rule.where}: example")
+        except TapestryError as e:
+            if not dtype and isinstance(e, TemplateError):
+                raise RuleError(
+                    f"the example of rule {rule.name!r}: {e.what}", where=rule.where
+                ) from None
+            if not dtype:
+                raise
+            continue
+        for found in _matches(graph, side):
+            drawn.tried += 1
+            yield found
+
+
+def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """The example, then with other dtypes, then with other extents: equal ones stay equal,
+    and 1 stays 1.
+
+    What comes of that need not be a program.
+    """
+    yield "", example
+    for dtype in ("float32", "int32"):
+        yield dtype, re.sub(r"\b(float32|int32)\b", dtype, example)
+    sizes = sorted({n for found in _SHAPES.finditer(example) for n in _NUMBER.findall(found[2])})
+    for turn in range(_RESIZED if sizes else 0):
+        other = {n: n if n == "1" else str(rng.choice((1, 2, 3, 4, 5, 7))) for n in sizes}
+        yield "resized", _resized(example, other).replace("float32", _FLOATS[turn % len(_FLOATS)])
+
+
+def _resized(example: str, other: Mapping[str, str]) -> str:
+    def shape(found: re.Match[str]) -> str:
+        return found[1] + _NUMBER.sub(lambda n: other[n[0]], found[2])
+
+    return _SHAPES.sub(shape, example)
+
+
+_NUMBER = re.compile(r"\d+")
+#: Where extents stand in an example: the shapes of inputs, and parameters that are shapes.
+_SHAPES = re.compile(
+    r"((?:^\w+:\s*\w+|shape: |new_sizes: |slice_sizes: ))(\[[\d, ]*\])", re.MULTILINE
+)
+
+
+def _matches(
+    graph: BlockGraph, side: Side
+) -> Iterator[tuple[dict[str, TensorType], dict[str, Applied], dict[str, TensorType]]]:
+    """Every way in which a pattern's operations are operations of a graph."""
+    operations = [
+        (
+            op,
+            Applied(
+                op.kernel,
+                op.params,
+                tuple(graph.values[v] for v in op.inputs),
+                graph.values[op.outputs[0]],
+                None,
+            ),
+        )
+        for op in graph.operations
+        if len(op.outputs) == 1 and _indexes(op.kernel, [graph.values[v] for v in op.inputs])
+    ]
+    made = {n.name for n in side.nodes}
+
+    def search(
+        k: int, values: dict[str, int], applied: dict[str, Applied]
+    ) -> Iterator[tuple[dict[str, int], dict[str, Applied]]]:
+        if k == len(side.nodes):
+            yield values, applied
+            return
+        node = side.nodes[k]
+        for op, entry in operations:
+            allowed = side.kernels[node.signature]
+            if len(op.inputs) != len(node.operands) or (allowed and op.kernel not in allowed):
+                continue
+            if node.signature in applied and applied[node.signature] != entry:
+                continue
+            bound = dict(values)
+            pairs = [*zip(node.operands, op.inputs, strict=True), (node.name, op.outputs[0])]
+            if all(bound.setdefault(name, v) == v for name, v in pairs):
+                yield from search(k + 1, bound, {**applied, node.signature: entry})
+
+    for values, applied in search(0, {}, {}):
+        types = {name: graph.values[v] for name, v in values.items()}
+        inputs = {name: t for name, t in types.items() if name not in made}
+        known = {n: float(graph.constants.get(values[n], np.nan)) for n in side.constants}
+        if known == side.constants:
+            yield inputs, applied, types

@@ -1,0 +1,386 @@
+"""Proposals: random small operations, kernel by kernel, to try rules on.
+
+A proposal fills in what is open of an operation: operand types that nothing has fixed yet, and all
+parameters. Odd cases are drawn on purpose and often: extents of 1, scalars that broadcast, identity
+permutations, whole slices, repeated sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.rules.language.families import MAP, MAP2
+
+from .contractions import conv, dot
+from .draws import DTYPES, Draw, Known, Proposal, first
+
+
+def propose(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """An operation of this kernel whose operands have the types that are known; None where that
+    kernel has none, or none was found."""
+    make = _PROPOSALS.get(kernel)
+    if make is None:
+        if any(t is None for t in known) and known:
+            filled = draw.tensor()
+            return {}, [t or filled for t in known]
+        return {}, [t for t in known if t is not None]
+    found = make(kernel, known, draw)
+    if found is None:
+        return None
+    params, types = found
+    if any(t.dtype not in _fit(kernel, p, t) for p, t in enumerate(types)):
+        return None
+    return params, types
+
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        "acos acosh asin asinh atan atanh cos cosh exp expm1 log log1p logistic rsqrt sin sinh "
+        "sqrt tan tanh exp2".split(),
+        ("float", "complex"),
+    ),
+    **dict.fromkeys(
+        "bessel_i0e bessel_i1e cbrt ceil digamma erf erf_inv erfc floor is_finite lgamma round "
+        "reduce_precision atan2 nextafter".split(),
+        ("float",),
+    ),
+    **dict.fromkeys("clz population_count shift_left shift_right_logical".split(), ("int", "uint")),
+    "shift_right_arithmetic": ("int", "uint"),
+    **dict.fromkeys("not and or xor".split(), ("bool", "int", "uint")),
+    **dict.fromkeys("real imag".split(), ("complex",)),
+    "conj": ("complex",),
+    "complex": ("float",),
+    **dict.fromkeys("ge gt le lt max min".split(), ("float", "int", "uint", "bool")),
+    **dict.fromkeys("rem".split(), ("float", "int", "uint")),
+    "pow": ("float", "complex"),
+    **dict.fromkeys("sign abs".split(), ("float", "int", "complex")),
+    **dict.fromkeys("reduce_and reduce_or".split(), ("bool",)),
+    **dict.fromkeys(
+        "reduce_max reduce_min cummax cummin reduce_window_max reduce_window_min argmax argmin "
+        "sort clamp".split(),
+        ("float", "int", "uint"),
+    ),
+    **dict.fromkeys(
+        "add add_any sub mul div neg square integer_pow reduce_sum reduce_prod cumsum cumprod "
+        "dot_general conv_general_dilated reduce_window_sum cumlogsumexp".split(),
+        ("float", "complex", "int", "uint"),
+    ),
+    **dict.fromkeys(("cumlogsumexp", "softmax", "logsumexp"), ("float",)),
+}
+_ANY = ("float", "complex", "int", "uint", "bool")
+
+
+def _fit(kernel: str, port: int, t: TensorType) -> tuple[str, ...]:
+    """The operand's dtype if the kernel takes it there, else nothing."""
+    return (t.dtype,) if kind(t.dtype) in _KINDS.get(kernel, _ANY) else ()
+
+
+def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
+    params: dict[str, Any] = {}
+    if kernel == "convert_element_type":
+        new = draw.rng.choice([*DTYPES, draw.dtype])
+        params = {"new_dtype": {"$dtype": new}, "weak_type": False, "sharding": None}
+    elif kernel == "integer_pow":
+        params = {"y": draw.rng.choice((0, 1, 2, 2, 3))}
+    elif kernel == "reduce_precision":
+        params = {
+            "exponent_bits": draw.rng.choice((5, 8)),
+            "mantissa_bits": draw.rng.choice((3, 7, 10)),
+        }
+    elif kernel == "name":
+        params = {"name": "x"}
+    elif kernel == "round":
+        params = {"rounding_method": draw.rng.choice((0, 1))}
+    return params, [known[0] or draw.tensor()]
+
+
+def _binary(kernel: str, known: Known, draw: Draw) -> Proposal:
+    params = {"out_dtype": None} if kernel == "mul" else {}
+    types = list(known)
+    free = [p for p, t in enumerate(types) if t is None]
+    model = first(known, draw)
+    if len(free) == 2:
+        types[draw.rng.choice(free)] = model
+        free = [p for p, t in enumerate(types) if t is None]
+    for p in free:
+        shape = model.shape
+        if draw.chance(0.25):
+            shape = ()
+        elif draw.chance(0.12):
+            shape = tuple(1 if draw.chance(0.5) else n for n in shape)
+        elif not shape and draw.chance(0.5):
+            shape = draw.shape()
+        types[p] = TensorType(shape, model.dtype)
+    return params, [t for t in types if t is not None]
+
+
+def _select(kernel: str, known: Known, draw: Draw) -> Proposal:
+    which, *cases = known
+    case = first(cases, draw)
+    if which is None:
+        which = TensorType(() if draw.chance(0.2) else case.shape, "bool")
+    if all(c is None for c in cases) and which.rank:
+        case = TensorType(which.shape, case.dtype)
+    return {}, [which, *(c or case for c in cases)]
+
+
+def _clamp(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[1] or draw.tensor()
+    bound = TensorType(() if draw.chance(0.7) else x.shape, x.dtype)
+    return {}, [known[0] or bound, x, known[2] or bound]
+
+
+def _transpose(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3, 3, 4)))
+    order = list(range(x.rank))
+    if draw.chance(0.3):
+        order.reverse()
+    elif draw.chance(0.75):
+        draw.rng.shuffle(order)
+    return {"permutation": order}, [x]
+
+
+def _reshape(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor()
+    sizes = list(x.shape)
+    for _ in range(draw.rng.choice((0, 1, 1, 2))):
+        k = draw.rng.randrange(len(sizes)) if sizes else 0
+        step = draw.rng.choice(("merge", "split", "one", "flat", "turn"))
+        if step == "merge" and len(sizes) > 1:
+            k = min(k, len(sizes) - 2)
+            sizes[k : k + 2] = [sizes[k] * sizes[k + 1]]
+        elif step == "split" and sizes:
+            parts = [n for n in (2, 3) if sizes[k] % n == 0]
+            if parts:
+                n = draw.rng.choice(parts)
+                sizes[k : k + 1] = [n, sizes[k] // n]
+        elif step == "one" and len(sizes) < 4:
+            sizes.insert(k, 1)
+        elif step == "flat":
+            sizes = [prod(sizes)]
+        elif step == "turn":
+            draw.rng.shuffle(sizes)
+    return {"new_sizes": sizes, "dimensions": None, "sharding": None}, [x]
+
+
+def _squeeze(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    x = known[0]
+    if x is None:
+        sizes = list(draw.shape(draw.rank((0, 1, 2, 3))))
+        sizes.insert(draw.rng.randint(0, len(sizes)), 1)
+        x = TensorType(tuple(sizes), draw.dtype)
+    ones = [d for d, n in enumerate(x.shape) if n == 1]
+    return ({"dimensions": draw.subset(ones, 1)}, [x]) if ones else None
+
+
+def _broadcast(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor(draw.rank((0, 0, 1, 1, 2, 3)))
+    rank = min(8, x.rank + draw.rng.choice((0, 1, 1, 2)))
+    to = sorted(draw.rng.sample(range(rank), x.rank)) if rank >= x.rank else list(range(x.rank))
+    shape = list(draw.shape(max(rank, x.rank)))
+    for n, d in zip(x.shape, to, strict=True):
+        if n != 1 or draw.chance(0.4):
+            shape[d] = n
+    return {"shape": shape, "broadcast_dimensions": to, "sharding": None}, [x]
+
+
+def _slice(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
+    start, limit, step = [], [], []
+    cut = draw.rng.randrange(x.rank) if x.rank and draw.chance(0.6) else -1
+    for d, n in enumerate(x.shape):
+        if n and (d == cut or (cut < 0 and draw.chance(0.5))):
+            a = draw.rng.choice((0, 0, n // 2, 1, draw.rng.randrange(n)))
+            a = min(a, n - 1)
+            b = draw.rng.choice((n, n, max(a + 1, n // 2), min(n, a + 1)))
+        else:
+            a, b = 0, n
+        start.append(a)
+        limit.append(b)
+        step.append(draw.rng.choice((1, 1, 2)))
+    strides = step if draw.chance(0.2) else None
+    return {"start_indices": start, "limit_indices": limit, "strides": strides}, [x]
+
+
+def _pad(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
+    config = []
+    for n in x.shape:
+        low, high = draw.rng.choice((0, 0, 1, 2)), draw.rng.choice((0, 0, 1, 2))
+        if n > 2 and draw.chance(0.3):  # less than nothing: what is cut off
+            low, high = draw.rng.choice(((-1, high), (low, -1), (-1, -1)))
+        config.append([low, high, draw.rng.choice((0, 0, 0, 1))])
+    if x.rank and draw.chance(0.4):  # along one dim only
+        d = draw.rng.randrange(x.rank)
+        config = [c if e == d else [0, 0, 0] for e, c in enumerate(config)]
+    return {"padding_config": config}, [x, known[1] or TensorType((), x.dtype)]
+
+
+def _rev(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
+    return {"dimensions": draw.subset(range(x.rank))}, [x]
+
+
+def _concatenate(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    model = first(known, draw, draw.rank((1, 2, 2, 3)))
+    if not model.rank:
+        return None
+    fits = [
+        d
+        for d in range(model.rank)
+        if all(
+            t is None
+            or (
+                t.rank == model.rank
+                and all(t.shape[e] == model.shape[e] for e in range(t.rank) if e != d)
+            )
+            for t in known
+        )
+    ]
+    if not fits:
+        return None
+    d = draw.rng.choice(fits)
+    types = []
+    for t in known:
+        n = model.shape[d] if draw.chance(0.5) else draw.extent()
+        types.append(t or TensorType((*model.shape[:d], n, *model.shape[d + 1 :]), model.dtype))
+    return {"dimension": d}, types
+
+
+def _stack(kernel: str, known: Known, draw: Draw) -> Proposal:
+    model = first(known, draw)
+    return {"axis": draw.rng.randint(0, model.rank)}, [t or model for t in known]
+
+
+def _tile(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor()
+    return {"reps": [draw.rng.choice((1, 1, 2)) for _ in x.shape]}, [x]
+
+
+def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 3, 3, 3, 4)))
+    if kernel in ("argmax", "argmin"):
+        axes = draw.rng.sample(range(x.rank), min(1, x.rank))
+        return {"axes": axes, "index_dtype": {"$dtype": "int32"}}, [x]
+    axes = draw.subset(range(x.rank), 0 if draw.chance(0.1) else 1)
+    if axes and draw.chance(0.5):
+        axes = [draw.rng.choice(range(x.rank))]
+    if 0 in x.shape and draw.chance(0.5):  # of nothing there is something
+        axes = [d for d, n in enumerate(x.shape) if not n]
+    return {"axes": axes, **({"out_sharding": None} if kernel == "reduce_sum" else {})}, [x]
+
+
+def _normalised(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 3, 3)))
+    return ({"axes": draw.subset(range(x.rank), 1)}, [x]) if x.rank else None
+
+
+def _nothing(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """Where the parameters are too many to be met by chance: examples must do."""
+    return None
+
+
+def _scan(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
+    if not x.rank:
+        return None
+    return {"axis": draw.rng.randrange(x.rank), "reverse": draw.chance(0.3)}, [x]
+
+
+def _sort(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
+    if not x.rank:
+        return None
+    return {"dimension": draw.rng.randrange(x.rank), "is_stable": True, "num_keys": 1}, [x]
+
+
+def _window(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    x = known[0] or draw.tensor(draw.rank((1, 2, 3)))
+    window = [draw.rng.choice((1, 1, 2, min(n, 3) or 1)) for n in x.shape]
+    # Also windows that hold nothing but padding, or fall between the elements.
+    padding = [[0, 0] if draw.chance(0.7) else [draw.rng.choice((0, 1)), 1] for _ in x.shape]
+    holes, gaps = ([1] * x.rank, [1] * x.rank)
+    if draw.chance(0.3):
+        holes = [draw.rng.choice((1, 2)) for _ in x.shape]
+    if draw.chance(0.3):
+        gaps = [draw.rng.choice((1, 2)) for _ in x.shape]
+    for d, n in enumerate(x.shape):
+        size = max(0, (n - 1) * holes[d] + 1) + sum(padding[d])
+        if size < (window[d] - 1) * gaps[d] + 1:
+            return None
+    return {
+        "window_dimensions": window,
+        "window_strides": [draw.rng.choice((1, 1, 2)) for _ in x.shape],
+        "padding": padding,
+        "base_dilation": holes,
+        "window_dilation": gaps,
+    }, [x]
+
+
+def _iota(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    shape = list(draw.shape(draw.rank((1, 2, 3))))
+    dtype = draw.dtype if draw.dtype != "bool" else "int32"
+    at = draw.rng.randrange(len(shape))
+    return {"dtype": {"$dtype": dtype}, "shape": shape, "dimension": at, "sharding": None}, []
+
+
+def _dynamic_slice(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    count = len(known) - 1 - (kernel == "dynamic_update_slice")
+    x = known[0] or draw.tensor(count)
+    if x.rank != count:
+        return None
+    sizes = [draw.rng.randint(1, n) if n else 0 for n in x.shape]
+    starts = [t or TensorType((), "int32") for t in known[len(known) - count :]]
+    if kernel == "dynamic_update_slice":
+        return {}, [x, known[1] or TensorType(tuple(sizes), x.dtype), *starts]
+    return {"slice_sizes": sizes}, [x, *starts]
+
+
+_PROPOSALS: Mapping[str, Callable[[str, Known, Draw], Proposal | None]] = {
+    **dict.fromkeys((*MAP, "copy_p", "optimization_barrier"), _unary),
+    **dict.fromkeys(MAP2, _binary),
+    **dict.fromkeys(
+        "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or".split(), _reduce
+    ),
+    **dict.fromkeys(("argmax", "argmin"), _reduce),
+    **dict.fromkeys(("softmax", "logsumexp"), _normalised),
+    **dict.fromkeys(("gather", "scatter", "scatter-add"), _nothing),
+    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _scan),
+    **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), _window),
+    "broadcast_in_dim": _broadcast,
+    "clamp": _clamp,
+    "concatenate": _concatenate,
+    "conv_general_dilated": conv,
+    "dot_general": dot,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_slice,
+    "iota": _iota,
+    "pad": _pad,
+    "reshape": _reshape,
+    "rev": _rev,
+    "select_n": _select,
+    "slice": _slice,
+    "sort": _sort,
+    "squeeze": _squeeze,
+    "stack": _stack,
+    "tile": _tile,
+    "transpose": _transpose,
+}
+
+#: Every kernel that can be drawn, by its number of operands (None: any).
+BY_ARITY: Mapping[int | None, tuple[str, ...]] = {
+    0: ("iota",),
+    1: (
+        *MAP,
+        *"transpose reshape squeeze broadcast_in_dim slice rev tile reduce_sum reduce_prod "
+        "reduce_max reduce_min reduce_and reduce_or argmax argmin cumsum cumprod cummax cummin "
+        "sort reduce_window_sum reduce_window_max reduce_window_min".split(),
+    ),
+    2: (*MAP2, "dot_general", "conv_general_dilated", "pad", "concatenate", "stack"),
+    3: ("select_n", "clamp", "concatenate", "stack", "dynamic_slice"),
+    4: ("concatenate", "stack"),
+}

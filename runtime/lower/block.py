@@ -1,0 +1,199 @@
+"""The part of an operation's index space that one device works on, and the pieces it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.collectives import block_number, zero
+from tapestry_egg.zspace import Projection, ZRange
+
+if TYPE_CHECKING:
+    import jax
+
+    Offset = jax.Array | int
+
+
+@dataclass(frozen=True)
+class IndexBlock:
+    """One device's block of an index space: dim d is cut by the mesh axes `cuts[d]`.
+
+    Block j of a dim of extent N in n blocks is [j·N/n, (j+1)·N/n). Extents are known, offsets are
+    traced scalars (s32[]) inside `shard_map`, or the integer 0 where nothing is cut.
+    """
+
+    signature: OperationSignature
+    cuts: tuple[tuple[int, ...], ...]
+    mesh: MeshShape
+
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        """Sizes of the block. Raises PlanError where a cut leaves unequal blocks."""
+        sizes = self.signature.extents
+        if len(sizes) != len(self.cuts):
+            raise PlanError(
+                f"cuts for {len(self.cuts)} index dims of {len(sizes)}", where=self.signature.kernel
+            )
+        for d, (n, axes) in enumerate(zip(sizes, self.cuts, strict=True)):
+            if n % self.mesh.parts(axes):
+                raise PlanError(
+                    f"index dim {d} of extent {n} does not divide into {self.mesh.parts(axes)}",
+                    where=self.signature.kernel,
+                )
+        return tuple(n // self.mesh.parts(a) for n, a in zip(sizes, self.cuts, strict=True))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the block is the whole index space."""
+        return self.extents == self.signature.extents
+
+    def is_cut(self, d: int) -> bool:
+        return self.extents[d] != self.signature.extents[d]
+
+    def offset(self, d: int) -> Offset:
+        """Where the block begins in index dim d."""
+        if not self.is_cut(d):
+            return 0
+        return block_number(self.cuts[d], self.mesh) * self.extents[d]
+
+    def start(self, projection: Projection, k: int) -> Offset:
+        """Where the block's image begins in tensor dim k, counted from the tensor's start."""
+        at: Offset = projection.offset[k]
+        for d, a in enumerate(projection.matrix[k]):
+            if a < 0:
+                at = at + a * (self.extents[d] - 1)
+            if a and self.is_cut(d):
+                at = at + a * self.offset(d)
+        return at
+
+    def starts(self, projection: Projection, k: int) -> NDArray[np.int64]:
+        """`start` on every device, row-major over the mesh: s64[devices]."""
+        at = np.full(self.mesh.devices, projection.offset[k])
+        for d, a in enumerate(projection.matrix[k]):
+            if a < 0:
+                at += a * (self.extents[d] - 1)
+            if a:
+                at += a * block_numbers(self.cuts[d], self.mesh) * self.extents[d]
+        return at
+
+    def image(self, operands: Sequence[jax.Array], p: int, layout: Layout, where: str) -> jax.Array:
+        """The box of operand p that the block touches, cut out of the local array where larger.
+
+        `operands` are this device's blocks, that of operand p in `layout`. Where some device's box
+        leaves the operand, and the template says what lies there, the operand is filled up first.
+        Raises PlanError where the box is not inside the local array on every device.
+        """
+        from jax import lax
+
+        x = operands[p]
+        projection = self.signature.inputs[p]
+        shape = self.signature.input_types[p].shape
+        beyond = self.signature.beyond(p)
+        footprint = projection.footprint(self.extents)
+        local = layout.local_shape(shape, self.mesh)
+        if x.shape != local:
+            raise PlanError(
+                f"operand {p} has local shape {x.shape}, its layout says {local}", where=where
+            )
+        for k, (size, have) in enumerate(zip(footprint, local, strict=True)):
+            first = self.starts(projection, k)
+            begin = block_numbers(layout.dims[k], self.mesh) * have
+            before = after = 0
+            if beyond is not None and have == shape[k]:
+                if self._pads_itself(p, k, first, size):
+                    continue
+                before, after = max(0, -int(first.min())), max(0, int(first.max()) + size - have)
+            if before or after:
+                value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
+                x = lax.pad(
+                    x, value, [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
+                )
+            inside = first - begin + before
+            if size == x.shape[k] and not inside.any():
+                continue
+            if inside.min() < 0 or inside.max() + size > x.shape[k]:
+                raise PlanError(
+                    f"dim {k} of operand {p}: the index block reads [{first[0]}, "
+                    f"{first[0] + size}) on the first device, outside the block of {have} it has",
+                    where=where,
+                    hint=f"Layout {layout} does not serve these cuts: {self.cuts}.",
+                )
+            at: Offset = int(inside[0])
+            if (inside != inside[0]).any():
+                at = self.start(projection, k) + before
+                at = at - block_number(layout.dims[k], self.mesh) * have
+            x = lax.dynamic_slice_in_dim(x, at, size, k)
+        return x
+
+    def _pads_itself(self, p: int, k: int, first: NDArray[np.int64], size: int) -> bool:
+        """Whether dim k of operand p is read to its ends on every device, and not cut: the kernel
+        then fills up what lies outside as its own parameters say."""
+        whole = self.signature.inputs[p].image(ZRange.from_shape(self.signature.extents))
+        low, high = whole.start[k], whole.end[k]
+        uncut = bool((first == low).all()) and size == high - low
+        return uncut and low <= 0 and self.signature.input_types[p].shape[k] <= high
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an operand's box holds elements that the block does not read, though the whole
+        index space reads all of the operand's box: the kernel would take them for its own."""
+        return any(
+            _has_gaps(row, size, self.extents) and not _has_gaps(row, size, self.signature.extents)
+            for projection in self.signature.inputs
+            for row, size in zip(projection.matrix, projection.shape, strict=True)
+        )
+
+    def uncut_where_gathered(self, layouts: Sequence[Layout]) -> IndexBlock:
+        """The block without the cuts of map dims whose operands are all replicated over them.
+
+        A kernel that cannot run on the boxes of this block, since they are not of a shape that it
+        takes, can run on the larger block, whose operands this device has too; see `crop`.
+        """
+        used = {a for layout in layouts for dim in layout.dims for a in dim}
+        return replace(
+            self,
+            cuts=tuple(
+                () if d.role == "map" and not used & set(axes) else axes
+                for d, axes in zip(self.signature.index, self.cuts, strict=True)
+            ),
+        )
+
+    def crop(self, larger: IndexBlock, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """This block's part of what a kernel gave for a larger block that contains it."""
+        from jax import lax
+
+        cropped = []
+        for projection, x in zip(self.signature.outputs, outputs, strict=True):
+            for k, size in enumerate(projection.footprint(self.extents)):
+                if size != x.shape[k]:
+                    at = self.start(projection, k) - larger.start(projection, k)
+                    x = lax.dynamic_slice_in_dim(x, at, size, k)
+            cropped.append(x)
+        return cropped
+
+
+def _has_gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:
+    """Whether boxes of a size, placed at row · i for all points i, leave holes between them."""
+    covered = size
+    for stride, n in sorted((abs(a), n) for a, n in zip(row, extents, strict=True) if a and n > 1):
+        if stride > covered:
+            return True
+        covered += stride * (n - 1)
+    return False
+
+
+def block_numbers(axes: tuple[int, ...], mesh: MeshShape) -> NDArray[np.int64]:
+    """`collectives.block_number` on every device, row-major over the mesh: s64[devices]."""
+    coordinates = np.indices(mesh.sizes).reshape(len(mesh.sizes), -1)
+    number = np.zeros(mesh.devices, np.int64)
+    for a in axes:
+        number = number * mesh.sizes[a] + coordinates[a]
+    return number

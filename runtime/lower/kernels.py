@@ -1,0 +1,411 @@
+"""How a kernel runs on one device's block of its index space.
+
+The operands of a kernel are exactly the image boxes of the block, and its shape parameters are
+those of the block, so binding the JAX primitive is all that most kernels need. The table below
+holds the others: those whose result depends on where the block lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.errors import PlanError, TemplateError
+from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.collectives import zero
+from tapestry_egg.plans.plan import Strategy
+
+from .block import IndexBlock
+
+if TYPE_CHECKING:
+    import jax
+
+    Arrays = Sequence[jax.Array]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel on one device's block.
+
+    `params` are the local ones, as JAX wants them; `whole` are the operation's own, in plain form.
+    """
+
+    kernel: str
+    params: Mapping[str, Any]
+    whole: Mapping[str, Any]
+    operands: tuple[jax.Array, ...]
+    block: IndexBlock
+
+    @property
+    def signature(self) -> OperationSignature:
+        return self.block.signature
+
+    def bind(self, *operands: jax.Array, **params: Any) -> list[jax.Array]:
+        """The JAX primitive on `operands`, with some parameters replaced; always a list."""
+        from tapestry_egg.tracing.codec import primitive
+
+        kernel = primitive(self.kernel)
+        bound = kernel.get_bind_params({**self.params, **params})
+        functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+        out = kernel.bind(*functions, *operands, **bound)
+        return list(out) if kernel.multiple_results else [out]
+
+    def output_offset(self, k: int, q: int = 0) -> Any:
+        """Where the block of output q begins in its dim k: a traced s32[], or an integer."""
+        return self.block.start(self.signature.outputs[q], k)
+
+    def operand_offset(self, p: int, k: int) -> Any:
+        """Where the image of operand p begins in its dim k."""
+        return self.block.start(self.signature.inputs[p], k)
+
+    def is_part(self, p: int, k: int) -> bool:
+        """Whether the operand's image in dim k is less than the whole dim."""
+        return self.operands[p].shape[k] != self.signature.input_types[p].shape[k]
+
+
+def run_kernel(
+    op: Operation,
+    inputs: tuple[TensorType, ...],
+    outputs: tuple[TensorType, ...],
+    strategy: Strategy,
+    operands: Arrays,
+    mesh: MeshShape,
+    where: str,
+) -> list[jax.Array]:
+    """The local outputs of an operation, from this device's blocks of its operands.
+
+    `inputs` and `outputs` are the types of the whole tensors, `operands` are in the layouts of
+    `strategy.needs`. Raises PlanError where an operand's block does not hold what the index block
+    reads.
+    """
+    from tapestry_egg.metakernels import registry
+
+    signature = registry.signature(op.kernel, op.params, inputs, outputs)
+    block = IndexBlock(signature, strategy.cuts, mesh)
+    return _run(op, block, operands, strategy.needs, where)
+
+
+def _run(
+    op: Operation, block: IndexBlock, operands: Arrays, layouts: Sequence[Layout], where: str
+) -> list[jax.Array]:
+    from tapestry_egg.tracing.codec import decode_params
+
+    if block.is_whole:
+        params = decode_params(op.params, kernel=op.kernel)
+        call = Call(op.kernel, params, op.params, tuple(operands), block)
+        return call.bind(*operands)
+    images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
+    placed = op.kernel not in ("random_bits", "random_split") or _bits_have_places()
+    local = _local_params(op, block, images) if placed and not block.is_sparse else None
+    if local is None:
+        larger = block.uncut_where_gathered(layouts)
+        if larger == block:
+            raise PlanError(
+                f"the kernel cannot run on the blocks that {block.cuts} cut its index space into",
+                where=where,
+                hint="The metakernel's template should declare the dim `whole`.",
+            )
+        return block.crop(larger, _run(op, larger, operands, layouts, where))
+    call = Call(op.kernel, decode_params(local, kernel=op.kernel), op.params, images, block)
+    lowering = LOWERINGS.get(op.kernel)
+    return list(lowering(call)) if lowering else call.bind(*images)
+
+
+def _local_params(
+    op: Operation, block: IndexBlock, images: tuple[jax.Array, ...]
+) -> Mapping[str, Any] | None:
+    """The parameters for a block; None where the kernel cannot run on boxes of these shapes."""
+    from tapestry_egg.metakernels import registry
+
+    try:
+        return registry.localize(
+            op.kernel,
+            op.params,
+            block.signature,
+            [x.shape for x in images],
+            [p.footprint(block.extents) for p in block.signature.outputs],
+        )
+    except TemplateError:
+        return None
+
+
+# Kernels whose result depends on where the block lies
+
+
+def _iota(call: Call) -> list[jax.Array]:
+    import jax.numpy as jnp
+
+    (counted,) = call.bind()
+    return [counted + jnp.asarray(call.output_offset(call.params["dimension"]), counted.dtype)]
+
+
+def _concatenate(call: Call) -> list[jax.Array]:
+    """On a part of the joined dim, every operand fills the whole part: choose by the place."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    d = call.params["dimension"]
+    lengths = [t.shape[d] for t in call.signature.input_types]
+    size = call.signature.outputs[0].footprint(call.block.extents)[d]
+    if size == sum(lengths):
+        return call.bind(*call.operands)
+    out = call.operands[0]
+    place = lax.broadcasted_iota(jnp.int32, out.shape, d)
+    place = place + jnp.asarray(call.output_offset(d), jnp.int32)
+    for k, x in enumerate(call.operands[1:], 1):
+        out = jnp.where(place >= sum(lengths[:k]), x, out)
+    return [out]
+
+
+def _counters(call: Call, shape: Sequence[int], first: int) -> tuple[jax.Array, jax.Array]:
+    """High and low words u32[local shape] of the row-major numbers that the elements of the output
+    dims from `first` on have in an array of the whole shape."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    local = call.params["shape"]
+    high = low = jnp.zeros(local, jnp.uint32)
+    stride = 1
+    for k in reversed(range(len(shape))):
+        at = lax.broadcasted_iota(jnp.uint32, local, k)
+        at = at + jnp.asarray(call.output_offset(first + k), jnp.uint32)
+        part = at * jnp.uint32(stride % 2**32)
+        low = low + part
+        if stride * shape[k] > 2**32:  # carry into the high word
+            high = high + at * jnp.uint32(stride >> 32) + (low < part).astype(jnp.uint32)
+            high = high + lax.mulhi(at, jnp.full_like(at, stride % 2**32))
+        stride *= shape[k]
+    return high, low
+
+
+def _iota_words(call: Call) -> list[jax.Array]:
+    return list(_counters(call, call.whole["shape"], 0))
+
+
+def _hashed(call: Call) -> tuple[jax.Array, jax.Array]:
+    """The two words of the Threefry hash of every element's number in the whole array, under each
+    of the keys: a shard computes its own."""
+    import jax
+    import jax.numpy as jnp
+
+    from tapestry_egg.tracing.codec import primitive
+
+    (keys,) = call.operands
+    words = jax.random.key_data(keys)
+    high, low = _counters(call, call.whole["shape"], keys.ndim)
+    shape = (*keys.shape, *call.params["shape"])
+    spread = tuple(range(keys.ndim, len(shape)))
+    pair = [jnp.expand_dims(words[..., k], spread) for k in (0, 1)]
+    first, second = primitive("threefry2x32").bind(
+        *(jnp.broadcast_to(x, shape) for x in (*pair, high, low))
+    )
+    return first, second
+
+
+def _random_bits(call: Call) -> list[jax.Array]:
+    import jax.numpy as jnp
+
+    hashed = _hashed(call)
+    width = call.params["bit_width"]
+    if width == 64:
+        high, low = (x.astype(jnp.uint64) for x in hashed)
+        return [(high << 32) | low]
+    return [(hashed[0] ^ hashed[1]).astype(f"uint{width}")]
+
+
+def _random_split(call: Call) -> list[jax.Array]:
+    import jax
+    import jax.numpy as jnp
+
+    words = jnp.stack(_hashed(call), -1)
+    return [jax.random.wrap_key_data(words, impl=jax.random.key_impl(call.operands[0]))]
+
+
+def _bits_have_places() -> bool:
+    """Whether JAX's Threefry bits are a function of an element's place alone."""
+    import jax
+
+    return bool(getattr(jax.config, "jax_threefry_partitionable", True))
+
+
+def _dynamic_slice(call: Call) -> list[jax.Array]:
+    """The start is clamped as for the whole slice; then this device's part begins further on."""
+    import jax.numpy as jnp
+
+    operand, *starts = call.operands
+    length, sizes = call.signature.input_types[0].shape, call.whole["slice_sizes"]
+    for k, (n, size) in enumerate(zip(length, sizes, strict=True)):
+        if size != n:
+            first = jnp.clip(_signed(starts[k]), 0, n - size)
+            starts[k] = first + jnp.asarray(call.output_offset(k), first.dtype)
+    return call.bind(operand, *(_signed(s).astype(jnp.int32) for s in starts))
+
+
+def _dynamic_update_slice(call: Call) -> list[jax.Array]:
+    """What of the update lies beside this device's part is written into a margin and dropped."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    operand, update, *starts = call.operands
+    length, sent, *_ = (t.shape for t in call.signature.input_types)
+    margins = [(0, 0, 0)] * operand.ndim
+    for k, (n, m) in enumerate(zip(length, sent, strict=True)):
+        starts[k] = jnp.clip(_signed(starts[k]), 0, n - m).astype(jnp.int32)
+        if call.is_part(0, k) and m != n:
+            margins[k] = (m, m, 0)
+            first = starts[k] - jnp.asarray(call.output_offset(k), jnp.int32)
+            starts[k] = jnp.clip(first + m, 0, operand.shape[k] + m)
+    wide = lax.pad(operand, jnp.zeros((), operand.dtype), margins)
+    (out,) = call.bind(wide, update, *starts)
+    return [lax.pad(out, jnp.zeros((), out.dtype), [(-a, -b, 0) for a, b, _ in margins])]
+
+
+def _select_and_scatter_add(call: Call) -> list[jax.Array]:
+    """The windows that reach into this device's tiles reach out of them too: cut that off."""
+    from jax import lax
+
+    (out,) = call.bind(*call.operands)
+    tiles, read = call.signature.outputs[0], call.signature.inputs[1]
+    sizes = tiles.footprint(call.block.extents)
+    starts = [
+        t - s if n != m else 0
+        for t, s, n, m in zip(tiles.offset, read.offset, sizes, out.shape, strict=True)
+    ]
+    ends = [s + n for s, n in zip(starts, sizes, strict=True)]
+    return [lax.slice(out, starts, ends)]
+
+
+def _gather(call: Call) -> list[jax.Array]:
+    """Rows that another device holds count zero, so that the partial results add up.
+
+    An index outside the whole tensor is clamped where the mode says so; where the mode fills, the
+    device with the first rows gives the fill value.
+    """
+    import jax.numpy as jnp
+    from jax.lax import GatherScatterMode
+
+    operand, indices = call.operands
+    numbers = call.params["dimension_numbers"]
+    length = call.signature.input_types[0].shape
+    rows = {
+        t: k
+        for t, k in enumerate(numbers.start_index_map)
+        if call.is_part(0, k) and call.whole["slice_sizes"][k] != length[k]
+    }
+    if not rows:
+        return call.bind(operand, indices)
+    fills = call.params["mode"] == GatherScatterMode.FILL_OR_DROP
+    places = _places(indices)
+    here, outside, first = _localize(call, places, rows, clamp=not fills)
+    for t, k in rows.items():
+        places[t] = jnp.clip(places[t], 0, operand.shape[k] - 1)
+    (found,) = call.bind(
+        operand, jnp.stack(places, -1), indices_are_sorted=False, unique_indices=False
+    )
+    batch = [d for d in range(found.ndim) if d not in numbers.offset_dims]
+    others = tuple(d for d in range(found.ndim) if d not in batch)
+    monoid = next(d.monoid for d in call.signature.index if d.role == "reduce")
+    elsewhere = zero(monoid, found.dtype)
+    if fills:
+        fill = jnp.asarray(call.params["fill_value"], found.dtype)
+        elsewhere = jnp.where(jnp.expand_dims(outside & first, others), fill, elsewhere)
+    return [jnp.where(jnp.expand_dims(here, others), found, elsewhere)]
+
+
+def _scatter(call: Call) -> list[jax.Array]:
+    """Updates aimed at rows of another device are dropped; that device applies them."""
+    import jax.numpy as jnp
+    from jax.lax import GatherScatterMode
+
+    operand, indices, updates = call.operands
+    numbers = call.params["dimension_numbers"]
+    targets = numbers.scatter_dims_to_operand_dims
+    length, _, sent = (t.shape for t in call.signature.input_types)
+    taken = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    own = [k for k in range(operand.ndim) if k not in taken]
+    window = [1] * operand.ndim
+    for k, d in zip(own, numbers.update_window_dims, strict=True):
+        window[k] = sent[d]
+    rows = {t: k for t, k in enumerate(targets) if call.is_part(0, k) and window[k] != length[k]}
+    if not rows:
+        return call.bind(operand, indices, updates)
+    places = _places(indices)
+    clamp = call.params["mode"] == GatherScatterMode.CLIP
+    if clamp:  # the other dims here, since the mode must now drop what is outside
+        for t, k in enumerate(targets):
+            if t not in rows:
+                places[t] = jnp.clip(places[t], 0, length[k] - window[k])
+    _localize(call, places, rows, clamp=clamp)
+    return call.bind(
+        operand,
+        jnp.stack(places, -1),
+        updates,
+        indices_are_sorted=False,
+        unique_indices=False,
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _places(indices: jax.Array) -> list[jax.Array]:
+    """The columns of index vectors s32[..., depth], wide enough to subtract offsets from."""
+    indices = _signed(indices)
+    return [indices[..., t] for t in range(indices.shape[-1])]
+
+
+def _signed(indices: jax.Array) -> jax.Array:
+    """The same places as signed integers of at least 32 bits; those beyond any array end there."""
+    import jax.numpy as jnp
+
+    if indices.dtype.itemsize < 4:
+        return indices.astype(jnp.int32)
+    if jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        return jnp.minimum(indices, 2**31 - 1).astype(jnp.int32)
+    return indices
+
+
+def _localize(
+    call: Call, places: list[jax.Array], rows: Mapping[int, int], *, clamp: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Make the columns `rows` (column -> dim of operand 0) count from this device's first row.
+
+    Returns flags: which index vectors point into this device's rows, which point outside the whole
+    tensor, and whether this device has the first rows.
+    """
+    import jax.numpy as jnp
+
+    operand, length = call.operands[0], call.signature.input_types[0].shape
+    here, outside, first = jnp.bool_(True), jnp.bool_(False), jnp.bool_(True)
+    for t, k in rows.items():
+        if clamp:
+            places[t] = jnp.clip(places[t], 0, length[k] - 1)
+        outside = outside | (places[t] < 0) | (places[t] >= length[k])
+        offset = jnp.asarray(call.operand_offset(0, k), places[t].dtype)
+        places[t] = places[t] - offset
+        here = here & (places[t] >= 0) & (places[t] < operand.shape[k])
+        first = first & (offset == 0)
+    return here, outside, first
+
+
+#: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
+LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
+    "iota": _iota,
+    "iota_2x32_shape": _iota_words,
+    "random_bits": _random_bits,
+    "random_split": _random_split,
+    "concatenate": _concatenate,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "select_and_scatter_add": _select_and_scatter_add,
+    "gather": _gather,
+    **dict.fromkeys(
+        (
+            "scatter",
+            *(f"scatter-{kind}" for kind in ("add", "sub", "mul", "min", "max")),
+            *(f"scatter_{kind}" for kind in ("add", "sub", "mul", "min", "max")),
+        ),
+        _scatter,
+    ),
+}

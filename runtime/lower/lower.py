@@ -1,0 +1,405 @@
+"""From a plan to the function that every device runs inside one `shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.metakernels import registry
+from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.fetch import Fetch, fetches, group_of, place
+from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+
+from .host_calls import Caller, calls, report, run_once
+from .kernels import run_kernel
+from .order import SMALL, Tie, stored, ties
+
+if TYPE_CHECKING:
+    import jax
+
+    Arrays = Sequence[jax.Array]
+
+
+def lower(plan: Plan, caller: Caller | None = None) -> Callable[..., tuple[jax.Array, ...]]:
+    """The local function of a plan: local blocks of the graph's inputs in, of its outputs out.
+
+    To be called inside `jax.shard_map` over a mesh with the plan's axes, with `check_vma=False`.
+    The layouts of inputs and outputs are `plan.in_shardings` and `plan.out_shardings`. What has
+    effects is run by the device that `caller` names (the first), and by no other. Raises
+    PlanError where the plan does not fit its graph: at once for layouts and copies, when traced for
+    kernels.
+    """
+    return _LocalBody(plan.body, plan.mesh, caller or Caller())
+
+
+@dataclass(frozen=True, eq=False)
+class _LocalBody:
+    """The local function of one graph: the program's, or that of a region."""
+
+    body: BodyPlan
+    mesh: MeshShape
+    caller: Caller
+
+    def __post_init__(self) -> None:
+        self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
+
+    @cached_property
+    def reads(self) -> tuple[tuple[Fetch, ...], ...]:
+        return fetches(self.body)
+
+    @cached_property
+    def ties(self) -> dict[int, Tie]:
+        return ties(self.body, self.reads, self.mesh)
+
+    @cached_property
+    def calls(self) -> bool:
+        """Whether some call in it may fail, and all devices must know."""
+        return self.mesh.devices > 1 and calls(self.body.graph)
+
+    @cached_property
+    def leaving(self) -> dict[int, tuple[Fetch, ...]]:
+        """Value -> the copies of it that leave the body and move bytes."""
+        found: dict[int, tuple[Fetch, ...]] = {}
+        for f in self.reads[-1]:
+            if f.origin == "copy" and f.moves:
+                found[f.value] = (*found.get(f.value, ()), f)
+        return found
+
+    @cached_property
+    def regions(self) -> tuple[tuple[_LocalBody, ...], ...]:
+        """Per operation, the local functions of its regions."""
+        found = []
+        for k, (op, strategy) in enumerate(
+            zip(self.body.graph.operations, self.body.strategies, strict=True)
+        ):
+            if len(op.regions) != len(strategy.bodies):
+                raise PlanError(
+                    f"{len(strategy.bodies)} body plans for {len(op.regions)} regions",
+                    where=place(self.body, k),
+                )
+            found.append(tuple(_LocalBody(b, self.mesh, self.caller) for b in strategy.bodies))
+        return tuple(found)
+
+    @cached_property
+    def remat_inputs(self) -> dict[int, tuple[int, ...]]:
+        """Per checkpoint region, the values that it reads from outside, constants excepted."""
+        graph = self.body.graph
+        makes: dict[int, set[int]] = {}
+        reads: dict[int, dict[int, None]] = {}
+        for op in graph.operations:
+            if op.remat is not None:
+                makes.setdefault(op.remat, set()).update(op.outputs)
+                reads.setdefault(op.remat, {}).update(dict.fromkeys(op.inputs))
+        return {
+            r: tuple(v for v in values if v not in makes[r] and v not in graph.constants)
+            for r, values in reads.items()
+        }
+
+    @cached_property
+    def stored(self) -> frozenset[int]:
+        """Values that are in memory as they are, not computed where they are read."""
+        return stored(self.body.graph)
+
+    @cached_property
+    def last_read(self) -> dict[int, int]:
+        """Value -> the last reader of it in any layout; the body's outputs read last."""
+        return {f.value: k for k, reads in enumerate(self.reads) for f in reads}
+
+    def __call__(self, *arguments: jax.Array) -> tuple[jax.Array, ...]:
+        outputs, failed = self.run(arguments, _NOT_FAILED)
+        if self.calls:
+            report(outputs, failed, self.mesh, self.caller)
+        return outputs
+
+    def run(self, arguments: Arrays, failed: Any) -> tuple[tuple[jax.Array, ...], Any]:
+        """The outputs, and whether a call has failed by now."""
+        import jax
+
+        graph = self.body.graph
+        frame = _Frame(self, dict(zip(graph.inputs, arguments, strict=True)))
+        for v, constant in graph.constants.items():
+            frame.produced[v] = jax.numpy.asarray(constant, constant.dtype)
+        for k, op in enumerate(graph.operations):
+            with jax.named_scope(op.scope or op.kernel):
+                frame.enter(op.remat, k)
+                frame.wait(k)
+                operands = frame.operands(k)
+                outputs, failed = self._run(k, op, self.body.strategies[k], operands, failed)
+            frame.leave(k, outputs)
+        frame.enter(None, len(graph.operations))
+        return tuple(frame.operands(len(graph.operations))), failed
+
+    def _run(
+        self, k: int, op: Operation, strategy: Strategy, operands: Arrays, failed: Any
+    ) -> tuple[Arrays, Any]:
+        outputs: Arrays
+        where = place(self.body, k)
+        if op.regions:
+            if op.kernel not in _REGIONS:
+                raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
+            outputs, after = _REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
+            failed = failed if after is None else after
+        elif registry.runs_once(op):
+            types = tuple(self.body.graph.values[v] for v in op.outputs)
+            outputs, failed = run_once(op, types, operands, self.mesh, self.caller, failed)
+        else:
+            values = self.body.graph.values
+            outputs = run_kernel(
+                op,
+                tuple(values[v] for v in op.inputs),
+                tuple(values[v] for v in op.outputs),
+                strategy,
+                operands,
+                self.mesh,
+                where,
+            )
+        for q, (v, layout, x) in enumerate(zip(op.outputs, strategy.gives, outputs, strict=True)):
+            wanted = layout.local_shape(self.body.graph.values[v].shape, self.mesh)
+            if x.shape != wanted:
+                raise PlanError(
+                    f"output {q} has local shape {x.shape}, its layout {layout} says {wanted}",
+                    where=where,
+                )
+        return outputs, failed
+
+
+@dataclass
+class _Frame:
+    """The local arrays that exist while one body is being emitted."""
+
+    local: _LocalBody
+    produced: dict[int, jax.Array]
+    kept: dict[int, jax.Array] = field(default_factory=dict)
+    region: int | None = None  # the checkpoint region of the operation at hand
+    #: per checkpoint region, what it reads from outside, behind a barrier
+    barred: dict[int, tuple[dict[int, jax.Array], dict[int, jax.Array]]] = field(
+        default_factory=dict
+    )
+    made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
+    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)  # copies that leave
+    #: per kernel, the copies that its operations made
+    shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
+
+    def enter(self, region: int | None, k: int) -> None:
+        """Begin operation k, of a checkpoint region (or of none).
+
+        The region's inputs pass through one barrier, so that XLA neither merges the recomputation
+        with the first computation nor begins it before its cotangents are there. Where all inputs
+        were there long before, the result before operation k passes through it too.
+        """
+        self.region = region
+        if region is None or region in self.barred:
+            return
+        inputs = self.local.remat_inputs[region]
+        produced = {v: self.produced[v] for v in inputs if v in self.produced}
+        kept = {v: self.kept[v] for v in inputs if v in self.kept}
+        newest = max((self.made_by.get(v, -1) for v in inputs), default=-1)
+        late = {u: self.produced[u] for u in self._alive(k) if self.made_by[u] > newest}
+        produced, kept, late = _barrier((produced, kept, late))
+        self.barred[region] = produced, kept
+        self.produced.update(late)
+
+    def _alive(self, k: int) -> tuple[int, ...]:
+        """The value computed last that is in memory and that operation k or a later one reads."""
+        for u in reversed(self.made_by):
+            if u in self.local.stored and self.local.last_read.get(u, -1) >= k:
+                return (u,)
+        return ()
+
+    def wait(self, k: int) -> None:
+        """Keep the plan's order: what operation k reads waits for the results before it."""
+        tie = self.local.ties.get(k)
+        if tie is None:
+            return
+        held = {
+            f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
+            for f in tie.held
+        }
+        now = {v: store[v] for v, store in held.items() if v in store}
+        done = {v: self.produced[v] for v in tie.done if v in self.produced}
+        left = {key: x for key, x in self.left.items() if key[0] in done}
+        if not now or not done:
+            return
+        now, done, left = _barrier((now, done, left))
+        self.produced.update(done)
+        self.left.update(left)
+        for v, x in now.items():
+            held[v][v] = x
+
+    def leave(self, k: int, outputs: Arrays) -> None:
+        for v, x in zip(self.local.body.graph.operations[k].outputs, outputs, strict=True):
+            self.produced[v] = x
+            self.made_by[v] = k
+            for f in self.local.leaving.get(v, ()):
+                self.left[v, f.need] = self._copy(f, x)
+
+    def operands(self, k: int) -> list[jax.Array]:
+        """The operands of reader k, in the layouts that it needs."""
+        reads = self.local.reads[k]
+        group = group_of(self.local.body, k)
+        own = {} if group < 0 else self.shared.setdefault(group, {})
+        for f in reads:  # first, since tying a copy to another operand replaces that operand
+            if f.again:
+                own[f.value, f.need] = self._copy(f, self._late(f.value, k))
+        for f in reads:
+            if (f.value, f.need) in self.left and k == len(self.local.reads) - 1:
+                own[f.value, f.need] = self.left[f.value, f.need]
+            elif f.origin == "copy" and not f.again:
+                own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
+        return [
+            own[f.value, f.need]
+            if f.origin in ("own", "copy")
+            else self._store(f.origin, f.value)[f.value]
+            for f in reads
+        ]
+
+    def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
+        for step in f.steps:
+            x = apply(x, step, self.local.mesh)
+        local = f.steps and f.steps[-1].kind in ("slice", "to_partial")
+        if local and x.size * x.dtype.itemsize >= SMALL:
+            x = _barrier(x)  # a block of its own: cut out inside a reader, it would keep the whole
+        if f.keep:
+            self.kept[f.value] = x
+        return x
+
+    def _store(self, origin: str, v: int) -> dict[int, jax.Array]:
+        """The table that holds value v, as produced or as kept, for the operation at hand."""
+        which = 0 if origin == "produced" else 1
+        if self.region is not None and v in self.barred[self.region][which]:
+            return self.barred[self.region][which]
+        return self.produced if which == 0 else self.kept
+
+    def _late(self, v: int, k: int) -> jax.Array:
+        """Value v, not available before reader k's other operands are.
+
+        A copy that moves the same bytes a second time is in the plan to save memory in between. XLA
+        would merge it with the first one; a barrier together with an operand that the reader waits
+        for anyway keeps the two apart and the second one late.
+        """
+        x = self._store("produced", v)[v]
+        tie = self._tie(v, k)
+        late: jax.Array
+        if tie is None:
+            late = _barrier(x)
+        else:
+            store, other = tie
+            late, store[other] = _barrier((x, store[other]))
+        return late
+
+    def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
+        """The array to tie a late copy of v to: the reader's operand computed last, if it computes
+        one, else whatever was computed last and is read again."""
+        others = [f for f in self.local.reads[k] if f.value != v and f.value in self.made_by]
+        if others:
+            f = max(others, key=lambda f: self.made_by[f.value])
+            return self._store("kept" if f.origin == "kept" else "produced", f.value), f.value
+        alive = [u for u in self.made_by if u != v and self.local.last_read.get(u, -1) >= k]
+        if alive:
+            u = max(alive, key=self.made_by.__getitem__)
+            return self._store("produced", u), u
+        return None
+
+
+def _barrier(tree: Any) -> Any:
+    """`lax.optimization_barrier` of a pytree of arrays; of nothing, nothing."""
+    import jax
+
+    return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
+
+
+# Region operations: of a region's operands, its outputs, and whether a call has failed by now
+
+#: No call has failed. Where no call may, nothing else goes through loops and branches.
+_NOT_FAILED = 0
+
+_Region = tuple[Any, Any]
+
+
+def _scan(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
+    from jax import lax
+
+    consts = operands[: params["num_consts"]]
+    rest = operands[params["num_consts"] :]
+    carries = params["num_carry"]
+
+    def step(carry: tuple[Any, Any], slices: Any) -> tuple[tuple[Any, Any], Any]:
+        before, failed = carry
+        outputs, failed = regions[0].run((*consts, *before, *slices), failed)
+        return (list(outputs[:carries]), failed), list(outputs[carries:])
+
+    (final, failed), stacked = lax.scan(
+        step,
+        (list(rest[:carries]), _flag(failed, regions)),
+        list(rest[carries:]),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*final, *stacked], failed
+
+
+def _while(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
+    from jax import lax
+
+    n, m = params["cond_nconsts"], params["body_nconsts"]
+    asked, run = operands[:n], operands[n : n + m]
+    test, body = regions
+    failed = _flag(failed, regions)
+    if test.calls:  # a condition has no room for a flag: ask before the loop and in its body
+
+        def verdict(carry: Arrays, failed: Any) -> tuple[Any, Any]:
+            (go,), failed = test.run((*asked, *carry), failed)
+            return go & (failed == 0), failed
+
+        def again(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            outputs, failed = body.run((*run, *state[0]), state[2])
+            return list(outputs), *verdict(outputs, failed)
+
+        first = list(operands[n + m :])
+        final, _, failed = lax.while_loop(
+            lambda state: state[1], again, (first, *verdict(first, failed))
+        )
+        return final, failed
+
+    def goes_on(state: tuple[Any, Any]) -> Any:
+        (go,), _ = test.run((*asked, *state[0]), _NOT_FAILED)
+        return go & (state[1] == 0) if body.calls else go
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        outputs, failed = body.run((*run, *state[0]), state[1])
+        return list(outputs), failed
+
+    final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
+    return final, failed
+
+
+def _cond(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
+    from jax import lax
+
+    def branch(region: _LocalBody) -> Callable[..., Any]:
+        return lambda failed, *xs: region.run(xs, failed)
+
+    outputs, failed = lax.switch(
+        operands[0], [branch(r) for r in regions], _flag(failed, regions), *operands[1:]
+    )
+    return outputs, failed
+
+
+def _flag(failed: Any, regions: tuple[_LocalBody, ...]) -> Any:
+    """The flag as regions carry it: an s32[] where one of them calls, and else nothing at all."""
+    import jax.numpy as jnp
+
+    return jnp.asarray(failed, jnp.int32) if any(r.calls for r in regions) else None
+
+
+_REGIONS: dict[str, Callable[[Any, tuple[_LocalBody, ...], Arrays, Any], _Region]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

@@ -1,0 +1,124 @@
+"""The order that a plan promises, as ties between operations that XLA must keep.
+
+A plan's peak holds for one order of its kernels. XLA's schedulers choose among orders of their own
+(on GPUs the least of a greedy list, a depth-first and a post-order schedule): left alone they put
+off every weight gradient to the end, and combine gathers of many layers into one, all of whose
+results are then live at once. So each large kernel waits for the large results before it: both
+pass through one optimization barrier. The barrier moves nothing; it is dropped after scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.metakernels.signatures.signature import Fusion
+from tapestry_egg.plans.fetch import Fetch, produced_layouts
+from tapestry_egg.plans.plan import BodyPlan
+from tapestry_egg.schedule.flatten import FlatProgram, flatten
+from tapestry_egg.schedule.kernels import Unit, fuse, fusion, operation_groups, schedule
+
+#: Local bytes below which order matters little for the peak, while XLA's combining of collectives
+#: and fusing across kernels saves launches.
+SMALL = 1 << 14
+
+Reads = Sequence[Sequence[Fetch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """What an operation reads (`held`) is let go only when the values `done` are there."""
+
+    held: tuple[Fetch, ...]
+    done: tuple[int, ...]
+
+
+def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
+    """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them."""
+    graph = body.graph
+    program = flatten(graph, {})
+    units = fuse(program)
+    kernels = _made_by(program, units, ("kernel",))
+    solid = kernels | _made_by(program, units, ("reduce",))
+    layouts = produced_layouts(body)
+    last_read = {f.value: k for k, found in enumerate(reads) for f in found}
+
+    def local(v: int, layout: Layout) -> int:
+        type_ = graph.values[v]
+        return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
+
+    out: dict[int, Tie] = {}
+    done: dict[int, None] = {}
+    # Values that something large is read for and that no kernel waits for yet: the large operand
+    # stays in memory until they are computed, so small ones count as well.
+    pending: set[int] = set()
+    for members in operation_groups(program, units):
+        made = [v for k in members for v in graph.operations[k].outputs]
+        outside = [f for k in members for f in reads[k] if f.value not in made]
+        operands = [local(f.value, f.need) for f in outside]
+        results = [local(v, layouts[v]) for v in made if v in kernels]
+        if results and max(operands + results) >= SMALL:
+            begin = min(members)
+            held = _held(outside, solid, lambda f: local(f.value, f.need))
+            taken = {f.value for f in held}
+            waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
+            if held and waited:
+                out[begin] = Tie(held, waited)
+                done.clear()
+                pending.clear()
+        if max(operands, default=0) >= SMALL or any(f.value in pending for f in outside):
+            pending.update(made)
+        for v in made:
+            if (v in solid or v in graph.outputs) and (
+                v in pending or local(v, layouts[v]) >= SMALL
+            ):
+                done[v] = None
+    return out
+
+
+def stored(graph: BlockGraph) -> frozenset[int]:
+    """Values of a graph that kernels write to memory, by the schedule's model of fusion."""
+    plan = schedule(flatten(graph, {}))
+    number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
+    within = fusion(plan).within
+    return frozenset(
+        number[v]
+        for unit, inside in zip(plan.units, within, strict=True)
+        if not inside and not _only_views(plan.program, unit)
+        for v in unit.outputs
+        if v in number
+    )
+
+
+def _only_views(program: FlatProgram, unit: Unit) -> bool:
+    members = [program.instances[i] for i in unit.members]
+    return not members[-1].port and all(m.signature.fusion == "view" for m in members)
+
+
+def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:
+    """Values of the graph that are in memory as they are: inputs, what kernels of a kind give."""
+    number = {v: k for k, v in enumerate(program.bodies[0].values)}
+    found: set[int] = set()
+    for unit in units:
+        root = program.instances[unit.root]
+        if root.port in ("input", "state", "carry", "stack", "branch") or (
+            not root.port and root.signature.fusion in fusions
+        ):
+            found.update(number[v] for v in root.outputs if v in number)
+    return found
+
+
+def _held(
+    outside: Sequence[Fetch], solid: set[int], size: Callable[[Fetch], int]
+) -> tuple[Fetch, ...]:
+    """Which of its operands an operation is made to wait for.
+
+    All that it collects from other devices, so that no copy exists before its time; else what is
+    in memory anyway, since a barrier on a value that would have been computed on the fly, inside
+    the kernels that read it, makes it exist.
+    """
+    moved = [f for f in outside if f.origin == "copy" and f.moves and size(f) >= SMALL]
+    ready = [f for f in outside if f.value in solid]
+    return tuple({f.value: f for f in (moved or ready[-1:] or outside[-1:])}.values())

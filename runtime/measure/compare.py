@@ -1,0 +1,199 @@
+"""What a plan says it moves and holds, against what XLA compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.metakernels import registry
+from tapestry_egg.plans.collectives import after, traffic, wire_bytes
+from tapestry_egg.plans.fetch import fetches
+from tapestry_egg.plans.plan import BodyPlan, Plan, PlannedCollective
+
+if TYPE_CHECKING:
+    from .hlo import Executable, HloStats
+
+
+@dataclass(frozen=True)
+class Row:
+    """Collectives of one kind and group size: payload bytes per device, loops multiplied out."""
+
+    kind: str
+    group: int
+    planned_bytes: int
+    compiled_bytes: int
+    planned_count: int = 0
+    compiled_count: int = 0
+
+    @property
+    def equal(self) -> bool:
+        return self.planned_bytes == self.compiled_bytes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plan against its executable. Bytes decide; XLA merges collectives, so counts may differ.
+
+    `promoted_bytes` of the compiled payload were left out of the rows: XLA's CPU compiler carries
+    16-bit reductions out in 32 bits.
+    """
+
+    rows: tuple[Row, ...]
+    planned_peak_bytes: int
+    compiled_peak_bytes: int
+    promoted_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether exactly the planned bytes are moved, kind by kind and group by group."""
+        return all(row.equal for row in self.rows)
+
+    @property
+    def peak_ratio(self) -> float:
+        """Compiled over planned peak bytes."""
+        if not self.planned_peak_bytes:
+            return float("inf")
+        return self.compiled_peak_bytes / self.planned_peak_bytes
+
+    def __str__(self) -> str:
+        cells = [("collective", "group", "planned bytes", "compiled bytes", "planned", "compiled")]
+        cells += [
+            (
+                row.kind,
+                str(row.group),
+                f"{row.planned_bytes:,}",
+                f"{row.compiled_bytes:,}",
+                f"{row.planned_count}×",
+                f"{row.compiled_count}×",
+            )
+            for row in self.rows
+        ]
+        cells.append(
+            ("peak", "", f"{self.planned_peak_bytes:,}", f"{self.compiled_peak_bytes:,}", "", "")
+        )
+        widths = [max(len(line[c]) for line in cells) for c in range(len(cells[0]))]
+        verdicts = ["", *("equal" if row.equal else "unequal" for row in self.rows)]
+        verdicts.append(f"{self.peak_ratio:.2f} of planned" if self.planned_peak_bytes else "")
+        lines = [
+            "  ".join(
+                cell.ljust(w) if c == 0 else cell.rjust(w)
+                for c, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+            + (f"  {verdict}" if verdict else "")
+            for line, verdict in zip(cells, verdicts, strict=True)
+        ]
+        if self.promoted_bytes:
+            lines.append(
+                f"XLA widened 16-bit reductions to 32 bits: {self.promoted_bytes:,} bytes more"
+            )
+        return "\n".join([*(line.rstrip() for line in lines), *self.warnings])
+
+
+def compare(plan: Plan, compiled: Executable | HloStats) -> Comparison:
+    """Planned against compiled bytes per (kind, group size), and peak bytes.
+
+    Takes an executable, or the statistics that `hlo_stats` made of one.
+    """
+    from .hlo import HloStats, hlo_stats
+
+    stats = compiled if isinstance(compiled, HloStats) else hlo_stats(compiled)
+    table: dict[tuple[str, int], list[int]] = {}
+    for p in planned_collectives(plan):
+        entry = table.setdefault((p.kind, p.group), [0, 0, 0, 0])
+        entry[0] += p.payload_bytes * p.count
+        entry[2] += p.count
+    promoted = 0
+    for c in stats.collectives:
+        if c.group <= 1:
+            continue
+        entry = table.setdefault((c.kind, c.group), [0, 0, 0, 0])
+        payload = c.payload_bytes * c.count
+        if c.promoted:
+            payload //= 2
+            promoted += payload
+        entry[1] += payload
+        entry[3] += c.count
+    return Comparison(
+        rows=tuple(Row(*key, *table[key]) for key in sorted(table)),
+        planned_peak_bytes=plan.costs.peak_bytes,
+        compiled_peak_bytes=stats.peak_bytes,
+        promoted_bytes=promoted,
+        warnings=stats.warnings,
+    )
+
+
+def planned_collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
+    """Every collective that lowering the plan emits, in program order, loops multiplied out.
+
+    A scan counts by its length, a while loop once, a conditional by the branch that moves most.
+    Raises PlanError where the plan does not fit its graph.
+    """
+    return tuple(_of_body(plan.body, plan.mesh, 1))
+
+
+def _of_body(body: BodyPlan, mesh: MeshShape, times: int) -> list[PlannedCollective]:
+    graph = body.graph
+    found: list[PlannedCollective] = []
+    for k, reads in enumerate(fetches(body)):
+        op = graph.operations[k] if k < len(graph.operations) else None
+        for f in reads:
+            layout, type_ = f.have, graph.values[f.value]
+            for step in f.steps:
+                if moved := traffic(step, layout, type_, mesh):
+                    group = mesh.parts(moved.axes)
+                    found.append(
+                        PlannedCollective(
+                            kind=moved.kind,
+                            axes=tuple(mesh.names[a] for a in moved.axes),
+                            group=group,
+                            payload_bytes=moved.payload_bytes,
+                            wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, group),
+                            count=times,
+                            value=f"%{f.value} {type_}",
+                            reader=f"{op.kernel} #{k}" if op else "output",
+                            source=f"{op.source.file}:{op.source.line}"
+                            if op and op.source.file
+                            else "",
+                        )
+                    )
+                layout = after(step, layout)
+        if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
+            found += _sent(k, op, graph, mesh, times)
+        if op is None or not op.regions:
+            continue
+        bodies = body.strategies[k].bodies
+        if op.kernel == "cond":
+            branches = [_of_body(b, mesh, times) for b in bodies]
+            found += max(branches, key=lambda b: sum(c.wire_bytes * c.count for c in b))
+        else:
+            length = op.params["length"] if op.kernel == "scan" else 1
+            for b in bodies:
+                found += _of_body(b, mesh, times * length)
+    return found
+
+
+def _sent(
+    k: int, op: Operation, graph: BlockGraph, mesh: MeshShape, times: int
+) -> list[PlannedCollective]:
+    """What the one device that runs an operation for all sends to the others."""
+    found = []
+    signature = registry.opaque(op.kernel, (), [graph.values[v] for v in op.outputs], once=True)
+    for q, tensor in enumerate(signature.sent_types):
+        payload = tensor.nbytes
+        found.append(
+            PlannedCollective(
+                kind="all_reduce",
+                axes=tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1),
+                group=mesh.devices,
+                payload_bytes=payload,
+                wire_bytes=wire_bytes("all_reduce", payload, mesh.devices),
+                count=times,
+                value=f"%{op.outputs[q]} {tensor}" if q < len(op.outputs) else "whether it failed",
+                reader=f"{op.kernel} #{k}",
+                source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
+            )
+        )
+    return found

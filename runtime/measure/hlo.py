@@ -1,0 +1,460 @@
+"""What XLA made of a program: collectives, memory and flops of a compiled executable."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Protocol
+
+from tapestry_egg.plans.collectives import wire_bytes
+
+from .hlo_flops import FLOPS
+from .hlo_text import Computation, Instruction, Module, parse, split
+
+#: XLA's opcodes and our words for them.
+KINDS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "permute",
+    "collective-broadcast": "broadcast",
+    "send": "send",
+}
+
+
+@dataclass(frozen=True)
+class CompiledCollective:
+    """One collective of an executable. Bytes are per device and per execution.
+
+    `count` multiplies loops out. `promoted` marks a reduction of 16-bit values that XLA carries
+    out in 32 bits, as its CPU compiler does: the payload is twice what the program asked for.
+    """
+
+    kind: str
+    group: int
+    payload_bytes: int
+    wire_bytes: float
+    count: int
+    name: str = ""
+    op_name: str = ""
+    source: str = ""
+    promoted: bool = False
+
+
+@dataclass(frozen=True)
+class HloStats:
+    """Collectives, memory and flops of one executable, per device.
+
+    `peak_bytes` is arguments + outputs - aliases + temporaries. `reported_peak_bytes` is what XLA
+    itself says, which is wrong on CPU and includes on-chip memory on TPU; None where it says
+    nothing. `flops` counts loops by their trips. `warnings` says what could not be told.
+    """
+
+    collectives: tuple[CompiledCollective, ...]
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    flops: float
+    reported_peak_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def wire_bytes(self) -> float:
+        return sum(c.wire_bytes * c.count for c in self.collectives)
+
+    def by_kind(self) -> dict[tuple[str, int], int]:
+        """Total payload bytes per (kind, group size)."""
+        total: dict[tuple[str, int], int] = {}
+        for c in self.collectives:
+            key = (c.kind, c.group)
+            total[key] = total.get(key, 0) + c.payload_bytes * c.count
+        return total
+
+    def __str__(self) -> str:
+        rows = [
+            f"{c.kind:<15} ×{c.group:<4} {c.payload_bytes:>14,} B  {c.count:>5} times  "
+            f"{c.source or c.op_name}"
+            for c in self.collectives
+        ]
+        rows.append(
+            f"peak {self.peak_bytes:,} B = arguments {self.argument_bytes:,} + outputs "
+            f"{self.output_bytes:,} - aliased {self.alias_bytes:,} + temporaries "
+            f"{self.temp_bytes:,};  wire {self.wire_bytes:,.0f} B;  {self.flops:,.0f} flops"
+        )
+        return "\n".join([*rows, *self.warnings])
+
+
+class Executable(Protocol):
+    """What `jax.stages.Compiled` has of the things needed here."""
+
+    def as_text(self) -> str | None: ...
+    def memory_analysis(self) -> Any: ...
+    def cost_analysis(self) -> Any: ...
+
+
+def hlo_stats(compiled: Executable) -> HloStats:
+    """Collectives, memory and flops of an executable, `jax.jit(f).lower(...).compile()`.
+
+    Works on what XLA prints for CPU, GPU and TPU. XLA's own flop count takes every loop body once;
+    the dots and convolutions of the other trips are added here, and where XLA gives no count (GPU)
+    dots and convolutions are all that is counted. Raises PlanError where the text is no module.
+    """
+    work = _work(parse(compiled.as_text() or ""))
+    cost = compiled.cost_analysis()
+    if isinstance(cost, list):
+        cost = cost[0] if cost else None
+    flops = work.flops
+    if cost and cost.get("flops", -1) >= 0:
+        flops = cost["flops"] + work.flops - work.flops_once
+    memory = compiled.memory_analysis()
+
+    def size(name: str) -> int:
+        return int(getattr(memory, f"{name}_size_in_bytes", 0) or 0)
+
+    peak = getattr(memory, "peak_memory_in_bytes", None)
+    return HloStats(
+        collectives=work.collectives,
+        argument_bytes=size("argument"),
+        output_bytes=size("output"),
+        alias_bytes=size("alias"),
+        temp_bytes=size("temp"),
+        flops=flops,
+        reported_peak_bytes=None if peak is None else int(peak),
+        warnings=work.warnings,
+    )
+
+
+def collectives_in(text: str) -> tuple[CompiledCollective, ...]:
+    """The collectives of an HLO text: loops multiplied out, of a conditional the dearest branch."""
+    return _work(parse(text)).collectives
+
+
+# Walking an executable
+
+
+@dataclass(frozen=True)
+class _Work:
+    collectives: tuple[CompiledCollective, ...] = ()
+    flops: float = 0.0
+    flops_once: float = 0.0  # every loop body taken once, as XLA's own analysis does
+    warnings: tuple[str, ...] = ()
+    repeats: tuple[str, ...] = ()  # names for "the same collective again"; aligned, "" is unique
+
+    @property
+    def wire(self) -> float:
+        return sum(c.wire_bytes * c.count for c in self.collectives)
+
+    def __add__(self, other: _Work) -> _Work:
+        fresh = [
+            (c, r)
+            for c, r in zip(other.collectives, other.repeats, strict=True)
+            if not (r and r in self.repeats)
+        ]
+        return _Work(
+            self.collectives + tuple(c for c, _ in fresh),
+            self.flops + other.flops,
+            self.flops_once + other.flops_once,
+            self.warnings + tuple(w for w in other.warnings if w not in self.warnings),
+            self.repeats + tuple(r for _, r in fresh),
+        )
+
+    def times(self, trips: int) -> _Work:
+        return replace(
+            self,
+            collectives=tuple(replace(c, count=c.count * trips) for c in self.collectives),
+            flops=self.flops * trips,
+            repeats=("",) * len(self.repeats),
+        )
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A computation as called: its parameters are `arguments`, values of the callers' scopes.
+
+    In the body of a loop only those elements of the parameter that every trip passes on unchanged
+    have the value that the caller gave.
+    """
+
+    module: Module
+    computation: Computation
+    arguments: tuple[tuple[_Scope, str], ...] = ()
+    loop: bool = False
+
+    def call(self, name: str, operands: tuple[str, ...], *, loop: bool = False) -> _Scope:
+        return _Scope(
+            self.module,
+            self.module.computations[name],
+            tuple((self, o) for o in operands),
+            loop,
+        )
+
+
+def _work(module: Module) -> _Work:
+    busy = _busy(module)
+    return _walk(_Scope(module, module.computations[module.entry]), busy)
+
+
+def _busy(module: Module) -> frozenset[str]:
+    """Computations that hold something to be counted, at any depth."""
+    found: dict[str, bool] = {}
+
+    def visit(name: str) -> bool:
+        if name not in found:
+            found[name] = False
+            computation = module.computations.get(name)
+            for i in computation.instructions if computation else ():
+                called = i.called
+                if i.opcode == "while":
+                    called += (i.attributes["body"].lstrip("%"),)
+                if _kind(i) or i.opcode in FLOPS or any([visit(c) for c in called]):
+                    found[name] = True
+        return found[name]
+
+    visit(module.entry)
+    return frozenset(name for name, counts in found.items() if counts)
+
+
+def _walk(scope: _Scope, busy: frozenset[str]) -> _Work:
+    total = _Work()
+    for i in scope.computation.instructions:
+        if _kind(i):
+            total += _collective(scope, i)
+        elif i.opcode in FLOPS:
+            flops = FLOPS[i.opcode](scope.computation, i)
+            total += _Work(flops=flops, flops_once=flops)
+        elif i.opcode == "while":
+            body = i.attributes["body"].lstrip("%")
+            if body not in busy:
+                continue
+            work = _walk(scope.call(body, i.operands, loop=True), busy)
+            trips = _trips(scope, i)
+            if trips is None:
+                total += replace(work, repeats=("",) * len(work.repeats))
+                total += _Work(
+                    warnings=(f"{i.name}: trips unknown, taken once ({_place(scope, i)})",)
+                )
+            else:
+                total += work.times(trips)
+        elif i.opcode == "conditional":
+            operands = i.operands[1:]
+            branches = [
+                _walk(scope.call(c, (o,)), busy)
+                for c, o in zip(i.called, operands, strict=False)
+                if c in busy
+            ]
+            if branches:
+                total += max(branches, key=lambda w: (w.wire, w.flops))
+        elif i.opcode not in ("async-update", "async-done"):
+            for c in i.called:
+                if c in busy:
+                    work = _walk(scope.call(c, i.operands), busy)
+                    if i.opcode == "fusion" and "all-reduce-scatter" in i.name + c:
+                        work = _as_reduce_scatter(work)  # how TPU spells a reduce-scatter
+                    total += work
+    return total
+
+
+def _place(scope: _Scope, i: Instruction) -> str:
+    return scope.module.source(i) or i.op_name or scope.computation.name
+
+
+# Collectives
+
+
+def _kind(i: Instruction) -> str | None:
+    return KINDS.get(i.opcode.removesuffix("-start"))
+
+
+def _collective(scope: _Scope, i: Instruction) -> _Work:
+    kind = _kind(i)
+    assert kind is not None
+    table = scope.computation.by_name
+    entering = sum(table[o].nbytes for o in i.operands if o in table)
+    group = _group(i, scope.module.devices)
+    if kind == "permute":
+        entering = table[i.operands[0]].nbytes  # the others are offsets into buffers
+    if kind == "send":
+        payload, group = table[i.operands[0]].nbytes, 2
+    else:
+        payload = entering * group if kind == "all_gather" else entering
+    channel = i.attributes.get("channel_id", "")
+    # TPU repeats an asynchronous collective in the fusions that start, continue and finish it.
+    chain = re.search(r'chain_id="?(\d+)', i.rest)
+    found = CompiledCollective(
+        kind=kind,
+        group=group,
+        payload_bytes=payload,
+        wire_bytes=wire_bytes(kind, payload, group),
+        count=1,
+        name=i.name,
+        op_name=i.op_name,
+        source=scope.module.source(i),
+        promoted=i.attributes.get("to_apply", "").endswith("_promoted"),
+    )
+    return _Work((found,), repeats=(f"{kind} {channel} {chain.group(1)}" if chain else "",))
+
+
+def _as_reduce_scatter(work: _Work) -> _Work:
+    return replace(
+        work,
+        collectives=tuple(
+            replace(
+                c,
+                kind="reduce_scatter",
+                wire_bytes=wire_bytes("reduce_scatter", c.payload_bytes, c.group),
+            )
+            if c.kind == "all_reduce"
+            else c
+            for c in work.collectives
+        ),
+    )
+
+
+def _group(i: Instruction, devices: int) -> int:
+    """How many devices take part together in a collective."""
+    if pairs := i.attributes.get("source_target_pairs"):
+        return _largest_cycle(pairs)
+    text = i.attributes.get("replica_groups", "")
+    if iota := re.match(r"\[(\d+),(\d+)\]", text):  # [groups,size]<=[2,4]T(1,0)
+        return int(iota.group(2))
+    if "mesh[" in text:  # mesh['a'=2,'b'=4], device_ids=(...) {'a', 'b':(1)2}
+        named = re.search(r"mesh\[([^\]]*)\]", text)
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named.group(1))) if named else {}
+        inside = re.search(r"\{([^{}]*)\}\s*$", text)
+        group = 1
+        for axis in split(inside.group(1)) if inside else ():
+            part = re.fullmatch(r"'([^']+)'(?::\(\d+\)(\d+))?", axis)
+            if part:
+                group *= int(part.group(2) or sizes[part.group(1)])
+        return group
+    groups = re.findall(r"\{([\d,\s]+)\}", text)
+    return max((len(g.split(",")) for g in groups), default=devices)
+
+
+def _largest_cycle(pairs: str) -> int:
+    """Devices in the largest set that the pairs `{{0,1},{1,0}}` connect."""
+    leader: dict[int, int] = {}
+
+    def find(x: int) -> int:
+        while leader.setdefault(x, x) != x:
+            x = leader[x]
+        return x
+
+    for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs):
+        leader[find(int(a))] = find(int(b))
+    members = [find(x) for x in leader]
+    return max((members.count(x) for x in set(members)), default=1)
+
+
+# Trips of a loop
+
+
+def _trips(scope: _Scope, loop: Instruction) -> int | None:
+    """How often a while loop runs: XLA's annotation, or its induction worked out; else None."""
+    known = re.search(r'known_trip_count"?\s*[:=]\s*\{"?n"?\s*[:=]\s*"?(\d+)', loop.rest)
+    if known:
+        return int(known.group(1))
+    condition = loop.attributes["condition"].lstrip("%")
+    body = scope.call(loop.attributes["body"].lstrip("%"), loop.operands)
+    first = _comparison(scope.call(condition, loop.operands))
+    second = _comparison(body.call(condition, (body.computation.root.name,)))
+    if first is None or second is None or first[2] != second[2]:
+        return None
+    direction, start, bound = first
+    step = second[1] - start
+    if direction in ("GT", "GE"):
+        start, bound, step = -start, -bound, -step
+    if direction in ("LE", "GE"):
+        bound += 1
+    if direction == "NE" and step and (bound - start) % step == 0:
+        return max(0, (bound - start) // step)
+    if direction in ("LT", "LE", "GT", "GE") and step > 0:
+        return max(0, ceil((bound - start) / step))
+    return None
+
+
+def _comparison(scope: _Scope) -> tuple[str, int, int] | None:
+    """The comparison that a condition is, at its scope's values: direction and both sides."""
+    root: Instruction = scope.computation.root
+    for _ in range(8):
+        if root.opcode == "compare":
+            sides = [_evaluate(scope, o) for o in root.operands]
+            if sides[0] is None or sides[1] is None:
+                return None
+            return root.attributes.get("direction", ""), sides[0], sides[1]
+        if root.opcode in ("fusion", "call"):
+            scope = scope.call(root.called[0], root.operands)
+            root = scope.computation.root
+        elif root.opcode in _PASSES:
+            root = scope.computation.by_name[root.operands[0]]
+        else:
+            return None
+    return None
+
+
+_PASSES = ("copy", "bitcast", "convert", "reshape", "optimization-barrier", "copy-done")
+
+
+def _evaluate(scope: _Scope, name: str, depth: int = 0) -> int | None:
+    """Value of an integer scalar that is constant on entry, or None."""
+    i = scope.computation.by_name.get(name)
+    if i is None or depth > 64:
+        return None
+    if i.opcode == "constant":
+        return int(i.argument) if re.fullmatch(r"-?\d+", i.argument) else None
+    if i.opcode in _PASSES:
+        return _evaluate(scope, i.operands[0], depth + 1)
+    if i.opcode == "parameter":
+        place = int(i.argument)
+        if scope.loop or place >= len(scope.arguments):
+            return None
+        return _evaluate(*scope.arguments[place], depth + 1)
+    if i.opcode == "get-tuple-element":
+        return _element(scope, i.operands[0], int(i.attributes["index"]), depth + 1)
+    if i.opcode in ("add", "subtract"):
+        a, b = (_evaluate(scope, o, depth + 1) for o in i.operands)
+        if a is None or b is None:
+            return None
+        return a + b if i.opcode == "add" else a - b
+    if i.opcode in ("fusion", "call"):
+        inner = scope.call(i.called[0], i.operands)
+        return _evaluate(inner, inner.computation.root.name, depth + 1)
+    return None
+
+
+def _element(scope: _Scope, name: str, index: int, depth: int) -> int | None:
+    i = scope.computation.by_name.get(name)
+    if i is None or depth > 64:
+        return None
+    if i.opcode == "tuple":
+        return _evaluate(scope, i.operands[index], depth + 1)
+    if i.opcode in _PASSES:
+        return _element(scope, i.operands[0], index, depth + 1)
+    if i.opcode == "parameter":
+        place = int(i.argument)
+        if place >= len(scope.arguments) or (scope.loop and not _invariant(scope, i.name, index)):
+            return None
+        return _element(*scope.arguments[place], index, depth + 1)
+    return None
+
+
+def _invariant(scope: _Scope, parameter: str, index: int) -> bool:
+    """Whether every trip of a loop body hands element `index` on as it came."""
+    root = scope.computation.root
+    if root.opcode != "tuple" or index >= len(root.operands):
+        return False
+    i = scope.computation.by_name.get(root.operands[index])
+    return (
+        i is not None
+        and i.opcode == "get-tuple-element"
+        and i.operands[0] == parameter
+        and int(i.attributes["index"]) == index
+    )

@@ -1,0 +1,151 @@
+"""What the commands of the command line share: files in, text or JSON out, options as numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tapestry_egg.errors import ExtractError, GraphError, TapestryError
+from tapestry_egg.printable import printable
+from tapestry_egg.quantities import parse_quantity
+from tapestry_egg.scratch import scratch
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.plans.plan import Plan
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="A saved file, or - for standard input.")]
+PlanName = Annotated[
+    str, typer.Option("--plan", metavar="NAME", help="Which plan of the front; default: the best.")
+]
+Minimize = Annotated[
+    str, typer.Option(metavar="OBJECTIVE", help="The objective in which the best plan is best.")
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OBJECTIVE=AMOUNT", help="Such as peak_bytes=60GiB; may be repeated."),
+]
+Target = Annotated[
+    str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
+]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),
+]
+Out = Annotated[
+    str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the files are written.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-j", min=1, help="Processes at a time; default: all.")
+]
+Cluster = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler instead.")
+]
+
+
+def complain(message: str) -> None:
+    """An error on standard error: `error: where: what`, the hint below."""
+    print(f"error: {printable(message)}", file=sys.stderr)
+
+
+def say(message: str) -> None:
+    """Talk on standard error."""
+    print(printable(message), file=sys.stderr)
+
+
+def print_json(data: Any) -> None:
+    """One line of JSON on standard output; what is not a finite number is null."""
+    print(json.dumps(_strict(data), ensure_ascii=False, allow_nan=False))
+
+
+def _strict(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, dict):
+        return {str(key): _strict(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_strict(value) for value in data]
+    return data
+
+
+def parse_limits(limits: Iterable[str]) -> dict[str, float]:
+    """`["peak_bytes=60GiB"]` as amounts in base units. Raises ExtractError for a malformed one."""
+    amounts: dict[str, float] = {}
+    for text in limits:
+        name, equals, amount = text.partition("=")
+        if not equals:
+            raise ExtractError(
+                f"{text!r} is not OBJECTIVE=AMOUNT", where="--limit", hint="peak_bytes=60GiB"
+            )
+        amounts[name.strip()] = parse_quantity(amount, name.strip(), where="--limit")
+    return amounts
+
+
+def host_only() -> None:
+    """Keep JAX off the accelerators: tracing and searching need none."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@contextmanager
+def stdin_as_file(name: str) -> Iterator[Path]:
+    """The path of a file argument; `-` is standard input, for the time of the block as a file."""
+    if name != "-":
+        yield Path(name)
+        return
+    with scratch() as folder:
+        path = folder / "stdin.json"
+        path.write_bytes(sys.stdin.buffer.read())
+        yield path
+
+
+def load_any(name: str) -> Any:
+    """Whatever a saved file holds: a program, a graph, a plan or a front."""
+    from tapestry_egg.files.files import load
+
+    with stdin_as_file(name) as path:
+        return load(path)
+
+
+def load_front(name: str) -> Front:
+    """The front in a file. Raises GraphError where the file holds something else."""
+    return _as_front(load_any(name), name)
+
+
+def _as_front(loaded: Any, name: str) -> Front:
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.plans.plan import Plan
+
+    if isinstance(loaded, Front):
+        return loaded
+    raise GraphError(
+        f"holds a {'plan' if isinstance(loaded, Plan) else 'graph'}, not a front",
+        where=name,
+        hint="`tapestry-egg optimize` makes fronts of graphs.",
+    )
+
+
+def choose_plan(name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:
+    """The plan that the options ask for: by name, else the best; of a plan file, its only one."""
+    from tapestry_egg.plans.plan import Plan
+
+    loaded = load_any(name)
+    if isinstance(loaded, Plan):
+        return loaded
+    front = _as_front(loaded, name)
+    if not plan:
+        return front.best(minimize, limits=parse_limits(limits))
+    found = [p for p in front.plans if p.name == plan]
+    if not found:
+        names = ", ".join(p.name for p in front.plans) or "none"
+        raise TapestryError(f"no plan {plan!r}", where=name, hint=f"It has {names}.")
+    return found[0]

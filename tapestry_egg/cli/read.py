@@ -1,0 +1,337 @@
+"""The commands that only read: show, front, explain, rules, targets, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tapestry_egg.errors import RuleError, TapestryError, TargetError
+from tapestry_egg.quantities import format_quantity
+from tapestry_egg.show import text
+
+from .console import (
+    File,
+    Json,
+    Limit,
+    Minimize,
+    PlanName,
+    choose_plan,
+    complain,
+    load_any,
+    load_front,
+    print_json,
+    say,
+)
+
+if TYPE_CHECKING:
+    from tapestry_egg.rules import Rule
+    from tapestry_egg.rules.verify.trust import Finding
+
+
+def show(
+    file: File,
+    svg: Annotated[
+        str, typer.Option(metavar="PATH", help="Draw the graph into this file; .dot for DOT.")
+    ] = "",
+    operations: Annotated[
+        str, typer.Option(metavar="A:B", help="Draw operations A to B-1 only.")
+    ] = "",
+    cover: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N:DIM=PARTS,...",
+            help="Draw operation N in shards; may be repeated. A plan brings its own.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a saved graph, plan or front, or draw a graph or plan."""
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.plans.plan import Plan
+
+    loaded = load_any(file)
+    if svg:
+        _draw(loaded, svg, operations, cover or ())
+        return
+    if operations or cover:
+        raise typer.BadParameter("--operations and --cover need --svg")
+    if isinstance(loaded, Front):
+        print_json(loaded.table()) if as_json else print(loaded)
+    elif isinstance(loaded, Plan):
+        print_json(text.plan_data(loaded)) if as_json else print(text.plan_text(loaded))
+    else:
+        graph = loaded.graph
+        print_json(text.graph_data(graph)) if as_json else print(text.graph_text(graph))
+
+
+def _draw(loaded: Any, path: str, operations: str, covers: Sequence[str]) -> None:
+    """Draw a graph, or a plan in the shards that it makes."""
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.plans.plan import Plan
+    from tapestry_egg.show.drawing import MOST_OPERATIONS, draw, parse_cover, plan_covers
+
+    if isinstance(loaded, Front):
+        raise typer.BadParameter("a front is drawn by `tapestry-egg front --svg`; save a plan")
+    first, _, after = operations.partition(":")
+    if operations and not (first.isdigit() and after.isdigit()):
+        raise typer.BadParameter(f"{operations!r} is no range A:B of operations")
+    graph = loaded.body.graph if isinstance(loaded, Plan) else loaded.graph
+    chosen = range(int(first), int(after)) if operations else range(len(graph.operations))
+    shards = {}
+    if isinstance(loaded, Plan) and len(chosen) <= MOST_OPERATIONS:
+        shards = {at: boxes for at, boxes in plan_covers(loaded).items() if at[0] in chosen}
+    shards.update(parse_cover(graph, text) for text in covers)
+    say(f"drawn: {draw(graph, path, shards, chosen if operations else None)}")
+
+
+def front(
+    file: File,
+    svg: Annotated[str, typer.Option(metavar="PATH", help="Draw the front into this file.")] = "",
+    x: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Across.")] = "peak_bytes",
+    y: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Upwards.")] = "seconds",
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic axes.")] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="What the rules did, iteration by iteration.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the table of a front or the timeline of its rules, or draw it."""
+    from tapestry_egg.egraphs.timeline import timeline_text
+    from tapestry_egg.show.plot import front_info, plot_front
+
+    loaded = load_front(file)
+    if timeline:
+        ticks = [asdict(tick) for tick in loaded.timeline]
+        print_json(ticks) if as_json else print(timeline_text(loaded.timeline))
+        return
+    if svg:
+        drawn = plot_front(front_info(loaded, x=x, y=y), svg, scale="log" if log else "auto")
+        say(f"drawn: {drawn}")
+    print_json(loaded.table()) if as_json else print(loaded)
+
+
+def explain(
+    file: File,
+    plan: PlanName = "",
+    minimize: Minimize = "seconds",
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Explain a plan: layouts, collectives, costs."""
+    chosen = choose_plan(file, plan, minimize, limit or ())
+    print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen))
+
+
+def rules(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = "",
+    book: Annotated[
+        list[str] | None,
+        typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the rewrite rules, or show one."""
+    from tapestry_egg.rules import load_books
+    from tapestry_egg.rules.language.book import book_names
+    from tapestry_egg.rules.language.receipts import content, receipts
+
+    found = [rule for one in load_books([*book_names(), *(book or ())]) for rule in one.rules]
+    if name:
+        matching = [rule for rule in found if rule.name == name]
+        if not matching:
+            raise RuleError(f"no rule {name!r}", hint="`tapestry-egg rules` lists them.")
+        fields = {k: v for k, v in asdict(matching[0]).items() if v}
+        if said := receipts().get(content(matching[0])):
+            fields["verified"] = said
+        print_json(fields) if as_json else _print_fields(fields)
+    elif as_json:
+        print_json([asdict(rule) for rule in found])
+    else:
+        rows = [["rule", "set", "numerics", "law"]]
+        rows += [[r.name, r.ruleset, r.numerics, " ".join(r.law.split())] for r in found]
+        print(text.columns(rows))
+
+
+def targets(
+    name: Annotated[str, typer.Argument(metavar="[NAME:SHAPE]", help="One target.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the machines known, or show one."""
+    from tapestry_egg.machine.target import load_target
+
+    if name:
+        target = load_target(name)
+        fields = {**asdict(target), "devices": target.devices}
+        if as_json:
+            print_json(fields)
+        else:
+            _print_fields(
+                {
+                    "target": target.spec,
+                    "title": target.title,
+                    "devices": str(target.devices),
+                    "mesh shapes": ", ".join(str(mesh) for mesh in target.mesh_shapes()),
+                    "memory": format_quantity(target.hbm_bytes, "peak_bytes"),
+                    "memory rate": _rate(target.hbm_bytes_per_second),
+                    "links": ", ".join(
+                        f"{level.name} {_rate(level.full_bytes_per_second)}"
+                        for level in target.levels
+                    ),
+                    "power": f"{target.power.idle_watts:g} to {target.power.max_watts:g} W",
+                    "as of": target.retrieved,
+                    "sources": "\n".join(target.sources),
+                }
+            )
+        return
+    rows = _target_rows()
+    if as_json:
+        print_json(rows)
+    else:
+        cells = [[row["name"], row["title"]] for row in rows]
+        print(text.columns([["target", "machine"], *cells]))
+        say("Write NAME:SHAPE, such as h100:8 (GPUs), h100:4x8 (hosts x GPUs) or v5e:4x4 (torus).")
+
+
+def _target_rows() -> list[dict[str, str]]:
+    import yaml
+
+    folder = Path(__file__).with_name("targets")
+    rows = []
+    for path in sorted(folder.glob("*.yaml")):
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows.append({"name": path.stem, "title": str(data.get("title", ""))})
+    if not rows:
+        raise TargetError("no target files are installed", where=str(folder))
+    return rows
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:g} GB/s"
+
+
+def verify(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE...]", help="Saved files, rule files; our own rules if none."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also rules that have passed before.")
+    ] = False,
+    receipts: Annotated[
+        bool, typer.Option("--receipts", help="Note in the package that its own rules passed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check saved files, and rules by trying them.
+
+    A rule file is checked rule by rule: both sides are computed on small programs of every kind,
+    and a rule that is not true is refused with a counterexample. Laws of single elements are proven
+    besides where a solver is installed (the extra `smt`). Without a file, the rules that ship with
+    tapestry-egg are checked.
+    """
+    from tapestry_egg.rules.language.book import book_names
+    from tapestry_egg.rules.verify.proofs import solver_installed
+
+    verdicts: list[dict[str, Any]] = []
+    said: list[tuple[Rule, str]] = []
+    shown = 0
+    for file, holds in _verified(files or book_names(), again, said):
+        if isinstance(holds, TapestryError):
+            verdict = {"file": file, "ok": False, "error": str(holds)}
+        else:
+            verdict = {"file": file, "ok": True, "holds": holds}
+        verdicts.append(verdict)
+        if as_json:
+            print_json(verdict)
+        elif verdict["ok"]:
+            print(f"{file}: {verdict['holds']}: ok")
+            rows = [[f"  {rule.name}", words] for rule, words in said[shown:] if words]
+            if rows and file not in book_names():
+                print(text.columns(rows))
+        else:
+            complain(str(verdict["error"]))
+        shown = len(said)
+    if said and not solver_installed() and not as_json:
+        print("Nothing is proven: there is no solver (pip install 'tapestry-egg[smt]').")
+    if not all(verdict["ok"] for verdict in verdicts):
+        raise typer.Exit(1)
+    if receipts and not files:
+        from tapestry_egg.rules.language.receipts import write_receipts
+
+        write_receipts([(rule, words) for rule, words in said if rule.book in book_names()])
+
+
+def _verified(
+    files: Sequence[str], again: bool, said: list[tuple[Rule, str]]
+) -> Iterator[tuple[str, str | TapestryError]]:
+    """What every file holds, in words, or what is wrong with it; what is said of each rule is added
+    to `said`. Rules are tried all at once."""
+    from tapestry_egg.rules import RuleBook, load_book
+    from tapestry_egg.rules.language.book import book_names
+    from tapestry_egg.rules.verify.trust import verified_all
+
+    held: dict[str, str | RuleBook | TapestryError] = {}
+    for file in files:
+        try:
+            rules = Path(file).suffix in (".yaml", ".yml") or file in book_names()
+            held[file] = load_book(file) if rules else _verify(file)
+        except TapestryError as error:
+            held[file] = error
+    books = {file: book for file, book in held.items() if isinstance(book, RuleBook)}
+    found = iter(verified_all([rule for book in books.values() for rule in book.rules], again))
+    for file, what in held.items():
+        if isinstance(what, RuleBook):
+            mine = [next(found) for _ in what.rules]
+            said += [
+                (r, "" if v is None else str(v)) for r, v in zip(what.rules, mine, strict=True)
+            ]
+            yield file, _words(mine)
+        else:
+            yield file, what
+
+
+def _verify(file: str) -> str:
+    """What a saved file holds, in words. Raises the TapestryError that is wrong with it."""
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.graph.blockgraph import verify_graph
+
+    loaded = load_any(file)
+    if isinstance(loaded, Front):
+        for plan in loaded.plans:
+            verify_graph(plan.graph, where=f"{file}: plan {plan.name}")
+        return f"{len(loaded.plans)} plan{'' if len(loaded.plans) == 1 else 's'}"
+    verify_graph(loaded.graph, where=file)
+    return f"{len(loaded.graph.operations)} operations"
+
+
+def _words(found: Sequence[Finding]) -> str | RuleError:
+    """How many rules a file holds, and on how many programs they were tried; or an error that
+    tells of every rule that fails."""
+    refused = [error for error in found if isinstance(error, RuleError)]
+    if refused:
+        return RuleError("\n".join(map(str, refused)))
+    tried = [v for v in found if v is not None and not isinstance(v, RuleError)]
+    words = f"{len(found)} rule{'' if len(found) == 1 else 's'}"
+    if not tried:
+        return words
+    programs, inputs = (sum(getattr(v, k) for v in tried) for k in ("instances", "cases"))
+    proven = sum(bool(v.proven) for v in tried)
+    besides = f", {proven} proven besides" if proven else ""
+    return (
+        f"{words}, {len(tried)} of them tried on {programs} programs with {inputs} inputs{besides}"
+    )
+
+
+def _print_fields(fields: dict[str, Any]) -> None:
+    """Names and values, values of several lines indented below their name."""
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        lines = str(value).rstrip().splitlines() or [""]
+        if len(lines) == 1:
+            print(f"{name.ljust(width)}  {lines[0]}")
+        else:
+            print("\n    ".join([name, *lines]))

@@ -1,0 +1,208 @@
+"""Fingerprints: digests of programs, plans and options, the same in every process.
+
+Where a program stands in its file does not matter, and neither do addresses: objects of a process
+(callbacks, meshes) count by what they say of themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.rules.language.book import RuleBook
+from tapestry_egg.rules.language.receipts import content
+from tapestry_egg.tracing.codec import HANDLES
+from tapestry_egg.tracing.plain import handles_in
+
+if TYPE_CHECKING:
+    from tapestry_egg.tracing.trace import Program
+
+_HERE = Path(__file__).parent
+#: What the package is made of; other files in its folders change no plan.
+_SUFFIXES = frozenset((".py", ".yaml", ".egg", ".lark"))
+
+
+def program_parts(program: Program) -> dict[str, str]:
+    """Digests of a program's parts: what it takes and returns, its constants, its operations."""
+    graph = program.graph
+    types = [(t.dtype, t.shape, t.weak) for t in graph.values]
+    return {
+        "arguments": _digest(
+            [program.in_tree, [types[v] for v in graph.inputs], graph.input_names, graph.donated]
+        ),
+        "results": _digest(
+            [program.out_tree, [types[v] for v in graph.outputs], graph.output_names]
+        ),
+        "constants": _digest([_array(a) for a in graph.constants.values()]),
+        "operations": _graph_digest(graph),
+    }
+
+
+def program_fingerprint(program: Program) -> str:
+    """A digest of all that a program says to the machine."""
+    return _digest([program.name, program_parts(program)])
+
+
+def plan_fingerprint(plan: Plan) -> str:
+    """A digest of what a plan runs: its program, its mesh, and how every operation lies on it."""
+    graphs: dict[int, str] = {}
+    return _digest([plan.mesh, _body_form(plan.body, graphs)])
+
+
+def options_form(value: Any) -> Any:
+    """An option of `optimize` as plain data: equal data for what asks for the same.
+
+    Rule books and files of rules count by what their rules say, other objects by their fields or
+    their own words.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, np.generic):
+        return options_form(value.item())
+    if isinstance(value, RuleBook):
+        return [content(rule) for rule in value.rules]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: options_form(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): options_form(v) for k, v in sorted(value.items(), key=lambda x: str(x[0]))}
+    if isinstance(value, AbstractSet):
+        return sorted((options_form(v) for v in value), key=repr)
+    if isinstance(value, Sequence):
+        return [options_form(v) for v in value]
+    return _words(value)
+
+
+def options_digest(value: Any) -> str:
+    """A digest of an option's plain form."""
+    return _digest(options_form(value))
+
+
+@cache
+def code_digest() -> str:
+    """A digest of this package's own code, rules, templates and targets."""
+    found = hashlib.sha256()
+    for path in sorted(_files(_HERE)):
+        found.update(str(path.relative_to(_HERE)).encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The package's own files; its folders may be links (rules, extract, runtime)."""
+    for path in folder.iterdir():
+        if path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            yield from _files(path)
+        elif path.suffix in _SUFFIXES:
+            yield path
+
+
+# ---- graphs ------------------------------------------------------------------------------------
+
+
+def _graph_digest(graph: BlockGraph) -> str:
+    """A digest of a graph without the lines that it comes from."""
+    remats: dict[int, int] = {}  # numbers of checkpoints, by first occurrence
+    operations = [
+        (
+            op.kernel,
+            op.inputs,
+            op.outputs,
+            _params(op.params),
+            [_graph_digest(region) for region in op.regions],
+            op.scope,
+            None if op.remat is None else remats.setdefault(op.remat, len(remats)),
+            op.effectful,
+        )
+        for op in graph.operations
+    ]
+    return _digest(
+        [
+            graph.name,
+            [(t.dtype, t.shape, t.weak) for t in graph.values],
+            operations,
+            graph.inputs,
+            graph.outputs,
+            [(v, _array(a)) for v, a in sorted(graph.constants.items())],
+            graph.input_names,
+            graph.output_names,
+            graph.donated,
+        ]
+    )
+
+
+def _params(params: Mapping[str, Any]) -> Any:
+    """Parameters, with the words of an object in place of its number in this process."""
+    return _spelled(params) if handles_in(params) else params
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if "$handle" in value:
+            return {"$handle": _words(HANDLES.get(value["$handle"]))}
+        return {k: _spelled(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(v) for v in value]
+    return value
+
+
+def _words(value: object) -> str:
+    """What an object says of itself, without addresses; the devices of a mesh by their numbers."""
+    try:
+        text = re.sub(r"\b0x[0-9a-fA-F]+", "0x", repr(value))
+    except Exception:
+        text = ""
+    devices = getattr(getattr(value, "mesh", value), "devices", None)
+    if isinstance(devices, np.ndarray):
+        text += f" {devices.shape} {[getattr(d, 'id', None) for d in devices.flat]}"
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        text += hashlib.sha256(code.co_code).hexdigest()[:16]
+    return f"{type(value).__module__}.{type(value).__qualname__} {text}"
+
+
+def _array(array: Any) -> tuple[Any, ...]:
+    array = np.asarray(array)
+    return (str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+
+
+def _body_form(body: BodyPlan, graphs: dict[int, str]) -> list[Any]:
+    if id(body.graph) not in graphs:
+        graphs[id(body.graph)] = _graph_digest(body.graph)
+    return [
+        graphs[id(body.graph)],
+        body.inputs,
+        body.outputs,
+        [
+            (s.cuts, s.needs, s.gives, [_body_form(inner, graphs) for inner in s.bodies])
+            for s in body.strategies
+        ],
+        sorted(body.kept.items()) if body.kept else [],
+        [(v, a, b, steps) for (v, a, b), steps in body.copies.items()],
+        body.groups,
+    ]
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=repr, order="deterministic")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_ENCODER.encode(value)).hexdigest()[:32]

@@ -1,0 +1,132 @@
+"""Fronts as documents: their plans, and each graph that the plans share, once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.errors import GraphError, PlanError
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.tracing.graph_documents import (
+    GraphRecord,
+    SourceRecord,
+    SourceTable,
+    convert,
+    graph_from_record,
+)
+
+from .plan_documents import (
+    OriginRecord,
+    PlanRecord,
+    origin_from_record,
+    origin_record,
+    plan_from_record,
+    plan_record,
+)
+
+
+class FrontPlanRecord(PlanRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan of a front; its graph by its place in the front's table of graphs."""
+
+    graph: int  # type: ignore[assignment]
+
+
+class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A front. `epsilon` is null where nothing is proven of the front as a whole."""
+
+    graph_name: str
+    target: str
+    objectives: list[str]
+    epsilon: float | None
+    saturated: bool
+    graphs: list[GraphRecord]
+    plans: list[FrontPlanRecord]
+    origin: OriginRecord
+    sources: list[SourceRecord] = []
+    notes: list[str] = []
+    timeline: list[Tick] = []
+    usable_bytes: int | None = None
+    original: FrontPlanRecord | None = None
+
+
+def front_document(front: Front) -> dict[str, Any]:
+    """The front as plain data.
+
+    Raises PlanError where a plan does not fit its graph, GraphError where a graph holds objects of
+    this process.
+    """
+    sources = SourceTable()
+    # All plans of a front run the same program.
+    if not front.plans:
+        raise PlanError("a front without plans cannot be saved", where=front.graph_name)
+    origin = msgspec.to_builtins(origin_record(front.plans[0], sources))
+    graphs: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
+
+    def numbered(plan: Plan) -> dict[str, Any]:
+        record = msgspec.to_builtins(plan_record(plan, sources))
+        if id(plan.graph) not in places:
+            if record["graph"] not in graphs:
+                graphs.append(record["graph"])
+            places[id(plan.graph)] = graphs.index(record["graph"])
+        return {**record, "graph": places[id(plan.graph)]}
+
+    plans = [numbered(plan) for plan in front.plans]
+    original = numbered(front.original) if front.original else None
+    return {
+        "graph_name": front.graph_name,
+        "target": front.target,
+        "objectives": list(front.objectives),
+        "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
+        "saturated": front.saturated,
+        "notes": list(front.notes),
+        # What a run took is not part of what it found: another one writes the same file.
+        "timeline": [
+            {k: v for k, v in msgspec.to_builtins(tick).items() if k != "seconds"}
+            for tick in front.timeline
+        ],
+        "usable_bytes": front.usable_bytes,
+        "original": original,
+        "plans": plans,
+        "graphs": graphs,
+        "origin": origin,
+        "sources": [list(row) for row in sources.rows],
+    }
+
+
+def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
+    """The front of a document.
+
+    Raises GraphError for a fault in the document, PlanError for a plan that does not fit its graph
+    or mesh; both with the JSON path.
+    """
+    file: FrontRecord = convert(document, FrontRecord, where)
+    if not file.plans:
+        raise GraphError("holds no plan", where=f"{where}.plans")
+    graphs = [
+        graph_from_record(g, file.sources, f"{where}.graphs[{k}]")
+        for k, g in enumerate(file.graphs)
+    ]
+    program, origin = origin_from_record(file.origin, file.sources, f"{where}.origin")
+
+    def plan(record: FrontPlanRecord, at: str) -> Plan:
+        if not 0 <= record.graph < len(file.graphs):
+            raise GraphError(f"there is no graph {record.graph}", where=f"{at}.graph")
+        return plan_from_record(record, graphs[record.graph], program, origin, at)
+
+    return Front(
+        plans=tuple(plan(r, f"{where}.plans[{i}]") for i, r in enumerate(file.plans)),
+        objectives=tuple(file.objectives),
+        target=file.target,
+        graph_name=file.graph_name,
+        epsilon=math.inf if file.epsilon is None else file.epsilon,
+        saturated=file.saturated,
+        notes=tuple(file.notes),
+        timeline=tuple(file.timeline),
+        usable_bytes=file.usable_bytes,
+        original=plan(file.original, f"{where}.original") if file.original else None,
+    )

@@ -1,0 +1,80 @@
+"""Layouts: how a tensor lies over the axes of a device mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tapestry_egg.errors import TargetError
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """A logical device mesh: ordered axes with names and sizes. Axis numbers index both.
+
+    Devices are laid row-major, so the last axis is the innermost (fastest links).
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sizes) or any(s < 1 for s in self.sizes):
+            raise TargetError(f"mesh axes {self.names} do not fit sizes {self.sizes}")
+
+    @property
+    def devices(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Axis name -> its size."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
+    def parts(self, axes: tuple[int, ...]) -> int:
+        """Number of blocks that the given axes cut something into."""
+        return prod(self.sizes[a] for a in axes)
+
+    def __str__(self) -> str:
+        return "×".join(f"{s}{n}" for n, s in zip(self.names, self.sizes, strict=True)) or "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the blocks of one tensor are, and whether they are partial values.
+
+    `dims[k]` lists the mesh axes that cut tensor dim k, major to minor; `partial` lists the axes
+    over which the devices hold partial values still to be combined with `monoid`. Axes in neither
+    hold replicas. An axis occurs at most once.
+    """
+
+    dims: tuple[tuple[int, ...], ...]
+    partial: tuple[int, ...] = ()
+    monoid: str | None = None
+
+    @staticmethod
+    def replicated(rank: int) -> Layout:
+        return Layout(((),) * rank)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Every axis in use, sharded or partial."""
+        return tuple(a for d in self.dims for a in d) + self.partial
+
+    def local_shape(self, shape: tuple[int, ...], mesh: MeshShape) -> tuple[int, ...]:
+        """Shape of a device's block: ⌈N/n⌉ per dim, the largest one where n does not divide."""
+        return tuple(-(-n // mesh.parts(axes)) for n, axes in zip(shape, self.dims, strict=True))
+
+    def divides(self, shape: tuple[int, ...], mesh: MeshShape) -> bool:
+        """Whether every block has the same shape."""
+        return all(n % mesh.parts(axes) == 0 for n, axes in zip(shape, self.dims, strict=True))
+
+    def show(self, mesh: MeshShape) -> str:
+        """`[x, ., y] +sum(z)`: one entry per dim, `.` uncut, then the pending monoid."""
+        body = ", ".join("·".join(mesh.names[a] for a in axes) or "." for axes in self.dims)
+        tail = (
+            f" +{self.monoid}({','.join(mesh.names[a] for a in self.partial)})"
+            if self.partial
+            else ""
+        )
+        return f"[{body}]{tail}"

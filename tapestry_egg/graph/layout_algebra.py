@@ -1,0 +1,159 @@
+"""The layout algebra of one mesh: every layout numbered, and how layouts compose and change.
+
+What the rules reason with is here as plain relations over numbers, per tensor rank:
+
+* an *axis list* is an ordered choice of mesh axes, `(x)`, `(y)`, `(x, y)`, `(y, x)`, ...;
+* `sharded(rank, k, list)`, `pending(rank, monoid, list)` and `replicated(rank)` name layouts;
+* `compose(l1, l2)` puts the axes of two layouts with disjoint axes onto one tensor. Undefined when
+  both cut the same dim (the blocks of such a composition are not one box per device in general) or
+  are partial under different monoids;
+* `cut(l, k, list, base)` says that l is base with `list` appended minor-most to dim k, and
+  `partial(l, monoid, list, base)` that l is base with `list` pending under the monoid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations, product
+
+from .layout import Layout, MeshShape
+
+Row = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayoutAlgebra:
+    """All layouts of tensors of the given ranks on one mesh, numbered from 0."""
+
+    mesh: MeshShape
+    ranks: tuple[int, ...]
+    monoids: tuple[str, ...]
+
+    @cached_property
+    def axis_lists(self) -> tuple[tuple[int, ...], ...]:
+        """Every ordered non-empty choice of mesh axes, shorter ones first."""
+        n = len(self.mesh.sizes)
+        return tuple(p for size in range(1, n + 1) for p in permutations(range(n), size))
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts by number, rank by rank; the replicated layout of a rank comes first."""
+        found: list[Layout] = []
+        for rank in self.ranks:
+            found.extend(self._of_rank(rank))
+        return tuple(found)
+
+    def _of_rank(self, rank: int) -> list[Layout]:
+        axes = range(len(self.mesh.sizes))
+        out: dict[Layout, None] = {}
+        states = [-2, -1, *range(rank)]  # -2 replicated, -1 partial, k cut
+        for order in permutations(axes):
+            for choice in product(states, repeat=len(order)):
+                dims: list[tuple[int, ...]] = [()] * rank
+                pending = []
+                for axis, state in zip(order, choice, strict=True):
+                    if state >= 0:
+                        dims[state] = (*dims[state], axis)
+                    elif state == -1:
+                        pending.append(axis)
+                for monoid in self.monoids if pending else (None,):
+                    out[Layout(tuple(dims), tuple(sorted(pending)), monoid)] = None
+        return list(out)
+
+    @cached_property
+    def number(self) -> dict[Layout, int]:
+        """Layout -> its number."""
+        return {layout: i for i, layout in enumerate(self.layouts)}
+
+    @cached_property
+    def monoid_number(self) -> dict[str, int]:
+        return {m: i for i, m in enumerate(self.monoids)}
+
+    def mask(self, axes: tuple[int, ...]) -> int:
+        return sum(1 << a for a in axes)
+
+    def facts(self) -> dict[str, list[Row]]:
+        """The algebra as rows of integers, one list per relation of `rules/language/schema.egg`."""
+        lists = self.axis_lists
+        axes_rows: list[Row] = [(i, self.mesh.parts(a), self.mask(a)) for i, a in enumerate(lists)]
+        replicated: list[Row] = []
+        sharded: list[Row] = []
+        pending: list[Row] = []
+        for rank in self.ranks:
+            whole = Layout.replicated(rank)
+            replicated.append((rank, self.number[whole]))
+            for i, axes in enumerate(lists):
+                for k in range(rank):
+                    cut = Layout(whole.dims[:k] + (axes,) + whole.dims[k + 1 :])
+                    sharded.append((rank, k, i, self.number[cut]))
+                for m in self.monoids:
+                    part = Layout(whole.dims, tuple(sorted(axes)), m)
+                    pending.append((rank, self.monoid_number[m], i, self.number[part]))
+        return {
+            "axes": axes_rows,
+            "replicated": replicated,
+            "sharded": sharded,
+            "pending": pending,
+            "compose": list(self._compositions()),
+            "cut": list(self._cuts()),
+            "partial": list(self._partials()),
+        }
+
+    def _by_rank(self) -> dict[int, list[Layout]]:
+        groups: dict[int, list[Layout]] = {rank: [] for rank in self.ranks}
+        for layout in self.layouts:
+            groups[len(layout.dims)].append(layout)
+        return groups
+
+    def _compositions(self) -> set[tuple[int, int, int]]:
+        rows = set()
+        for group in self._by_rank().values():
+            for one, two in product(group, repeat=2):
+                if set(one.axes) & set(two.axes):
+                    continue
+                if any(a and b for a, b in zip(one.dims, two.dims, strict=True)):
+                    continue
+                if one.monoid and two.monoid and one.monoid != two.monoid:
+                    continue
+                both = Layout(
+                    tuple(a or b for a, b in zip(one.dims, two.dims, strict=True)),
+                    tuple(sorted(one.partial + two.partial)),
+                    one.monoid or two.monoid,
+                )
+                rows.add((self.number[one], self.number[two], self.number[both]))
+        return rows
+
+    def _cuts(self) -> set[tuple[int, int, int, int]]:
+        rows = set()
+        for layout in self.layouts:
+            for k, axes in enumerate(layout.dims):
+                for keep in range(len(axes)):
+                    base = Layout(
+                        layout.dims[:k] + (axes[:keep],) + layout.dims[k + 1 :],
+                        layout.partial,
+                        layout.monoid,
+                    )
+                    which = self.axis_lists.index(axes[keep:])
+                    rows.add((self.number[layout], k, which, self.number[base]))
+        return rows
+
+    def _partials(self) -> set[tuple[int, int, int, int]]:
+        rows = set()
+        for layout in self.layouts:
+            if layout.monoid is None:
+                continue
+            for which, axes in enumerate(self.axis_lists):
+                if not set(axes) <= set(layout.partial):
+                    continue
+                rest = tuple(a for a in layout.partial if a not in axes)
+                base = Layout(layout.dims, rest, layout.monoid if rest else None)
+                rows.add(
+                    (
+                        self.number[layout],
+                        self.monoid_number[layout.monoid],
+                        which,
+                        self.number[base],
+                    )
+                )
+        return rows

@@ -1,0 +1,200 @@
+"""What things cost on a target: seconds, bytes on the wire, joules. Pure functions, no state.
+
+All amounts are per device and in base units (flop, bytes, seconds); only joules are totals over
+all devices. Amounts may be floats or NumPy arrays, which broadcast. The functions price one
+operation or one change of layout; costs of a plan are sums of these, so every one of them is
+monotone in its amounts, and `joules` is linear.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.metakernels.signatures.values import kind as kind_of
+from tapestry_egg.monoids import monoids
+
+from .target import Target
+from .topology import Span
+
+Amount = TypeVar("Amount", float, NDArray[np.float64])
+
+#: Changes of layout that move data between devices, and those that only touch local memory.
+MOVING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+LOCAL = ("slice", "to_partial")
+
+
+def kernel_seconds(
+    flops: Amount, hbm_bytes: Amount, dtype: str, target: Target, contraction: bool
+) -> Amount:
+    """Time of one kernel: max(flops / rate, hbm_bytes / bandwidth) + launch.
+
+    The roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), with sustained instead of
+    peak rates, plus the floor that a kernel takes however small. `dtype` is that of the operands;
+    `contraction` says that the matrix units can do the work (dots, convolutions).
+    """
+    compute = flops / target.rate(dtype, contraction)
+    memory = hbm_bytes / target.hbm_bytes_per_second
+    return _larger(compute, memory) + target.launch_seconds
+
+
+def carried_as(kind: str, monoid: str | None, dtype: str) -> str:
+    """The collective that carries a change of layout out.
+
+    Reductions are their own collective where the monoid's mesh form is one: all-reduces under psum,
+    pmax and pmin, scattered ones under psum. Else they gather, or exchange, and combine on the
+    device.
+    """
+    if kind not in ("all_reduce", "reduce_scatter"):
+        return kind
+    known = monoids().get(monoid or "")
+    native = known.native(kind_of(dtype)) if known else ""
+    if kind == "reduce_scatter":
+        return kind if native == "psum" else "all_to_all"
+    return kind if native else "all_gather"
+
+
+def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
+    """Bytes that each device sends in a bandwidth-optimal algorithm.
+
+    `local_bytes` is the device's block before the change, `group` the number g of devices that take
+    part together. all_gather b(g-1); all_reduce 2b(g-1)/g; reduce_scatter and all_to_all b(g-1)/g;
+    slice and to_partial 0 (Chan et al., "Collective communication: theory, practice, and
+    experience", 2007; in terms of the full tensor V: V(g-1)/g, 2V(g-1)/g, V(g-1)/g, V(g-1)/g²).
+    Raises PlanError for any other kind.
+    """
+    if kind == "all_gather":
+        return local_bytes * (group - 1)
+    if kind == "all_reduce":
+        return local_bytes * (2 * (group - 1) / group)
+    if kind in ("reduce_scatter", "all_to_all"):
+        return local_bytes * ((group - 1) / group)
+    if kind in LOCAL:
+        return local_bytes * 0.0
+    raise _unknown(kind)
+
+
+def collective_seconds(
+    kind: str, local_bytes: Amount, axes: tuple[int, ...], mesh: MeshShape, target: Target
+) -> Amount:
+    """Time of one change of layout over the given mesh axes: launch + Σ_levels (α·hops + bytes/β).
+
+    The α-β model (Hockney), level by level where the group spans several levels of the network:
+    reduce-scatter goes from the inside out, so that the slow links carry the reduced block, and
+    all-gather the other way round; an all-reduce is both. With n devices inside a level and m
+    outside, an all-reduce of V moves 2V(n-1)/n inside and 2(V/n)(m-1)/m outside; the levels follow
+    one another, no overlap is counted. Latency grows with the hops of a ring; an all-reduce over a
+    switch takes at most 2⌈log2 g⌉ of them (a tree), as fits 10, 15, 31 us on 2, 4, 8 GPUs.
+    `slice` and `to_partial` send nothing and cost one read and write of their result in memory.
+    A group of one device costs nothing. Raises PlanError for an unknown kind.
+    """
+    spans = target.spans(mesh, axes)
+    if kind not in MOVING and kind not in LOCAL:
+        raise _unknown(kind)
+    if not spans:
+        return local_bytes * 0.0
+    if kind in LOCAL:
+        return _local_traffic(kind, local_bytes, _group(spans)) / target.hbm_bytes_per_second
+    seconds = local_bytes * 0.0 + target.launch_seconds
+    inside, outside = 1, _group(spans)
+    for span in spans:
+        n = span.group
+        outside //= n
+        if kind == "all_gather":
+            busy = local_bytes * (outside * (n - 1) / span.bytes_per_second)
+        elif kind == "all_to_all":
+            busy = local_bytes * (span.exchange_seconds_per_byte / outside)
+        else:
+            passes = 2 if kind == "all_reduce" else 1
+            busy = local_bytes * (passes * (n - 1) / (inside * n) / span.bytes_per_second)
+        seconds = seconds + busy + _steps(kind, span) * span.latency_seconds
+        inside *= n
+    return seconds
+
+
+def collective_joules(
+    kind: str, local_bytes: Amount, axes: tuple[int, ...], mesh: MeshShape, target: Target
+) -> Amount:
+    """Energy of one change of layout over all devices: wire, memory at both ends, idle power."""
+    group = _group(target.spans(mesh, axes))
+    if kind in LOCAL:
+        memory = _local_traffic(kind, local_bytes, group) if group > 1 else local_bytes * 0.0
+    else:
+        wire = collective_wire_bytes(kind, local_bytes, group)
+        memory = wire * 2.0  # what is sent is read, and as much is received and written
+    return joules(
+        local_bytes * 0.0,
+        memory,
+        collective_wire_bytes(kind, local_bytes, group),
+        collective_seconds(kind, local_bytes, axes, mesh, target),
+        target.devices,
+        target,
+    )
+
+
+def joules(
+    flops: Amount,
+    hbm_bytes: Amount,
+    wire_bytes: Amount,
+    seconds: Amount,
+    devices: int,
+    target: Target,
+    dtype: str = "bfloat16",
+    contraction: bool = True,
+) -> Amount:
+    """Energy over all devices: devices · (P_idle·seconds + e_f·flops + e_h·bytes + e_w·wire).
+
+    Datasheets give two powers at most, so the dynamic part P_max - P_idle is divided by the shares
+    of the target's file, and each share over the rate at which that unit runs flat out: a device
+    that computes, streams memory and sends at its sustained rates all at once draws P_max.
+    `dtype` and `contraction` choose the arithmetic's rate as in `kernel_seconds`. Linear in flops,
+    bytes and seconds, hence additive over kernels. Uncalibrated: a ranking, not a forecast.
+    """
+    power = target.power
+    dynamic = power.max_watts - power.idle_watts
+    per_flop = dynamic * power.flops_share / target.rate(dtype, contraction)
+    per_byte = dynamic * power.hbm_share / target.hbm_bytes_per_second
+    per_wire_byte = dynamic * power.link_share / target.levels[0].full_bytes_per_second
+    one = (
+        seconds * power.idle_watts
+        + flops * per_flop
+        + hbm_bytes * per_byte
+        + wire_bytes * per_wire_byte
+    )
+    return one * devices
+
+
+def _group(spans: tuple[Span, ...]) -> int:
+    return prod(s.group for s in spans)
+
+
+def _steps(kind: str, span: Span) -> int:
+    """Hops that the first byte waits for at one level."""
+    if kind != "all_reduce":
+        return span.hops
+    if span.kind == "switch":
+        return min(span.hops, 2 * (span.group - 1).bit_length())
+    return 2 * span.hops
+
+
+def _local_traffic(kind: str, local_bytes: Amount, group: int) -> Amount:
+    """Memory bytes of a change without communication: its result, read once and written once."""
+    return local_bytes * (2.0 / group if kind == "slice" else 2.0)
+
+
+def _larger(a: Amount, b: Amount) -> Amount:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        out: Amount = np.maximum(a, b)
+        return out
+    return max(a, b)
+
+
+def _unknown(kind: str) -> PlanError:
+    return PlanError(
+        f"unknown change of layout {kind!r}", hint=f"Known are {', '.join(MOVING + LOCAL)}."
+    )

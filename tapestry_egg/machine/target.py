@@ -1,0 +1,470 @@
+"""Targets: a chip's datasheet and how many there are of it; data files name the figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from itertools import combinations, permutations
+from math import inf, isfinite, prod
+from pathlib import Path
+from typing import Literal, cast
+
+import yaml
+
+from tapestry_egg.errors import TargetError
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
+
+from .topology import Level as Level
+from .topology import Link as Link
+from .topology import Span as Span
+from .topology import boundaries, factorizations, find_spans, is_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Watts of one device, and how the dynamic part divides at full rate (shares sum to 1).
+
+    `measured` says whether idle and max are measurements; the shares are estimates everywhere.
+    """
+
+    idle_watts: float
+    max_watts: float
+    flops_share: float
+    hbm_share: float
+    link_share: float
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A machine: `shape` counts devices per level, outermost first (`h100:4x8` is 4 hosts of 8).
+
+    `hbm_bytes` is what a program may use of one device. Rates are per device: `peak` and `vector`
+    in flop/s (contractions; everything else), both as published; `rate` multiplies the efficiency
+    in, and `hbm_bytes_per_second` has it already.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    hbm_bytes: int
+    hbm_bytes_per_second: float
+    peak: tuple[tuple[str, float], ...]
+    vector: tuple[tuple[str, float], ...]
+    flops_efficiency: float
+    launch_seconds: float
+    power: Power
+    levels: tuple[Level, ...]
+    title: str = ""
+    sources: tuple[str, ...] = ()
+    retrieved: str = ""
+    shared_memory: bool = False  # one memory for all devices, so none is a limit of one of them
+
+    def __post_init__(self) -> None:
+        _check_shape(self)
+
+    @property
+    def devices(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def spec(self) -> str:
+        """The spelling that `load_target` reads: `h100:4x8`."""
+        return f"{self.name}:{'x'.join(map(str, self.shape))}"
+
+    def __str__(self) -> str:
+        return self.spec
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Bytes of one device that a program may use; None where devices share one memory."""
+        return None if self.shared_memory else self.hbm_bytes
+
+    def rate(self, dtype: str, contraction: bool) -> float:
+        """Sustained flop/s for operands of `dtype`; `contraction` lets the matrix units work.
+
+        A dtype without an entry runs as the family it belongs to (`float8_e4m3fn` as float8,
+        `uint8` as int8, `complex64` as float32), else outside the matrix units, else as float32.
+        """
+        if contraction:
+            table = dict(self.peak)
+            for name in _families(dtype):
+                if name in table:
+                    return table[name] * self.flops_efficiency
+        table = dict(self.vector)
+        for name in _families(dtype):
+            if name in table:
+                return table[name] * self.flops_efficiency
+        return table["float32"] * self.flops_efficiency
+
+    def mesh_shapes(self, max_axes: int = 2) -> tuple[MeshShape, ...]:
+        """Every way to lay the devices out as a mesh of at most `max_axes` axes, all larger than 1.
+
+        Axes are called x, y, z, w, v, u, in that order; the last is the innermost. Left out are
+        meshes whose groups would straddle a level or torus dim unevenly (2 hosts of 6 as 3 x 4).
+        The mesh of one axis comes first, then those that respect the target's own dims. A single
+        device has the one mesh `1x`. Raises TargetError when `max_axes` is not in 1..6.
+        """
+        if not 1 <= max_axes <= len(_AXES):
+            raise TargetError(f"a mesh has 1 to {len(_AXES)} axes, not {max_axes}")
+        dims = boundaries(self.shape)
+        found = []
+        for sizes in factorizations(self.devices, max_axes):
+            own = boundaries(sizes)
+            if is_chain(dims | own):
+                found.append((len(sizes), len(dims - own), sizes))
+        return tuple(
+            MeshShape(tuple(_AXES[: len(sizes)]), sizes) for _, _, sizes in sorted(found)
+        ) or (MeshShape(("x",), (1,)),)
+
+    def is_even(self, mesh: MeshShape) -> bool:
+        """Whether no group of a mesh straddles a level or torus dim unevenly."""
+        return is_chain(boundaries(self.shape) | boundaries(mesh.sizes))
+
+    def distinct(self, meshes: Iterable[MeshShape]) -> tuple[MeshShape, ...]:
+        """Those meshes of which no earlier one is the same but for the names of its axes.
+
+        Axes may change names where all groups of them lie in the network as before: on eight
+        devices that one switch joins, whatever runs on 2 x 4 runs as well on 4 x 2.
+        """
+        kept: list[MeshShape] = []
+        for mesh in meshes:
+            if not any(self._alike(mesh, other) for other in kept):
+                kept.append(mesh)
+        return tuple(kept)
+
+    def _alike(self, a: MeshShape, b: MeshShape) -> bool:
+        axes = range(len(a.sizes))
+        groups = [g for n in axes for g in combinations(axes, n + 1)]
+        return any(
+            all(self.spans(a, tuple([new[k] for k in g])) == self.spans(b, g) for g in groups)
+            for new in permutations(axes)
+            if tuple([a.sizes[k] for k in new]) == b.sizes
+        )
+
+    def spans(self, mesh: MeshShape, axes: tuple[int, ...]) -> tuple[Span, ...]:
+        """How a group over the given mesh axes lies in the network, innermost level first.
+
+        Levels in which the group does not move are left out. Raises TargetError when the mesh has
+        another number of devices, or no such axis.
+        """
+        return find_spans(self.levels, self.shape, mesh, frozenset(axes))
+
+    def link(self, mesh: MeshShape, axes: tuple[int, ...]) -> Link:
+        """The slowest level that the given mesh axes span, devices laid out row-major.
+
+        A group of one device moves nothing: infinite bandwidth, no delay.
+        """
+        spans = self.spans(mesh, axes)
+        if not spans:
+            return Link(inf, 0.0)
+        slowest = min(spans, key=lambda s: s.bytes_per_second)
+        return Link(slowest.bytes_per_second, slowest.latency_seconds)
+
+
+_AXES = "xyzwvu"
+
+
+def _families(dtype: str) -> tuple[str, ...]:
+    """Names under which a rate for `dtype` may be listed, the closest first."""
+    if dtype.startswith("float8"):
+        return (dtype, "float8", "bfloat16")
+    if dtype.startswith(("float4", "float6")):
+        return (dtype, "float4", "float8", "bfloat16")
+    if dtype in ("int2", "int4", "int8", "uint2", "uint4", "uint8", "bool"):
+        return (dtype, "int8")
+    return {
+        "float16": ("float16", "bfloat16"),
+        "tensorfloat32": ("tensorfloat32", "float32"),
+        "complex64": ("float32",),
+        "complex128": ("float64",),
+    }.get(dtype, (dtype,))
+
+
+def _check_shape(target: Target) -> None:
+    shape, levels = target.shape, target.levels
+    if not levels:
+        raise TargetError(f"{target.name} has no levels", hint="Give it at least one.")
+    if not shape or any(n < 1 for n in shape):
+        raise TargetError(f"{shape} is not a shape of {target.name}", hint="Counts are positive.")
+    most = levels[0].rank + len(levels) - 1
+    if len(shape) > most:
+        raise TargetError(
+            f"{target.spec} has {len(shape)} dims, {target.name} at most {most}",
+            hint=f"Outermost first: {_describe_levels(levels)}.",
+        )
+    end = len(shape)
+    for level in levels:
+        dims = shape[max(0, end - level.rank) : end]
+        end -= len(dims)
+        if level.max and any(
+            n > m for n, m in zip(sorted(dims)[::-1], sorted(level.max)[::-1], strict=False)
+        ):
+            raise TargetError(
+                f"{target.spec} is too large: {level.name} joins at most "
+                f"{'x'.join(map(str, level.max))} devices",
+                hint=f"Outermost first: {_describe_levels(levels)}.",
+            )
+
+
+def _describe_levels(levels: tuple[Level, ...]) -> str:
+    outer = [f"number over the {level.name}" for level in levels[:0:-1]]
+    inner = f"{levels[0].name} " + ("x".join(map(str, levels[0].max)) or "any number")
+    return ", then ".join([*outer, inner + (" at most" if levels[0].max else "")])
+
+
+def known_targets() -> tuple[str, ...]:
+    """Names of the targets that come with the package, sorted."""
+    folder = resources.files("tapestry_egg") / "targets"
+    return tuple(
+        sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    )
+
+
+def load_target(spec: str | Path) -> Target:
+    """The target spelled `NAME:SHAPE`, as `h100:8`, `h100:4x8` (hosts x GPUs) or `v5e:4x4`.
+
+    In place of NAME stands a known target or the path of a file of the same form as theirs
+    (`chips/mine.yaml:8`). Raises TargetError for an unknown name, a missing or malformed shape, and
+    a malformed file, with file, line and column.
+    """
+    name, colon, shape_text = str(spec).rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]+(x[0-9]+)*", shape_text):
+        raise TargetError(
+            f"target {str(spec)!r} does not say how many devices",
+            hint=f"Write NAME:SHAPE, as {_bare(str(spec))}:8 or {_bare(str(spec))}:2x8.",
+        )
+    shape = tuple(int(n) for n in shape_text.split("x"))
+    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
+        return _read(read_yaml_text(Path(name), TargetError, name), name, shape)
+    if name not in known_targets():
+        raise TargetError(
+            f"unknown target {name!r}",
+            hint=f"Known are {', '.join(known_targets())}; or give the path of a .yaml file.",
+        )
+    file = resources.files("tapestry_egg") / "targets" / f"{name}.yaml"
+    return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape)
+
+
+def check_machine(target: Target, where: str) -> None:
+    """Check the figures of a target that did not come from a target file.
+
+    Raises TargetError, with `where` extended by the field.
+    """
+    power = target.power
+    positive: list[tuple[str, float]] = [
+        ("hbm_bytes", target.hbm_bytes),
+        ("hbm_bytes_per_second", target.hbm_bytes_per_second),
+        ("flops_efficiency", target.flops_efficiency),
+        *((f"peak.{k}", x) for k, x in target.peak),
+        *((f"vector.{k}", x) for k, x in target.vector),
+        ("power.max_watts", power.max_watts),
+        *(
+            (f"levels[{k}].bytes_per_second", x.bytes_per_second)
+            for k, x in enumerate(target.levels)
+        ),
+    ]
+    others: list[tuple[str, float]] = [
+        ("launch_seconds", target.launch_seconds),
+        ("power.idle_watts", power.idle_watts),
+        ("power.flops_share", power.flops_share),
+        ("power.hbm_share", power.hbm_share),
+        ("power.link_share", power.link_share),
+        *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
+    ]
+    for name, value in positive + others:
+        if not isfinite(value) or value < 0 or (value == 0 and (name, value) in positive):
+            raise TargetError(f"{value!r} is out of range", where=f"{where}.{name}")
+    if "float32" not in dict(target.vector):
+        raise TargetError("there is no rate for float32", where=f"{where}.vector")
+    if any(level.kind == "torus" for level in target.levels[1:]):
+        raise TargetError("only the innermost level can be a torus", where=f"{where}.levels")
+
+
+def _bare(spec: str) -> str:
+    return spec.partition(":")[0] or "h100"
+
+
+def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
+    node = compose_yaml_text(text, TargetError, file)
+    if node is None:
+        raise TargetError("the file is empty", where=file)
+    top = _Table(node, file, "the file")
+
+    peak, vector = top.table("peak"), top.table("vector")
+    rates = [tuple((k, t.number(k)) for k in t.keys()) for t in (peak, vector)]
+    if "float32" not in vector.keys():
+        raise vector.error("vector has no entry float32")
+    hbm = top.table("hbm")
+    shared = "shared" in hbm.keys() and hbm.flag("shared")
+    usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
+    if usable <= 0:
+        raise hbm.error("nothing is left of hbm after reserved_bytes")
+    efficiency = top.table("efficiency")
+    power = top.table("power")
+    split = power.table("split")
+    idle, most = power.number("idle", zero=True), power.number("max")
+    if idle > most:
+        raise power.error(f"power idle {idle:g} W is above max {most:g} W")
+    shares = [split.number(k, zero=True) for k in ("flops", "hbm", "link")]
+    if abs(sum(shares) - 1) > 1e-6:
+        raise split.error(f"the shares of split add up to {sum(shares):g}, not 1")
+    target_levels = tuple(_read_level(t) for t in top.tables("levels"))
+    if not target_levels:
+        raise top.error("levels is empty")
+    if any(level.kind == "torus" for level in target_levels[1:]):
+        raise top.error("only the innermost level can be a torus")
+    name, title = top.text("name"), top.text("title")
+    sources, retrieved = top.texts("sources"), top.text("retrieved")
+    flops_efficiency = efficiency.number("flops", most=1)
+    hbm_rate = hbm.number("bytes_per_second") * efficiency.number("hbm", most=1)
+    launch = top.number("launch_seconds", zero=True)
+    measured = power.flag("measured")
+    for table in (top, hbm, efficiency, power, split):
+        table.finish()
+    return Target(
+        name=name,
+        shape=shape,
+        hbm_bytes=int(usable),
+        hbm_bytes_per_second=hbm_rate,
+        peak=rates[0],
+        vector=rates[1],
+        flops_efficiency=flops_efficiency,
+        launch_seconds=launch,
+        power=Power(idle, most, shares[0], shares[1], shares[2], measured),
+        levels=target_levels,
+        title=title,
+        sources=sources,
+        retrieved=retrieved,
+        shared_memory=shared,
+    )
+
+
+def _read_level(table: _Table) -> Level:
+    kind = table.text("kind")
+    if kind not in ("switch", "torus"):
+        raise table.error(f"level kind {kind!r} is neither switch nor torus")
+    most = table.integers("max") if "max" in table.keys() else ()
+    if len(most) != 1 and (kind == "torus") != (len(most) > 1):
+        raise table.error(f"max {list(most)} does not fit a {kind}")
+    multiple, every = 0, False
+    if "wrap" in table.keys():
+        if kind != "torus":
+            raise table.error("only a torus has a wrap")
+        wrap = table.table("wrap")
+        multiple, every = int(wrap.number("multiple", whole=True)), wrap.flag("every_dim")
+        wrap.finish()
+    level = Level(
+        table.text("name"),
+        cast(Literal["switch", "torus"], kind),
+        table.number("bytes_per_second") * table.number("efficiency", most=1),
+        table.number("latency_seconds", zero=True),
+        most,
+        multiple,
+        every,
+    )
+    table.finish()
+    return level
+
+
+class _Table:
+    """A YAML mapping read key by key, so that whatever is wrong is reported with its position.
+
+    Scalars are taken as text and converted here: YAML's own typing reads 80e9 as a string.
+    """
+
+    def __init__(self, node: yaml.Node, file: str, what: str) -> None:
+        self._file, self._what, self._node = file, what, node
+        if not isinstance(node, yaml.MappingNode):
+            raise self.error(f"{what} is not a table of `key: value`")
+        self._values: dict[str, yaml.Node] = {}
+        self._keys: dict[str, yaml.Node] = {}
+        self._read: set[str] = set()
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.error(f"a key of {what} is not a word", key)
+            if key.value in self._values:
+                raise self.error(f"{key.value!r} occurs twice in {what}", key)
+            self._values[key.value], self._keys[key.value] = value, key
+
+    def error(self, what: str, node: yaml.Node | None = None, hint: str = "") -> TargetError:
+        mark = (node or self._node).start_mark
+        return TargetError(what, where=_at(self._file, mark), hint=hint)
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def finish(self) -> None:
+        """Refuse keys that nobody asked for: most are misspelt."""
+        for key, node in self._keys.items():
+            if key not in self._read:
+                known = ", ".join(sorted(self._read))
+                raise self.error(f"{self._what} has no key {key!r}", node, f"It has {known}.")
+
+    def _get(self, key: str) -> yaml.Node:
+        self._read.add(key)
+        if key not in self._values:
+            raise self.error(f"{key!r} is missing in {self._what}")
+        return self._values[key]
+
+    def _scalar(self, key: str, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
+            raise self.error(f"{key!r} is not a single value", node)
+        return str(node.value)
+
+    def _list(self, key: str) -> list[yaml.Node]:
+        node = self._get(key)
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.error(f"{key!r} is not a list", node)
+        return list(node.value)
+
+    def text(self, key: str) -> str:
+        return self._scalar(key, self._get(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return tuple(self._scalar(key, node) for node in self._list(key))
+
+    def number(
+        self, key: str, *, zero: bool = False, whole: bool = False, most: float = inf
+    ) -> float:
+        """A positive (with `zero`, non-negative) finite number no greater than `most`."""
+        return self._number(key, self._get(key), zero=zero, whole=whole, most=most)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        return tuple(
+            int(self._number(key, n, zero=False, whole=True, most=inf)) for n in self._list(key)
+        )
+
+    def _number(self, key: str, node: yaml.Node, *, zero: bool, whole: bool, most: float) -> float:
+        text = self._scalar(key, node)
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.error(f"{key!r} is not a number: {text!r}", node) from None
+        if not isfinite(value) or value < 0 or (value == 0 and not zero) or value > most:
+            allowed = ("at least 0" if zero else "above 0") + (
+                f" and at most {most:g}" if isfinite(most) else ""
+            )
+            raise self.error(f"{key!r} is {text}, it must be {allowed}", node)
+        if whole and value != int(value):
+            raise self.error(f"{key!r} is {text}, it must be a whole number", node)
+        return value
+
+    def flag(self, key: str) -> bool:
+        text = self.text(key)
+        if text not in ("true", "false"):
+            raise self.error(f"{key!r} is {text!r}, it must be true or false", self._get(key))
+        return text == "true"
+
+    def table(self, key: str) -> _Table:
+        return _Table(self._get(key), self._file, key)
+
+    def tables(self, key: str) -> Iterable[_Table]:
+        for k, node in enumerate(self._list(key)):
+            yield _Table(node, self._file, f"{key}[{k}]")
+
+
+def _at(file: str, mark: yaml.Mark | None) -> str:
+    return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file

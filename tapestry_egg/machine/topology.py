@@ -1,0 +1,205 @@
+"""Topologies: the levels of a machine's network, and how a mesh axis lies in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import Literal
+
+from tapestry_egg.errors import TargetError
+from tapestry_egg.graph.layout import MeshShape
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the network, as the chip's file gives it; level 0 is the innermost.
+
+    A `switch` joins `max[0]` devices (any number when `max` is empty) that each send
+    `bytes_per_second` to anyone. A `torus` has one dim per entry of `max`, and
+    `bytes_per_second` is one link in one direction. A torus dim closes into a ring when its extent
+    is a multiple of `wrap_multiple` (0: never) and, with `wrap_every_dim`, all others are too.
+    Bandwidths here are already multiplied by the file's `efficiency`.
+    """
+
+    name: str
+    kind: Literal["switch", "torus"]
+    bytes_per_second: float
+    latency_seconds: float
+    max: tuple[int, ...] = ()
+    wrap_multiple: int = 0
+    wrap_every_dim: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of dims of a target's shape that this level spans."""
+        return len(self.max) if self.kind == "torus" else 1
+
+    @property
+    def full_bytes_per_second(self) -> float:
+        """What one device sends with all its links of this level in use."""
+        return self.bytes_per_second * (2 * self.rank if self.kind == "torus" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a collective over some mesh axes gets: each device's send rate, and one hop's delay."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a collective's group that lies within one level of the network.
+
+    `group` devices take part at this level. `bytes_per_second` is what each sends in a bandwidth-
+    optimal ring or bucket algorithm, `hops` the links between the two farthest apart, and
+    `exchange_seconds_per_byte` the time of an all-to-all per byte of a device's block.
+    """
+
+    level: str
+    kind: Literal["switch", "torus"]
+    group: int
+    bytes_per_second: float
+    latency_seconds: float
+    hops: int
+    exchange_seconds_per_byte: float
+
+
+def factorizations(n: int, most: int) -> list[tuple[int, ...]]:
+    """Ordered factorizations of n into at most `most` factors, all greater than 1."""
+    if n == 1:
+        return []
+    out: list[tuple[int, ...]] = [(n,)]
+    if most > 1:
+        for first in range(2, n // 2 + 1):
+            if n % first == 0:
+                out.extend((first, *rest) for rest in factorizations(n // first, most - 1))
+    return out
+
+
+def boundaries(sizes: tuple[int, ...]) -> frozenset[int]:
+    """Device counts at which a row-major id carries into the next dim, the whole included."""
+    out, n = set(), 1
+    for s in reversed(sizes):
+        n *= s
+        out.add(n)
+    return frozenset(out)
+
+
+def is_chain(numbers: frozenset[int]) -> bool:
+    ordered = sorted(numbers)
+    return all(b % a == 0 for a, b in pairwise(ordered))
+
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """`count` devices of a group, `stride` apart, along one dim of the target's shape."""
+
+    dim: int
+    stride: int
+    count: int
+
+
+@lru_cache(maxsize=4096)
+def find_spans(
+    levels: tuple[Level, ...], shape: tuple[int, ...], mesh: MeshShape, axes: frozenset[int]
+) -> tuple[Span, ...]:
+    devices = prod(shape)
+    if mesh.devices != devices:
+        raise TargetError(f"mesh {mesh} has {mesh.devices} devices, the target has {devices}")
+    if any(not 0 <= a < len(mesh.sizes) for a in axes):
+        raise TargetError(f"mesh {mesh} has no axes {sorted(axes)}")
+    group = mesh.parts(tuple(axes))
+    if group == 1:
+        return ()
+    cuts = boundaries(shape) | boundaries(mesh.sizes) | {1}
+    inner = min(levels[0].rank, len(shape))
+    if not is_chain(cuts):
+        # Groups straddle dims unevenly. Charge them all to the outermost level: a line through
+        # every device when that is a torus.
+        level = levels[len(shape) - inner]
+        if level.kind == "switch":
+            return (_switch_span(level, group),)
+        return (_torus_span(level, (devices,), (_Digit(0, devices // group, group),), False),)
+
+    digits: list[_Digit] = []
+    ordered = sorted(cuts)
+    for low, high in pairwise(ordered):
+        if _place(mesh.sizes, low)[0] in axes:
+            dim, stride = _place(shape, low)
+            last = digits[-1] if digits else None
+            if last and last.dim == dim and last.stride * last.count == stride:
+                digits[-1] = _Digit(dim, last.stride, last.count * (high // low))
+            else:
+                digits.append(_Digit(dim, stride, high // low))
+
+    spans = []
+    first = len(shape) - inner
+    here = tuple(d for d in digits if d.dim >= first)
+    if here and levels[0].kind == "torus":
+        moved = tuple(_Digit(d.dim - first, d.stride, d.count) for d in here)
+        spans.append(_torus_span(levels[0], shape[first:], moved, True))
+    elif here:
+        spans.append(_switch_span(levels[0], prod(d.count for d in here)))
+    for k, level in enumerate(levels[1:], start=1):
+        outer = [d.count for d in digits if d.dim == first - k]
+        if outer:
+            spans.append(_switch_span(level, prod(outer)))
+    return tuple(spans)
+
+
+def _place(sizes: tuple[int, ...], low: int) -> tuple[int, int]:
+    """The dim, and the stride within it, of the digit that starts at device count `low`."""
+    n = 1
+    for d in range(len(sizes) - 1, -1, -1):
+        if n <= low < n * sizes[d]:
+            return d, low // n
+        n *= sizes[d]
+    raise AssertionError(f"{low} is outside {sizes}")
+
+
+def _switch_span(level: Level, group: int) -> Span:
+    exchange = (group - 1) / group / level.bytes_per_second
+    return Span(
+        level.name,
+        level.kind,
+        group,
+        level.bytes_per_second,
+        level.latency_seconds,
+        group - 1,
+        exchange,
+    )
+
+
+def _torus_span(
+    level: Level, extents: tuple[int, ...], digits: tuple[_Digit, ...], may_wrap: bool
+) -> Span:
+    """A group along one or more torus dims.
+
+    A ring sends both ways at once, a line has one link at each end. Groups that interleave
+    (stride s) share the links they pass over, s to a link. Over m dims the data is cut in m parts
+    that go round the dims in different orders, so the rates add; the slowest dim paces all. In an
+    all-to-all among n in a line or ring, ⌊n²/4⌋/n of a device's block crosses the busiest link.
+    """
+    closes = [level.wrap_multiple > 0 and n % level.wrap_multiple == 0 for n in extents]
+    if level.wrap_every_dim and (len(extents) < level.rank or not all(closes)):
+        closes = [False] * len(extents)
+    rates, hops, exchange = [], 0, 0.0
+    for d in digits:
+        ring = may_wrap and closes[d.dim] and d.stride * d.count == extents[d.dim]
+        rate = level.bytes_per_second * (2 if ring else 1) / d.stride
+        rates.append(rate)
+        hops += (d.count // 2 if ring else d.count - 1) * d.stride
+        exchange = max(exchange, (d.count * d.count // 4) / d.count / rate)
+    return Span(
+        level.name,
+        level.kind,
+        prod(d.count for d in digits),
+        len(rates) * min(rates),
+        level.latency_seconds,
+        hops,
+        exchange,
+    )

@@ -1,0 +1,1 @@
+"""TODO tapestry_egg/metakernels/language"""

@@ -1,0 +1,61 @@
+"""Faults of texts and files of the template language, and where they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapestry_egg.errors import TemplateError
+
+
+class Fault(Exception):
+    """A fault at an offset of a text; whoever knows the text's origin makes the error of it."""
+
+    def __init__(self, at: int, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.at, self.what, self.hint = at, what, hint
+
+
+class Mismatch(Exception):
+    """Why a template does not stand for an operation: no fault of the template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a text stands: the file, the line and the column (both from 1) of its first character.
+
+    Texts that YAML has `folded` report that place for any fault in them.
+    """
+
+    file: str = "<text>"
+    line: int = 1
+    column: int = 1
+    folded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+    def error(self, text: str, at: int, what: str, hint: str = "") -> TemplateError:
+        """The error at offset `at` of `text`: its place, and the line with a caret below it."""
+        before = text[:at]
+        row = before.count("\n")
+        column = at - (before.rfind("\n") + 1)
+        shown = text.split("\n")[row] if text else ""
+        if self.folded:
+            where = str(self)
+        else:
+            indent = self.column if row == 0 else 1
+            where = f"{self.file}:{self.line + row}:{indent + column}"
+        if len(shown) > _SHOWN:
+            cut = max(0, column - _SHOWN // 2)
+            shown, column = shown[cut : cut + _SHOWN], column - cut
+        return TemplateError(
+            what,
+            where=where,
+            hint="\n  ".join(x for x in (shown, " " * column + "^", hint) if x),
+        )
+
+
+_SHOWN = 160  # characters of a long line that an error shows, around the fault
+
+#: The origin of texts that are in no file.
+NOWHERE = Origin()

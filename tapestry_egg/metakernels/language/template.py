@@ -1,0 +1,124 @@
+"""Metakernel templates: what stands for which kernels and operands, as read from a file.
+
+`template_file.py` says how one is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.metakernels.signatures.signature import Fusion
+
+from .expressions import Expression, Origin, PassageText
+from .patterns import Pattern
+from .projections import ProjectionForm, ShapeForm
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A declared operand: its name, how many tensors it stands for, and what they must be.
+
+    `many` is any number of tensors, `optional` is one or none. `dtype` is `$name`, which binds the
+    name, or gives the dtype, or a list of those allowed.
+    """
+
+    name: str
+    many: bool = False
+    optional: bool = False
+    pattern: Pattern | None = None
+    dtype: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A declared output; `count` is given when it stands for a number of tensors."""
+
+    name: str
+    count: Expression | None
+    shape: ShapeForm
+    dtype: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A dim of the inputs that becomes a reduced index dim.
+
+    `over` maps operands to their dims (an expression each); None means the dims that the patterns
+    call by the reduction's name.
+    """
+
+    monoid: Expression
+    over: Mapping[str, Expression] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The values that a name may have, as words."""
+
+    name: str
+    allowed: tuple[str, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """One entry of a template file. The docstring of `template_file.py` explains the fields.
+
+    `index` maps groups of index dims to their extents, None standing for the elements of the first
+    output; the dims of `reduce` come after them. `required` are parameters without a default.
+    """
+
+    kernels: tuple[str, ...]
+    origin: Origin
+    path: Path
+    reason: str
+    defaults: Mapping[str, Expression]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Output, ...]
+    required: tuple[str, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    when: Expression | None = None
+    let: Mapping[str, Expression] = field(default_factory=dict)
+    index: Mapping[str, Expression] | None = None
+    roles: Mapping[str, Expression] = field(default_factory=dict)
+    reduce: Mapping[str, Reduction] = field(default_factory=dict)
+    project: Mapping[str, ProjectionForm] = field(default_factory=dict)
+    passages: tuple[PassageText, ...] = ()
+    initial: tuple[str, ...] = ()
+    outside: Mapping[str, Expression] = field(default_factory=dict)
+    flops: Expression | None = None
+    reads: Mapping[str, Expression] = field(default_factory=dict)
+    fusion: Fusion = "kernel"
+    local: Mapping[str, Expression] = field(default_factory=dict)
+
+    def error(self, what: str, hint: str = "") -> TemplateError:
+        """An error about this entry as a whole."""
+        return TemplateError(what, where=str(self.origin), hint=hint)
+
+    def texts(self) -> Iterator[Expression]:
+        """Every expression of the entry."""
+        yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
+        for table in (self.roles, self.outside, self.reads, self.local):
+            yield from table.values()
+        for form in self.project.values():
+            yield from form.texts()
+        for reduction in self.reduce.values():
+            yield from (reduction.monoid, *(reduction.over or {}).values())
+        for output in self.outputs:
+            yield from output.shape.texts()
+            yield from (e for e in (output.count, output.dtype) if e is not None)
+        yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
+        yield from (e for e in (self.when, self.flops) if e is not None)
+
+    def check(self) -> None:
+        """Parse every text of the entry. Raises TemplateError with the place of the first fault."""
+        for text in self.texts():
+            text.check()
+        for operand in self.inputs:
+            if operand.pattern is not None:
+                operand.pattern.axes()
+        for passage in self.passages:
+            passage.law()

@@ -1,0 +1,365 @@
+"""Template files: YAML to templates, checked for their form, with the place of every text.
+
+A file maps kernels to entries, as in `matmul` here, or is a list of entries that name theirs:
+
+    matmul:
+      index: "[$batch..., $row, $col]"        the index space: one name per dim, or see below
+      constraints: {dtype: {enum: [float32]}} the values that a name may have
+      inputs:                                 operands in order
+        X:
+          shape: "[$batch..., $row, $inner]"  a shape pattern; `X: "[...]"` when there is no more
+          dtype: $dtype                       binds the name, or says what the dtype must be
+          ipf: "[..., 1, 0] :> [..., 1, $inner]"
+        W: ..
+      reduce: {inner: sum}                    the dim that patterns call $inner is reduced
+      outputs:
+        result:                               shape "[$.index...]" and ipf "[...] :> [...]" unless
+          dtype: $dtype                       given
+
+    - kernels: [dot_general]
+      reason: why the entry is as it is
+      params: {preferred_element_type: none}  parameters and their defaults; no default: required
+      inputs: {lhs: "[$m, $k]", rhs: , "bias?": }
+      when: len($m) > 0                       a guard; without it the patterns alone decide
+      let: {name: expression}                 names, evaluated when they are first used
+      out: {shape: "[$m, $n]", dtype: $lhs.dtype}   the output (or `outputs:`, a mapping of such)
+      index: {m: $m, n: $n, k: $k}            index groups: an extent, or a list of extents
+      roles: {k: reduce(sum)}                 map (the default), whole, reduce(·), scan(·)
+      project: {lhs: "[@m, @k]"}              rows per operand and output; `ipf:` in one place
+      passages: [sum(lhs) -> sum]             laws of partial values
+      initial: [operand]                      operands that start the reduction
+      outside: {operand: sum}                 what its boxes find outside it: see below
+      flops: 2                                per index point, or a polynomial in `@groups`
+      reads: {operand: "@m"}                  elements read, where not the footprint
+      fusion: kernel                          view | loop | reduce | kernel
+      local: {shape: $out.shape}              parameters that differ when run on local boxes
+
+Every field may be used in either. A name that ends in `...` (`xs...`) stands for any number of
+operands or outputs, one that ends in `?` for an operand that may be missing; expressions about
+`xs...` are evaluated once for each, with `$each` the tensor and `$k` its place among them. Without
+`index:` the index space is that of the first output's elements, as group `@i`; an operand or output
+without a projection is then aligned with it under broadcasting. The boxes of an operand lie inside
+it, unless `outside:` says what they find elsewhere: the zero of a monoid (`sum`, `max`, `min`, ..),
+or the element of a scalar operand (its name). In `local:` the names of operands and outputs stand
+for the local boxes and everything else keeps its value. Parameters are names too;
+`$params` holds them all, also where another name hides one, and `$kernel` is the kernel's name.
+`$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
+projection, that of the tensor. The language of the texts is described in docs/template-language.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.metakernels.signatures.signature import Fusion
+from tapestry_egg.yaml_nodes import compose_yaml
+
+from .expressions import Expression, Origin, PassageText
+from .patterns import Pattern
+from .projections import (
+    Insertion,
+    Matrix,
+    Parts,
+    ProjectionForm,
+    RowsText,
+    ShapeForm,
+    ShapeInsertion,
+)
+from .template import Constraint, Operand, Output, Reduction, Template
+from .template_nodes import TemplateNodes, suggestion
+
+
+def read_templates(path: Path) -> tuple[Template, ...]:
+    """The entries of a template file. The texts in them are parsed only when they are first used.
+
+    Raises TemplateError with `file:line:column` for a malformed file.
+    """
+    root = compose_yaml(path, TemplateError)
+    if root is None:
+        return ()
+    file = TemplateNodes(path)
+    if file.is_mapping(root):
+        keyed = file.keyed(root, "kernels").items()
+        return tuple(_template(file, node, file.origin(key), name) for name, (key, node) in keyed)
+    entries = file.sequence(root, "a list of entries, or kernels")
+    return tuple(_template(file, node, file.origin(node)) for node in entries)
+
+
+_FIELDS = (
+    "kernels reason params constraints inputs when let out outputs index roles reduce project "
+    "passages initial outside flops reads fusion local"
+).split()
+
+
+def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") -> Template:
+    entry = file.mapping(node, "an entry", _FIELDS)
+    for field in ("inputs",) if name else ("kernels", "inputs"):
+        if field not in entry:
+            raise file.error(node, f"the entry has no {field!r}")
+    if ("out" in entry) == ("outputs" in entry):
+        raise file.error(node, "the entry needs either `out` or `outputs`")
+
+    fusion = file.text(entry["fusion"], "a word") if "fusion" in entry else "kernel"
+    if fusion not in get_args(Fusion):
+        hint = f"One of {', '.join(get_args(Fusion))}."
+        raise file.error(entry["fusion"], f"unknown fusion {fusion!r}", hint)
+
+    def table(field: str) -> dict[str, Expression]:
+        return file.expressions(entry[field], f"`{field}`") if field in entry else {}
+
+    def one(field: str) -> Expression | None:
+        return file.expression(entry[field]) if field in entry else None
+
+    params = file.mapping(entry["params"], "`params`") if "params" in entry else {}
+    index = _index(file, entry["index"]) if "index" in entry else None
+    project: dict[str, ProjectionForm] = {}
+    if "project" in entry:
+        for port, value in file.mapping(entry["project"], "`project`").items():
+            project[port] = _projection(file, value, positional=False)
+    inputs = _operands(file, entry["inputs"], project)
+    results = {"out": entry["out"]} if "out" in entry else file.mapping(entry["outputs"], "outputs")
+    outputs = tuple(_output(file, n, v, project, index is not None) for n, v in results.items())
+    template = Template(
+        kernels=file.words(entry["kernels"], "kernel names") if "kernels" in entry else (name,),
+        origin=origin,
+        path=file.path,
+        reason=file.text(entry["reason"], "a text") if "reason" in entry else "",
+        defaults={k: file.expression(v) for k, v in params.items() if not file.is_null(v)},
+        required=tuple(k for k, v in params.items() if file.is_null(v)),
+        constraints=_constraints(file, entry["constraints"]) if "constraints" in entry else (),
+        inputs=inputs,
+        outputs=outputs,
+        when=one("when"),
+        let=table("let"),
+        index=index,
+        roles=table("roles"),
+        reduce=_reductions(file, entry["reduce"]) if "reduce" in entry else {},
+        project=project,
+        passages=_passages(file, entry["passages"]) if "passages" in entry else (),
+        initial=file.words(entry["initial"], "operands") if "initial" in entry else (),
+        outside=table("outside"),
+        flops=one("flops"),
+        reads=table("reads"),
+        fusion=cast(Fusion, fusion),
+        local=table("local"),
+    )
+    _check_names(file, entry, template)
+    return template
+
+
+def _operands(
+    file: TemplateNodes, node: Any, project: dict[str, ProjectionForm]
+) -> tuple[Operand, ...]:
+    out: list[Operand] = []
+    for written, value in file.mapping(node, "`inputs`").items():
+        name = written.removesuffix("...").removesuffix("?")
+        many, optional = written.endswith("..."), written.endswith("?")
+        if (many or optional) and any(o.many or o.optional for o in out):
+            raise file.error(value, "only one operand can stand for several, or be missing")
+        pattern: Any = None if file.is_null(value) else value
+        dtype = None
+        if file.is_mapping(value):
+            given = file.mapping(value, "an operand", ("shape", "dtype", "ipf"))
+            pattern = given.get("shape")
+            dtype = file.expression(given["dtype"]) if "dtype" in given else None
+            if "ipf" in given:
+                _put(file, project, name, given["ipf"])
+        shape = None
+        if pattern is not None:
+            shape = Pattern(file.text(pattern, "a pattern"), file.origin(pattern))
+        out.append(Operand(name, many, optional, shape, dtype))
+    return tuple(out)
+
+
+def _output(
+    file: TemplateNodes,
+    written: str,
+    node: Any,
+    project: dict[str, ProjectionForm],
+    indexed: bool,
+) -> Output:
+    given = file.mapping(node, "an output", ("shape", "dtype", "ipf", "count"))
+    name = written.removesuffix("...")
+    if "dtype" not in given or ("shape" not in given and not indexed):
+        hint = "Without `index:` the index space follows from the shape of the first output."
+        raise file.error(node, "an output has a `dtype` and, without `index:`, a `shape`", hint)
+    if written.endswith("...") != ("count" in given):
+        raise file.error(node, "an output has a `count` just when its name ends in `...`")
+    if "ipf" in given:
+        _put(file, project, name, given["ipf"])
+    elif indexed and name not in project:
+        project[name] = RowsText(Expression("[...] :> [...]", file.origin(node)))
+    shape: ShapeForm = Expression("[$.index...]", file.origin(node))
+    if "shape" in given:
+        shape = _shape(file, given["shape"])
+    count = file.expression(given["count"]) if "count" in given else None
+    return Output(name, count, shape, file.expression(given["dtype"]))
+
+
+def _put(file: TemplateNodes, project: dict[str, ProjectionForm], name: str, node: Any) -> None:
+    if name in project:
+        raise file.error(node, f"{name!r} has an `ipf`, and is in `project` too")
+    project[name] = _projection(file, node, positional=True)
+
+
+def _projection(
+    file: TemplateNodes, node: Any, *, positional: bool, inside: bool = False
+) -> ProjectionForm:
+    if not file.is_mapping(node):
+        return RowsText(file.expression(node), positional)
+    given = file.mapping(node, "a projection")
+    if "transform" in given and not inside:
+        return _insertion(file, node, given)
+    if "affineMap" in given:
+        fields = file.mapping(node, "a projection", ("affineMap", "shape"))
+        affine = file.mapping(fields["affineMap"], "`affineMap`", ("projection", "offset"))
+        for name, table in (("shape", fields), ("projection", affine), ("offset", affine)):
+            if name not in table:
+                raise file.error(node, f"the projection has no {name!r}")
+        rows = file.sequence(affine["projection"], "a list of rows")
+        return Matrix(
+            tuple(map(file.list_text, rows)),
+            file.list_text(affine["offset"]),
+            file.list_text(fields["shape"]),
+        )
+    fields = file.mapping(node, "a projection", ("map", "offset", "shape"))
+    if "map" not in fields:
+        hint = "Or `transform`, or `affineMap` and `shape`."
+        raise file.error(node, "the projection has no 'map'", hint)
+    parts = {name: file.expression(value) for name, value in fields.items()}
+    return Parts(parts["map"], parts.get("offset"), parts.get("shape"))
+
+
+def _insertion(file: TemplateNodes, node: Any, given: Mapping[str, Any]) -> Insertion:
+    what = file.text(given["transform"], "a transform")
+    patch = {"insert": "patch", "insertRow": "row"}.get(what)
+    if patch is None:
+        known = ("insert", "insertRow")
+        raise file.error(given["transform"], f"unknown transform {what!r}", suggestion(what, known))
+    fields = ("transform", "index", "source", patch)
+    for name in fields:
+        if name not in given:
+            raise file.error(node, f"the transform has no {name!r}")
+    file.mapping(node, "a transform", fields)
+    source = _projection(file, given["source"], positional=True, inside=True)
+    index, change = file.expression(given["index"]), file.expression(given[patch])
+    return Insertion(index, source, change, single=what == "insertRow")
+
+
+def _shape(file: TemplateNodes, node: Any) -> ShapeForm:
+    if not file.is_mapping(node):
+        return file.expression(node)
+    fields = ("transform", "index", "source", "patch")
+    given = file.mapping(node, "a shape", fields)
+    for name in fields:
+        if name not in given:
+            raise file.error(node, f"the transform has no {name!r}")
+    if (what := file.text(given["transform"], "a transform")) != "insert":
+        raise file.error(given["transform"], f"{what!r} does not make a shape; write `insert`")
+    return ShapeInsertion(*(file.expression(given[name]) for name in fields[1:]))
+
+
+_PLAIN = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*(\.\.\.)?")
+
+
+def _index(file: TemplateNodes, node: Any) -> dict[str, Expression]:
+    """Groups of index dims: as given, one per entry of a list of names, or all as group `i`."""
+    if file.is_mapping(node):
+        return file.expressions(node, "`index`")
+    whole = file.expression(node)
+    text = whole.text.strip()
+    groups: dict[str, Expression] = {}
+    at = whole.text.find("[") + 1
+    for part in text[1:-1].split(",") if text[:1] + text[-1:] == "[]" else ():
+        name = part.strip()
+        origin = whole.origin
+        if _PLAIN.fullmatch(name) and not origin.folded and "\n" not in text:
+            lead = at + len(part) - len(part.lstrip())
+            origin = Origin(origin.file, origin.line, origin.column + lead)
+            variable = name.removesuffix("...")
+            if variable[1:] not in groups:
+                groups[variable[1:]] = Expression(variable, origin)
+                at += len(part) + 1
+                continue
+        return {"i": whole}
+    return groups or {"i": whole}
+
+
+def _reductions(file: TemplateNodes, node: Any) -> dict[str, Reduction]:
+    out: dict[str, Reduction] = {}
+    for name, value in file.mapping(node, "`reduce`").items():
+        if not file.is_mapping(value):
+            out[name] = Reduction(file.expression(value))
+            continue
+        given = file.mapping(value, "a reduction", ("monoid", "over"))
+        if "monoid" not in given:
+            raise file.error(value, "the reduction has no 'monoid'")
+        over = file.expressions(given["over"], "`over`") if "over" in given else None
+        out[name] = Reduction(file.expression(given["monoid"]), over)
+    return out
+
+
+def _constraints(file: TemplateNodes, node: Any) -> tuple[Constraint, ...]:
+    out = []
+    for name, value in file.mapping(node, "`constraints`").items():
+        given = file.mapping(value, f"the constraint of {name!r}", ("enum",))
+        if "enum" not in given:
+            raise file.error(value, "the constraint has no 'enum'")
+        allowed = file.words(given["enum"], "values")
+        out.append(Constraint(f"${name.removeprefix('$')}", allowed, file.origin(value)))
+    return tuple(out)
+
+
+def _passages(file: TemplateNodes, node: Any) -> tuple[PassageText, ...]:
+    return tuple(
+        PassageText(file.text(n, "a passage"), file.origin(n))
+        for n in file.sequence(node, "a list of passages")
+    )
+
+
+def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Template) -> None:
+    operands = [o.name for o in template.inputs]
+    ports = operands + [o.name for o in template.outputs]
+    groups = ["i"] if template.index is None else list(template.index)
+    known: Sequence[tuple[str, Any, Sequence[str]]] = (
+        ("project", template.project, ports),
+        ("reads", template.reads, operands),
+        ("outside", template.outside, operands),
+        ("roles", template.roles, groups),
+        ("initial", template.initial, operands),
+    )
+    for field, table, names in known:
+        for key in table:
+            if key not in names:
+                what = f"{key!r} in `{field}` is not declared"
+                raise file.error(entry[field], what, suggestion(key, names))
+    if len(set(ports)) < len(ports):
+        raise file.error(entry["inputs"], "two operands or outputs have the same name")
+    if template.index is not None:
+        for port in ports:
+            if port not in template.project:
+                hint = "Give it an `ipf:`, or a place in `project:`."
+                raise file.error(entry["index"], f"nothing is said of how {port!r} is read", hint)
+    _check_reductions(file, entry, template, groups)
+
+
+def _check_reductions(
+    file: TemplateNodes, entry: Mapping[str, Any], template: Template, groups: Sequence[str]
+) -> None:
+    operands = [o.name for o in template.inputs]
+    bound = [n for o in template.inputs if o.pattern and template.reduce for n in o.pattern.names()]
+    for name, reduction in template.reduce.items():
+        if name in groups:
+            raise file.error(entry["reduce"], f"{name!r} is an index group already")
+        for operand in reduction.over or ():
+            if operand not in operands:
+                what = f"{operand!r} in `over` is no operand"
+                raise file.error(entry["reduce"], what, suggestion(operand, operands))
+        if reduction.over is None and f"${name}" not in bound:
+            hint = suggestion(f"${name}", list(dict.fromkeys(bound)))
+            what = f"no input has a dim ${name} to reduce"
+            raise reduction.monoid.error(what, f"{hint} Or say `over: {{operand: dim}}`.")

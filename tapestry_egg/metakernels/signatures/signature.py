@@ -1,0 +1,192 @@
+"""The operation projection signature: an index space, and how it projects into every tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.zspace import Projection, ZRange
+
+Role = Literal["map", "reduce", "scan", "whole"]
+Fusion = Literal["view", "loop", "reduce", "kernel"]
+
+#: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
+#: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
+Polynomial = tuple[tuple[float, tuple[int, ...]], ...]
+
+
+#: Kernels that call into Python.
+CALLS = frozenset(("io_callback", "pure_callback", "debug_callback", "debug_print"))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDim:
+    """One dim of the index space.
+
+    `map` dims reach every output; `reduce` dims reach no output, their partial results combine
+    under `monoid`; `scan` dims are cumulative under `monoid`; `whole` dims must not be cut.
+    """
+
+    name: str
+    size: int
+    role: Role
+    monoid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A law f(x•y) = f(x)•f(y): if the operands `inputs` are all partial under `monoid_in`, and
+    all others replicated, the outputs are partial under `monoid_out`."""
+
+    inputs: tuple[int, ...]
+    monoid_in: str
+    monoid_out: str
+
+
+@dataclass(frozen=True)
+class OperationSignature:
+    """What sharding, costs and execution need to know of one operation; derived from a template.
+
+    `inputs[p]` and `outputs[q]` project index boxes to boxes of operand p and output q.
+
+    **Bounds.** A box never leaves its tensor, unless `outside[p]` says what lies beyond operand p:
+    the zero of a monoid (its name), or the element of a scalar operand (its number). Then the
+    operand's box is the part of the image that lies in the tensor, and whoever runs the kernel
+    fills the rest of the image; a window over a padded tensor thus needs no padded copy of it.
+    Along dims that are not cut and where the image holds the whole tensor nothing is filled: there
+    the kernel pads by itself, as its parameters say. Outputs never leave their tensors.
+
+    `initial` lists operands that are the starting value of the reduction (scatter-add's operand):
+    when a reduce dim is cut they must be partial, not replicated. `flops` is a polynomial over the
+    (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
+    footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
+    movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
+    `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
+    With `once` one device runs it for all, and sends them the outputs.
+    """
+
+    kernel: str
+    index: tuple[IndexDim, ...]
+    inputs: tuple[Projection, ...]
+    outputs: tuple[Projection, ...]
+    input_types: tuple[TensorType, ...]
+    output_types: tuple[TensorType, ...]
+    passages: tuple[Passage, ...] = ()
+    initial: tuple[int, ...] = ()
+    flops: Polynomial = ()
+    reads: tuple[Polynomial | None, ...] = ()
+    fusion: Fusion = "kernel"
+    opaque: bool = False
+    outside: tuple[str | int | None, ...] = ()
+    once: bool = False
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return tuple(d.size for d in self.index)
+
+    @cached_property
+    def sent_types(self) -> tuple[TensorType, ...]:
+        """What the device that runs it sends to the others; of a call, also whether it failed."""
+        if not self.once:
+            return ()
+        flag = (TensorType((), "int32"),) if self.kernel in CALLS else ()
+        return (*map(carried_type, self.output_types), *flag)
+
+    @cached_property
+    def whole_flops(self) -> float:
+        """Flops of the whole operation, on one device."""
+        return evaluate(self.flops, self.extents)
+
+    @cached_property
+    def read_bytes(self) -> tuple[float, ...]:
+        """Per operand, the bytes that the whole operation reads of it."""
+        reads = self.reads or (None,) * len(self.input_types)
+        return tuple(
+            float(t.nbytes) if r is None else evaluate(r, self.extents) * t.itemsize
+            for t, r in zip(self.input_types, reads, strict=True)
+        )
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of all operands together."""
+        return sum(t.nbytes for t in self.input_types)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Bytes of all outputs together."""
+        return sum(t.nbytes for t in self.output_types)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether some index dim is reduced."""
+        return any(d.role == "reduce" for d in self.index)
+
+    @cached_property
+    def contracts(self) -> bool:
+        """Whether a kernel sums products of two operands over some index dim (tensor cores apply):
+        one that no output has, whether it may be cut or not."""
+        if self.fusion != "kernel":
+            return False
+        return any(
+            sum(any(row[d] for row in p.matrix) for p in self.inputs) >= 2
+            for d, dim in enumerate(self.index)
+            if dim.role in ("reduce", "whole")
+            and not any(row[d] for p in self.outputs for row in p.matrix)
+        )
+
+    def beyond(self, p: int) -> str | int | None:
+        """What lies outside operand p; None where nothing may reach there."""
+        return self.outside[p] if self.outside else None
+
+    def operand_box(self, p: int, box: ZRange) -> ZRange:
+        """The box of operand p that an index box reads: its image, less what lies outside."""
+        image = self.inputs[p].image(box)
+        if self.beyond(p) is None:
+            return image
+        return image.clip(ZRange.from_shape(self.input_types[p].shape))
+
+    def margins(self, p: int, box: ZRange) -> tuple[tuple[int, int], ...]:
+        """Per dim of operand p, elements of an index box's image before and after `operand_box`.
+
+        Zeros along dims where the box has the image of the whole index space and that holds all of
+        the operand: the kernel itself pads there.
+        """
+        image, inside = self.inputs[p].image(box), self.operand_box(p, box)
+        whole = self.inputs[p].image(ZRange.from_shape(self.extents))
+        out = []
+        for k, n in enumerate(image.shape):
+            uncut = (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
+            if uncut and whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]:
+                out.append((0, 0))
+                continue
+            before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])
+            out.append((before, n - inside.shape[k] - before))
+        return tuple(out)
+
+
+def carried_type(type_: TensorType) -> TensorType:
+    """The integers in which the bits of a tensor travel where devices add them up.
+
+    A sum with zeros is exact for integers; of floats it would lose the sign of zeros.
+    """
+    name, shape = type_.dtype, type_.shape
+    if name.startswith(("int", "uint")):
+        return TensorType(shape, name if type_.itemsize > 1 else "int8")
+    if name.startswith("complex"):
+        return TensorType((*shape, 2), f"uint{type_.itemsize * 4}")
+    if name.startswith("float4"):
+        return TensorType(shape, "uint32")  # by way of float32, which has all of them
+    return TensorType(shape, f"uint{type_.itemsize * 8}")
+
+
+def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:
+    """Value of a polynomial at the given index extents."""
+    total = 0.0
+    for coefficient, dims in polynomial:
+        term = coefficient
+        for d in dims:
+            term *= extents[d]
+        total += term
+    return total

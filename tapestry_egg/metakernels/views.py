@@ -1,0 +1,459 @@
+"""Views and selectors: tensors that are other tensors read in another order, by affine maps.
+
+Every cell of a view is one cell of its base: cell v is cell A·v + b. Selecting, permuting,
+reversing, slicing with a step, and repeating along a new dim are such maps, they compose, and cost
+nothing. What routes between several tensors (concatenation, interleaving) is a `Composite`: pieces
+that are views, each with its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tapestry_egg.errors import TapestryError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.zspace import Projection, ZRange
+
+Ints = tuple[int, ...]
+
+
+class ViewError(TapestryError):
+    """A view or selector is malformed, or does not fit its tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor of `shape`: its cell v is cell `matrix`·v + `offset` of a tensor of shape `base`.
+
+    `matrix` has a row per dim of the base and a column per dim of the view. Raises ViewError where
+    the pieces do not fit, or where some cell would be outside the base.
+    """
+
+    base: Ints
+    shape: Ints
+    matrix: tuple[Ints, ...]
+    offset: Ints
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.shape) for row in self.matrix) or not (
+            len(self.matrix) == len(self.offset) == len(self.base)
+        ):
+            raise ViewError(f"a map {self.matrix}, {self.offset} does not lead to {self.base}")
+        image = self.projection().image(ZRange.from_shape(self.shape))
+        if not image.is_empty and not ZRange.from_shape(self.base).contains(image):
+            raise ViewError(f"the view reaches {image} of a tensor of shape {self.base}")
+
+    @staticmethod
+    def of(base: Sequence[int]) -> View:
+        """The tensor itself."""
+        n = len(base)
+        eye = tuple(tuple(int(k == d) for d in range(n)) for k in range(n))
+        return View(tuple(base), tuple(base), eye, (0,) * n)
+
+    # Elementary views of this view
+
+    def select(self, dim: int, index: int) -> View:
+        """Without dim `dim`, at `index` of it; both may count from the end."""
+        d = self._dim(dim)
+        i = index + self.shape[d] if index < 0 else index
+        if not 0 <= i < self.shape[d]:
+            raise ViewError(f"there is no index {index} in dim {dim} of {self.shape}")
+        return self._columns([c for c in range(self.rank) if c != d], {d: i})
+
+    def slice(
+        self, dim: int, start: int | None = None, stop: int | None = None, step: int | None = None
+    ) -> View:
+        """Every `step`-th index of dim `dim` from `start` to before `stop`, as Python slices."""
+        d = self._dim(dim)
+        if step == 0:
+            raise ViewError("a slice cannot have step 0")
+        taken = range(self.shape[d])[start:stop:step]
+        scale = {d: taken.step}
+        first = {d: taken.start} if taken else {}
+        sizes = [len(taken) if c == d else n for c, n in enumerate(self.shape)]
+        return self._columns(range(self.rank), first, scale, sizes)
+
+    def reverse(self, *dims: int) -> View:
+        """The given dims backwards."""
+        out = self
+        for dim in dims:
+            out = out.slice(dim, step=-1)
+        return out
+
+    def permute(self, order: Sequence[int]) -> View:
+        """Dim `order[k]` in place k, as `numpy.transpose`."""
+        dims = [self._dim(d) for d in order]
+        if sorted(dims) != list(range(self.rank)):
+            raise ViewError(f"{tuple(order)} is not an order of the dims of {self.shape}")
+        return self._columns(dims)
+
+    def squeeze(self, dim: int) -> View:
+        """Without dim `dim`, which has extent 1."""
+        if self.shape[self._dim(dim)] != 1:
+            raise ViewError(f"dim {dim} of {self.shape} is not 1")
+        return self.select(dim, 0)
+
+    def unsqueeze(self, dim: int, size: int = 1) -> View:
+        """With a new dim of extent `size` in place `dim`, along which everything repeats."""
+        if not -self.rank - 1 <= dim <= self.rank or size < 0:
+            raise ViewError(f"there is no place {dim} for a dim of {size} in {self.shape}")
+        d = dim % (self.rank + 1)
+        return View(
+            self.base,
+            (*self.shape[:d], size, *self.shape[d:]),
+            tuple((*row[:d], 0, *row[d:]) for row in self.matrix),
+            self.offset,
+        )
+
+    def broadcast(self, shape: Sequence[int]) -> View:
+        """Of another shape by NumPy's rule: dims of 1 repeat, and new ones come in front."""
+        if len(shape) < self.rank:
+            raise ViewError(f"{self.shape} does not broadcast to {tuple(shape)}")
+        out = self
+        for n in reversed(shape[: len(shape) - self.rank]):
+            out = out.unsqueeze(0, n)
+        for d, (have, want) in enumerate(zip(out.shape, shape, strict=True)):
+            if have == 1 != want:
+                out = out.select(d, 0).unsqueeze(d, want)
+            elif have != want:
+                raise ViewError(f"{self.shape} does not broadcast to {tuple(shape)}")
+        return out
+
+    def diagonal(self, one: int = 0, other: int = 1) -> View:
+        """The cells where two dims of equal extent have equal indices; the dim comes last."""
+        a, b = self._dim(one), self._dim(other)
+        if a == b or self.shape[a] != self.shape[b]:
+            raise ViewError(f"dims {one} and {other} of {self.shape} have no diagonal")
+        rest = [c for c in range(self.rank) if c not in (a, b)]
+        return View(
+            self.base,
+            (*(self.shape[c] for c in rest), self.shape[a]),
+            tuple((*(row[c] for c in rest), row[a] + row[b]) for row in self.matrix),
+            self.offset,
+        )
+
+    def split(self, dim: int, sizes: Sequence[int]) -> View:
+        """Dim `dim` as several, row-major: [6] as [2, 3] maps (i, j) to 3i + j."""
+        d = self._dim(dim)
+        if prod(sizes) != self.shape[d]:
+            raise ViewError(f"dim {dim} of {self.shape} is not of {tuple(sizes)}")
+        steps = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        return View(
+            self.base,
+            (*self.shape[:d], *sizes, *self.shape[d + 1 :]),
+            tuple((*r[:d], *(r[d] * s for s in steps), *r[d + 1 :]) for r in self.matrix),
+            self.offset,
+        )
+
+    def at(self, selector: str) -> View:
+        """The view that a selector picks out: `"..., :2:2, +, +3, 0"`.
+
+        One entry per dim, from the left: an index drops the dim, `a:b:step` slices it, `+` and `+k`
+        make a new dim of extent 1 or k, and `...` stands for as many whole dims as are left over;
+        without it they are at the end. Raises ViewError with the entry at fault.
+        """
+        entries = [e.strip() for e in selector.split(",")] if selector.strip() else []
+        if entries.count("...") > 1:
+            raise ViewError(f"{selector!r} has two `...`")
+        spare = self.rank - sum(not e.startswith("+") and e != "..." for e in entries)
+        if spare < 0:
+            raise ViewError(f"{selector!r} has entries for more dims than {self.shape} has")
+        out, d = self, 0
+        for entry in entries:
+            if entry == "...":
+                d += spare
+            elif found := re.fullmatch(r"\+(\d*)", entry):
+                out, d = out.unsqueeze(d, int(found[1] or 1)), d + 1
+            elif re.fullmatch(r"-?\d+", entry):
+                out = out.select(d, int(entry))
+            elif found := re.fullmatch(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?", entry):
+                ends = [None if g is None else int(g) for g in found.groups()]
+                out, d = out.slice(d, *ends), d + 1
+            else:
+                raise ViewError(
+                    f"{entry!r} in {selector!r} is no selector",
+                    hint="Write an index, a:b:step, +k for a new dim, or `...`.",
+                )
+        return out
+
+    # What it is
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def then(self, outer: View) -> View:
+        """The view `outer` of this view, as a view of this one's base."""
+        if outer.base != self.shape:
+            raise ViewError(f"a view of {outer.base} does not apply to {self.shape}")
+        return View(
+            self.base,
+            outer.shape,
+            tuple(
+                tuple(
+                    sum(a * outer.matrix[j][d] for j, a in enumerate(row))
+                    for d in range(outer.rank)
+                )
+                for row in self.matrix
+            ),
+            tuple(
+                b + sum(a * o for a, o in zip(row, outer.offset, strict=True))
+                for row, b in zip(self.matrix, self.offset, strict=True)
+            ),
+        )
+
+    def projection(self) -> Projection:
+        """The same as an index projection: each cell of the view reads one cell of the base."""
+        return Projection(self.matrix, self.offset, (1,) * len(self.base), index_rank=self.rank)
+
+    def read_by(self, reader: Projection) -> Projection:
+        """What an operation that reads the view by `reader` reads of the base, as boxes around it.
+
+        A view with a step makes boxes with gaps: a dense window of 3 over every second cell is a
+        box of 5, of which 3 are used.
+        """
+        return self.projection().compose(reader)
+
+    def strides(self, base: Sequence[int] | None = None) -> tuple[int, Ints]:
+        """Offset and strides in elements, of a base with these strides (None: row-major)."""
+        own = (
+            tuple(prod(self.base[k + 1 :]) for k in range(len(self.base))) if base is None else base
+        )
+        start = sum(b * s for b, s in zip(self.offset, own, strict=True))
+        steps = (
+            sum(row[d] * s for row, s in zip(self.matrix, own, strict=True))
+            for d in range(self.rank)
+        )
+        return start, tuple(steps)
+
+    def read(self, array: np.ndarray) -> np.ndarray:
+        """The view of an array, without a copy. Raises ViewError for an array of another shape."""
+        if array.shape != self.base:
+            raise ViewError(f"an array of shape {array.shape} is not a base of {self.base}")
+        if 0 in self.shape:
+            return np.empty(self.shape, array.dtype)
+        first = array[tuple(slice(b, None) for b in self.offset)]
+        steps = tuple(
+            sum(row[d] * s for row, s in zip(self.matrix, array.strides, strict=True))
+            for d in range(self.rank)
+        )
+        return np.lib.stride_tricks.as_strided(first, self.shape, steps, writeable=False)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it is the base itself."""
+        return self == View.of(self.base)
+
+    def show(self, names: Sequence[str] = ()) -> str:
+        """What is read for the view's dims i0, i1, ..: `[3-i0, 2i1]`."""
+        return self.projection().show(names)
+
+    def __str__(self) -> str:
+        return f"{list(self.base)} as {list(self.shape)} by {self.show()}"
+
+    def _dim(self, dim: int) -> int:
+        if not -self.rank <= dim < self.rank:
+            raise ViewError(f"{self.shape} has no dim {dim}")
+        return dim % self.rank
+
+    def _columns(
+        self,
+        dims: Sequence[int],
+        at: Mapping[int, int] | None = None,
+        scale: Mapping[int, int] | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> View:
+        """The given dims in this order, scaled, with fixed amounts of some dims added."""
+        shape = self.shape if sizes is None else sizes
+        scale = scale or {}
+        return View(
+            self.base,
+            tuple(shape[d] for d in dims),
+            tuple(tuple(row[d] * scale.get(d, 1) for d in dims) for row in self.matrix),
+            tuple(
+                b + sum(row[d] * i for d, i in (at or {}).items())
+                for row, b in zip(self.matrix, self.offset, strict=True)
+            ),
+        )
+
+
+# ---- several tensors as one --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A view of tensor `tensor` that fills `place`, a view of the composite of equal shape."""
+
+    tensor: int
+    source: View
+    place: View
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A tensor that is put together from pieces of others, every cell from exactly one."""
+
+    shape: Ints
+    pieces: tuple[Piece, ...]
+
+    @staticmethod
+    def concat(shapes: Sequence[Sequence[int]], dim: int) -> Composite:
+        """The tensors of these shapes after each other along dim `dim`."""
+        rank = len(shapes[0]) if shapes else 0
+        if not -rank <= dim < rank:
+            raise ViewError(f"there is no dim {dim} to concatenate {list(map(list, shapes))} along")
+        d = dim % rank
+        if len({(*s[:d], *s[d + 1 :]) for s in map(tuple, shapes)}) != 1:
+            raise ViewError(f"{list(map(list, shapes))} do not concatenate along dim {dim}")
+        whole = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
+        pieces, at = [], 0
+        for k, s in enumerate(shapes):
+            pieces.append(Piece(k, View.of(s), View.of(whole).slice(d, at, at + s[d])))
+            at += s[d]
+        return Composite(tuple(whole), tuple(pieces))
+
+    @staticmethod
+    def interleave(shapes: Sequence[Sequence[int]], dim: int) -> Composite:
+        """Cell i of dim `dim` from tensor i mod n; earlier tensors may be one longer."""
+        rank = len(shapes[0]) if shapes else 0
+        if not -rank <= dim < rank:
+            raise ViewError(f"there is no dim {dim} to interleave {list(map(list, shapes))} along")
+        d, n = dim % rank, len(shapes)
+        total = sum(s[d] for s in shapes)
+        whole = (*shapes[0][:d], total, *shapes[0][d + 1 :])
+        for k, s in enumerate(shapes):
+            if (*s[:d], *s[d + 1 :]) != (*whole[:d], *whole[d + 1 :]) or s[d] != len(
+                range(k, total, n)
+            ):
+                raise ViewError(f"{list(map(list, shapes))} do not interleave along dim {dim}")
+        places = (View.of(whole).slice(d, k, None, n) for k in range(n))
+        pieces = (
+            Piece(k, View.of(s), p) for k, (s, p) in enumerate(zip(shapes, places, strict=True))
+        )
+        return Composite(tuple(whole), tuple(pieces))
+
+    def cover(self) -> tuple[ZRange, ...]:
+        """The boxes of the composite that the pieces fill, one by one.
+
+        As a cover of the index of an operation that reads the composite cell by cell, it makes
+        shards that read one tensor each, so that the composite need not exist. Raises ViewError
+        where a piece does not fill a box, as when interleaved.
+        """
+        boxes = []
+        for piece in self.pieces:
+            box = piece.place.projection().image(ZRange.from_shape(piece.place.shape))
+            if box.size != prod(piece.place.shape):
+                raise ViewError(f"piece {piece.tensor} fills cells of {box} only here and there")
+            boxes.append(box)
+        return tuple(boxes)
+
+    def read(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The composite itself, copied together."""
+        out = np.empty(self.shape, arrays[0].dtype)
+        for piece in self.pieces:
+            place = piece.place
+            whole = out[tuple(slice(b, None) for b in place.offset)]
+            steps = tuple(
+                sum(row[d] * s for row, s in zip(place.matrix, out.strides, strict=True))
+                for d in range(place.rank)
+            )
+            if 0 not in place.shape:
+                target = np.lib.stride_tricks.as_strided(whole, place.shape, steps)
+                target[...] = piece.source.read(arrays[piece.tensor])
+        return out
+
+
+# ---- views in graphs ---------------------------------------------------------------------------
+
+
+def view_of(operation: Operation, source: Ints, target: Ints) -> View | None:
+    """The operation as a view of its operand; None where it is none.
+
+    Transposes, reversals, slices with steps, broadcasts, squeezes, and reshapes that only split
+    dims and add or drop dims of 1. An operation whose parameters do not fit its types is none.
+    """
+    try:
+        found = _view_of(operation, source, target)
+    except (ViewError, KeyError, TypeError, ValueError, IndexError, ArithmeticError):
+        return None
+    return found if found is not None and found.shape == target else None
+
+
+def _view_of(operation: Operation, source: Ints, target: Ints) -> View | None:
+    p, whole = operation.params, View.of(source)
+    if operation.kernel == "transpose":
+        return whole.permute(p["permutation"])
+    if operation.kernel == "rev":
+        return whole.reverse(*p["dimensions"])
+    if operation.kernel == "slice":
+        out = whole
+        steps = p.get("strides") or (1,) * len(source)
+        ends = zip(p["start_indices"], p["limit_indices"], steps, strict=True)
+        for d, (start, stop, step) in enumerate(ends):
+            out = out.slice(d, start, stop, step)
+        return out
+    if operation.kernel == "squeeze":
+        out = whole
+        for d in sorted((d % len(source) for d in p["dimensions"]), reverse=True):
+            out = out.squeeze(d)
+        return out
+    if operation.kernel == "broadcast_in_dim":
+        return _broadcast_in_dim(whole, target, p["broadcast_dimensions"])
+    if operation.kernel == "reshape" and p.get("dimensions") is None:
+        return _reshape(whole, target)
+    return None
+
+
+def _broadcast_in_dim(whole: View, target: Ints, dims: Sequence[int]) -> View:
+    out = whole
+    for d, n in enumerate(target):
+        if d not in dims:
+            out = out.unsqueeze(d, n)
+        elif out.shape[d] != n:
+            out = out.select(d, 0).unsqueeze(d, n)
+    return out
+
+
+def _reshape(whole: View, target: Ints) -> View | None:
+    """As a view if every dim of the source is a product of dims of the target, in order."""
+    if 0 in whole.shape:
+        return None
+    out, left, d = whole, list(target), 0
+    for n in whole.shape:
+        if n == 1:
+            out = out.squeeze(d)
+            continue
+        sizes: list[int] = []
+        while left and prod(sizes) < n:
+            sizes.append(left.pop(0))
+        if prod(sizes) != n:
+            return None
+        out = out.split(d, sizes)
+        d += len(sizes)
+    if any(n != 1 for n in left):
+        return None
+    for _ in left:
+        out = out.unsqueeze(out.rank)
+    return out
+
+
+def folded_views(graph: BlockGraph) -> dict[int, tuple[int, View]]:
+    """Values that are views, as views of values that are none: value -> (base, view).
+
+    Chains of views are one view of where they start. Values inside regions are not looked at.
+    """
+    found: dict[int, tuple[int, View]] = {}
+    for op in graph.operations:
+        if len(op.inputs) != 1 or len(op.outputs) != 1 or op.regions:
+            continue
+        (v,), (w,) = op.inputs, op.outputs
+        made = view_of(op, graph.values[v].shape, graph.values[w].shape)
+        if made is not None:
+            base, before = found.get(v, (v, View.of(graph.values[v].shape)))
+            found[w] = (base, before.then(made))
+    return found

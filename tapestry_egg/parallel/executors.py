@@ -1,0 +1,478 @@
+"""Executors: calls of functions on plain data, in processes of this machine or on a cluster.
+
+Whatever runs side by side goes through one interface, `concurrent.futures.Executor`. `Processes` is
+the one that is used when none is given; a Dask cluster, a pool of threads or any other will do.
+A call names a function of a module of this package; its arguments and its result are plain data
+(None, flags, numbers, text, bytes, lists and dicts of them), so that nothing that travels can
+execute. A worker that is lost loses its own call and no other: `completed` submits it once more.
+An interruption (Ctrl-C) reaches the calls that run, so that they can give what they have.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import msgspec
+
+from tapestry_egg import errors
+from tapestry_egg.errors import TapestryError
+
+#: Takes what a call says while it runs: the number of the call, and the data.
+Heard = Callable[[int, Any], None]
+
+#: The note on a result that an interruption cut short.
+INTERRUPTED = "interrupted: this is what was found until then"
+
+_SERVE = "from tapestry_egg.parallel.executors import serve; serve()"
+# What a frame from a worker holds: something said, the result, or why there is none.
+_SAID, _DONE, _REFUSED, _FAILED, _STOPPED = range(5)
+# What interrupts a call in its process; Ctrl-C itself reaches whoever asks.
+_STOP = signal.SIGUSR1
+
+
+class WorkerLost(BrokenExecutor):
+    """A worker process ended before its call did."""
+
+
+@dataclass
+class _Call:
+    function: str
+    arguments: list[Any]
+    heard: Callable[[Any], None] | None
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Processes(Executor):
+    """Python processes that make calls, one each at a time; they start when they are needed.
+
+    They import this package and what a function needs, never the program that runs here, so that
+    scripts need no `__main__` guard. When one dies, its call raises `WorkerLost` and the next call
+    gets a fresh process. Leaving a `with` block by an exception kills what still runs.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = max(1, workers or os.cpu_count() or 1)
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._children: set[_Child] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The future of a call of a module's function on plain data, by position.
+
+        Raises RuntimeError after `shutdown`, TypeError for what cannot travel.
+        """
+        if kwargs:
+            raise TypeError("arguments travel by position")
+        return self.submit_heard(None, fn, *args)
+
+    def submit_heard(
+        self, heard: Callable[[Any], None] | None, fn: Callable[..., Any], /, *args: Any
+    ) -> Future[Any]:
+        """`submit`, and call `heard`, in another thread, with everything that `fn` tells."""
+        if not fn.__qualname__.isidentifier() or fn.__module__ == "__main__":
+            raise TypeError(f"{fn.__qualname__} is not a function of a module")
+        call = _Call(f"{fn.__module__}:{fn.__qualname__}", list(args), heard)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("no calls after shutdown")
+            self._calls.put(call)
+            if len(self._threads) < self.workers:
+                thread = threading.Thread(target=self._work, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return call.future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; end the processes when they have made those that are there."""
+        with self._lock:
+            self._closed = True
+            if cancel_futures:
+                self._cancel()
+            for _ in self._threads:
+                self._calls.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _cancel(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                call = self._calls.get_nowait()
+                if call is not None and call.future.cancel():
+                    call.future.set_running_or_notify_cancel()  # tells those who wait
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the calls that run; those that wait for a process are
+        cancelled, as are those that do not catch it."""
+        with self._lock:
+            self._cancel()
+            for child in self._children:
+                child.interrupt()
+
+    def kill(self) -> None:
+        """End the processes now; calls that have no result yet raise `WorkerLost`."""
+        self.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for child in self._children:
+                child.process.kill()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            self.kill()
+        self.shutdown(wait=True)
+
+    def _work(self) -> None:
+        """Hand calls to one process after another, until there are no more."""
+        child: _Child | None = None
+        while (call := self._calls.get()) is not None:
+            if not call.future.set_running_or_notify_cancel():
+                continue
+            try:
+                if child is None:
+                    child = _Child()
+                    with self._lock:
+                        self._children.add(child)
+                call.future.set_result(child.result(call))
+            except (EOFError, OSError):
+                code = None if child is None else self._end(child)
+                child = None
+                call.future.set_exception(WorkerLost(f"a worker process ended (code {code})"))
+            except BaseException as error:
+                call.future.set_exception(error)
+        if child is not None:
+            self._end(child)
+
+    def _end(self, child: _Child) -> int:
+        code = child.end()
+        with self._lock:
+            self._children.discard(child)
+        return code
+
+
+class _Child:
+    """A worker process, seen from here."""
+
+    def __init__(self) -> None:
+        package = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._to, self._from = self.process.stdin, self.process.stdout
+        self._lock = threading.Lock()
+
+    def result(self, call: _Call) -> Any:
+        """The result of a call made there. Raises what the function raised, CancelledError where it
+        was interrupted, EOFError or OSError when the process is gone."""
+        self._write([call.function, call.arguments])
+        while True:
+            what, data = _read(self._from)
+            if what == _DONE:
+                return data
+            if what == _REFUSED:
+                raise _error(data)
+            if what == _STOPPED:
+                raise CancelledError
+            if what == _FAILED:
+                raise RuntimeError(f"{call.function} failed in a worker process\n{data}")
+            if call.heard is not None:
+                call.heard(data)
+
+    def interrupt(self) -> None:
+        with suppress(OSError, ValueError):  # it has ended
+            self._write(None)
+
+    def end(self) -> int:
+        for stream in (self._to, self._from):
+            with suppress(OSError):
+                stream.close()
+        return self.process.wait()
+
+    def _write(self, data: Any) -> None:
+        with self._lock:
+            _write(self._to, data)
+
+
+# Frames: eight bytes of length, then MessagePack
+
+
+def _write(stream: IO[bytes], data: Any) -> None:
+    text = msgspec.msgpack.encode(data)
+    stream.write(len(text).to_bytes(8, "big"))
+    stream.write(text)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError
+    size = int.from_bytes(head, "big")
+    text = stream.read(size)
+    if len(text) < size:
+        raise EOFError
+    return msgspec.msgpack.decode(text)
+
+
+# In a worker
+
+_server: _Server | None = None
+
+
+def tell(data: Any) -> None:
+    """Say something to whoever waits for this call; heard only where this is a worker process."""
+    if _server is not None:
+        _server.write([_SAID, data])
+
+
+def serve() -> None:
+    """Make the calls that come on standard input; what is printed goes to standard error.
+
+    Ends with standard input, and so with the process that asks, in the middle of a call too.
+    """
+    global _server
+    _server = _Server()
+    _server.serve()
+
+
+class _Server:
+    """A worker process, seen from inside."""
+
+    def __init__(self) -> None:
+        self._sink = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        self._calls: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        # Calls that have come, the last of them that was interrupted, and the one that runs.
+        self._come = self._stopped = self._at = 0
+        self._held = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(_STOP, lambda number, frame: self._check())
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def serve(self) -> None:
+        count = 0
+        while True:
+            name, arguments = self._calls.get()
+            count += 1
+            try:
+                self._at = count
+                self._check()
+                module, _, function = name.partition(":")
+                frame = [_DONE, getattr(import_module(module), function)(*arguments)]
+                self._at = 0
+            except TapestryError as error:
+                frame = [_REFUSED, _record(error)]
+            except KeyboardInterrupt:
+                frame = [_STOPPED, None]
+            except BaseException as error:
+                frame = [_FAILED, "".join(traceback.format_exception(error))]
+            self._at = 0
+            self.write(frame)
+
+    def write(self, frame: Any) -> None:
+        """Write a frame, whole whatever comes meanwhile."""
+        self._held = True
+        try:
+            _write(self._sink, frame)
+        finally:
+            self._held = False
+        self._check()
+
+    def _check(self) -> None:
+        """Raise KeyboardInterrupt, once, where the call that runs was interrupted."""
+        if 0 < self._at <= self._stopped and not self._held:
+            self._stopped = 0
+            raise KeyboardInterrupt
+
+    def _listen(self) -> None:
+        source = os.fdopen(os.dup(0), "rb")
+        with suppress(EOFError):
+            while True:
+                frame = _read(source)
+                if frame is None:
+                    self._stopped = self._come
+                    os.kill(os.getpid(), _STOP)
+                else:
+                    self._come += 1
+                    self._calls.put(frame)
+        os._exit(0)
+
+
+def _record(error: TapestryError) -> list[str]:
+    known = next(c for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
+    return [known.__name__, error.what, error.where, error.hint]
+
+
+def _error(record: Sequence[str]) -> TapestryError:
+    kind, what, where, hint = record
+    return getattr(errors, kind)(what, where=where, hint=hint)
+
+
+# For whoever has work
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What became of a call whose worker was lost: why, and whether it is made once more."""
+
+    reason: str
+    again: bool
+
+
+def completed(
+    executor: Executor,
+    function: Callable[..., Any],
+    calls: Sequence[Sequence[Any]],
+    heard: Heard | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Pairs of a call's number and its result, as the calls end.
+
+    A call whose worker is lost yields `Lost` and is submitted once more; lost again, it yields a
+    `Lost` that is not `again`, and that is all of it. What a function tells is `heard` where the
+    executor is `Processes`. Raises what a function raises. An interruption (Ctrl-C) interrupts the
+    calls; what they still give is yielded before KeyboardInterrupt is raised.
+    """
+    running: dict[Future[Any], int] = {}
+    tried = [0] * len(calls)
+    stopping = False
+
+    def submit(k: int) -> Lost | None:
+        tried[k] += 1
+        try:
+            if isinstance(executor, Processes):
+                told = None if heard is None else lambda data: heard(k, data)
+                running[executor.submit_heard(told, function, *calls[k])] = k
+            else:
+                running[executor.submit(function, *calls[k])] = k
+        except BrokenExecutor as error:
+            return Lost(_words(error), False)
+        return None
+
+    for k in range(len(calls)):
+        lost = submit(k)
+        if lost is not None:
+            yield k, lost
+    while running:
+        try:
+            done = wait(running, return_when=FIRST_COMPLETED).done
+        except KeyboardInterrupt:
+            if stopping or not isinstance(executor, Processes):
+                for future in running:
+                    future.cancel()
+                raise
+            stopping = True
+            executor.interrupt()
+            continue
+        for future in sorted(done, key=running.__getitem__):
+            k = running.pop(future)
+            try:
+                yield k, future.result()
+                continue
+            except BaseException as error:
+                if not _is_loss(error):
+                    raise
+                lost = Lost(_words(error), tried[k] < 2)
+            if stopping:
+                continue
+            yield k, lost
+            if lost.again:
+                lost = submit(k)
+                if lost is not None:
+                    yield k, lost
+    if stopping:
+        raise KeyboardInterrupt
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether an error speaks of a worker, not of the function that it ran."""
+    own = isinstance(error, BrokenExecutor | CancelledError | ConnectionError | MemoryError)
+    return own or type(error).__module__.partition(".")[0] == "distributed"
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def capacity(executor: Executor) -> int:
+    """How many calls an executor makes at a time; the processors of this machine if it says not."""
+    if isinstance(executor, Processes):
+        return executor.workers
+    client = getattr(executor, "_client", None)  # Dask's
+    if client is not None:
+        return max(1, sum(client.ncores().values()))
+    known = getattr(executor, "_max_workers", None)
+    return int(known) if known else os.cpu_count() or 1
+
+
+@contextmanager
+def cluster(address: str, seconds: float = 10.0) -> Iterator[Executor]:
+    """The executor of the Dask cluster whose scheduler is at `address` (`tcp://host:8786`).
+
+    Raises TapestryError where Dask is not installed (the extra `cluster`), or nobody answers within
+    `seconds`.
+    """
+    try:
+        distributed: Any = import_module("dask.distributed")
+    except ImportError:
+        raise TapestryError(
+            "Dask is not installed",
+            where=f"cluster {address}",
+            hint="pip install 'tapestry-egg[cluster]'",
+        ) from None
+    try:
+        client = distributed.Client(address, set_as_default=False, timeout=seconds)
+    except (OSError, ValueError) as error:
+        raise TapestryError(
+            f"no scheduler answers: {error}",
+            where=f"cluster {address}",
+            hint="`dask scheduler` starts one and prints its address; `dask worker ADDRESS` joins.",
+        ) from None
+    try:
+        with client.get_executor() as executor:
+            yield executor
+    finally:
+        client.close()
+
+
+@contextmanager
+def chosen(workers: int | None, address: str = "") -> Iterator[Executor]:
+    """The executor that two options of a command ask for: a cluster's, or so many processes."""
+    if address:
+        with cluster(address) as executor:
+            yield executor
+        return
+    with Processes(workers) as pool:
+        yield pool

@@ -1,0 +1,375 @@
+"""Many graphs, one after another or side by side: a front, or a front file and a picture, for each.
+
+A folder of results remembers what each was made from (`batch.json`: a hash of the graph, the
+settings and the version) and a hash of the front. A graph whose result is there as it was written,
+and whose hash has not changed, is skipped, so an interrupted batch goes on where it stopped.
+Several batches may write into one folder. One graph that fails stops no other; a worker that is
+lost loses its own graph, which is then done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tapestry_egg.atomic import write_atomic
+from tapestry_egg.cli.console import host_only
+from tapestry_egg.errors import GraphError, TapestryError
+from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, tell
+from tapestry_egg.progress import Phase, Progress
+from tapestry_egg.quantities import parse_quantity
+from tapestry_egg.scratch import locked, scratch
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.graph.blockgraph import BlockGraph
+    from tapestry_egg.tracing.trace import Program
+
+    from .pipeline import Settings as Effort
+
+MANIFEST = "batch.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `optimize` is asked for, the same for every graph of a batch.
+
+    `limits` pairs objectives with amounts in base units, `rules` are paths of the user's own rule
+    files. The others say how hard to search each graph, as the pipeline's `Settings` do (None: its
+    own default).
+    """
+
+    target: str
+    objectives: tuple[str, ...]
+    limits: tuple[tuple[str, float], ...] = ()
+    rules: tuple[str, ...] = ()
+    seconds: float | None = None
+    gap: float | None = None
+    patience: float | None = None
+    seeds: int | None = None
+    work: float | None = None
+
+    def effort(self, workers: int | None) -> Effort:
+        """The settings of the pipeline, for a search on so many processors."""
+        from .pipeline import Settings as Effort
+
+        asked = {k: getattr(self, k) for k in ("seconds", "gap", "patience", "seeds", "work")}
+        return Effort(workers=workers, **{k: v for k, v in asked.items() if v is not None})
+
+    def key(self, graph: bytes) -> str:
+        """A hash that changes whenever the front of this graph could: same key, same result."""
+        from tapestry_egg import __version__
+
+        parts: dict[str, Any] = {**asdict(self), "version": __version__}
+        parts["graph"] = hashlib.sha256(graph).hexdigest()
+        for name in (self.target.rpartition(":")[0], *self.rules):
+            if Path(name).is_file():
+                parts[f"file {name}"] = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one graph. `error` is empty where all went well; `notes` say what happened on
+    the way."""
+
+    name: str
+    plans: int = 0
+    seconds_best: float = math.nan
+    seconds_worst: float = math.nan
+    peak_least: float = math.nan
+    peak_most: float = math.nan
+    gap: float = math.inf
+    took: float = 0.0
+    skipped: bool = False
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def run_batch(
+    graphs: Sequence[Path],
+    settings: Settings,
+    out: Path,
+    *,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    again: bool = False,
+    on_progress: Progress,
+) -> Iterator[Outcome]:
+    """Optimize every graph file into `out`, yielding an outcome as each one ends.
+
+    Several graphs are given to `executor`, each as one call; one graph, or each in turn where there
+    is no executor, is searched on `workers` processors (None: all). With `again` nothing is
+    skipped. An interruption (Ctrl-C) leaves the fronts that were found until then, and ends the
+    batch with KeyboardInterrupt. Two graphs of the same file name raise TapestryError before
+    anything is done.
+    """
+    seen: dict[str, Path] = {}
+    for path in graphs:
+        if path.stem in seen:
+            raise TapestryError(
+                f"would be written over the results of {seen[path.stem]}",
+                where=str(path),
+                hint="Rename one, or write them into different folders (-o).",
+            )
+        seen[path.stem] = path
+    done = _read_manifest(out)
+    todo: list[tuple[Path, str]] = []
+    for name, path in seen.items():
+        try:
+            key = settings.key(path.read_bytes())
+        except OSError as error:
+            yield Outcome(name, error=f"{path}: cannot be read: {error.strerror}")
+            continue
+        entry = done.get(name, {})
+        whole = entry.get("front") is not None and entry["front"] == _hash_of(out, name)
+        if not again and entry.get("key") == key and whole:
+            yield replace(_outcome(entry.get("outcome", {}), name), skipped=True)
+        else:
+            todo.append((path, key))
+    keys = {path.stem: key for path, key in todo}
+    files = [path for path, _ in todo]
+    if executor is None or len(todo) <= 1:
+        work = _one_by_one(files, settings, out, executor, workers, on_progress)
+    else:
+        work = _side_by_side(files, settings, out, executor, on_progress)
+    for outcome in work:
+        if not outcome.error and INTERRUPTED not in outcome.notes:
+            _remember(out, outcome, keys[outcome.name])
+        yield outcome
+
+
+def optimize_all(
+    graphs: Mapping[str, Program | BlockGraph],
+    target: str,
+    objectives: Sequence[str] = ("seconds", "peak_bytes", "joules"),
+    *,
+    limits: Mapping[str, float | str] | None = None,
+    rules: Sequence[str] = (),
+    seconds: float | None = None,
+    gap: float | None = None,
+    work: float | None = None,
+    executor: Executor | None = None,
+    on_progress: Progress | None = None,
+) -> dict[str, Front | TapestryError]:
+    """The front of every program, by name, or the error that says why there is none.
+
+    The programs are given to `executor` (default: processes of this machine, as many as it has
+    processors), each as one call; the other arguments are those of `optimize`, and `rules` and
+    `target` may be files, which workers must be able to read. Raises GraphError for a graph that
+    holds objects of this process.
+    """
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.files.files import load, save
+
+    bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
+    settings = Settings(
+        target,
+        tuple(objectives),
+        tuple(sorted(bounds.items())),
+        tuple(rules),
+        seconds,
+        gap,
+        work=work,
+    )
+    found: dict[str, Front | TapestryError] = {}
+    with scratch() as folder, ExitStack() as stack:
+        names = {f"{k}": name for k, name in enumerate(graphs)}
+        for k, name in names.items():
+            save(graphs[name], folder / f"{k}.json")
+        pool = executor or stack.enter_context(Processes())
+        for outcome in run_batch(
+            [folder / f"{k}.json" for k in names],
+            settings,
+            folder / "out",
+            executor=pool,
+            on_progress=on_progress or (lambda _: None),
+        ):
+            if outcome.error:
+                found[names[outcome.name]] = TapestryError(outcome.error)
+                continue
+            loaded = load(folder / "out" / f"{outcome.name}.front.json")
+            assert isinstance(loaded, Front)
+            found[names[outcome.name]] = loaded
+    return {name: found[name] for name in graphs if name in found}
+
+
+def optimize_file(
+    path: Path,
+    settings: Settings,
+    out: Path,
+    on_progress: Progress,
+    executor: Executor | None = None,
+    workers: int | None = None,
+) -> Outcome:
+    """Load one graph, compute its front, write `NAME.front.json` and `NAME.front.svg` into `out`.
+
+    Errors come back in the outcome, so that one graph stops no other: those of tapestry-egg as they
+    read, any other, which is a defect, with its traceback.
+    """
+    from tapestry_egg.files.files import load, save
+    from tapestry_egg.show.plot import front_info, plot_front
+
+    from .pipeline import optimize
+
+    started = time.perf_counter()
+    name = path.stem
+    try:
+        front = optimize(
+            _graph(load(path), path),
+            target=settings.target,
+            objectives=settings.objectives,
+            limits=dict(settings.limits),
+            rules=settings.rules,
+            settings=settings.effort(workers),
+            executor=executor,
+            on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),
+        )
+        # The picture first: the front file is what marks a graph as done.
+        plot_front(front_info(front), out / f"{name}.front.svg")
+        save(front, out / f"{name}.front.json")
+    except TapestryError as error:
+        return Outcome(name, error=str(error), took=time.perf_counter() - started)
+    except Exception as error:
+        told = "".join(traceback.format_exception(error))
+        return Outcome(name, error=f"{path}: internal error\n{told}")
+    costs = [plan.costs for plan in front.plans]
+    return Outcome(
+        name,
+        plans=len(costs),
+        seconds_best=min(c.seconds for c in costs),
+        seconds_worst=max(c.seconds for c in costs),
+        peak_least=min(c.peak_bytes for c in costs),
+        peak_most=max(c.peak_bytes for c in costs),
+        gap=max(plan.gap for plan in front.plans),
+        took=time.perf_counter() - started,
+        notes=front.notes,
+    )
+
+
+def _graph(loaded: Any, path: Path) -> Program:
+    from tapestry_egg.tracing.trace import Program
+
+    if isinstance(loaded, Program):
+        return loaded
+    raise GraphError(
+        "holds plans, not a graph",
+        where=str(path),
+        hint="`tapestry-egg trace` makes graphs of programs.",
+    )
+
+
+def _one_by_one(
+    paths: Sequence[Path],
+    settings: Settings,
+    out: Path,
+    executor: Executor | None,
+    workers: int | None,
+    on_progress: Progress,
+) -> Iterator[Outcome]:
+    for path in paths:
+        outcome = optimize_file(path, settings, out, on_progress, executor, workers)
+        yield outcome
+        if INTERRUPTED in outcome.notes:
+            raise KeyboardInterrupt
+
+
+def _side_by_side(
+    paths: Sequence[Path],
+    settings: Settings,
+    out: Path,
+    executor: Executor,
+    on_progress: Progress,
+) -> Iterator[Outcome]:
+    """Every graph a call of `front_files`, which is made again where its worker is lost."""
+    plain = msgspec.to_builtins(settings)
+    calls = [(str(path), path.read_bytes(), plain) for path in paths]
+
+    def heard(_: int, said: Any) -> None:
+        on_progress(Phase(*said))
+
+    for k, told in completed(executor, front_files, calls, heard):
+        name = paths[k].stem
+        if not isinstance(told, Lost):
+            for file, data in told["files"].items():
+                write_atomic(out / file, data)
+            yield _outcome(told["outcome"], name)
+        elif told.again:
+            on_progress(Phase("extract", f"begun again: {told.reason}", None, name))
+        else:
+            hint = "Perhaps for lack of memory: try again with fewer --workers."
+            yield Outcome(name, error=f"{paths[k]}: {told.reason}, twice\n  {hint}")
+
+
+def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of a graph file and the files that it gives, as plain data: of a worker.
+
+    The graph comes as the bytes of its file, so that a worker need not see the same disks.
+    """
+    host_only()
+    with scratch() as folder:
+        file = folder / Path(path).name
+        file.write_bytes(graph)
+        outcome = optimize_file(
+            file,
+            msgspec.convert(settings, Settings),
+            folder / "out",
+            lambda p: tell([p.phase, p.text, p.fraction, p.subject]),
+            workers=1,
+        )
+        made = (folder / "out").glob("*") if (folder / "out").is_dir() else ()
+        return {
+            "outcome": _fields(replace(outcome, error=outcome.error.replace(str(file), path))),
+            "files": {p.name: p.read_bytes() for p in made},
+        }
+
+
+def _remember(out: Path, outcome: Outcome, key: str) -> None:
+    """Enter an outcome into the manifest, beside what other batches have entered meanwhile."""
+    with locked(out):
+        front = _hash_of(out, outcome.name)
+        entry = {"key": key, "outcome": _fields(outcome), "front": front}
+        done = {**_read_manifest(out), outcome.name: entry}
+        write_atomic(out / MANIFEST, json.dumps(done, indent=1, sort_keys=True) + "\n")
+
+
+def _hash_of(out: Path, name: str) -> str | None:
+    """A hash of the front file of a graph; None where there is none."""
+    try:
+        return hashlib.sha256((out / f"{name}.front.json").read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _read_manifest(out: Path) -> dict[str, Mapping[str, Any]]:
+    """What `out` already holds; a manifest that cannot be read counts as none."""
+    try:
+        entries = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(entries, dict):
+        return {}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
+
+
+def _fields(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON; what is not a number is left to the default."""
+    fields = asdict(outcome)
+    return {k: v for k, v in fields.items() if not isinstance(v, float) or math.isfinite(v)}
+
+
+def _outcome(fields: Mapping[str, Any], name: str) -> Outcome:
+    known = {k: v for k, v in fields.items() if k in Outcome.__dataclass_fields__}
+    notes = tuple(map(str, known.get("notes", ())))
+    return Outcome(**{**known, "name": name, "notes": notes})

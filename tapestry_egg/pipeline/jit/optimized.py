@@ -1,0 +1,296 @@
+"""A function that runs by plan: one plan for every combination of argument types."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.collector import rarely_collected
+from tapestry_egg.errors import ShardMapError
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime.dispatch import Answer, dispatcher
+from tapestry_egg.tracing.call_signature import (
+    Signature,
+    argument_shardings,
+    on_meshes,
+    read_signature,
+    result_shardings,
+)
+
+from .planning import Request, best_plan, compile_best, plan_program, whole_front
+
+if TYPE_CHECKING:
+    import jax
+
+    from tapestry_egg.runtime.compile import CompiledPlan
+    from tapestry_egg.tracing.trace import Program
+
+
+@dataclass(eq=False, slots=True)
+class _Planned:
+    """What is known for one combination of argument types."""
+
+    program: Program
+    front: Front  # for the request alone
+    request: Request
+    whole: Front | None = None  # with all its points
+    compiled: CompiledPlan | None = None
+
+
+# Types of which as many are known as JAX knows of one function; the oldest are forgotten first.
+_MOST = 8192
+
+# Traced arguments by position, and by name; static ones as a part of a key.
+_Split = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]
+
+
+class Optimized:
+    """A function that is planned per argument types; `front(*args)` and `plan(*args)` show how.
+
+    What else a function of `jax.jit` has, it has too: `trace`, `lower` and `eval_shape` with
+    arguments or their `jax.ShapeDtypeStruct`s, `clear_cache`, `__wrapped__`; `jax.export` takes it.
+    """
+
+    def __init__(self, signature: Signature, request: Request) -> None:
+        functools.update_wrapper(self, signature.fn, updated=())
+        self.signature = signature
+        self._has_static = bool(signature.static_argnums or signature.static_argnames)
+        self._request = request
+        # By the types as they come, and by what JAX makes of them: a number is an array of no dims,
+        # and where an array lies is no part of its type. The first only saves asking.
+        self._known: dict[Any, _Planned] = {}
+        self._planned: dict[Any, _Planned] = {}
+        self._planning = threading.RLock()
+        self._warned = False
+        self._as_written = False  # it has a shard_map that cannot be planned
+        self._runs_now, self._context, self._flatten = _of_jax()
+        self._call = self._dispatcher()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the chosen plan for these argument types, planning it first if it is new."""
+        return self._call(*args, **kwargs)
+
+    def _dispatcher(self) -> Callable[..., Any]:
+        """Calls of types that were seen before; it knows this function but does not keep it."""
+        known = weakref.ref(self)
+        signature = self.signature
+
+        def asked(*args: Any, **kwargs: Any) -> Answer:
+            return known()._ask(args, kwargs)  # type: ignore[union-attr]  # it is being called
+
+        return dispatcher(
+            getattr(signature.fn, "__name__", "te.jit"),
+            asked,
+            signature.jitted,
+            signature.static_argnums,
+            signature.static_argnames,
+        )
+
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        """Run the plan for arguments that are of new types, or do not lie as planned."""
+        if not self._runs_now():  # JAX is differentiating or batching
+            return self._transformed(*args, **kwargs), None, False
+        if self._as_written:
+            return self.signature.jitted(*args, **kwargs), None, False
+        try:
+            found = self._lookup(args, kwargs)
+        except ShardMapError as e:
+            self._as_written = True
+            warnings.warn(f"{self!r} runs as it is written, not planned: {e}", stacklevel=4)
+            return self.signature.jitted(*args, **kwargs), None, False
+        given, named, _ = self._split(args, kwargs)
+        compiled = found.compiled or self._compile(found)
+        return compiled.ask(given, named)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: the instance is the first argument."""
+        return self if instance is None else Bound(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<te.jit of {self.signature.fn!r}>"
+
+    def front(self, *args: Any, **kwargs: Any) -> Front:
+        """The Pareto front for arguments of these types (arrays or `jax.ShapeDtypeStruct`)."""
+        found = self._lookup(args, kwargs)
+        with self._planning:
+            if found.whole is None:
+                found.whole = whole_front(found.program, found.request)
+        return found.whole
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan that a call with arguments of these types runs."""
+        found = self._lookup(args, kwargs)
+        return found.compiled.plan if found.compiled else best_plan(found.front, found.request)
+
+    def compiled(self, *args: Any, **kwargs: Any) -> CompiledPlan:
+        """The plan on its devices: its shardings, and its executable."""
+        found = self._lookup(args, kwargs)
+        return found.compiled or self._compile(found)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The plan as a jaxpr: one `shard_map`, in the function's own signature."""
+        return self.compiled(*args, **kwargs).trace()
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The plan as StableHLO; its `.compile()` is called without the static arguments."""
+        return self.compiled(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the result. Plans nothing."""
+        return self.signature.jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget all plans and executables."""
+        with self._planning:
+            self._known.clear()
+            self._planned.clear()
+            self._call = self._dispatcher()
+        self.signature.jitted.clear_cache()
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
+        """The traced arguments by position and by name, and the static ones as a key."""
+        if not self._has_static:
+            return args, kwargs, ()
+        call = self.signature.split(args, kwargs)
+        static = tuple([(at, type(value), value) for at, value in call.static])
+        return call.args, call.kwargs, static
+
+    def _lookup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned:
+        """What is known for these arguments, planned now if they are of new types."""
+        given, named, static = self._split(args, kwargs)
+        leaves, tree = self._flatten((given, named))
+        rest = (tree, static, self._context())
+        key = (*rest, *map(_as_it_comes, leaves))
+        try:
+            found = self._known.get(key)
+        except TypeError:  # JAX says which static value cannot be hashed
+            self.signature.jitted.trace(*args, **kwargs)
+            raise
+        if found is None:
+            with self._planning, rarely_collected():
+                types = tuple(map(_as_jax_sees_it, leaves))
+                found = self._planned.get((*rest, types))
+                if found is None:
+                    found = self._plan(leaves, args, kwargs)
+                    _keep(self._planned, (*rest, types), found)
+                _keep(self._known, key, found)
+        return found
+
+    def _plan(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned:
+        from tapestry_egg.tracing.trace import trace_signature
+
+        signature = self.signature
+        given, named, _ = self._split(args, kwargs)
+        program = trace_signature(signature, args, kwargs)
+        request = replace(
+            self._request,
+            in_shardings=argument_shardings(signature.in_shardings, given, named),
+            out_shardings=result_shardings(signature.out_shardings, program.results()),
+            committed=on_meshes(leaves),
+        )
+        return _Planned(program, plan_program(program, request), request)
+
+    def _compile(self, found: _Planned) -> CompiledPlan:
+        with self._planning:
+            if found.compiled is None:
+                found.compiled = compile_best(found.front, found.request)
+        return found.compiled
+
+    def _transformed(self, *args: Any, **kwargs: Any) -> Any:
+        """The original function: inside a trace of JAX's, or with `jit` disabled."""
+        import jax
+
+        from tapestry_egg.tracing.trace import tracing
+
+        disabled = jax.config.values.get("jax_disable_jit", False)
+        if not self._warned and not disabled and not tracing():
+            self._warned = True
+            name = getattr(self.signature.fn, "__name__", "the function")
+            warnings.warn(
+                f"{name} of te.jit is called under grad, vmap, jit or another transformation: the "
+                f"original runs there, without a plan. Give the whole step to te.jit instead.",
+                stacklevel=5,
+            )
+        return self.signature.jitted(*args, **kwargs)
+
+
+@functools.cache
+def _of_jax() -> tuple[
+    Callable[[], bool], Callable[[], Any], Callable[[Any], tuple[list[Any], Any]]
+]:
+    """What every call asks of JAX: whether it runs now and is not traced, all of the configuration
+    that a trace depends on (x64, precision, the mesh), and pytrees. Looked up once: a call has
+    microseconds."""
+    import jax
+
+    core, config = jax._src.core, jax._src.config  # type: ignore[attr-defined]
+    clean, disabled = core.trace_state_clean, config.disable_jit
+
+    def runs_now() -> bool:
+        return bool(clean()) and not disabled.value
+
+    return runs_now, config.trace_context, jax.tree.flatten
+
+
+class Bound:
+    """An optimised function as a method of one instance, with all that the function has."""
+
+    def __init__(self, function: Any, instance: Any) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.__func__, self.__self__ = function, instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    @property
+    def signature(self) -> Signature:
+        """That of the function without the instance."""
+        return read_signature(MethodType(self.__func__.signature.jitted, self.__self__))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("front", "plan", "compiled", "trace", "lower", "eval_shape"):
+            return getattr(self.__func__, name)
+        method: Callable[..., Any] = getattr(self.__func__, name)
+        return functools.partial(method, self.__self__)
+
+
+def _keep(known: dict[Any, _Planned], key: Any, found: _Planned) -> None:
+    """Note what is known, and forget the oldest where it is too much."""
+    while len(known) >= _MOST:
+        del known[next(iter(known))]
+    known[key] = found
+
+
+def _as_it_comes(leaf: Any) -> Any:
+    """JAX's type of an array, with where it lies; shape and dtype of NumPy's; any other's class."""
+    try:
+        return leaf.aval
+    except AttributeError:
+        pass
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
+    return type(leaf)
+
+
+def _as_jax_sees_it(leaf: Any) -> Any:
+    """Shape, dtype, weakness, and the layout where that is part of the type."""
+    import jax
+
+    try:
+        seen = jax.typeof(leaf)
+    except TypeError:
+        if not hasattr(leaf, "dtype"):
+            return type(leaf)
+        seen = leaf
+    mesh = getattr(getattr(seen, "sharding", None), "mesh", None)
+    typed = bool(getattr(mesh, "explicit_axes", ()))
+    dtype = jax.dtypes.canonicalize_dtype(seen.dtype, allow_extended_dtype=True)
+    weak = bool(getattr(seen, "weak_type", False))
+    return (tuple(seen.shape), dtype, weak, seen.sharding if typed else None)

@@ -1,0 +1,280 @@
+"""What `te.jit` asks for, and the one place where it asks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.errors import ExtractError, TargetError
+from tapestry_egg.machine.devices import memory_limit, network_shape
+from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.tracing.constraints import contract_of
+
+from .places import mesh_shape, named_mesh, pinned_leaves
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.extract.problem.pins import Pins
+    from tapestry_egg.graph.blockgraph import BlockGraph
+    from tapestry_egg.pipeline.pipeline import Settings
+    from tapestry_egg.plans.plan import Plan
+    from tapestry_egg.progress import Progress
+    from tapestry_egg.rules.language.book import RuleBook
+    from tapestry_egg.runtime.compile import CompiledPlan
+    from tapestry_egg.tracing.trace import Program
+
+# Units of work (`Settings`) that a first call waits for, unless `settings` says otherwise.
+_AT_LEAST = 3.0
+_PER_OPERATION = 0.05
+# Bytes of a device's memory below which a difference is none.
+_GRAIN = 256 << 20
+
+# How devices call themselves -> the target file that describes them.
+_KINDS = (
+    ("h100", "h100"),
+    ("h200", "h200"),
+    ("b200", "b200"),
+    ("a100", "a100"),
+    ("v6", "v6e"),
+    ("v5p", "v5p"),
+    ("v5 lite", "v5e"),
+    ("v5e", "v5e"),
+    ("v5", "v5p"),
+    ("v4", "v4"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Everything that decides which plan a program gets, besides the program.
+
+    `mesh` supplies the devices (None: all), `target` their description (None: from the devices'
+    kind). `in_shardings` and `out_shardings` have one entry per input and output of the program:
+    a `jax.sharding.Sharding`, a `PartitionSpec`, or None where the plan is free; empty where the
+    user said nothing at all. `committed` is where the arguments of the first call lay: the
+    `NamedSharding` of those that were put on a mesh, None for the others; empty where none was.
+    With `arguments="free"` that is no pin. `cache` is where fronts are kept (None: as the
+    environment says, see `plan_cache.py`; False: nowhere).
+    """
+
+    mesh: Any = None
+    target: str | Path | Target | None = None
+    minimize: str = "seconds"
+    limits: Mapping[str, float | str] = field(default_factory=dict)
+    rules: tuple[str | Path | RuleBook, ...] = ()
+    state: Mapping[str, str] | None = None
+    numerics: str = "reorders"
+    pins: Pins = field(default_factory=dict)
+    in_shardings: tuple[Any, ...] = ()
+    out_shardings: tuple[Any, ...] = ()
+    committed: tuple[Any, ...] = ()
+    arguments: str = "pinned"
+    cache: bool | str | Path | None = None
+    settings: Settings | None = None
+    on_progress: Progress | None = None
+
+
+# Begins the note of a front whose plans move the arguments.
+_MOVED = "no plan leaves the arguments"
+
+#: Peaks below this share of a limit are not in danger: no model is as wrong as that.
+DANGER = 0.5
+
+
+def plan_program(program: Program, request: Request) -> Front:
+    """The front of a program under a request. Raises what `optimize` raises.
+
+    Unless the request says how hard to work, only its own point of the front is looked for where
+    that is the fastest plan: the rest of a front takes longer than to compile a program. Where no
+    plan leaves the arguments where they lie, they are free, and a warning says so.
+    """
+
+    def quick(request: Request) -> Front:
+        if request.settings is None and request.minimize == "seconds":
+            light = replace(_patience(program.graph), front=False, recompute=0)
+            try:
+                front = _optimized(program, request, ("seconds", *request.limits), light)
+            except ExtractError:  # its forms do not reach the limits
+                return _whole(program, request)
+            limit = front.limits(request.limits).get("peak_bytes", math.inf)
+            if best_plan(front, request).costs.peak_bytes <= DANGER * limit:
+                return front
+            # The compiled module may need more than that, and another plan be wanted.
+        return _whole(program, request)
+
+    return _once(program, request, "plan", quick)
+
+
+def whole_front(program: Program, request: Request) -> Front:
+    """All points of the front of a program under a request, as `plan_program` otherwise."""
+    return _once(program, request, "front", lambda request: _whole(program, request))
+
+
+def _once(
+    program: Program, request: Request, wanted: str, plan: Callable[[Request], Front]
+) -> Front:
+    """The front of a request, planned where it is not kept: by one process for all."""
+    from .plan_once import plan_once
+
+    front = plan_once(
+        program,
+        machine_of(request),
+        {
+            "wanted": wanted,
+            "minimize": request.minimize,
+            "limits": request.limits,
+            "rules": request.rules,
+            "state": request.state,
+            "numerics": request.numerics,
+            "mesh": mesh_shape(named_mesh(request)),
+            "pins": request.pins,
+            "in_shardings": request.in_shardings,
+            "out_shardings": request.out_shardings,
+            "committed": request.committed,
+            "arguments": request.arguments,
+            "settings": request.settings,
+        },
+        lambda: _where_they_lie(program, request, plan),
+        devices=_devices(_place(request)),
+        cache=request.cache,
+    )
+    for note in front.notes:
+        if note.startswith(_MOVED):
+            warnings.warn(note, stacklevel=4)
+    return front
+
+
+def _where_they_lie(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
+    """The front of a request, or the one for free arguments. What takes long is told of."""
+    from tapestry_egg.slow import Alarm
+
+    with Alarm(program.graph.name, request.on_progress) as alarm:
+        return _freely(program, replace(request, on_progress=alarm), plan)
+
+
+def _freely(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
+    try:
+        return plan(request)
+    except (ExtractError, TargetError) as e:
+        if not request.committed or request.arguments == "free":
+            raise
+        free = plan(replace(request, arguments="free"))
+        words = (
+            f"{_MOVED} of {program.name} where they lie ({e.what}): they are moved at every call"
+        )
+        return replace(free, notes=(*free.notes, words))
+
+
+def _whole(program: Program, request: Request) -> Front:
+    from tapestry_egg.pipeline.pipeline import OBJECTIVES
+
+    objectives = (*OBJECTIVES, request.minimize, *request.limits)
+    return _optimized(program, request, objectives, request.settings or _patience(program.graph))
+
+
+def _optimized(
+    program: Program, request: Request, objectives: Sequence[str], settings: Settings
+) -> Front:
+    from tapestry_egg.pipeline.pipeline import optimize
+
+    inputs, outputs = pinned_leaves(program, request)
+    mesh = named_mesh(request)
+    # Results on an Explicit mesh whose axes a plan divides are renamed at every call: not for the
+    # little that a first call has time to find there.
+    alone = not settings.front and mesh is not None and bool(mesh.explicit_axes)
+    return optimize(
+        program,
+        machine_of(request),
+        tuple(dict.fromkeys(objectives)),
+        limits=request.limits,
+        rules=request.rules,
+        state=request.state,
+        numerics=request.numerics,
+        mesh=mesh_shape(mesh),
+        mesh_shapes=contract_of(mesh).meshes(1)[:1] if alone else None,
+        pins=request.pins,
+        in_shardings=inputs,
+        out_shardings=outputs,
+        settings=settings,
+        on_progress=request.on_progress,
+    )
+
+
+def best_plan(front: Front, request: Request) -> Plan:
+    """The plan of a front that a request wants."""
+    return front.best(request.minimize, request.limits)
+
+
+def compile_best(front: Front, request: Request) -> CompiledPlan:
+    """That plan on the request's devices."""
+    from .footprint import compile_within
+
+    limit = front.limits(request.limits).get("peak_bytes")
+    plans = front.ranked(request.minimize, request.limits)
+    run = compile_within(plans, _place(request), limit)
+    # Where the user has asked for it, or was told already.
+    run.moves.told = request.arguments == "free" or any(n.startswith(_MOVED) for n in front.notes)
+    return run
+
+
+def machine_of(request: Request) -> Target:
+    """The target that a request plans for, with the memory that its devices say they have.
+
+    Raises TargetError where no file describes it.
+    """
+    if isinstance(request.target, Target):
+        return request.target
+    if request.target is not None:
+        return load_target(request.target)
+    devices = _devices(_place(request))
+    shape = "x".join(map(str, network_shape(devices)))
+    machine = load_target(f"{target_name(devices[0])}:{shape}")
+    limit = memory_limit(devices)
+    if limit is None:
+        return machine
+    # What is free differs by little from start to start: such plans are found again in the cache.
+    return replace(machine, hbm_bytes=max(limit - limit % _GRAIN, limit // 2))
+
+
+def _place(request: Request) -> Any:
+    """What supplies the devices: the mesh that the request names, else what was given."""
+    mesh = named_mesh(request)
+    return request.mesh if mesh is None else mesh
+
+
+def target_name(device: Any) -> str:
+    """The name of the target file for a JAX device.
+
+    Raises TargetError when none fits.
+    """
+    if device.platform == "cpu":
+        return "cpu"
+    kind = str(device.device_kind).lower()
+    for part, name in _KINDS:
+        if part in kind:
+            return name
+    raise TargetError(
+        f"no target describes devices of kind {device.device_kind!r}",
+        where="mesh",
+        hint="Pass target=, the name of one that ships with tapestry-egg or a file of your own.",
+    )
+
+
+def _devices(mesh: Any | Sequence[Any] | None) -> list[Any]:
+    import jax
+
+    if mesh is None:
+        return list(jax.devices())
+    given = getattr(mesh, "devices", mesh)
+    return list(given.flat) if hasattr(given, "flat") else list(given)
+
+
+def _patience(graph: BlockGraph) -> Settings:
+    """How long a call may wait for its plan: longer for longer programs, seconds for short ones."""
+    from tapestry_egg.pipeline.settings import WORK, Settings
+
+    return Settings(work=min(WORK, _AT_LEAST + _PER_OPERATION * graph.size))

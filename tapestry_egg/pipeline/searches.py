@@ -1,0 +1,144 @@
+"""Searches of a program's problems: which first, for how long, and for which objectives."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Effort, Limits
+from tapestry_egg.machine.target import Target
+from tapestry_egg.parallel.executors import INTERRUPTED
+from tapestry_egg.progress import Phase, Progress
+from tapestry_egg.rewrite.recompute import RULE
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.assemble import Assembled
+    from tapestry_egg.extract.problem.problem import Floats
+    from tapestry_egg.extract.search.worker import Searched
+
+    from .settings import Settings
+
+# When bytes and flops are objectives: seconds break ties, and flops weigh more than what their
+# arithmetic takes, so that work is divided evenly before bytes are saved.
+_TIE = 0.02
+_EVEN = 20.0
+# How much more work than others is spent on forms that compute values twice: they reach from the
+# middle of the front to its end, where the search takes longest.
+_TWICE = 2.0
+
+
+def search_limits(bounds: Mapping[str, float]) -> Limits | None:
+    """What the search must heed of the limits: those on what speed is exchanged for."""
+    if not {"peak_bytes", "joules"} & set(bounds):
+        return None
+    return Limits(bounds.get("peak_bytes", math.inf), bounds.get("joules", math.inf))
+
+
+def search_in_turn(
+    problems: Sequence[Assembled],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+) -> Searched:
+    """Search forms that compute values twice, then all others for what is better than those.
+
+    The others' plans of small peaks, which take long to find, are then not looked for.
+    """
+    from tapestry_egg.extract.search.worker import Searched, weight
+
+    twice = [RULE in p.snapshot.schedule.program.rules for p in problems]
+    weights = [
+        weight(p.problem) * (_TWICE if t else 1.0) for p, t in zip(problems, twice, strict=True)
+    ]
+    archives = [Archive() for _ in problems]
+    notes: tuple[str, ...] = ()
+    for turn in (True, False):
+        mine = [k for k, t in enumerate(twice) if t == turn]
+        if not mine or INTERRUPTED in notes:
+            continue
+        rivals = np.array([c.costs for a in archives for c in a.corners()]).reshape(-1, 3)
+        share = sum(weights[k] for k in mine) / sum(weights)
+        own = replace(
+            settings, seconds=settings.most_seconds * share, work=settings.most_work * share
+        )
+        searched = search([problems[k] for k in mine], limits, own, executor, tell, rivals)
+        notes += searched.notes
+        for k, archive in zip(mine, searched.archives, strict=True):
+            archives[k] = archive
+    return Searched(archives, notes)
+
+
+def ended_by_clock(settings: Settings, archives: Sequence[Archive]) -> tuple[str, ...]:
+    """What a front says of a search that time ended before its work was done."""
+    if not any(archive.by_clock for archive in archives):
+        return ()
+    ends = f"the time limit of {settings.most_seconds:.4g} s"
+    if settings.patience < math.inf:
+        ends += f", or {settings.patience:.4g} s without gain,"
+    return (f"{ends} ended the search; another run may give another front",)
+
+
+def search(
+    problems: Sequence[Assembled],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+    rivals: Floats | None = None,
+) -> Searched:
+    """Search all mesh shapes, side by side where processors allow."""
+    from tapestry_egg.extract.search.worker import search_all, so_far
+
+    begin = time.perf_counter()
+
+    def report(archives: Sequence[Archive]) -> None:
+        spent = (time.perf_counter() - begin) / min(settings.most_work, settings.most_seconds)
+        tell(Phase("extract", so_far(archives), min(0.99, spent)))
+
+    effort = Effort(
+        settings.prices,
+        settings.steps,
+        seconds=settings.most_seconds,
+        gap=settings.gap,
+        seed=settings.seed,
+        patience=settings.patience,
+        front=settings.front,
+        work=settings.most_work,
+    )
+    found = search_all(
+        [p.problem for p in problems],
+        effort,
+        limits,
+        report,
+        settings.workers,
+        executor,
+        settings.seeds,
+        rivals,
+    )
+    words = "  ".join([so_far(found.archives), *found.notes])
+    tell(Phase("extract", words, 1.0))
+    return found
+
+
+def for_traffic(problems: Sequence[Assembled], machine: Target) -> list[Assembled]:
+    """The same rows for few bytes sent and few flops, as if launches and latencies were free."""
+    from tapestry_egg.extract.problem.assemble import Weights, assemble
+
+    found = []
+    for snap in (p.snapshot for p in problems):
+        link = machine.link(snap.mesh, tuple(range(len(snap.mesh.sizes))))
+        weights = Weights(
+            seconds=_TIE,
+            wire_bytes=1.0 / link.bytes_per_second,
+            flops=_EVEN / machine.rate("bfloat16", True),
+        )
+        found.append(assemble(snap, weights))
+    return found

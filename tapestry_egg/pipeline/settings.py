@@ -1,0 +1,67 @@
+"""Settings: how hard to work on a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tapestry_egg.rewrite.forms import BUDGET, LEAST_GAIN
+from tapestry_egg.rewrite.recompute import MOST_FORMS
+from tapestry_egg.shard.strategies import Budget
+
+#: Units of search, each about what one processor does in a second, where nothing else is asked for.
+WORK = 90.0
+# A limit of time that nobody asked for is so many times as far away as the work should take, and no
+# nearer than so many seconds.
+_FAR, _LEAST = 20.0, 600.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard to work: units of `work` for the search over all mesh shapes, how many `prices` of
+    memory it tries first and `steps` at each, mesh axes at most, and budgets of the rules:
+    `algebra` on the program, `budget` on each mesh shape.
+
+    Work is counted in what a search touches (rows, entries of tables, iterations of solvers): a
+    unit, as in other solvers, is about what one processor does in a second, but the count, and with
+    it the front, is the same on a machine that is busy, and for any number of `workers`. `seconds`
+    is a limit of time on the search, and `patience` one on the time without a better plan or bound:
+    where either ends it, the front's notes say so, and the next run may give another front. Unless
+    they are asked for, the limit is twenty times as far away as the work should take; where only
+    `seconds` are given, nothing else limits the work.
+
+    Other forms of the program share the work of the search; one is searched only if it saves more
+    than the share `least_gain` of the seconds on one device. At most `recompute` forms are searched
+    that compute values of it a second time to hold less memory. A search ends early where every
+    plan is within the share `gap` of its bound. Every mesh shape is searched from `seeds` seeds,
+    `seed` and those after it, on `workers` processors (None: all). Without `front` only the fastest
+    plan is looked for: among the plans of the form that takes least on one device, and further only
+    where that plan is not within the limits.
+    """
+
+    seconds: float | None = None
+    prices: int = 16
+    steps: int = 4
+    max_axes: int = 2
+    budget: Budget = field(default_factory=Budget)
+    algebra: Budget = BUDGET
+    least_gain: float = LEAST_GAIN
+    recompute: int = MOST_FORMS
+    gap: float = 0.004
+    patience: float = float("inf")
+    seed: int = 0
+    seeds: int = 1
+    workers: int | None = None
+    front: bool = True
+    work: float | None = None
+
+    @property
+    def most_work(self) -> float:
+        """Units of work that the search may take; infinite where only time limits it."""
+        if self.work is not None:
+            return self.work
+        return WORK if self.seconds is None else float("inf")
+
+    @property
+    def most_seconds(self) -> float:
+        """Seconds after which the search ends, finished or not."""
+        return max(_LEAST, _FAR * self.most_work) if self.seconds is None else self.seconds

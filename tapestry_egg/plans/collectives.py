@@ -1,0 +1,228 @@
+"""The elementary changes of layout: what each does to a layout, to a local array, and to the wire.
+
+A `Step` over several axes treats them as one, ordered major to minor: block j of the cut is that of
+the device whose coordinates along `axes`, in this order, ravel to j. JAX's collectives order the
+devices of a group by the axis names in the order given, so the order is passed on as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import carried_as
+from tapestry_egg.metakernels.signatures.values import kind as kind_of
+from tapestry_egg.monoids import Monoid, monoids, single_monoids
+from tapestry_egg.monoids.fold import combine
+from tapestry_egg.monoids.fold import zero as neutral_state
+
+from .plan import Step
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one step puts on the wire: a collective over `axes`, and its payload in bytes.
+
+    The payload is the larger side on one device: what leaves an all-gather, what enters any other.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    payload_bytes: int
+
+
+def after(step: Step, layout: Layout, where: str = "") -> Layout:
+    """The layout that `step` leads to. Raises PlanError where it does not apply to `layout`."""
+    dims, axes = list(layout.dims), step.axes
+    partial = layout.partial
+
+    def refuse(why: str) -> PlanError:
+        return PlanError(f"{step.kind} over axes {axes} {why}, {layout}", where=where)
+
+    def cut(dim: int | None) -> int:
+        if dim is None or not 0 <= dim < len(dims):
+            raise refuse(f"has no dim {dim} to work on")
+        return dim
+
+    if step.kind in ("all_gather", "all_to_all"):
+        k = cut(step.dim)
+        if not axes or dims[k][-len(axes) :] != axes:
+            raise refuse(f"needs them as the minor-most cut of dim {k}")
+        dims[k] = dims[k][: -len(axes)]
+        if step.kind == "all_to_all":
+            to = cut(step.to_dim)
+            if to == k:
+                raise refuse("has the same dim on both sides")
+            dims[to] += axes
+    elif step.kind in ("all_reduce", "reduce_scatter"):
+        if not set(axes) <= set(partial) or step.monoid != layout.monoid:
+            raise refuse(f"under {step.monoid} needs partial values")
+        partial = tuple(a for a in partial if a not in axes)
+        if step.kind == "reduce_scatter":
+            dims[cut(step.dim)] += axes
+    elif step.kind in ("slice", "to_partial"):
+        if set(axes) & set(layout.axes):
+            raise refuse("needs a tensor that is replicated over them")
+        if step.kind == "slice":
+            dims[cut(step.dim)] += axes
+        else:
+            if layout.monoid not in (None, step.monoid):
+                raise refuse(f"would mix the monoids {layout.monoid} and {step.monoid}")
+            partial = tuple(sorted(partial + axes))
+    else:
+        raise refuse("is no step that exists")
+    monoid = (layout.monoid or step.monoid) if partial else None
+    return Layout(tuple(dims), partial, monoid)
+
+
+def traffic(step: Step, layout: Layout, type_: TensorType, mesh: MeshShape) -> Traffic | None:
+    """What `step`, applied to a tensor in `layout`, puts on the wire; None when nothing moves."""
+    axes = tuple(a for a in step.axes if mesh.sizes[a] > 1)
+    if not axes or step.kind in ("slice", "to_partial"):
+        return None
+    before = _local_bytes(type_, layout, mesh)
+    parts = mesh.parts(axes)
+    if step.kind in ("all_gather", "all_to_all"):
+        return Traffic(step.kind, axes, before * (parts if step.kind == "all_gather" else 1))
+    if _native(step, type_.dtype):
+        return Traffic(step.kind, axes, before)
+    if step.kind == "reduce_scatter":
+        return Traffic("all_to_all", axes, before)
+    return Traffic("all_gather", axes, before * parts)
+
+
+def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
+    """The local block after `step`, from the local block before; inside `shard_map` over `mesh`.
+
+    Raises PlanError for a monoid whose partial values are not single tensors, and for PRNG keys
+    under a step of partial values, which they never are.
+    """
+    import jax
+    from jax import lax
+
+    axes = tuple(a for a in step.axes if mesh.sizes[a] > 1)
+    if not axes:
+        return x
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        if step.monoid is not None or step.kind not in ("all_gather", "all_to_all", "slice"):
+            raise PlanError(
+                f"{step.kind} of {x.dtype}[{', '.join(map(str, x.shape))}]: PRNG keys do not add up"
+            )
+        words = apply(jax.random.key_data(x), step, mesh)  # they move as their words, a dim more
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    names = tuple(mesh.names[a] for a in axes)
+    parts = mesh.parts(axes)
+    kind, dim, to = step.kind, step.dim or 0, step.to_dim or 0
+    out: jax.Array
+    if kind == "all_gather":
+        out = lax.all_gather(x, names, axis=dim, tiled=True)
+    elif kind == "all_to_all":
+        _block(x.shape[to], parts, step)
+        out = lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
+    elif kind == "slice":
+        size = _block(x.shape[dim], parts, step)
+        out = lax.dynamic_slice_in_dim(x, block_number(axes, mesh) * size, size, dim)
+    elif kind == "to_partial":
+        first = block_number(axes, mesh) == 0
+        out = jax.numpy.where(first, x, zero(step.monoid, x.dtype))
+    elif kind == "all_reduce" and _native(step, x.dtype.name):
+        native: dict[str, Any] = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
+        out = native[_single(step.monoid).native(kind_of(x.dtype.name))](x, names)
+    elif kind == "all_reduce":
+        out = _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
+    elif kind == "reduce_scatter" and _native(step, x.dtype.name):
+        _block(x.shape[dim], parts, step)
+        out = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+    elif kind == "reduce_scatter":
+        size = _block(x.shape[dim], parts, step)
+        blocks = x.reshape(*x.shape[:dim], parts, size, *x.shape[dim + 1 :])
+        blocks = lax.all_to_all(blocks, names, split_axis=dim, concat_axis=dim, tiled=True)
+        out = _combine(blocks, step.monoid, dim)
+    else:
+        raise PlanError(f"{kind!r} is no step that exists")
+    return out
+
+
+def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:
+    """Which block this device holds of a dim cut by `axes`, major to minor: a traced s32[]."""
+    from jax import lax
+
+    number: jax.Array | int = 0
+    for a in axes:
+        if mesh.sizes[a] > 1:
+            number = number * mesh.sizes[a] + lax.axis_index(mesh.names[a])
+    return number
+
+
+def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
+    """The neutral element of a monoid, a scalar of the given dtype.
+
+    Raises PlanError for a monoid whose partial values are not single tensors.
+    """
+    import jax.numpy as jnp
+
+    (neutral,) = neutral_state(_single(monoid), dtype, xp=jnp).values()
+    return neutral
+
+
+def _native(step: Step, dtype: str) -> bool:
+    """Whether one collective does the whole step, as XLA has it."""
+    return carried_as(step.kind, step.monoid, dtype) == step.kind
+
+
+def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:
+    """Combine along `dim` on this device."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    of = _single(monoid)
+    part = of.state[0].name
+
+    def both(a: jax.Array, b: jax.Array) -> jax.Array:
+        return combine(of, {part: a}, {part: b}, xp=jnp)[part]
+
+    out: jax.Array = lax.reduce(x, zero(monoid, x.dtype), both, (dim,))
+    return out
+
+
+def _local_bytes(type_: TensorType, layout: Layout, mesh: MeshShape) -> int:
+    return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
+
+
+def _block(n: int, parts: int, step: Step) -> int:
+    """Size of one of `parts` equal blocks."""
+    if n % parts:
+        raise PlanError(f"{step.kind} cannot cut {n} elements into {parts} equal blocks")
+    return n // parts
+
+
+def _single(monoid: str | None) -> Monoid:
+    """The monoid of that name, whose partial values are single tensors."""
+    if monoid not in single_monoids():
+        raise PlanError(
+            f"partial values under {monoid!r} cannot be combined over the mesh",
+            hint=f"The monoids that can are {', '.join(single_monoids())}.",
+        )
+    return monoids()[str(monoid)]
+
+
+def wire_bytes(kind: str, payload: float, group: int) -> float:
+    """Bytes that one device sends, by the bandwidth-optimal algorithm, for a payload in bytes.
+
+    The payload is the larger side of the collective on one device: what leaves an all-gather, what
+    enters any other.
+    """
+    if group <= 1:
+        return 0.0
+    share = (group - 1) / group
+    if kind == "all_reduce":
+        return 2 * payload * share
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return payload * share
+    return float(payload)

@@ -1,0 +1,212 @@
+"""The plan: one complete, executable way to run a block graph on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import Layout, MeshShape
+
+if TYPE_CHECKING:
+    from tapestry_egg.machine.target import Target
+    from tapestry_egg.tracing.trace import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One elementary change of layout over one or more mesh axes.
+
+    kind            meaning for the tensor's local block
+    `all_gather`    dim `dim` loses its minor-most cut `axes`
+    `all_reduce`    partial over `axes` becomes replicated
+    `reduce_scatter` partial over `axes` becomes a minor-most cut of `dim`
+    `all_to_all`    minor-most cut `axes` moves from `dim` to minor-most of `to_dim`
+    `slice`         replicated over `axes` becomes a minor-most cut of `dim` (no communication)
+    `to_partial`    replicated over `axes` becomes partial: the value on shard 0, the monoid's zero
+                    elsewhere (no communication)
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    dim: int | None = None
+    to_dim: int | None = None
+    monoid: str | None = None
+
+
+#: What a step of each kind says besides its axes.
+STEP_FIELDS: Mapping[str, frozenset[str]] = {
+    "all_gather": frozenset({"dim"}),
+    "all_reduce": frozenset({"monoid"}),
+    "reduce_scatter": frozenset({"dim", "monoid"}),
+    "all_to_all": frozenset({"dim", "to_dim"}),
+    "slice": frozenset({"dim"}),
+    "to_partial": frozenset({"monoid"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy that is made once, at the first reader, and serves readers up to operation `until`."""
+
+    layout: Layout
+    until: int  # operation index in the same body
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How one operation runs: which mesh axes cut which index dim, and the layouts that follow.
+
+    `cuts[d]` lists the mesh axes over index dim d, major to minor. `needs[p]` is the layout in
+    which operand p is read, `gives[q]` the layout in which output q is produced. A region operation
+    has one `BodyPlan` per nested graph instead of cuts.
+    """
+
+    cuts: tuple[tuple[int, ...], ...]
+    needs: tuple[Layout, ...]
+    gives: tuple[Layout, ...]
+    bodies: tuple[BodyPlan, ...] = ()
+
+
+@dataclass(frozen=True)
+class BodyPlan:
+    """Layouts and strategies of one graph (the program, or the body of a region).
+
+    `inputs[i]` and `constants[v]` are the layouts in which values enter, `outputs[j]` those in
+    which they leave; `strategies[k]` belongs to `graph.operations[k]`. A reader that needs a value
+    in another layout than the produced one takes it from `kept[value]` when that has the layout
+    and the reader is not after `until`, otherwise it makes a copy of its own. `paths` says, for
+    every (value type, source layout, target layout) that occurs, by which steps a copy is made.
+    `groups[k]` numbers the kernel that `operations[k]` runs in, -1 for none: operations of one
+    kernel share the copies that the first of them makes. Without `groups` each is on its own.
+    """
+
+    graph: BlockGraph
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    strategies: tuple[Strategy, ...]
+    kept: Mapping[int, Kept] = field(default_factory=dict)
+    copies: Mapping[tuple[int, Layout, Layout], tuple[Step, ...]] = field(default_factory=dict)
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """One line of `plan.collectives`: what moves, over which axes, how often."""
+
+    kind: str
+    axes: tuple[str, ...]
+    group: int  # devices that take part together
+    payload_bytes: int  # per device: bytes entering the collective (all-gather: bytes leaving it)
+    wire_bytes: float  # per device, bandwidth-optimal algorithm
+    count: int  # loops multiplied out
+    value: str = ""
+    reader: str = ""
+    source: str = ""  # file:line of the user's program
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Predicted costs of one step on one device of the mesh."""
+
+    seconds: float
+    peak_bytes: int
+    joules: float
+    wire_bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class RuleStep:
+    """One step: the rules that it takes (one, as a rule), what is computed another way and how, and
+    a digest of the program afterwards. `region` leads to the loop or branch where it is taken:
+    (operation, region) pairs. `values` are all values of the program as given that the step
+    computes another way; `numbers` say what a recomputation computes twice
+    (`second_instances.Recomputation`)."""
+
+    rules: tuple[str, ...]
+    value: str
+    made: str
+    digest: str
+    source: str = ""
+    region: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+    numbers: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        at = f"  # {self.source}" if self.source else ""
+        return f"{' + '.join(self.rules)}: {self.value} by {self.made}{at}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a plan was made for, so that it can be certified again: the machine, the outputs that
+    feed back as (output, input), and rule books of the user's own, by path."""
+
+    machine: Target
+    feedback: tuple[tuple[int, int], ...] = ()
+    books: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
+    least `seconds` any plan of the same snapshot can have within this plan's other costs."""
+
+    name: str
+    mesh: MeshShape
+    target: str
+    body: BodyPlan
+    costs: Costs
+    bound: float = 0.0
+    collectives: tuple[PlannedCollective, ...] = ()
+    rules: tuple[str, ...] = ()
+    steps: tuple[RuleStep, ...] = ()  # from the program as given to `graph`
+    # What the plan's function takes and returns in the user's pytrees, where it was traced.
+    program: Program | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    def explain(self) -> str:
+        """The plan in words: the layout of every tensor, and every collective with its reason."""
+        from tapestry_egg.show.text import plan_text
+
+        return plan_text(self)
+
+    @property
+    def graph(self) -> BlockGraph:
+        return self.body.graph
+
+    @property
+    def in_shardings(self) -> tuple[Layout, ...]:
+        return self.body.inputs
+
+    @property
+    def out_shardings(self) -> tuple[Layout, ...]:
+        return self.body.outputs
+
+    @property
+    def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`PartitionSpec`s of the arguments over the axes of `mesh`, in the user's pytrees without
+        static arguments: (positional, by keyword)."""
+        from tapestry_egg.runtime.compile import partition_spec
+        from tapestry_egg.tracing.trace import Program
+
+        specs = [partition_spec(layout, self.mesh) for layout in self.in_shardings]
+        found: tuple[tuple[Any, ...], dict[str, Any]]
+        found = (self.program or Program.of(self.graph)).arguments(specs)
+        return found
+
+    @property
+    def output_specs(self) -> Any:
+        """`PartitionSpec`s of the result, in its pytree."""
+        from tapestry_egg.runtime.compile import partition_spec
+        from tapestry_egg.tracing.trace import Program
+
+        specs = [partition_spec(layout, self.mesh) for layout in self.out_shardings]
+        return (self.program or Program.of(self.graph)).unflatten(specs)
+
+    @property
+    def gap(self) -> float:
+        """How far `seconds` may be above the best possible: seconds / bound - 1."""
+        return self.costs.seconds / self.bound - 1.0 if self.bound > 0 else float("inf")

@@ -1,0 +1,177 @@
+"""NumPy implementations of reads and writes at places that are data.
+
+Places are computed in global coordinates first; then every element that the local operand box does
+not hold is left out. That one rule covers every way in which the operand may be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.zspace import ZRange
+
+from .call import Array, Call, Reference, wide
+
+
+def _clamped(starts: Sequence[Array], sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
+    triples = zip(starts, sizes, shape, strict=True)
+    return [int(min(max(int(s), 0), n - m)) for s, m, n in triples]
+
+
+def _dynamic_slice(call: Call) -> Array:
+    # Starts are clamped globally; the box of the slice lies at its own place behind them.
+    x, *starts = call.operands
+    at = _clamped(starts, call.params["slice_sizes"], call.types[0].shape)
+    ends = zip(at, call.outputs[0].start, call.inputs[0].start, call.shape(), strict=True)
+    return x[tuple(slice(a + o - s, a + o - s + n) for a, o, s, n in ends)]
+
+
+def _dynamic_update_slice(call: Call) -> Array:
+    x, update, *starts = call.operands
+    at = _clamped(starts, call.types[1].shape, call.types[0].shape)
+    here, given = call.inputs[0], call.inputs[1]
+    target = given.translate(at)
+    written = target.clip(here)
+    out = x.copy()
+    if not written.is_empty:
+        to, of = ([-n for n in box.start] for box in (here, target))
+        out[_box(written.translate(to))] = update[_box(written.translate(of))]
+    return out
+
+
+def _box(box: ZRange) -> tuple[Any, ...]:
+    return (*(slice(s, e) for s, e in zip(box.start, box.end, strict=True)), ...)
+
+
+def _along(values: Array, dim: int, rank: int) -> Array:
+    shape = [1] * rank
+    shape[dim] = len(values)
+    return values.reshape(shape)
+
+
+def _spread(values: Array, dims: Sequence[int], rank: int) -> Array:
+    """`values`, whose dims are the given dims of a rank-`rank` array, ready to broadcast."""
+    shape = [1] * rank
+    for n, d in zip(values.shape, dims, strict=True):
+        shape[d] = n
+    return values.reshape(shape)
+
+
+def _legal(
+    starts: list[Array], index_map: Sequence[int], sizes: Sequence[int], shape: Sequence[int]
+) -> Array:
+    inside: Any = True
+    for start, d in zip(starts, index_map, strict=True):
+        inside = inside & (start >= 0) & (start <= shape[d] - sizes[d])
+    return np.asarray(inside)
+
+
+def _fill(dtype: np.dtype[Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        raise NotImplementedError(f"a fill value {value!r}")
+    if value is not None:
+        return value
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
+    return True if dtype.kind == "b" else np.nan
+
+
+def _gather(call: Call) -> Array:
+    x, indices = call.operands
+    dims, sizes, shape = call.params["dimension_numbers"], call.params["slice_sizes"], call.types[0]
+    box, out = call.inputs[0], call.outputs[0]
+    removed = (*dims["collapsed_slice_dims"], *dims["operand_batching_dims"])
+    window = [d for d in range(x.ndim) if d not in removed]
+    places = [d for d in range(out.rank) if d not in dims["offset_dims"]]
+    starts = [
+        _spread(indices[..., j].astype(np.int64), places, out.rank)
+        for j in range(indices.shape[-1])
+    ]
+    inside = _legal(starts, dims["start_index_map"], sizes, shape.shape)
+    coordinates: list[Array] = []
+    for d in range(x.ndim):
+        at: Any = np.zeros([1] * out.rank, np.int64)
+        if d in dims["start_index_map"]:
+            start = starts[dims["start_index_map"].index(d)]
+            at = at + np.clip(start, 0, shape.shape[d] - sizes[d])
+        if d in window:
+            o = dims["offset_dims"][window.index(d)]
+            at = at + _along(np.arange(out.start[o], out.end[o]), o, out.rank)
+        if d in dims["operand_batching_dims"]:
+            k = dims["operand_batching_dims"].index(d)
+            b = dims["start_indices_batching_dims"][k]
+            batch = np.arange(call.inputs[1].start[b], call.inputs[1].end[b])
+            at = at + _along(batch, places[b], out.rank)
+        coordinates.append(np.broadcast_to(at, out.shape))
+    value, held = _read(x, coordinates, box.start)
+    value = np.where(held, value, np.zeros((), x.dtype))
+    if call.params["mode"] == "FILL_OR_DROP":
+        # Every shard knows which reads are outside; one of them answers for all.
+        fill = _fill(x.dtype, call.params.get("fill_value")) if call.first else 0
+        value = np.where(np.broadcast_to(inside, out.shape), value, fill)
+    return value
+
+
+def _read(x: Array, coordinates: list[Array], start: Sequence[int]) -> tuple[Array, Array]:
+    held: Any = True
+    local = []
+    for at, offset, n in zip(coordinates, start, x.shape, strict=True):
+        held = held & (at >= offset) & (at < offset + n)
+        local.append(np.clip(at - offset, 0, max(n - 1, 0)))
+    return (x[tuple(local)] if local else x), np.asarray(held)
+
+
+def _scatter(combine: Callable[[Any, Any], Any]) -> Reference:
+    def apply(call: Call) -> Array:
+        x, indices, updates = call.operands
+        dims, shape = call.params["dimension_numbers"], call.types[0].shape
+        box, given = call.inputs[0], call.inputs[2]
+        removed = (*dims["inserted_window_dims"], *dims["operand_batching_dims"])
+        window = [d for d in range(x.ndim) if d not in removed]
+        places = [d for d in range(updates.ndim) if d not in dims["update_window_dims"]]
+        sizes = [1] * x.ndim
+        for d, u in zip(window, dims["update_window_dims"], strict=True):
+            sizes[d] = call.types[2].shape[u]
+        out = wide(x).copy()
+        for u in np.ndindex(*updates.shape):
+            batch = tuple(u[p] for p in places)
+            at, inside = [0] * x.ndim, True
+            for j, d in enumerate(dims["scatter_dims_to_operand_dims"]):
+                start = int(indices[(*batch, j)])
+                inside = inside and 0 <= start <= shape[d] - sizes[d]
+                at[d] = min(max(start, 0), shape[d] - sizes[d])
+            if not inside and call.params["mode"] != "CLIP":
+                continue
+            for d, w in zip(window, dims["update_window_dims"], strict=True):
+                at[d] += u[w] + given.start[w]
+            for d, b in zip(
+                dims["operand_batching_dims"], dims["scatter_indices_batching_dims"], strict=True
+            ):
+                at[d] = batch[b] + call.inputs[1].start[b]
+            local = tuple(a - s for a, s in zip(at, box.start, strict=True))
+            if all(0 <= a < n for a, n in zip(local, x.shape, strict=True)):
+                out[local] = combine(out[local], updates[u])
+        return out
+
+    return apply
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+INDEXING: dict[str, Reference] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "scatter": _scatter(lambda old, new: new),
+    **{f"scatter-{name}": _scatter(f) for name, f in _COMBINE.items()},
+    **{f"scatter_{name}": _scatter(f) for name, f in _COMBINE.items()},
+}

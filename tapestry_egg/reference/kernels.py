@@ -1,0 +1,175 @@
+"""Reference kernels: NumPy only, on boxes of the operands, at their global places.
+
+Every kernel that has a template has a reference, which shares no code with the JAX lowering. It is
+what plans are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.metakernels.opaque import opaque_reasons
+from tapestry_egg.metakernels.registry import localize
+from tapestry_egg.metakernels.signatures.parameters import readable
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import ZRange
+
+from .algebra import ALGEBRA
+from .call import Array, Call, Reference, numpy_dtype, zero
+from .elementwise import ELEMENTWISE
+from .indexing import INDEXING
+from .linalg import LINALG
+from .movement import MOVEMENT
+from .random import RANDOM
+from .streaming import STREAMING
+
+#: Kernel name -> its implementation.
+REFERENCES: Mapping[str, Reference] = {
+    **ELEMENTWISE,
+    **MOVEMENT,
+    **ALGEBRA,
+    **INDEXING,
+    **LINALG,
+    **RANDOM,
+    **STREAMING,
+}
+
+#: Those of users' kernels.
+_OWN: dict[str, Reference] = {}
+
+
+def add_reference(kernel: str, function: Reference) -> None:
+    """Give a kernel of one's own its NumPy implementation, which rules about it are tried with."""
+    _OWN[kernel] = function
+
+
+def reference(
+    kernel: str,
+    params: Mapping[str, Any],
+    sig: OperationSignature,
+    operands: Sequence[Array],
+    box: ZRange | None = None,
+) -> tuple[Array, ...]:
+    """Run `kernel` on the index box `box` (the whole index space when None).
+
+    `operands[p]` is exactly the box `sig.operand_box(p, box)` of operand p. Returns, per output,
+    the box `sig.outputs[q].image(box)`: a partial value when `box` is a block of a reduce dim.
+    Raises TemplateError for a kernel without a reference, and for operands of other shapes.
+    """
+    implementation = _implementation(kernel)
+    whole = ZRange.from_shape(sig.extents) if box is None else box
+    outputs = tuple(p.image(whole) for p in sig.outputs)
+    for p, x in enumerate(operands):
+        at = sig.operand_box(p, whole)
+        if np.shape(x) != at.shape:
+            raise TemplateError(f"operand {p} of {kernel} has shape {np.shape(x)}, not {at.shape}")
+    filled = [_filled(sig, p, operands, whole) for p in range(len(operands))]
+    inputs = tuple(at for _, at in filled)
+    shapes = [b.shape for b in inputs], [b.shape for b in outputs]
+    call = Call(
+        kernel=kernel,
+        params={k: readable(v) for k, v in params.items()},
+        local={k: readable(v) for k, v in localize(kernel, params, sig, *shapes).items()},
+        signature=sig,
+        operands=tuple(x for x, _ in filled),
+        box=whole,
+        inputs=inputs,
+        outputs=outputs,
+    )
+    return _results(implementation, call)
+
+
+def prepared(
+    kernel: str, params: Mapping[str, Any], sig: OperationSignature
+) -> Callable[[Sequence[Array]], tuple[Array, ...]]:
+    """`reference` on the whole of every operand, ready to be run many times.
+
+    Raises TemplateError for a kernel without a reference.
+    """
+    implementation = _implementation(kernel)
+    index = ZRange.from_shape(sig.extents)
+    inputs = [ZRange.from_shape(t.shape) for t in sig.input_types]
+    outputs = [ZRange.from_shape(t.shape) for t in sig.output_types]
+    ports = range(len(inputs))
+    if all(t.size == 0 for t in sig.output_types):
+        made = tuple(np.zeros(t.shape, numpy_dtype(t.dtype)) for t in sig.output_types)
+        return lambda operands: made
+    # Where there is no index there is no box of an operand that it reads, but there is a result.
+    read = inputs if index.is_empty else [sig.operand_box(p, index) for p in ports]
+    filled = [] if index.is_empty else [p for p in ports if sig.beyond(p) is not None]
+    wider = {p: _margins(sig, p, index) for p in filled}
+    plain = {k: readable(v) for k, v in params.items()}
+    boxes = [_wider(read[p], wider[p]) if p in wider else read[p] for p in ports]
+    shapes = [b.shape for b in boxes], [b.shape for b in outputs]
+    local = plain if index.is_empty else localize(kernel, params, sig, *shapes)
+    call = Call(
+        kernel=kernel,
+        params=plain,
+        local={k: readable(v) for k, v in local.items()},
+        signature=sig,
+        operands=(),
+        box=index,
+        inputs=tuple(boxes),
+        outputs=tuple(outputs),
+    )
+    cut = [tuple(slice(a, b) for a, b in zip(x.start, x.end, strict=True)) for x in read]
+
+    def run(operands: Sequence[Array]) -> tuple[Array, ...]:
+        parts = [
+            _padded(x[at], sig.beyond(p), wider[p], operands) if p in wider else x[at]
+            for p, (x, at) in enumerate(zip(operands, cut, strict=True))
+        ]
+        return _results(implementation, replace(call, operands=tuple(parts)))
+
+    return run
+
+
+def _implementation(kernel: str) -> Reference:
+    found = _OWN.get(kernel) or REFERENCES.get(kernel)
+    if found is None:
+        raise TemplateError(
+            f"there is no reference for {kernel}", hint=opaque_reasons().get(kernel, "")
+        )
+    return found
+
+
+def _results(implementation: Reference, call: Call) -> tuple[Array, ...]:
+    with np.errstate(all="ignore"):
+        made = implementation(call)
+        values = made if isinstance(made, list | tuple) else (made,)
+        return tuple(np.asarray(v).astype(call.dtype(q), copy=False) for q, v in enumerate(values))
+
+
+_Margins = Sequence[tuple[int, int]]
+
+
+def _margins(sig: OperationSignature, p: int, box: ZRange) -> _Margins:
+    return tuple((int(a), int(b)) for a, b in sig.margins(p, box))
+
+
+def _wider(box: ZRange, margins: _Margins) -> ZRange:
+    return ZRange(
+        tuple(s - a for s, (a, _) in zip(box.start, margins, strict=True)),
+        tuple(e + b for e, (_, b) in zip(box.end, margins, strict=True)),
+    )
+
+
+def _padded(x: Array, beyond: Any, margins: _Margins, operands: Sequence[Array]) -> Array:
+    value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
+    return np.pad(x, margins, constant_values=value) if any(map(any, margins)) else x
+
+
+def _filled(
+    sig: OperationSignature, p: int, operands: Sequence[Array], box: ZRange
+) -> tuple[Array, ZRange]:
+    """Operand p with what lies outside it filled in where the index box reaches there."""
+    x, at, beyond = np.asarray(operands[p]), sig.operand_box(p, box), sig.beyond(p)
+    if beyond is None:
+        return x, at
+    margins = _margins(sig, p, box)
+    return _padded(x, beyond, margins, operands), _wider(at, margins)

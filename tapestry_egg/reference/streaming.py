@@ -1,0 +1,78 @@
+"""NumPy implementations of the streaming kernels, which here store all scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .algebra import dot
+from .call import Array, Call, Reference, wide
+
+
+def _softmax(call: Call) -> Array:
+    return _normalised(wide(call.operands[0]), tuple(call.params["axes"]))
+
+
+def _logsumexp(call: Call) -> Array:
+    return _log_of_sum(wide(call.operands[0]), tuple(call.params["axes"]))
+
+
+def _dot_logsumexp(call: Call) -> Array:
+    return _log_of_sum(_scores(call), tuple(call.params["axes"]))
+
+
+def _exp_dot(call: Call) -> Array:
+    scores, shift = _scores(call), call.params["shift"]
+    weights = np.exp(scores - _aligned(wide(call.operands[2]), shift, scores.ndim))
+    return _values(call, weights, wide(call.operands[3]))
+
+
+def _attention(call: Call) -> Array:
+    scores = _scores(call)
+    if len(call.operands) == 5:
+        mask, fill = call.operands[3:]
+        scores = np.where(_aligned(mask, call.params["mask_dims"], scores.ndim), scores, wide(fill))
+    weights = _normalised(scores, tuple(call.params["values"][0][0]))
+    return _values(call, weights, wide(call.operands[2]))
+
+
+def _scores(call: Call) -> Array:
+    return dot(wide(call.operands[0]), wide(call.operands[1]), *call.params["scores"])
+
+
+def _values(call: Call, weights: Array, v: Array) -> Array:
+    (pc, vc), (pb, vb) = call.params["values"]
+    if call.params["swapped"]:
+        return dot(v, weights, (vc, pc), (vb, pb))
+    return dot(weights, v, (pc, vc), (pb, vb))
+
+
+def _aligned(x: Array, dims: Any, rank: int) -> Array:
+    """Dim k of x at place dims[k] of so many dims, extent 1 elsewhere."""
+    order = np.argsort(dims, kind="stable")
+    sizes = [1] * rank
+    for k, d in enumerate(dims):
+        sizes[d] = x.shape[k]
+    return np.asarray(x).transpose(order).reshape(sizes)
+
+
+def _normalised(x: Array, axes: tuple[int, ...]) -> Array:
+    weights = np.exp(x - x.max(axes, keepdims=True, initial=-np.inf))
+    return np.asarray(weights / weights.sum(axes, keepdims=True))
+
+
+def _log_of_sum(x: Array, axes: tuple[int, ...]) -> Array:
+    top = x.max(axes, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0)
+    return np.asarray(np.log(np.exp(x - top).sum(axes)) + top.squeeze(axes))
+
+
+STREAMING: Mapping[str, Reference] = {
+    "softmax": _softmax,
+    "logsumexp": _logsumexp,
+    "dot_logsumexp": _dot_logsumexp,
+    "exp_dot": _exp_dot,
+    "attention": _attention,
+}

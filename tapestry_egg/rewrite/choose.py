@@ -1,0 +1,275 @@
+"""Choose: of every class of equal values, the operation to compute it by.
+
+Starts from the program as it was written. A change lets one class, or all classes that share a
+newly built operation, be computed in another way; changes of one kind (the same signatures in the
+place of the same others: one per layer, say) are made together. An optimistic sum over the live
+operations says which kinds are worth a trial, and a judge that sees the whole program decides.
+Trees would not do: the cost of a residual network as a tree overflows any number, and sharing is
+what merged contractions live on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tapestry_egg.work import Work
+
+# A change must save this share of the total; below it is the noise of adding floats.
+_LEAST = 1e-9
+_ROUNDS = 3
+# Kinds of change that are put before the judge in one round.
+_TRIALS = 12
+# A kind is put before the judge, who prices the whole program, if it saves this share by the sum.
+_WORTH = 1e-6
+# New views cost nothing by the model; this keeps them from being added for nothing.
+_EPSILON = 1e-12
+
+
+@dataclass(frozen=True)
+class Node:
+    """One way to compute a class: a signature applied to classes.
+
+    `value` is the program's value that it stands for, -1 for nodes that rules made. `signature` is
+    -1 for values that are given (inputs, constants) or made by operations that rules do not see;
+    those read `operands`. A `free` node needs constants only and is computed before the program
+    runs.
+    """
+
+    signature: int
+    operands: tuple[int, ...]
+    value: int = -1
+    free: bool = False
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Classes of equal values with the ways to compute each; classes are numbered from 0."""
+
+    nodes: tuple[tuple[Node, ...], ...]
+    class_of: Mapping[int, int]  # value of the program -> class
+    made: Mapping[tuple[int, int], frozenset[str]]  # (class, signature or -1) -> rules
+    saturated: bool
+
+
+#: class -> position of a node: a change to make
+Move = Mapping[int, int]
+
+
+def choose(
+    terms: Terms,
+    seconds: Sequence[float],
+    roots: Sequence[int],
+    judge: Callable[[list[int]], bool],
+    weights: Sequence[float] | None = None,
+    work: Work | None = None,
+    most: float = float("inf"),
+) -> tuple[list[int], bool]:
+    """For every class the position of the chosen node among its nodes, and whether all that looked
+    worth it was tried.
+
+    `seconds[s]` is the least time that signature s can add, `roots` are the classes that must be
+    computed; `judge` is shown a choice and says whether it betters the last one it accepted. What
+    is live never depends on itself. `weights[c]` says how often class c is computed in the program
+    that this one stands for; those that are not stay as they are written. Nothing new is tried
+    when `work`, to which the changes made are added, has come to `most` units.
+    """
+    first = as_written(terms, seconds)
+    work = work or Work()
+    state = _State(terms, seconds, first, weights or [1.0] * len(terms.nodes), work)
+    for c in roots:
+        state.add(c)
+    kinds = _kinds(terms, first, state.weights)
+    refused: set[int] = set()
+    for _ in range(_ROUNDS):
+        gains = []
+        for number, moves in enumerate(kinds):
+            if work.units >= most:
+                return state.pick, False
+            before = state.total
+            done = state.make(moves) if number not in refused else []
+            gains.append((before - state.total, -number))
+            state.undo(done, before)
+        accepted = False
+        for gain, negated in sorted(gains, reverse=True)[:_TRIALS]:
+            before = state.total
+            if gain <= _WORTH * before:
+                break
+            if work.units >= most:
+                return state.pick, False
+            done = state.make(kinds[-negated])
+            if not done:
+                continue
+            if judge(state.pick):
+                accepted = True
+            else:
+                refused.add(-negated)
+                state.undo(done, before)
+        if not accepted:
+            break
+    return state.pick, True
+
+
+def _cost(node: Node, seconds: Sequence[float]) -> float:
+    if node.signature < 0:
+        return 0.0
+    return (0.0 if node.free else seconds[node.signature]) + (_EPSILON if node.value < 0 else 0.0)
+
+
+def as_written(terms: Terms, seconds: Sequence[float]) -> list[int]:
+    """The earliest of the program's operations for each class; for new classes the least sum of
+    seconds over new classes below."""
+    pick = [-1] * len(terms.nodes)
+    best = [float("inf")] * len(terms.nodes)
+    for c, nodes in enumerate(terms.nodes):
+        own = [(n.value, k) for k, n in enumerate(nodes) if n.value >= 0]
+        if own:
+            pick[c], best[c] = min(own)[1], 0.0
+    changed = True
+    while changed:
+        changed = False
+        for c, nodes in enumerate(terms.nodes):
+            if pick[c] >= 0 and nodes[pick[c]].value >= 0:
+                continue
+            for k, n in enumerate(nodes):
+                cost = _cost(n, seconds) + sum(best[d] for d in set(n.operands)) + _EPSILON
+                if cost < best[c]:
+                    pick[c], best[c], changed = k, cost, True
+    return pick
+
+
+def _kinds(terms: Terms, pick: list[int], weights: Sequence[float]) -> list[list[Move]]:
+    """Changes to try, those of one kind together: of one class, and of all users of a new class."""
+    new = [pick[c] < 0 or terms.nodes[c][pick[c]].value < 0 for c in range(len(terms.nodes))]
+    below: dict[int, frozenset[int]] = {}
+
+    def reaches(c: int) -> frozenset[int]:
+        """New classes that a new class is built on, itself included."""
+        if c not in below:
+            below[c] = frozenset((c,))  # for a class that depends on itself
+            if pick[c] >= 0:
+                down = [reaches(d) for d in terms.nodes[c][pick[c]].operands if new[d]]
+                below[c] = frozenset((c,)).union(*down)
+        return below[c]
+
+    single: list[dict[int, int]] = []
+    shared: dict[int, dict[int, int]] = {}
+    for c, nodes in enumerate(terms.nodes):
+        if len(nodes) < 2 or not weights[c]:
+            continue
+        for k, n in enumerate(nodes):
+            single.append({c: k})
+            if n.value < 0 and not new[c]:
+                for d in {e for o in n.operands if new[o] for e in reaches(o)}:
+                    shared.setdefault(d, {}).setdefault(c, k)
+    together = [move for _, move in sorted(shared.items()) if len(move) > 1]
+    kinds: dict[tuple[tuple[int, int], ...], dict[tuple[tuple[int, int], ...], None]] = {}
+    for move in together + single:
+        kind = sorted(
+            (terms.nodes[c][k].signature, terms.nodes[c][pick[c]].signature if pick[c] >= 0 else -1)
+            for c, k in move.items()
+        )
+        kinds.setdefault(tuple(kind), {})[tuple(sorted(move.items()))] = None
+    return [[dict(move) for move in moves] for moves in kinds.values()]
+
+
+class _State:
+    """The current choice, how many live operations read each class, and the total seconds."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        seconds: Sequence[float],
+        pick: list[int],
+        weights: Sequence[float],
+        work: Work,
+    ) -> None:
+        self.work = work
+        self.nodes, self.seconds, self.weights = terms.nodes, seconds, weights
+        self.pick = list(pick)
+        self.uses = [0] * len(terms.nodes)
+        self.total = 0.0
+
+    def make(self, moves: Sequence[Move]) -> list[Move]:
+        """Make those changes that lower the total and leave no cycle; how to undo them."""
+        done: list[Move] = []
+        for move in moves:
+            live = {c: k for c, k in move.items() if self.uses[c] and self.pick[c] != k}
+            operands = [d for c, k in live.items() for d in self.nodes[c][k].operands]
+            if not live or any(self.pick[d] < 0 for d in operands):
+                continue
+            before, old = self.total, {c: self.pick[c] for c in live}
+            self._switch(live)
+            if self.total < before - _LEAST * before and not self._cyclic(live):
+                done.append(old)
+            else:
+                self._switch(old)
+                self.total = before
+        return done
+
+    def undo(self, done: Sequence[Move], total: float) -> None:
+        """Take changes back; `total` is what the total was before them."""
+        for old in reversed(done):
+            self._switch(old)
+        if done:
+            self.total = total
+
+    def add(self, c: int) -> None:
+        """Count one more reader of a class."""
+        stack = [c]
+        while stack:
+            d = stack.pop()
+            self.work.add(1, 0)
+            self.uses[d] += 1
+            if self.uses[d] == 1:
+                node = self.nodes[d][self.pick[d]]
+                self.total += self.weights[d] * _cost(node, self.seconds)
+                stack.extend(node.operands)
+
+    def _drop(self, c: int) -> None:
+        stack = [c]
+        while stack:
+            d = stack.pop()
+            self.work.add(1, 0)
+            self.uses[d] -= 1
+            if self.uses[d] == 0:
+                node = self.nodes[d][self.pick[d]]
+                self.total -= self.weights[d] * _cost(node, self.seconds)
+                stack.extend(node.operands)
+
+    def _switch(self, move: Move) -> None:
+        old = {c: self.nodes[c][self.pick[c]] for c in move}
+        live = [c for c in move if self.uses[c]]
+        for c, k in move.items():
+            self.pick[c] = k
+        self.work.add(4 * len(move), 0)
+        for c in live:
+            new = self.nodes[c][self.pick[c]]
+            saved = _cost(old[c], self.seconds) - _cost(new, self.seconds)
+            self.total -= self.weights[c] * saved
+            for d in new.operands:
+                self.add(d)
+        for c in live:
+            for d in old[c].operands:
+                self._drop(d)
+
+    def _cyclic(self, start: Move) -> bool:
+        """Whether a changed class depends on itself."""
+        state: dict[int, int] = {}  # 1: open, 2: done
+        for root in start:
+            stack = [(root, False)]
+            while stack:
+                c, leaving = stack.pop()
+                if leaving:
+                    state[c] = 2
+                    continue
+                if c in state:
+                    continue
+                state[c] = 1
+                stack.append((c, True))
+                for d in self.nodes[c][self.pick[c]].operands:
+                    if state.get(d) == 1:
+                        return True
+                    if d not in state:
+                        stack.append((d, False))
+        return False

@@ -1,0 +1,294 @@
+"""Derivations: how rules lead from a program, one step at a time, to a form of it.
+
+Between the program as given and a form there is a chain of whole programs. Each step computes one
+value in another way; all of them are equal, and every one can be run. `replay` takes the chain
+again: it lets the step's rules, and no others, loose on the program before, and finds among what
+they make the program after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice, product
+
+import numpy as np
+
+from tapestry_egg.errors import RuleError
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.metakernels.signatures.parameters import hashable
+from tapestry_egg.plans.plan import RuleStep
+
+from .choose import Terms, as_written
+from .rebuild import rebuild
+from .requests import Applied
+
+# Programs with more values that are computed another way change all those alike in one step.
+_MOST_STEPS = 32
+# Choices that are tried to find the program after a step.
+_MOST_TRIES = 4000
+
+
+def derive(
+    graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied], pick: Sequence[int]
+) -> tuple[RuleStep, ...]:
+    """The steps from `graph` to the form that `pick` chooses among its terms."""
+    current = as_written(terms, [1.0] * len(catalogue))
+    before = rebuild(graph, terms, catalogue, current)
+    if before is None:
+        return ()
+    steps: list[RuleStep] = []
+    pending: list[int] = []
+    last, seen = digest(before.graph), frozenset(before.rules)
+    changed = [c for c in _downwards(graph, terms, pick) if current[c] != pick[c]]
+    for group in _groups(terms, pick, changed):
+        for c in group:
+            current[c] = pick[c]
+        pending += group
+        after = rebuild(graph, terms, catalogue, current)
+        if after is None:  # only together with the next one
+            continue
+        now = digest(after.graph)
+        if now != last:
+            steps.append(_step(graph, terms, catalogue, pending, current, after.rules, seen, now))
+            last, seen = now, frozenset(after.rules)
+        pending = []
+    return tuple(steps)
+
+
+def _groups(terms: Terms, pick: Sequence[int], changed: Sequence[int]) -> list[list[int]]:
+    """The classes of each step: those that share a new operation (results that one rule rewrites
+    together), or where there are many steps all that the same rules change."""
+    by_new: dict[int, int] = {}  # new class -> group
+    groups: dict[int, list[int]] = {}
+    for c in changed:
+        mine = {c, *_new_below(terms, pick, c)}
+        found = sorted({by_new[d] for d in mine if d in by_new})
+        into = found[0] if found else len(groups)
+        merged = [d for g in found for d in groups.pop(g)] + [c]
+        groups[into] = merged
+        by_new.update(dict.fromkeys(mine, into))
+        by_new.update({d: into for d, g in by_new.items() if g in found})
+    steps = [sorted(set(g), key=list(changed).index) for _, g in sorted(groups.items())]
+    if len(steps) <= _MOST_STEPS:
+        return steps
+    alike: dict[object, list[int]] = {}
+    for step in steps:
+        nodes = [(c, terms.nodes[c][pick[c]]) for c in step]
+        kind = tuple((terms.made.get((c, n.signature)), n.value >= 0) for c, n in nodes)
+        alike.setdefault(kind, []).extend(step)
+    return list(alike.values())
+
+
+def _new_below(terms: Terms, pick: Sequence[int], c: int) -> set[int]:
+    """Classes without an operation of the program that a chosen operation is built on."""
+    found: set[int] = set()
+    stack = [c]
+    while stack:
+        at = stack.pop()
+        for d in terms.nodes[at][pick[at]].operands:
+            if d not in found and all(n.value < 0 for n in terms.nodes[d]):
+                found.add(d)
+                stack.append(d)
+    return found
+
+
+def _step(
+    graph: BlockGraph,
+    terms: Terms,
+    catalogue: Sequence[Applied],
+    classes: Sequence[int],
+    pick: Sequence[int],
+    rules: Sequence[str],
+    seen: frozenset[str],
+    now: str,
+) -> RuleStep:
+    c = classes[0]
+    node = terms.nodes[c][pick[c]]
+    own = [v for v, d in sorted(terms.class_of.items()) if d == c]
+    # The rules of the new operations of this step; where several made one of them, one is enough.
+    needed: list[str] = []
+    stack, done = list(classes), set()
+    while stack:
+        d = stack.pop()
+        chosen = terms.nodes[d][pick[d]]
+        if d in done or chosen.value >= 0:
+            continue
+        done.add(d)
+        names = sorted(terms.made.get((d, chosen.signature), ()))
+        if names and not set(names) & set(needed):
+            needed.append(names[0])
+        stack.extend(e for e in chosen.operands)
+    if not needed:
+        needed = sorted(set(rules) - seen) or sorted(terms.made.get((c, -1), ()))
+    entry = catalogue[node.signature] if node.signature >= 0 else None
+    producers = graph.producers()
+    source = ""
+    if own and own[0] in producers:
+        place = graph.operations[producers[own[0]]].source
+        source = str(place) if place.file else ""
+    output = graph.values[own[0]] if own else (entry.output if entry else "")
+    inputs = ", ".join(map(str, entry.inputs)) if entry else ""
+    return RuleStep(
+        tuple(needed),
+        f"%{own[0]} {output}" if own else str(output),
+        f"{entry.kernel}({inputs})" if entry else f"%{node.value}",
+        now,
+        source,
+        values=tuple(v for v, d in sorted(terms.class_of.items()) if d in set(classes)),
+    )
+
+
+def _downwards(graph: BlockGraph, terms: Terms, pick: Sequence[int]) -> list[int]:
+    """Classes that the outputs need, each before those that it is computed from."""
+    order: list[int] = []
+    seen: set[int] = set()
+    roots = [terms.class_of[v] for v in graph.outputs]
+    roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            c, leaving = stack.pop()
+            if leaving:
+                order.append(c)
+            elif c not in seen:
+                seen.add(c)
+                stack.append((c, True))
+                stack.extend((d, False) for d in terms.nodes[c][pick[c]].operands)
+    return order[::-1]
+
+
+def replay(
+    graph: BlockGraph, steps: Sequence[RuleStep], rules: Mapping[str, object]
+) -> list[BlockGraph]:
+    """The programs after each step, made again from `graph` by the rules that each step names.
+
+    `rules` are rules by name. Steps inside regions are taken there; recomputations are made from
+    the numbers that they hold. Raises RuleError for a step that its rules do not allow.
+    """
+    from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
+    from tapestry_egg.tracing.constants import prepare
+
+    from .forms import explore
+    from .second_instances import retake
+
+    # Rules that unite nothing only derive facts (an order, say) that others ask for.
+    known = {name: r for name, r in rules.items() if isinstance(r, Rule)}
+    always = [r for r in known.values() if r.ruleset in PROGRAM_RULESETS and "(union" not in r.egg]
+    out: list[BlockGraph] = []
+    now = graph
+    for number, step in enumerate(steps):
+        if step.numbers:
+            now = retake(prepare(now), step.numbers)
+            if digest(now) != step.digest:
+                raise _refused(number, step, graph)
+            out.append(now)
+            continue
+        inner = _inside(now, step.region)
+        used = [known[name] for name in step.rules if name in known]
+        explored = explore(inner, [*always, *used])
+        terms, catalogue = explored.terms, explored.catalogue
+        first = as_written(terms, [1.0] * len(catalogue))
+        found = None
+        tried = chain(_told(terms, first, step), _alternatives(terms, first))
+        for changes in islice(tried, _MOST_TRIES):
+            built = rebuild(
+                inner, terms, catalogue, [changes.get(c, k) for c, k in enumerate(first)]
+            )
+            if built is not None and digest(built.graph) == step.digest:
+                found = built.graph
+                break
+        if found is None:
+            raise _refused(number, step, graph)
+        now = _with_region(now, step.region, found)
+        out.append(now)
+    return out
+
+
+def _told(terms: Terms, first: Sequence[int], step: RuleStep) -> Iterator[dict[int, int]]:
+    """Choices that compute the values of a step, and no others, another way: alike first."""
+    classes = sorted({terms.class_of[v] for v in step.values if v in terms.class_of})
+    others = [
+        [
+            k
+            for k, n in enumerate(terms.nodes[c])
+            if k != first[c]
+            and not terms.made.get((c, n.signature), frozenset(step.rules)).isdisjoint(step.rules)
+        ]
+        for c in classes
+    ]
+    if not classes or not all(others):
+        return
+    for i in range(max(map(len, others))):
+        yield {c: ks[min(i, len(ks) - 1)] for c, ks in zip(classes, others, strict=True)}
+    yield from (dict(zip(classes, ks, strict=True)) for ks in product(*others))
+
+
+def _refused(number: int, step: RuleStep, graph: BlockGraph) -> RuleError:
+    return RuleError(f"step {number + 1} cannot be taken: {step}", where=graph.name or "derivation")
+
+
+def _alternatives(terms: Terms, first: Sequence[int]) -> Iterator[dict[int, int]]:
+    """Choices that differ in one class, in all, and in two."""
+    yield {}
+    single = [
+        (c, k) for c, nodes in enumerate(terms.nodes) for k in range(len(nodes)) if k != first[c]
+    ]
+    yield from ({c: k} for c, k in single)
+    for way in (1, -1):  # all at once: the first alternative of each class, then the last
+        yield dict(single[::-way])
+    yield from ({c: k, d: m} for c, k in single for d, m in single if c < d)
+
+
+def _inside(graph: BlockGraph, region: Sequence[int]) -> BlockGraph:
+    for k in range(0, len(region), 2):
+        graph = graph.operations[region[k]].regions[region[k + 1]]
+    return graph
+
+
+def _with_region(graph: BlockGraph, region: Sequence[int], body: BlockGraph) -> BlockGraph:
+    if not region:
+        return body
+    number, which, *rest = region
+    op = graph.operations[number]
+    inner = _with_region(op.regions[which], rest, body)
+    regions = tuple(inner if k == which else r for k, r in enumerate(op.regions))
+    operations = list(graph.operations)
+    operations[number] = replace(op, regions=regions)
+    return replace(graph, operations=tuple(operations))
+
+
+def digest(graph: BlockGraph) -> str:
+    """A hash of what a graph computes and how: equal for graphs that differ only in the numbering
+    and order of their operations. Regions count by their own digests."""
+    known: dict[int, str] = {v: f"in {k}" for k, v in enumerate(graph.inputs)}
+    for v, array in graph.constants.items():
+        known[v] = f"const {_content(array)} {graph.values[v]}"
+    effects = []
+    for op in graph.operations:
+        regions = [digest(r) for r in op.regions]
+        reads = [known[v] for v in op.inputs]
+        said = repr((op.kernel, hashable(op.params), reads, regions, op.remat))
+        made = hashlib.sha256(said.encode()).hexdigest()
+        for q, v in enumerate(op.outputs):
+            known[v] = f"{made} {q}"
+        if op.effectful:
+            effects.append(made)
+    text = repr(([known[v] for v in graph.outputs], effects))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+#: Hashes of constants by `id`, as long as they live: forms of one program share large arrays.
+_CONTENTS: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
+
+
+def _content(array: np.ndarray) -> str:
+    """A hash of an array's elements."""
+    key = id(array)
+    known = _CONTENTS.get(key)
+    if known is None or known[0]() is not array:
+        data = hashlib.sha256(array.tobytes()).hexdigest()
+        known = _CONTENTS[key] = weakref.ref(array, lambda _: _CONTENTS.pop(key, None)), data
+    return known[1]

@@ -1,0 +1,320 @@
+"""Fold: a deep program as a short one that has all its distinct parts, and back again.
+
+Of every stretch that a program repeats (`repeats.py`), the folded program has one copy with some
+context around it, and it has what is there once. Its parts are not joined: what a part reads from
+outside is an input of the folded program. So whatever rules say of a part holds in every copy, by
+putting the copy's values in the place of the part's, and a choice for the folded program becomes
+one for the whole. Rewrites across the edge of a part and its context are not seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+
+from .choose import Node, Terms
+from .rebuild import Builder
+from .repeats import Ints, Net, Stretch, stretches
+from .requests import Applied
+
+#: Programs with fewer operations are searched as they are.
+LEAST_OPERATIONS = 1500
+# A folded program that is not this much shorter is not worth what its edges hide.
+_LEAST_SHARE = 0.75
+# Operations around what is there once that its part has as context, by their distance.
+_CONTEXT = 6
+_MOST_READERS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A piece of a folded program. `values[v]` are the values that its value v stands for, one for
+    each copy; `owned` are those whose making is decided here. `remat[r]` are the copies' numbers of
+    the recomputed region r."""
+
+    values: Mapping[int, Ints]
+    owned: tuple[int, ...]
+    remat: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A short program in the place of a deep one. The `scope` of each of its operations says which
+    one it is, and `weights[scope]` how many operations of the deep program it stands for: none if
+    it is context."""
+
+    graph: BlockGraph
+    weights: Mapping[str, float]
+    parts: tuple[Part, ...]
+
+
+def fold(graph: BlockGraph) -> Folded | None:
+    """The folded program, or None where folding would save little."""
+    if len(graph.operations) < LEAST_OPERATIONS:
+        return None
+    net = Net(graph)
+    found = stretches(net)
+    if not found:
+        return None
+    builder = _Folder(graph, net)
+    for s in (_remainder(net, found), *found):
+        builder.part(s)
+    if len(builder.operations) > _LEAST_SHARE * len(graph.operations):
+        return None
+    return builder.folded()
+
+
+def _remainder(net: Net, found: Sequence[Stretch]) -> Stretch:
+    """What no stretch owns, once, with its context."""
+    rest = np.ones(net.count, dtype=np.bool_)
+    for s in found:
+        rest[s.images[s.owned]] = False
+    own = np.flatnonzero(rest)
+    inside = set(own.tolist())
+    ring = own.tolist()
+    for _ in range(_CONTEXT):
+        near = []
+        for o in ring:
+            near += [int(net.producer[v]) for v in net.inputs[o]]
+            for v in net.outputs[o]:
+                if net.readers[v] <= _MOST_READERS:
+                    near += net.reader[net.first[v] : net.first[v] + net.readers[v]].tolist()
+        ring = sorted({o for o in near if o >= 0} - inside)
+        inside.update(ring)
+    images: Ints = np.array(sorted(inside), dtype=np.int64)
+    return Stretch(images[:, None], rest[images], 0)
+
+
+class _Folder:
+    """Puts the parts of a folded program together."""
+
+    def __init__(self, graph: BlockGraph, net: Net) -> None:
+        self.graph, self.net = graph, net
+        self.values: list[TensorType] = []
+        self.operations: list[Operation] = []
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+        self.constants: dict[int, np.ndarray] = {}
+        self.weights: dict[str, float] = {}
+        self.parts: list[Part] = []
+        self.remats = 0
+
+    def part(self, s: Stretch) -> None:
+        """Append one copy of a stretch. What is read from outside counts as one value where it is
+        one in every copy. Values keep the order that they have in the program."""
+        net, graph = self.net, self.graph
+        position = {int(o): t for t, o in enumerate(s.images[:, s.model])}
+        reads: list[list[tuple[Ints, bool]]] = []  # values of all copies, made in the part or not
+        gives: list[list[Ints]] = []
+        for image in s.images:
+            model = int(image[s.model])
+            reads.append([])
+            for p in range(len(net.inputs[model])):
+                copies = np.ascontiguousarray(net.operand[net.begin[image] + p])
+                source = position.get(int(net.producer[copies[s.model]]))
+                slots = net.slot[copies]
+                joined = (
+                    source is not None
+                    and np.array_equal(net.producer[copies], s.images[source])
+                    and bool((slots == slots[0]).all())
+                )
+                reads[-1].append((copies, joined))
+            gives.append(
+                [
+                    np.array([net.outputs[o][q] for o in image.tolist()], dtype=np.int64)
+                    for q in range(len(net.outputs[model]))
+                ]
+            )
+        every = {c.tobytes(): c for row in reads for c, _ in row}
+        every.update({c.tobytes(): c for row in gives for c in row})
+        ordered = sorted(every.values(), key=lambda c: (int(c[s.model]), c.tobytes()))
+        number = {c.tobytes(): len(self.values) + k for k, c in enumerate(ordered)}
+        stands = {number[c.tobytes()]: c for c in ordered}
+        self.values += [graph.values[int(c[s.model])] for c in ordered]
+        outside = {number[c.tobytes()] for row in reads for c, joined in row if not joined}
+        for v in sorted(outside):
+            given = int(stands[v][s.model])
+            if given in graph.constants and (net.given[stands[v]] == net.given[given]).all():
+                self.constants[v] = graph.constants[given]
+            else:
+                self.inputs.append(v)
+        inner = Counter(number[c.tobytes()] for row in reads for c, joined in row if joined)
+        remats: dict[tuple[int | None, ...], int] = {}
+        owned: list[int] = []
+        for t, image in enumerate(s.images):
+            op = graph.operations[int(image[s.model])]
+            remat = None
+            if op.remat is not None:
+                regions = tuple([graph.operations[o].remat for o in image.tolist()])
+                remat = remats.setdefault(regions, self.remats + len(remats))
+            scope = str(len(self.operations))
+            self.weights[scope] = float(s.copies) if s.owned[t] else 0.0
+            inputs = tuple([number[c.tobytes()] for c, _ in reads[t]])
+            outputs = tuple([number[c.tobytes()] for c in gives[t]])
+            self.operations.append(
+                replace(op, inputs=inputs, outputs=outputs, scope=scope, remat=remat)
+            )
+            if s.owned[t]:
+                owned += outputs
+            for v in outputs:
+                copies = stands[v]
+                if (net.leaves[copies] > 0).any() or (net.readers[copies] > inner[v]).any():
+                    self.outputs.append(v)
+        self.remats += len(remats)
+        self.parts.append(
+            Part(
+                stands,
+                tuple(owned),
+                {number: tuple([n or 0 for n in regions]) for regions, number in remats.items()},
+            )
+        )
+
+    def folded(self) -> Folded:
+        graph = BlockGraph(
+            self.graph.name,
+            tuple(self.values),
+            tuple(self.operations),
+            tuple(self.inputs),
+            tuple(self.outputs),
+            self.constants,
+        )
+        return Folded(graph, self.weights, tuple(self.parts))
+
+
+def class_weights(folded: Folded, terms: Terms) -> list[float]:
+    """How often the whole program computes each class of the folded one: as often as the program's
+    values in it, and a new class as often as those that may be computed from it."""
+    producers = folded.graph.producers()
+    weights = [-1.0] * len(terms.nodes)
+    for v, c in terms.class_of.items():
+        i = producers.get(v)
+        own = 0.0 if i is None else folded.weights[folded.graph.operations[i].scope]
+        weights[c] = max(weights[c], own)
+    stack = [c for c, w in enumerate(weights) if w >= 0.0]
+    given = set(stack)
+    while stack:
+        c = stack.pop()
+        for n in terms.nodes[c]:
+            for d in n.operands if n.value < 0 else ():
+                if d not in given and weights[d] < weights[c]:
+                    weights[d] = weights[c]
+                    stack.append(d)
+    return [max(w, 0.0) for w in weights]
+
+
+def unfold(
+    graph: BlockGraph,
+    folded: Folded,
+    terms: Terms,
+    catalogue: Sequence[Applied],
+    pick: Sequence[int],
+) -> tuple[Terms, list[Applied], list[int]]:
+    """A choice for the folded program as one for the whole program: its terms, their signatures,
+    and the pick among them. Each value is a class of its own, with the operation as it is written
+    and what was chosen instead; `graph` may differ from that folded in what regions compute."""
+    return _Unfolder(graph, folded, terms, catalogue, pick).unfolded()
+
+
+class _Unfolder:
+    """Carries what is chosen for the values that a part owns over to all copies of the part."""
+
+    def __init__(
+        self,
+        graph: BlockGraph,
+        folded: Folded,
+        terms: Terms,
+        catalogue: Sequence[Applied],
+        pick: Sequence[int],
+    ) -> None:
+        self.graph, self.folded, self.terms, self.pick = graph, folded, terms, pick
+        self.builder = Builder(folded.graph, terms, catalogue, pick)
+        self.catalogue = list(catalogue)
+        self.class_of = {v: v for v in range(len(graph.values))}
+        self.nodes: list[list[Node]] = [[] for _ in graph.values]
+        self.made: dict[tuple[int, int], frozenset[str]] = {}
+        self.new: dict[tuple[int, int, int], int] = {}  # part, copy, class -> class here
+        self.pending: list[tuple[int, int, int]] = []
+        self.numbers: dict[tuple[int, int], int] = {}  # signature, region -> signature
+        self.part_of = {v: k for k, part in enumerate(folded.parts) for v in part.values}
+
+    def unfolded(self) -> tuple[Terms, list[Applied], list[int]]:
+        instead: dict[int, int] = {}  # value -> the value of the program that takes its place
+        for k, part in enumerate(self.folded.parts):
+            for v in part.owned:
+                kind, number = self.builder.source(v)
+                for copy, out in enumerate(part.values[v].tolist()):
+                    if kind == "new":
+                        self.class_of[out] = self._class(k, copy, number)
+                    elif number != v:
+                        instead[out] = self._value(k, copy, number)
+                        c = self.terms.class_of[v]
+                        names = {(c, n.signature) for n in self.terms.nodes[c]} | {(c, -1)}
+                        rules = [self.terms.made.get(key, frozenset()) for key in names]
+                        self.made[out, -1] = frozenset().union(*rules)
+        producers = self.graph.producers()
+        for v, c in self.class_of.items():
+            i = producers.get(v)
+            reads = self.graph.operations[i].inputs if i is not None else ()
+            self.nodes[c].append(Node(-1, tuple([self.class_of[u] for u in reads]), v))
+        for v, u in instead.items():
+            self.nodes[v].append(Node(-1, (self.class_of[u],), u))
+        while self.pending:
+            self._fill(*self.pending.pop())
+        chosen = [len(nodes) - 1 for nodes in self.nodes]
+        terms = Terms(tuple(map(tuple, self.nodes)), self.class_of, self.made, self.terms.saturated)
+        return terms, self.catalogue, chosen
+
+    def _class(self, part: int, copy: int, c: int) -> int:
+        """The class here of a new operation for one copy."""
+        key = (part, copy, c)
+        if key not in self.new:
+            self.new[key] = len(self.nodes)
+            self.nodes.append([])
+            self.pending.append(key)
+        return self.new[key]
+
+    def _value(self, part: int, copy: int, v: int) -> int:
+        """What a value of the folded program is in one copy of a part.
+
+        A value of another part is equal to something in this one only if it depends on no input:
+        then it is the same in all copies.
+        """
+        own = self.part_of[v]
+        return int(self.folded.parts[own].values[v][copy if own == part else 0])
+
+    def _fill(self, part: int, copy: int, c: int) -> None:
+        """Give a new class its node."""
+        node = self.terms.nodes[c][self.pick[c]]
+        operands = []
+        for d in node.operands:
+            value = self.terms.nodes[d][self.pick[d]].value
+            if value < 0:
+                operands.append(self._class(part, copy, d))
+            else:
+                _, u = self.builder.source(value)
+                operands.append(self.class_of[self._value(part, copy, u)])
+        number = self._signature(part, copy, node.signature)
+        at = self.new[part, copy, c]
+        self.nodes[at].append(Node(number, tuple(operands)))
+        rules = self.terms.made.get((c, node.signature), frozenset())
+        self.made[at, number] = self.made.get((at, number), frozenset()) | rules
+
+    def _signature(self, part: int, copy: int, number: int) -> int:
+        """The signature as it is in one copy: its recomputed region has another number there."""
+        remat = self.catalogue[number].remat
+        if remat is None:
+            return number
+        own = next(
+            k for k in (part, *range(len(self.folded.parts))) if remat in self.folded.parts[k].remat
+        )
+        there = self.folded.parts[own].remat[remat][copy if own == part else 0]
+        key = (number, there)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.catalogue)
+            self.catalogue.append(replace(self.catalogue[number], remat=there))
+        return self.numbers[key]

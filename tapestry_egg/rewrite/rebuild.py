@@ -1,0 +1,182 @@
+"""Rebuild: a block graph again from the chosen operation of every class.
+
+Operations of the program that are still chosen stay where they are, duplicates included: equal
+operations are not merged, since a recomputation is one on purpose. New operations stand right
+before the first that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
+
+from .choose import Node, Terms
+from .requests import Applied
+
+# What a value is read from: `("given", v)`, value v of the given graph, or `("new", c)`, the new
+# operation that computes class c.
+_Source = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A graph, and the rules that made what is new in it."""
+
+    graph: BlockGraph
+    rules: tuple[str, ...]
+
+
+def rebuild(
+    graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied], pick: Sequence[int]
+) -> Rebuilt | None:
+    """The graph that computes class c by `terms.nodes[c][pick[c]]`.
+
+    Operations that rules do not see are kept with their outputs, as are the graph's inputs,
+    outputs, constants and donation. None when the choice depends on itself.
+    """
+    builder = Builder(graph, terms, catalogue, pick)
+    roots = [builder.source(v) for v in graph.outputs]
+    needed = builder.needed(roots)
+    order = [("given", i) for i in sorted(i for kind, i in needed if kind == "given")]
+    if not builder.place(order) or not builder.place(builder.makers(roots)):
+        return None
+    built = replace(
+        graph,
+        values=tuple(builder.values),
+        operations=tuple(builder.operations),
+        outputs=tuple(builder.read(s) for s in roots),
+    )
+    verify_graph(built)
+    return Rebuilt(built, tuple(sorted(builder.rules)))
+
+
+class Builder:
+    """Places operations: `("given", i)`, operation i of the given graph, or `("new", c)`."""
+
+    def __init__(
+        self, graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied], pick: Sequence[int]
+    ) -> None:
+        self.graph, self.terms, self.catalogue, self.pick = graph, terms, catalogue, pick
+        self.values: list[TensorType] = list(graph.values)
+        self.operations: list[Operation] = []
+        self.rules: set[str] = set()
+        self.producers = graph.producers()
+        self.placed: set[tuple[str, int]] = set()
+        self.built: dict[int, int] = {}  # class -> value of its new operation
+        self.instead: dict[int, int] = {}  # class -> operation that its new operation replaces
+
+    def source(self, v: int) -> _Source:
+        """What value v of the given graph is read from."""
+        c = self.terms.class_of[v]
+        node = self.terms.nodes[c][self.pick[c]]
+        if self._is_own(v, node):
+            return ("given", v)
+        if node.value >= 0:
+            other = node.value if self.graph.values[node.value] == self.graph.values[v] else v
+            if other != v:
+                self._blame(c, *(n.signature for n in self.terms.nodes[c]), -1)
+            return ("given", other)
+        if self.catalogue[node.signature].output != self.graph.values[v]:
+            return ("given", v)
+        self.instead.setdefault(c, self.producers.get(v, -1))
+        return ("new", c)
+
+    def needed(self, roots: Sequence[_Source]) -> set[tuple[str, int]]:
+        """All operations that the outputs and the operations with effects depend on."""
+        stack = self.makers(roots)
+        stack += [("given", i) for i, op in enumerate(self.graph.operations) if op.effectful]
+        seen: set[tuple[str, int]] = set()
+        while stack:
+            maker = stack.pop()
+            if maker not in seen:
+                seen.add(maker)
+                stack.extend(self.makers(self._reads(maker)))
+        return seen
+
+    def place(self, makers: Iterable[tuple[str, int]]) -> bool:
+        """Append operations, each after all that it reads; False when they form a circle."""
+        opened: set[tuple[str, int]] = set()
+        for first in makers:
+            stack = [(first, False)]
+            while stack:
+                maker, ready = stack.pop()
+                if ready:
+                    self._append(maker)
+                    self.placed.add(maker)
+                elif maker not in self.placed:
+                    if maker in opened:
+                        return False
+                    opened.add(maker)
+                    stack.append((maker, True))
+                    below = self.makers(self._reads(maker))
+                    stack.extend((m, False) for m in reversed(below) if m not in self.placed)
+        return True
+
+    def makers(self, sources: Iterable[_Source]) -> list[tuple[str, int]]:
+        """The operations that compute what is read; inputs and constants have none."""
+        out: dict[tuple[str, int], None] = {}
+        for kind, number in sources:
+            if kind == "new":
+                out["new", number] = None
+            elif number in self.producers:
+                out["given", self.producers[number]] = None
+        return list(out)
+
+    def read(self, source: _Source) -> int:
+        """The value of what is read, once its operation is placed."""
+        kind, number = source
+        return self.built[number] if kind == "new" else number
+
+    def _reads(self, maker: tuple[str, int]) -> list[_Source]:
+        kind, number = maker
+        if kind == "given":
+            return [self.source(u) for u in self.graph.operations[number].inputs]
+        out: list[_Source] = []
+        for d in self.terms.nodes[number][self.pick[number]].operands:
+            node = self.terms.nodes[d][self.pick[d]]
+            if node.value >= 0:
+                out.append(self.source(node.value))
+            else:
+                self.instead.setdefault(d, self.instead.get(number, -1))
+                out.append(("new", d))
+        return out
+
+    def _append(self, maker: tuple[str, int]) -> None:
+        kind, number = maker
+        inputs = tuple(self.read(s) for s in self._reads(maker))
+        if kind == "given":
+            op = self.graph.operations[number]
+            self.operations.append(op if inputs == op.inputs else replace(op, inputs=inputs))
+            return
+        entry = self.catalogue[self.terms.nodes[number][self.pick[number]].signature]
+        self.values.append(entry.output)
+        self.built[number] = len(self.values) - 1
+        out = (self.built[number],)
+        made = Operation(entry.kernel, inputs, out, entry.params, remat=entry.remat)
+        instead = self.instead.get(number, -1)
+        if instead >= 0:
+            model = self.graph.operations[instead]
+            made = replace(made, source=model.source, scope=model.scope)
+        self.operations.append(made)
+        self._blame(number, self.terms.nodes[number][self.pick[number]].signature)
+
+    def _is_own(self, v: int, node: Node) -> bool:
+        """Whether a node is the very operation that makes v, or one equal to it."""
+        if node.value == v:
+            return True
+        if node.signature < 0 or v not in self.producers or node.value < 0:
+            return False
+        op = self.graph.operations[self.producers[v]]
+        like = self.graph.operations[self.producers[node.value]]
+        return (
+            node.operands == tuple(self.terms.class_of[u] for u in op.inputs)
+            and (op.kernel, op.params, op.remat) == (like.kernel, like.params, like.remat)
+            and self.graph.values[v] == self.graph.values[node.value]
+        )
+
+    def _blame(self, c: int, *signatures: int) -> None:
+        """Note the rules that made nodes of a class (-1: that merged two classes)."""
+        for s in signatures:
+            self.rules |= self.terms.made.get((c, s), frozenset())

@@ -1,0 +1,151 @@
+"""Recompute: forms of a program that hold less memory and compute some values a second time.
+
+Candidates run over prices of memory, at the checkpoints that leave the least on one device. Those
+that lower the peak there, and that no other dominates, are searched beside the form they come from.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.quantities import format_quantity
+from tapestry_egg.schedule.kernels import Schedule, scheduled
+from tapestry_egg.schedule.one_device import unit_seconds
+
+from .checkpoints import Checkpoints, Flow
+from .derivation import digest
+from .forms import Form
+from .second_instances import Recomputation, with_second_instances
+
+#: The name of this change of a program in the rules and steps of plans.
+RULE = "recompute"
+#: Forms with second instances that are searched at most.
+MOST_FORMS = 1
+#: The share of the peak on one device that a form must save.
+LEAST_SAVED = 0.03
+# Prices of memory: what all that is kept costs, in the time of the program.
+_PRICES = (0.1, 0.3, 1.0, 100.0)
+# Bytes that a segment may compute again, as shares of all that is kept past the peak.
+_LARGEST = (0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)
+# How far apart two estimates are that may be in the wrong order.
+_UNSURE = 1.2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A program with second instances, and its schedule: seconds and peak bytes are estimates for
+    one device."""
+
+    graph: BlockGraph
+    plan: Schedule
+    chosen: Recomputation
+    seconds: float
+    peak: float
+
+
+def candidates(plan: Schedule, target: Target, most: int | None = None) -> list[Candidate]:
+    """The program that was scheduled (`schedule.scheduled`), and those that compute some of its
+    values twice and hold less memory, none of them dominated by another.
+
+    By falling peak; the first is the program itself. With `most`, only so many others are wanted,
+    those whose product of seconds and peak is least: what is estimated to be far above them is left
+    out.
+    """
+    graph, feedback = plan.program.bodies[0].graph, plan.program.feedback
+    flow = Flow(plan)
+    points = Checkpoints(flow, target)
+    seconds = points.seconds
+    given = Candidate(graph, plan, Recomputation(-1, ()), seconds, flow.peak)
+    if not seconds or points.crossing <= LEAST_SAVED * flow.peak:
+        return [given]
+    cuts = min((points.cuts(x * points.crossing) for x in _LARGEST), key=points.remains)
+    promised: dict[Recomputation, float] = {}
+    for price in _PRICES:
+        again = points.units(cuts, price * seconds / points.crossing)
+        chosen = points.recomputation(again)
+        if chosen.segments and chosen not in promised:
+            promised[chosen] = math.prod(points.estimate(again))
+    made: dict[Recomputation, Candidate] = {}
+    front, enough = [given], math.inf
+    for chosen in sorted(promised, key=lambda c: promised[c]):
+        if promised[chosen] > enough:
+            break
+        made[chosen] = _candidate(graph, chosen, feedback, target)
+        front = _front([given, *(made[c] for c in promised if c in made)])
+        if most is not None and len(front) > most:
+            enough = min(enough, promised[chosen] * _UNSURE)
+    return front
+
+
+def _candidate(
+    graph: BlockGraph, chosen: Recomputation, feedback: Mapping[int, int], target: Target
+) -> Candidate:
+    made = with_second_instances(graph, chosen)
+    plan = scheduled(made, feedback)
+    seconds = sum(unit_seconds(plan.program, unit, target) for unit in plan.units)
+    return Candidate(made, plan, chosen, seconds, Flow(plan).peak)
+
+
+def _front(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other one dominates: from the fastest, each saves memory."""
+    inorder = sorted(found, key=lambda c: (c.seconds, c.peak))
+    front = inorder[:1]
+    for c in inorder[1:]:
+        if c.peak < front[-1].peak * (1.0 - LEAST_SAVED):
+            front.append(c)
+    return front
+
+
+def recomputing(
+    form: Form, plan: Schedule, target: Target, most: int = MOST_FORMS
+) -> tuple[tuple[Form, Schedule], ...]:
+    """At most `most` forms that compute some of a form's values twice and hold less memory, with
+    their schedules; `plan` is that of the form.
+
+    Those whose product of seconds and peak is least: the areas that they add to a front.
+    """
+    if most <= 0:
+        return ()
+    with _uncollected():
+        given, *others = candidates(plan, target, most)
+    picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
+    left = len(others) - len(picked)
+    return tuple(
+        (replace(_form(form, given, c), others=left), c.plan)
+        for c in sorted(picked, key=lambda c: c.seconds)
+    )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the collector of cycles: copies of a large program, which have none, make it look
+    through all that there is again and again."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _form(form: Form, given: Candidate, c: Candidate) -> Form:
+    values = [v for segment in c.chosen.segments for v in segment]
+    step = RuleStep(
+        (RULE,),
+        f"{len(values)} values in {len(c.chosen.segments)} segments",
+        f"second instances for the operations after %{c.chosen.boundary}: on one device "
+        f"{format_quantity(given.peak, 'peak_bytes')} -> {format_quantity(c.peak, 'peak_bytes')}, "
+        f"{c.seconds / given.seconds - 1.0:+.1%} time",
+        digest(c.graph),
+        numbers=c.chosen.numbers(),
+    )
+    rules = tuple(sorted({*form.rules, RULE}))
+    return Form(c.graph, rules, form.saturated, (*form.steps, step))

@@ -1,0 +1,288 @@
+"""Wants: what rules ask of Python between iterations, and the egglog text that asks it.
+
+egglog computes no shapes. A rule whose actions build unseen signatures is split in two: where its
+body matches, one half adds a `want` row of the signatures it looks at; Python answers such a row by
+evaluating the rule's guard and recipe, and loads `granted` and `wanted` facts; the other half then
+fires. Every term that a rule builds is recorded as `made`, so that a form can name its rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.errors import RuleError, TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.language.scopes import Names, Scope
+from tapestry_egg.metakernels.signatures.parameters import hashable, plain, readable
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.rules.language.book import Rule, commands
+from tapestry_egg.rules.language.recipe import MOST_GIVEN, Want
+from tapestry_egg.rules.language.rewrites import defaults
+
+Row = tuple[int | str, ...]
+# Faults of whoever wrote an expression. Any other (an index beyond the end of a list, a division
+# that is not exact) only says that the rule does not apply to these signatures.
+_AUTHORS = (
+    "is not a name here",
+    "is not an attribute of",
+    "there is no function",
+    "are not the types of operands",
+    "is defined by itself",
+)
+#: The constructors of terms in schema.egg: kernels by their number of operands.
+OPERATORS = tuple(f"Op{k}" for k in range(6))
+#: An egglog form: an atom, or a list of forms.
+Form = str | list["Form"]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A kernel with its parameters on operands of given types; it has one output."""
+
+    kernel: str
+    params: Mapping[str, Any]
+    inputs: tuple[TensorType, ...]
+    output: TensorType
+    remat: int | None  # operations of different recomputed regions never count as equal
+
+    @property
+    def signature(self) -> OperationSignature:
+        return registry.signature(self.kernel, self.params, self.inputs, (self.output,))
+
+    @cached_property
+    def described(self) -> Mapping[str, Any]:
+        """What the expressions of a rule see of it."""
+        return _Described(self)
+
+
+class _Described(Mapping[str, Any]):
+    """The attributes of an applied kernel, each computed when it is first asked for."""
+
+    def __init__(self, applied: Applied) -> None:
+        self._made: dict[str, Callable[[], Any]] = {
+            "kernel": lambda: applied.kernel,
+            "params": cache(lambda: readable(applied.params)),
+            "inputs": lambda: applied.inputs,
+            "output": lambda: applied.output,
+            "flops": cache(lambda: _flops(applied.signature)),
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def _flops(signature: OperationSignature) -> float:
+    return evaluate(signature.flops, signature.extents)
+
+
+class Catalogue:
+    """The signatures of one program, numbered, those that rules wanted included."""
+
+    def __init__(self) -> None:
+        self.entries: list[Applied] = []
+        self.reason = ""  # why the last answer was None
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, a: Applied) -> int:
+        """The number of an entry; equal entries share one."""
+        key = (a.kernel, hashable(a.params), a.inputs, a.output, a.remat)
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.entries)
+            self.entries.append(a)
+        return found
+
+    def answer(self, rule: Rule, given: Sequence[int]) -> dict[str, int] | None:
+        """Numbers of the signatures that a rule wants for the given ones; None if it must not fire.
+
+        Raises RuleError, with the place in the rule's file, when an expression has a fault.
+        """
+        recipe = rule.recipe
+        assert recipe is not None
+        self.reason = ""
+        entries = [self.entries[s] for s in given]
+        if len({e.remat for e in entries}) > 1:
+            return None
+        made: dict[str, Applied] = {}
+        failed: list[str] = []
+
+        def make(name: str, want: Want) -> Any:
+            model = entries[recipe.given.index(want.like)] if want.like else None
+            kernel = model.kernel if model else want.kernel
+            params = dict(model.params) if model else {}
+            params.update({k: plain(value(scope)) for k, value in want.params.items()})
+            params = defaults(kernel, params) if model is None else params
+            inputs = want.inputs(scope)
+            if not isinstance(inputs, tuple) or not all(isinstance(t, TensorType) for t in inputs):
+                raise want.inputs.error(f"{inputs!r:.60} are not the types of operands")
+            try:
+                (output,) = registry.signature(kernel, params, inputs).output_types
+            except TemplateError:
+                failed.append(name)  # no template fits these operands: the rule does not apply
+                raise
+            made[name] = Applied(kernel, params, inputs, output, entries[0].remat)
+            return made[name].described
+
+        def computed(name: str, want: Want) -> Any:
+            return lambda _: make(name, want)
+
+        let: dict[str, Any] = {f"${k}": v for k, v in recipe.let.items()}
+        let.update({f"${k}": computed(k, w) for k, w in recipe.wants.items()})
+        scope: Scope = Names(let)
+        assert isinstance(scope, Names)
+        scope.update({f"${g}": e.described for g, e in zip(recipe.given, entries, strict=True)})
+        try:
+            if not all(guard(scope) for guard in recipe.guards):
+                return None
+            for name in recipe.wants:
+                scope[f"${name}"]
+        except TemplateError as e:
+            self.reason = e.what
+            if failed or not any(x in e.what for x in _AUTHORS):
+                return None
+            raise RuleError(
+                f"rule {rule.name!r}: {e.what}", where=e.where or rule.where, hint=e.hint
+            ) from None
+        return {name: self.number(entry) for name, entry in made.items()}
+
+
+def splat(array: Any) -> str | None:
+    """A scalar constant as rules write it; None for any other constant."""
+    value = np.asarray(array)
+    number = value.ndim == 0 and (value.dtype.kind in "biuf" or value.dtype.name == "bfloat16")
+    return repr(float(value)) if number else None
+
+
+def answers(
+    rule: Rule, given: Sequence[int], found: Mapping[str, int] | None
+) -> Iterator[tuple[str, Row]]:
+    """The facts that answer one `want` row, as (relation, row)."""
+    if found is None:
+        return
+    padded = (*given, *(-1,) * (MOST_GIVEN - len(given)))
+    yield "granted", (rule.name, *padded)
+    for name, number in found.items():
+        yield "wanted", (rule.name, name, *padded, number)
+
+
+def rule_forms(rule: Rule) -> list[str]:
+    """The egglog commands that stand for a rule of the program's algebra.
+
+    Raises RuleError for a rule whose wants are not bound to signatures in its body.
+    """
+    out: list[str] = []
+    for _, _, text in commands(rule.egg):
+        form = parse(text)
+        for body, actions in rule_sides(form):
+            out.extend(_split(rule, body, actions))
+        if isinstance(form, list) and form[0] == "relation":
+            out.append(text)
+    return out
+
+
+def rule_sides(form: Form) -> list[tuple[list[Form], list[Form]]]:
+    """(body, actions) of a rule; rewrites are rules that unite their two sides."""
+    if isinstance(form, str):
+        return []
+    head, *rest = form
+    if head == "rule":
+        body, actions = rest[0], rest[1]
+        assert isinstance(body, list) and isinstance(actions, list)
+        return [(body, actions)]
+    if head not in ("rewrite", "birewrite"):
+        return []
+    when = rest[rest.index(":when") + 1] if ":when" in rest else []
+    assert isinstance(when, list)
+    sides = [(rest[0], rest[1])] + ([(rest[1], rest[0])] if head == "birewrite" else [])
+    return [([["=", "whole__", a], *when], [["union", "whole__", b]]) for a, b in sides]
+
+
+def _split(rule: Rule, body: list[Form], actions: list[Form]) -> list[str]:
+    record: list[Form] = []
+    for action in actions:
+        record.extend(_records(rule.name, action))
+    actions = [*actions, *record]
+    recipe = rule.recipe
+    if recipe is None or not any(_mentions(body, g) for g in recipe.given):
+        return [show(["rule", body, actions])]
+    missing = [g for g in recipe.given if not _mentions(body, g)]
+    if missing:
+        raise RuleError(
+            f"rule {rule.name!r} does not bind {missing[0]!r}, which is in `given`",
+            where=rule.where,
+        )
+    given: list[Form] = [*recipe.given, *("-1",) * (MOST_GIVEN - len(recipe.given))]
+    quoted = f'"{rule.name}"'
+    used = [name for name in recipe.wants if _mentions(actions, name)]
+    guarded: list[Form] = [*body, ["granted", quoted, *given]]
+    guarded += [["=", name, ["wanted", quoted, f'"{name}"', *given]] for name in used]
+    return [
+        show(["rule", body, [["want", quoted, *given]]]),
+        show(["rule", guarded, actions]),
+    ]
+
+
+def _records(name: str, form: Form) -> Iterator[Form]:
+    """`made` actions for every term that an action builds, and for merging two classes."""
+    if not isinstance(form, list):
+        return
+    if form[0] == "union" and all(isinstance(x, str) for x in form[1:]):
+        yield ["made", f'"{name}"', form[1], "-1"]
+    if isinstance(form[0], str) and form[0] in OPERATORS:
+        yield ["made", f'"{name}"', form, form[1]]
+    for part in form[1:]:
+        yield from _records(name, part)
+
+
+def _mentions(form: Form, name: str) -> bool:
+    return form == name if isinstance(form, str) else any(_mentions(f, name) for f in form)
+
+
+def parse(text: str) -> Form:
+    """An egglog form as nested lists; strings keep their quotes, comments are dropped."""
+    stack: list[list[Form]] = [[]]
+    at, n = 0, len(text)
+    while at < n:
+        c = text[at]
+        if c == ";":
+            while at < n and text[at] != "\n":
+                at += 1
+        elif c == "(":
+            stack.append([])
+            at += 1
+        elif c == ")":
+            done = stack.pop()
+            stack[-1].append(done)
+            at += 1
+        elif c.isspace():
+            at += 1
+        else:
+            end = at + 1
+            if c == '"':
+                end = text.index('"', end) + 1
+            else:
+                while end < n and not text[end].isspace() and text[end] not in '();"':
+                    end += 1
+            stack[-1].append(text[at:end])
+            at = end
+    return stack[0][0]
+
+
+def show(form: Form) -> str:
+    """The text of a form."""
+    return form if isinstance(form, str) else f"({' '.join(map(show, form))})"

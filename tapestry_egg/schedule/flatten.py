@@ -1,0 +1,418 @@
+"""The flat program: a block graph and the bodies of its loops as one list of operation instances.
+
+Every boundary becomes a *port*, an instance whose kernel is the identity and whose strategies come
+from the same generic split rule as everyone else's:
+
+port           reads                          produces                       partial values
+`input`        -                              a graph input                  no
+`constant`     -                              a constant (not cut)           no
+`output`       a graph output                 -                              no
+`state`        the output that feeds back     the donated input              no
+`invariant`    an outer value                 the value inside the region    yes
+`stream`       an outer stack `[T, d...]`     its slice `[d...]` inside      yes
+`stack`        a slice inside                 the outer stack                yes
+`carry`        initial value, carried value   value inside, final value      yes
+`branch`       each branch's result           the result outside             yes
+`predicate`    the condition                  -                              no
+
+So a loop's carry keeps one layout because one identity has one strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from tapestry_egg.errors import ExtractError, GraphError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.metakernels.signatures.signature import (
+    IndexDim,
+    OperationSignature,
+    Passage,
+    Role,
+)
+from tapestry_egg.zspace import Projection
+
+if TYPE_CHECKING:
+    from tapestry_egg.plans.plan import RuleStep
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One operation or port of the flat program; value ids are the flat program's."""
+
+    signature: OperationSignature
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weight: float  # how often one step runs it
+    body: int
+    operation: int = -1  # index in the body's graph; -1 for ports
+    port: str = ""
+    input_weights: tuple[float, ...] = ()  # how often a copy made for each operand would run
+
+
+@dataclass(frozen=True)
+class Body:
+    """One graph of the nest. `values[v]` is the flat id of the graph's value v."""
+
+    graph: BlockGraph
+    parent: int  # body that holds the region operation; -1 for the program itself
+    operation: int  # the region operation in the parent's graph
+    region: int
+    weight: float
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FlatProgram:
+    """Instances in program order over numbered values."""
+
+    bodies: tuple[Body, ...]
+    instances: tuple[Instance, ...]
+    types: tuple[TensorType, ...]
+    feedback: Mapping[int, int]  # graph output position -> graph input position
+    spans: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()  # those that made this form of the program from the one given
+    steps: tuple[RuleStep, ...] = ()  # and how
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Value -> its bytes."""
+        return tuple([t.nbytes for t in self.types])
+
+    @cached_property
+    def body_of(self) -> tuple[int, ...]:
+        """Value -> the body that it is a value of."""
+        out = [0] * len(self.types)
+        for b, body in enumerate(self.bodies):
+            for v in body.values:
+                out[v] = b
+        return tuple(out)
+
+
+@cache
+def identity_signature(
+    kernel: str, tensor: TensorType, reads: int, gives: int, *, partial: bool, whole: bool = False
+) -> OperationSignature:
+    """Signature of an identity between `reads` operands and `gives` outputs of one tensor type."""
+    same = Projection.identity(tensor.rank)
+    box = Projection(
+        tuple((0,) * tensor.rank for _ in tensor.shape),
+        (0,) * tensor.rank,
+        tensor.shape,
+        index_rank=tensor.rank,
+    )
+    through = box if whole else same
+    role: Role = "whole" if whole else "map"
+    return OperationSignature(
+        kernel=kernel,
+        index=tuple(IndexDim(f"d{k}", n, role) for k, n in enumerate(tensor.shape)),
+        inputs=(through,) * reads,
+        outputs=(through,) * gives,
+        input_types=(tensor,) * reads,
+        output_types=(tensor,) * gives,
+        passages=(Passage(tuple(range(reads)), "sum", "sum"),) if partial and reads else (),
+        reads=(None,) * reads,
+        fusion="view",
+    )
+
+
+def stack_signature(
+    kernel: str, inner: TensorType, length: int, *, inside: bool
+) -> OperationSignature:
+    """Identity between a stack `[T, d...]` and its slice `[d...]`; T is never cut.
+
+    `inside` says that the slice is the output (a stream), otherwise the stack is (a stack).
+    """
+    outer = TensorType((length, *inner.shape), inner.dtype, inner.weak)
+    r = inner.rank
+    index = (
+        IndexDim("t", length, "whole"),
+        *(IndexDim(f"d{k}", n, "map") for k, n in enumerate(inner.shape)),
+    )
+    eye = tuple(tuple(int(c == k + 1) for c in range(r + 1)) for k in range(r))
+    slice_ = Projection(eye, (0,) * r, (1,) * r, index_rank=r + 1)
+    stack = Projection(
+        ((0,) * (r + 1), *eye), (0,) * (r + 1), (length, *(1,) * r), index_rank=r + 1
+    )
+    return OperationSignature(
+        kernel=kernel,
+        index=index,
+        inputs=(stack,) if inside else (slice_,),
+        outputs=(slice_,) if inside else (stack,),
+        input_types=(outer,) if inside else (inner,),
+        output_types=(inner,) if inside else (outer,),
+        passages=(Passage((0,), "sum", "sum"),),
+        reads=(None,),
+        fusion="view",
+    )
+
+
+def feedback_pairs(graph: BlockGraph, state: Mapping[str, str] | None = None) -> dict[int, int]:
+    """Which outputs feed back as which inputs: output position -> input position.
+
+    A donated input pairs with the output of the same pytree path and type; `state` adds pairs by
+    path or prefix, `{"[0]": "[1]"}` for output [0], and all that is in it, that becomes argument
+    [1]. Raises ExtractError for a path of `state` that no output or no input has, and for a pair of
+    two types.
+    """
+    inputs = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
+    outputs = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
+    by_name = {name: i for i, name in enumerate(inputs)}
+    named = dict(state or {})
+    for path in named:
+        if not any(is_below(path, name) for name in outputs):
+            raise _no_such_path("output", path, f"state[{path!r}]", outputs)
+    pairs: dict[int, int] = {}
+    named_pairs: dict[int, int] = {}
+    for j, name in enumerate(outputs):
+        above = max((path for path in named if is_below(path, name)), key=len, default=None)
+        becomes = name if above is None else named[above] + name[len(above) :]
+        i = by_name.get(becomes)
+        if i is None:
+            if above is not None:
+                raise _no_such_path("input", becomes, f"state[{above!r}]", inputs)
+            continue
+        a, b = graph.values[graph.inputs[i]], graph.values[graph.outputs[j]]
+        same = (a.shape, a.dtype) == (b.shape, b.dtype)
+        if above is not None and not same:
+            raise ExtractError(
+                f"output {name or 0} is {b}, input {becomes} is {a}",
+                where=f"state[{above!r}]",
+                hint="What feeds back has the shape and dtype of what it becomes.",
+            )
+        donated = bool(graph.donated) and graph.donated[i]
+        if above is not None and i in named_pairs.values():
+            raise ExtractError(
+                f"two outputs become input {becomes}",
+                where=f"state[{above!r}]",
+                hint="An input is one output of the call before.",
+            )
+        if above is not None:
+            named_pairs[j] = i
+        elif same and donated:
+            pairs[j] = i
+    # What the user says goes before what the names suggest.
+    taken = set(named_pairs.values())
+    return {**{j: i for j, i in pairs.items() if i not in taken}, **named_pairs}
+
+
+def is_below(path: str, name: str) -> bool:
+    """Whether `path` is `name` or leads to it: `[0]` to `[0]['w']` and to `[0].mu`, not `[01]`."""
+    return name.startswith(path) and name[len(path) : len(path) + 1] in ("", "[", ".")
+
+
+def _no_such_path(what: str, path: str, where: str, names: tuple[str, ...]) -> ExtractError:
+    return ExtractError(
+        f"no {what} lies at {path!r}",
+        where=where,
+        hint=f"{what.capitalize()}s are named by their paths: {close_paths(path, names)}.",
+    )
+
+
+def close_paths(path: str, names: Sequence[str]) -> str:
+    """The paths most like one that does not exist, or the first there are; for messages."""
+    found = get_close_matches(path, names, 3, 0.3) or list(names[:3])
+    return ", ".join(repr(n) if not n else n for n in found) + (", ..." if len(names) > 3 else "")
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.types: list[TensorType] = []
+        self.bodies: list[Body] = []
+        self.instances: list[Instance] = []
+        self.spans: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def value(self, tensor: TensorType) -> int:
+        self.types.append(tensor)
+        return len(self.types) - 1
+
+    def port(
+        self,
+        kind: str,
+        signature: OperationSignature,
+        reads: list[int],
+        gives: list[int],
+        body: int,
+        weight: float,
+        input_weights: tuple[float, ...] | None = None,
+    ) -> None:
+        self.instances.append(
+            Instance(
+                signature,
+                tuple(reads),
+                tuple(gives),
+                weight,
+                body,
+                port=kind,
+                input_weights=input_weights or (weight,) * len(reads),
+            )
+        )
+
+    def identity(
+        self,
+        kind: str,
+        reads: list[int],
+        gives: list[int],
+        body: int,
+        weight: float,
+        *,
+        partial: bool,
+        whole: bool = False,
+        input_weights: tuple[float, ...] | None = None,
+    ) -> None:
+        tensor = self.types[(reads + gives)[0]]
+        signature = identity_signature(
+            f"port_{kind}", tensor, len(reads), len(gives), partial=partial, whole=whole
+        )
+        self.port(kind, signature, reads, gives, body, weight, input_weights)
+
+    def open_body(
+        self, graph: BlockGraph, parent: int, operation: int, region: int, weight: float
+    ) -> int:
+        values = tuple(self.value(t) for t in graph.values)
+        self.bodies.append(Body(graph, parent, operation, region, weight, values))
+        number = len(self.bodies) - 1
+        for v in graph.constants:
+            self.identity("constant", [], [values[v]], number, weight, partial=False, whole=True)
+        return number
+
+    def fill_body(self, number: int) -> None:
+        from tapestry_egg.metakernels import registry
+
+        body = self.bodies[number]
+        for i, op in enumerate(body.graph.operations):
+            reads = [body.values[v] for v in op.inputs]
+            gives = [body.values[v] for v in op.outputs]
+            if op.regions:
+                start = len(self.instances)
+                self.region(op, i, number, reads, gives)
+                self.spans[number, i] = (start, len(self.instances))
+                continue
+            signature = registry.signature_of(
+                op, tuple([self.types[v] for v in reads]), tuple([self.types[v] for v in gives])
+            )
+            if op.effectful:
+                signature = registry.opaque(
+                    op.kernel, signature.input_types, signature.output_types, once=True
+                )
+            self.instances.append(
+                Instance(
+                    signature,
+                    tuple(reads),
+                    tuple(gives),
+                    body.weight,
+                    number,
+                    operation=i,
+                    input_weights=(body.weight,) * len(reads),
+                )
+            )
+
+    def region(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+        handler = {"scan": self.scan, "while": self.while_, "cond": self.cond}.get(op.kernel)
+        if handler is None:
+            raise GraphError(
+                f"unknown region operation {op.kernel!r}",
+                where=str(op.source),
+                hint="Regions are scan, while and cond.",
+            )
+        handler(op, i, outer, reads, gives)
+
+    def scan(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+        length = int(op.params["length"])
+        w = self.bodies[outer].weight
+        inner_w = w * length
+        body = self.open_body(op.regions[0], outer, i, 0, inner_w)
+        inside = [self.bodies[body].values[v] for v in op.regions[0].inputs]
+        leaving = [self.bodies[body].values[v] for v in op.regions[0].outputs]
+        for k in range(consts):
+            self.identity("invariant", [reads[k]], [inside[k]], outer, w, partial=True)
+        for k in range(consts + carries, len(reads)):
+            signature = stack_signature("port_stream", self.types[inside[k]], length, inside=True)
+            self.port("stream", signature, [reads[k]], [inside[k]], outer, w)
+        for k in range(carries):
+            self.identity(
+                "carry",
+                [reads[consts + k], leaving[k]],
+                [inside[consts + k], gives[k]],
+                outer,
+                w,
+                partial=True,
+                input_weights=(w, inner_w),
+            )
+        self.fill_body(body)
+        for k in range(carries, len(gives)):
+            signature = stack_signature("port_stack", self.types[leaving[k]], length, inside=False)
+            self.port("stack", signature, [leaving[k]], [gives[k]], outer, w, (inner_w,))
+
+    def while_(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+        nc, nb = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
+        w = self.bodies[outer].weight
+        test = self.open_body(op.regions[0], outer, i, 0, w)
+        body = self.open_body(op.regions[1], outer, i, 1, w)
+        in_test = [self.bodies[test].values[v] for v in op.regions[0].inputs]
+        in_body = [self.bodies[body].values[v] for v in op.regions[1].inputs]
+        leaving = [self.bodies[body].values[v] for v in op.regions[1].outputs]
+        for k in range(nc):
+            self.identity("invariant", [reads[k]], [in_test[k]], outer, w, partial=True)
+        for k in range(nb):
+            self.identity("invariant", [reads[nc + k]], [in_body[k]], outer, w, partial=True)
+        for k, final in enumerate(gives):
+            self.identity(
+                "carry",
+                [reads[nc + nb + k], leaving[k]],
+                [in_test[nc + k], in_body[nb + k], final],
+                outer,
+                w,
+                partial=True,
+            )
+        self.fill_body(test)
+        verdict = self.bodies[test].values[op.regions[0].outputs[0]]
+        self.identity("predicate", [verdict], [], outer, w, partial=False, whole=True)
+        self.fill_body(body)
+
+    def cond(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+        w = self.bodies[outer].weight
+        self.identity("predicate", [reads[0]], [], outer, w, partial=False, whole=True)
+        branches = [self.open_body(g, outer, i, r, w) for r, g in enumerate(op.regions)]
+        for k, v in enumerate(reads[1:]):
+            inner = [
+                self.bodies[b].values[g.inputs[k]]
+                for b, g in zip(branches, op.regions, strict=True)
+            ]
+            self.identity("invariant", [v], inner, outer, w, partial=True)
+        for b in branches:
+            self.fill_body(b)
+        for k, v in enumerate(gives):
+            leaving = [
+                self.bodies[b].values[g.outputs[k]]
+                for b, g in zip(branches, op.regions, strict=True)
+            ]
+            self.identity("branch", leaving, [v], outer, w, partial=True)
+
+
+def flatten(graph: BlockGraph, feedback: Mapping[int, int] | None = None) -> FlatProgram:
+    """Flatten a block graph with its regions into instances; `feedback` as `feedback_pairs` gives.
+
+    Raises GraphError for a region operation that it does not know.
+    """
+    pairs = dict(feedback_pairs(graph) if feedback is None else feedback)
+    f = _Flattener()
+    top = f.open_body(graph, -1, -1, 0, 1.0)
+    values = f.bodies[top].values
+    returning = {i: j for j, i in pairs.items()}
+    for i, v in enumerate(graph.inputs):
+        if i in returning:
+            out = values[graph.outputs[returning[i]]]
+            f.identity("state", [out], [values[v]], top, 1.0, partial=False)
+        else:
+            f.identity("input", [], [values[v]], top, 1.0, partial=False)
+    f.fill_body(top)
+    for j, v in enumerate(graph.outputs):
+        if j not in pairs:
+            f.identity("output", [values[v]], [], top, 1.0, partial=False)
+    return FlatProgram(tuple(f.bodies), tuple(f.instances), tuple(f.types), pairs, dict(f.spans))

@@ -1,0 +1,167 @@
+"""Lifetimes: when each value is in memory, on a time line of two ticks per unit.
+
+At tick 2u the copies that unit u reads are made (collectives: source and destination are both
+there), at tick 2u + 1 the unit runs (operands and results are there). This is XLA's buffer
+assignment over a sequential schedule (xla/service/buffer_assignment.cc): a buffer is live from the
+instruction that defines it to its last reader, and
+
+- inputs live throughout, and so do the program's results once made; a donated input's buffer
+  serves the new state that takes its place, if nothing reads the old one after that;
+- an elementwise result takes over the buffer of an operand of the same type that dies there, and
+  so does a scatter that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
+- views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
+  both keep alive what they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
+
+from .kernels import Fusion, Schedule, fusion
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Where value v lives: from tick `made[v]`, read last by what happens at `last[v]` and one
+    tick later. `reads_at[u, v]` is the tick of the copies that unit u makes of v, `reads_until`
+    that of the last unit that reads v, or such a copy, by way of u."""
+
+    made: tuple[int, ...]
+    last: tuple[int, ...]
+    reads_at: dict[tuple[int, int], int]
+    reads_until: dict[tuple[int, int], int]
+    free: tuple[bool, ...]  # takes no memory of its own (alias, view, constant, fused)
+    times: int
+
+
+def lifetimes(plan: Schedule) -> Lifetimes:
+    """Lifetimes of all values over the fixed order of the schedule."""
+    return _Lives(plan).build()
+
+
+class _Lives:
+    def __init__(self, plan: Schedule) -> None:
+        self.plan, self.program = plan, plan.program
+        self.fusion: Fusion = fusion(plan)
+        self.end = 2 * len(plan.units) + 2
+        n = len(plan.program.types)
+        self.made = [0] * n
+        self.last = [-1] * n
+        self.free = [False] * n
+        self.reads_at: dict[tuple[int, int], int] = {}
+        self.reads_until: dict[tuple[int, int], int] = {}
+        self.spans = sorted(_region_units(plan), key=lambda s: s[1] - s[0])
+
+    def build(self) -> Lifetimes:
+        self._make()
+        self._read()
+        self._hold()
+        self._boundary()
+        self._take_over()
+        return Lifetimes(
+            tuple(self.made),
+            tuple(self.last),
+            self.reads_at,
+            self.reads_until,
+            tuple(self.free),
+            self.end,
+        )
+
+    def _make(self) -> None:
+        for u, unit in enumerate(self.plan.units):
+            root = self.program.instances[unit.root]
+            for v in unit.outputs:
+                self.made[v] = 2 * u + 1
+                if root.port == "stack":
+                    begin = [a for a, b in self.spans if a <= u <= b]
+                    self.made[v] = 2 * begin[0] + 1 if begin else 2 * u + 1
+                if root.port in ("constant", "invariant"):
+                    self.free[v] = True
+
+    def _read(self) -> None:
+        """What leaves the program, or a region, is read when it is made."""
+        for u, unit in enumerate(self.plan.units):
+            root = self.program.instances[unit.root]
+            for i, _, v in unit.reads:
+                inside = self.program.instances[i].body != self.program.body_of[v]
+                at_once = root.port in ("state", "output") or (
+                    root.port in ("carry", "stack", "branch") and inside
+                )
+                at = self.made[v] + 1 if at_once else 2 * u
+                self.reads_at[u, v] = at
+                self.last[v] = max(self.last[v], self.end if root.port == "output" else at)
+        self.reads_until = dict(self.reads_at)
+        for v, t in enumerate(self.made):
+            self.last[v] = max(self.last[v], t - 1)
+
+    def _hold(self) -> None:
+        """Views, fused units and what a region reads from outside keep their sources alive."""
+        for u, unit in reversed(list(enumerate(self.plan.units))):
+            members = [self.program.instances[i] for i in unit.members]
+            port = members[-1].port
+            view = not port and all(m.signature.fusion == "view" for m in members)
+            if self.fusion.within[u] or view or port == "invariant":
+                for v in unit.outputs:
+                    self.free[v] = True
+                    for _, _, source in unit.reads:
+                        until = max(self.reads_until[u, source], self.last[v])
+                        self.reads_until[u, source] = until
+                        self.last[source] = max(self.last[source], until)
+
+    def _boundary(self) -> None:
+        for unit in self.plan.units:
+            root = self.program.instances[unit.root]
+            if root.port == "state":
+                (new,), (old,) = root.inputs, root.outputs
+                new = constrained_source(self.plan, new)
+                maker = self.program.instances[self.plan.units[self.plan.producer[new]].root]
+                if not maker.port:
+                    # Written where the old state was, unless that is still to be read; a view of
+                    # something else is not written at all.
+                    self.free[new] = self.free[new] or self.last[old] <= self.made[new]
+                    self.last[new] = max(self.last[new], self.last[old])
+                self.made[old], self.last[old] = 0, self.end
+            elif root.port == "input":
+                (v,) = root.outputs
+                self.made[v], self.last[v] = 0, self.end
+
+    def _take_over(self) -> None:
+        """Results that are written over an operand that nothing reads any more."""
+        types = self.program.types
+        for u, unit in enumerate(self.plan.units):
+            root = self.program.instances[unit.root]
+            if root.port or len(unit.outputs) != 1 or self.free[unit.outputs[0]]:
+                continue
+            (v,) = unit.outputs
+            initial = {root.inputs[p] for p in root.signature.initial}
+            loop = root.signature.fusion == "loop"
+            dying = [
+                w
+                for w in (self.fusion.operands[u] if loop else initial)
+                if self.last[w] == 2 * u
+                and not self.free[w]
+                and types[w].shape == types[v].shape
+                and types[w].dtype == types[v].dtype
+            ]
+            if dying:
+                self.made[v] = max(self.made[v], 2 * u + 2)
+
+
+def constrained_source(plan: Schedule, value: int) -> int:
+    """What a value is that only asks how another lies: that one."""
+    unit = plan.units[plan.producer[value]]
+    if plan.program.instances[unit.root].signature.kernel != CONSTRAINT or len(unit.members) > 1:
+        return value
+    return unit.reads[0][2]
+
+
+def _region_units(plan: Schedule) -> list[tuple[int, int]]:
+    """(first unit, last unit) of every region, by the instances that belong to it."""
+    out = []
+    for first, stop in plan.program.spans.values():
+        units = [u for u, unit in enumerate(plan.units) if first <= unit.root < stop]
+        if units:
+            out.append((min(units), max(units)))
+    return out

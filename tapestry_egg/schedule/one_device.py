@@ -1,0 +1,91 @@
+"""Time on one device: what a program or one of its operations costs before any mesh is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.costs import kernel_seconds
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.tracing.constants import without_prepared
+
+from .flatten import FlatProgram, flatten
+from .kernels import Unit, fuse, repeat_cheap
+
+
+def least_seconds(signature: OperationSignature, target: Target) -> float:
+    """The least seconds that one operation can add to a program.
+
+    Kernels that compilers fuse with nothing take their full time; views nothing; all others may run
+    inside their neighbours, and then add arithmetic but neither traffic nor a launch.
+    """
+    if signature.fusion == "view":
+        return 0.0
+    dtype = signature.output_types[0].dtype if signature.output_types else "float32"
+    flops = signature.whole_flops
+    if signature.fusion != "kernel":
+        return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
+    moved = signature.output_bytes + sum(signature.read_bytes)
+    return float(kernel_seconds(flops, moved, dtype, target, signature.contracts))
+
+
+def program_seconds(
+    graph: BlockGraph, target: Target, weights: Mapping[str, float] | None = None
+) -> float:
+    """Seconds of a whole program on one device, by the same model of fusion as plans are costed.
+
+    What it computes from constants alone is computed before it runs, and costs nothing. With
+    `weights`, kernels count by the `scope` of the operation that ends them.
+    """
+    program = flatten(repeat_cheap(without_prepared(graph)), {})
+    units = fuse(program)
+    if weights is None:
+        return sum(unit_seconds(program, unit, target) for unit in units)
+    total = 0.0
+    for unit in units:
+        weight = weights.get(_scope(program, unit.root), 0.0)
+        total += weight * unit_seconds(program, unit, target) if weight else 0.0
+    return total
+
+
+def region_shares(graph: BlockGraph, target: Target) -> dict[tuple[int, int], float]:
+    """The share of a program's seconds on one device that each region of its operations takes, what
+    is nested in it included; regions by the numbers of operation and region."""
+    program = flatten(graph, {})
+    shares: dict[tuple[int, int], float] = {}
+    total = 0.0
+    for unit in fuse(program):
+        seconds = unit_seconds(program, unit, target)
+        total += seconds
+        body = unit.body
+        while program.bodies[body].parent > 0:
+            body = program.bodies[body].parent
+        if body > 0:
+            key = (program.bodies[body].operation, program.bodies[body].region)
+            shares[key] = shares.get(key, 0.0) + seconds
+    return {key: seconds / total for key, seconds in shares.items()} if total else {}
+
+
+def _scope(program: FlatProgram, i: int) -> str:
+    """The scope of the operation of the program itself that an instance belongs to."""
+    body, operation = program.instances[i].body, program.instances[i].operation
+    while body > 0:
+        operation = program.bodies[body].operation
+        body = program.bodies[body].parent
+    return program.bodies[0].graph.operations[operation].scope if operation >= 0 else ""
+
+
+def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
+    """Seconds of one unit on one device, as often as one step runs it."""
+    members = [program.instances[i] for i in unit.members]
+    root = members[-1]
+    if root.port or all(m.signature.fusion == "view" for m in members):
+        return 0.0
+    flops = sum(m.signature.whole_flops for m in members)
+    moved = float(sum([program.sizes[v] for v in unit.outputs]))
+    for i, p, _ in unit.reads:
+        moved += program.instances[i].signature.read_bytes[p]
+    dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
+    matrix = any(m.signature.contracts for m in members)
+    return root.weight * float(kernel_seconds(flops, moved, dtype, target, matrix))

@@ -1,0 +1,157 @@
+"""Saturate: run the rules over the facts in egglog, and read back what they derived."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapestry_egg.egraphs.process import Budget as Budget
+from tapestry_egg.egraphs.process import EGraph
+from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.rules.language.book import RuleBook, commands, schema
+from tapestry_egg.scratch import scratch
+
+from .encode import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """One derived way to run an operation: axis lists over index dims, and the ports' layouts."""
+
+    cuts: tuple[tuple[int, ...], ...]  # per index dim: mesh axes, major to minor
+    passes: tuple[tuple[int, tuple[int, ...]], ...]  # (passage group, axes)
+    layouts: tuple[Layout, ...]  # operands, then outputs
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRow:
+    """One derived elementary change of layout."""
+
+    source: Layout
+    target: Layout
+    kind: str
+    axes: tuple[int, ...]
+    dim: int  # tensor dim, or -1
+    other: int  # second tensor dim (all-to-all), monoid number (reductions), or -1
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """What the rules derived: strategies per signature, and changes of layout."""
+
+    encoding: Encoding
+    strategies: tuple[tuple[StrategyRow, ...], ...]
+    changes: tuple[ChangeRow, ...]
+    saturated: bool
+    iterations: int
+    rows: int
+    seconds: float
+    matches: dict[str, int] = field(default_factory=dict)
+    timeline: tuple[Tick, ...] = ()
+    by_clock: bool = False  # whether time ended it before another budget did
+
+
+_ORDER = ("fold", "sharding", "collectives")
+
+
+def saturate(
+    encoding: Encoding, books: Sequence[RuleBook], budget: Budget | None = None
+) -> Saturated:
+    """Load the facts, run every ruleset to its fixpoint or the budget, export the derivations.
+
+    Raises RuleError, with the rule's place in its file, when egglog refuses a rule.
+    """
+    budget = budget or Budget()
+    begin = time.perf_counter()
+    with (
+        scratch() as folder,
+        EGraph(folder) as egraph,
+    ):
+        egraph.declare(schema())
+        for book in books:
+            for rule in book.rules:
+                if rule.ruleset in _ORDER:
+                    egraph.add_rule(rule, [form for _, _, form in commands(rule.egg)])
+        for name, rows in encoding.facts.items():
+            egraph.load(name, rows)
+        finished = True
+        done = 0
+        for ruleset in _ORDER:
+            stopped, ran = egraph.fixpoint(ruleset, budget)
+            finished = finished and stopped
+            done += ran
+        tables = egraph.tables(("strategy", "layout", "change", "Whole", "Cut", "Pass"))
+        return Saturated(
+            encoding=encoding,
+            strategies=_strategies(encoding, tables, finished),
+            changes=_changes(encoding, tables),
+            saturated=finished,
+            iterations=done,
+            rows=egraph.rows(),
+            seconds=time.perf_counter() - begin,
+            matches=egraph.matches,
+            timeline=tuple(egraph.timeline),
+            by_clock=egraph.by_clock,
+        )
+
+
+def _strategies(
+    encoding: Encoding, tables: dict[str, list[tuple[Any, ...]]], finished: bool
+) -> tuple[tuple[StrategyRow, ...], ...]:
+    """Complete strategies per signature: those for which every port has a layout."""
+    lists = encoding.algebra.axis_lists
+    layouts = encoding.algebra.layouts
+    built: dict[Any, tuple[dict[int, tuple[int, ...]], tuple[tuple[int, tuple[int, ...]], ...]]]
+    built = {row[-1]: ({}, ()) for row in tables["Whole"]}
+    parts = {row[-1]: ("cut", row[:-1]) for row in tables["Cut"]}
+    parts |= {row[-1]: ("pass", row[:-1]) for row in tables["Pass"]}
+
+    def build(token: Any) -> Any:
+        if token not in built:
+            kind, (inner, number, which) = parts[token]
+            cuts, passes = build(inner)
+            if kind == "cut":
+                built[token] = ({**cuts, number: lists[which]}, passes)
+            else:
+                built[token] = (cuts, (*passes, (number, lists[which])))
+        return built[token]
+
+    at: dict[tuple[int, Any], dict[int, int]] = {}
+    for s, p, token, layout in tables["layout"]:
+        at.setdefault((s, token), {})[p] = layout
+    out: list[dict[StrategyRow, None]] = [{} for _ in encoding.signatures]
+    for s, token, _, _, *_ in tables["strategy"]:
+        signature = encoding.signatures[s]
+        ports = len(signature.inputs) + len(signature.outputs)
+        found = at.get((s, token), {})
+        if len(found) != ports:
+            continue
+        cuts, passes = build(token)
+        row = StrategyRow(
+            tuple(cuts.get(d, ()) for d in range(len(signature.index))),
+            passes,
+            tuple(layouts[found[p]] for p in range(ports)),
+        )
+        out[s][row] = None
+    for s, signature in enumerate(encoding.signatures):
+        if not out[s] and not finished:  # a budget ended it first: it runs everywhere, uncut
+            types = (*signature.input_types, *signature.output_types)
+            whole = tuple(Layout.replicated(t.rank) for t in types)
+            out[s][StrategyRow(tuple(() for _ in signature.index), (), whole)] = None
+    order = encoding.algebra.number
+    return tuple(
+        tuple(sorted(rows, key=lambda r: ([order[x] for x in r.layouts], r.cuts, r.passes)))
+        for rows in out
+    )
+
+
+def _changes(encoding: Encoding, tables: dict[str, list[tuple[Any, ...]]]) -> tuple[ChangeRow, ...]:
+    layouts, lists = encoding.algebra.layouts, encoding.algebra.axis_lists
+    rows = sorted(r[:6] for r in tables["change"])
+    return tuple(
+        ChangeRow(layouts[a], layouts[b], kind, lists[which], k, k2)
+        for a, b, kind, which, k, k2 in rows
+    )

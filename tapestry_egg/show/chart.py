@@ -1,0 +1,240 @@
+"""The drawing of a front as SVG text: axes, staircase, dots, and labels beside the dots.
+
+Colours are readable on a light and on a dark page; every dot carries its plan's numbers as a
+title, which browsers show when the pointer rests on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from xml.sax.saxutils import escape
+
+from tapestry_egg.quantities import QUANTITIES, format_quantity
+
+from .axis import Axis, fit_axis
+from .labels import SIZE, Box, Wish, place_labels, text_width
+from .plot import FrontInfo, FrontPoint, Scale
+
+WIDTH, HEIGHT = 760, 440
+LEFT, RIGHT, TOP, BOTTOM = 66, 724, 92, 392
+FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
+
+# Mid tones with enough contrast on white and on near black.
+_PALETTE = (
+    "#3b82c4",
+    "#d97834",
+    "#3a9d6e",
+    "#a866b8",
+    "#c75450",
+    "#2d9aa8",
+    "#94852f",
+    "#7a7fd0",
+)
+_STYLE = """
+  text { fill: #4b5563; } .strong { fill: #111827; font-weight: 600; }
+  .line { stroke: #9ca3af; } .grid { stroke: #9ca3af; stroke-opacity: 0.2; }
+  .stairs { stroke: #6b7280; fill: none; } .beaten { fill: #6b7280; fill-opacity: 0.06; }
+  .hollow { stroke: #6b7280; fill: none; } .leader { stroke: #9ca3af; stroke-width: 0.8; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #b4bcc8; } .strong { fill: #f3f4f6; }
+  }
+"""
+
+
+def front_svg(info: FrontInfo, *, scale: Scale = "auto") -> str:
+    """The SVG text of the picture of `info`."""
+    shown = [*info.points, *([info.original] if info.original else [])]
+    x = fit_axis(info.x, [p.value(info.x) for p in shown], LEFT, RIGHT, scale)
+    y = fit_axis(info.y, [p.value(info.y) for p in shown], BOTTOM, TOP, scale)
+    colours = _colours({p.mesh for p in info.points})
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" font-family="{FONT}" font-size="12" role="img">',
+        f"<title>{_text(info.title)}</title>",
+        f"<style>{_STYLE}</style>",
+        *_heading(info, colours),
+        *_axes(x, y),
+        *_footnote(info),
+        *_stairs(info, x, y),
+    ]
+    if info.original:
+        parts.append(_square(info.original, x.at(info.original.value(info.x)), y, info))
+    # Dots off the stairs first, so that those on it lie on top.
+    on_stairs = set(info.stairs)
+    for i in sorted(range(len(info.points)), key=lambda i: (i in on_stairs, i)):
+        point = info.points[i]
+        at = (x.at(point.value(info.x)), y.at(point.value(info.y)))
+        parts.append(_dot(point, at, colours[point.mesh], i in on_stairs))
+    parts += _labels(info, x, y)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _colours(meshes: set[str]) -> dict[str, str]:
+    """A colour per mesh shape, the same in every figure unless two of one figure would share it."""
+    taken: dict[str, str] = {}
+    for mesh in sorted(meshes):
+        start = int.from_bytes(hashlib.sha256(mesh.encode()).digest()[:2])
+        turn = [_PALETTE[(start + k) % len(_PALETTE)] for k in range(len(_PALETTE))]
+        taken[mesh] = next((c for c in turn if c not in taken.values()), turn[0])
+    return taken
+
+
+def _heading(info: FrontInfo, colours: dict[str, str]) -> list[str]:
+    count = len(info.points)
+    gaps = [p.gap for p in info.points]
+    words = [f"{count} plan{'' if count == 1 else 's'}"]
+    if gaps and all(math.isfinite(g) for g in gaps):
+        words.append(f"each within {100 * max(0.0, *gaps):.2g} % of its proven bound")
+    words.append("lower left is better")
+    parts = [
+        f'<text class="strong" x="{LEFT}" y="24" font-size="16">{_text(info.title)}</text>',
+        f'<text x="{LEFT}" y="44">{"; ".join(words)}</text>',
+    ]
+    # The meshes by colour, right-aligned on the line of the y axis' own label.
+    place = float(RIGHT)
+    for mesh in sorted(colours, reverse=True):
+        place -= text_width(mesh, 12)
+        parts.append(f'<text x="{place:.1f}" y="{TOP - 16}">{_text(mesh)}</text>')
+        place -= 10
+        parts.append(f'<circle cx="{place:.1f}" cy="{TOP - 20}" r="4.5" fill="{colours[mesh]}"/>')
+        place -= 22
+    return parts
+
+
+def _axes(x: Axis, y: Axis) -> list[str]:
+    parts = []
+    for value, text in x.ticks():
+        at = x.at(value)
+        parts.append(
+            f'<line class="grid" x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{BOTTOM}"/>'
+            f'<text x="{at:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{text}</text>'
+        )
+    for value, text in y.ticks():
+        at = y.at(value)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" y1="{at:.1f}" x2="{RIGHT}" y2="{at:.1f}"/>'
+            f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{text}</text>'
+        )
+    parts += [
+        f'<path class="line" fill="none" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>',
+        f'<text x="{LEFT}" y="{TOP - 16}">{_text(y.label)}</text>',
+        f'<text x="{RIGHT}" y="{BOTTOM + 38}" text-anchor="end">{_text(x.label)}</text>',
+    ]
+    return parts
+
+
+def _footnote(info: FrontInfo) -> list[str]:
+    words = []
+    if len(info.stairs) != len(info.points):
+        third = next(n for n in ("seconds", "peak_bytes", "joules") if n not in (info.x, info.y))
+        words.append(f"pale: on the front for its {QUANTITIES[third].title}")
+    if info.over_memory:
+        words.append(f"ring: {info.over_memory}")
+    if not words:
+        return []
+    return [f'<text x="{LEFT}" y="{BOTTOM + 38}">{_text("; ".join(words))}</text>']
+
+
+def _stairs(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
+    """The line below which no plan lies, and a shade over everything that some plan beats."""
+    if not info.stairs:
+        return []
+    corners = [
+        (x.at(info.points[i].value(info.x)), y.at(info.points[i].value(info.y)))
+        for i in info.stairs
+    ]
+    steps = [f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"]
+    steps += [f"H{px:.1f}V{py:.1f}" for px, py in corners[1:]]
+    line = "".join(steps)
+    tail = f"M{corners[0][0]:.1f} {TOP}V{corners[0][1]:.1f}M{corners[-1][0]:.1f} "
+    tail += f"{corners[-1][1]:.1f}H{RIGHT}"
+    return [
+        f'<path class="beaten" d="{line}H{RIGHT}V{TOP}H{corners[0][0]:.1f}Z"/>',
+        f'<path class="stairs" stroke-width="1.4" d="{line}"/>',
+        f'<path class="stairs" stroke-width="1.2" stroke-dasharray="3 4" d="{tail}"/>',
+    ]
+
+
+def _dot(point: FrontPoint, at: tuple[float, float], colour: str, on_stairs: bool) -> str:
+    look = f'fill="{colour}"' if on_stairs else f'fill="{colour}" fill-opacity="0.35"'
+    radius = 5.5 if on_stairs else 4.5
+    if not point.fits:
+        look = f'fill="none" stroke="{colour}" stroke-width="1.6" pointer-events="all"'
+    return (
+        f"<g><title>{_text(_details(point))}</title>"
+        f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{radius}" {look}/></g>'
+    )
+
+
+def _square(point: FrontPoint, px: float, y: Axis, info: FrontInfo) -> str:
+    py = y.at(point.value(info.y))
+    return (
+        f"<g><title>{_text('original: ' + _details(point))}</title>"
+        f'<rect class="hollow" stroke-width="1.6" x="{px - 5:.1f}" y="{py - 5:.1f}" '
+        f'width="10" height="10" pointer-events="all"/></g>'
+    )
+
+
+def _details(point: FrontPoint) -> str:
+    gap = f"gap {100 * point.gap:.2g} %" if math.isfinite(point.gap) else "no bound"
+    numbers = (
+        format_quantity(getattr(point, name), name) for name in ("seconds", "peak_bytes", "joules")
+    )
+    mark = "" if point.fits else ", more than a device's memory"
+    return f"{point.name} ({point.mesh}): {', '.join(numbers)}, {gap}{mark}"
+
+
+def _labels(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
+    """Names beside the dots. One that finds no room is left out; the dot shows it on hovering."""
+    centres = [(x.at(p.value(info.x)), y.at(p.value(info.y))) for p in info.points]
+    stairs = [centres[i] for i in info.stairs]
+    wishes = [Wish(_rank(info, i), *centres[i], p.name) for i, p in enumerate(info.points)]
+    if info.original:
+        at = (x.at(info.original.value(info.x)), y.at(info.original.value(info.y)))
+        centres.append(at)
+        wishes.append(Wish(0, *at, "original"))
+    dots = [Box(px - 7, py - 7, px + 7, py + 7) for px, py in centres]
+    frame = Box(LEFT + 2, TOP - 8, WIDTH - 4, BOTTOM - 1)
+    parts = []
+    for label in place_labels(wishes, dots + _stair_boxes(stairs), frame):
+        if label.leader:
+            x1, y1, x2, y2 = (f"{v:.1f}" for v in label.leader)
+            parts.append(f'<line class="leader" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
+        style = ' class="strong"' if label.bold else ""
+        parts.append(
+            f'<text{style} x="{label.x:.1f}" y="{label.y:.1f}" font-size="{SIZE}" '
+            f'text-anchor="{label.anchor}">{_text(label.name)}</text>'
+        )
+    return parts
+
+
+def _rank(info: FrontInfo, index: int) -> int:
+    """0 for the knee and the ends of the stairs, 1 for the rest of the stairs, 2 for the others."""
+    if index == info.knee or index in (info.stairs[0], info.stairs[-1]):
+        return 0
+    return 1 if index in info.stairs else 2
+
+
+def _stair_boxes(corners: Sequence[tuple[float, float]]) -> list[Box]:
+    """The staircase and its dashed ends as thin boxes."""
+    if not corners:
+        return []
+    (first_x, first_y), (last_x, last_y) = corners[0], corners[-1]
+    boxes = [
+        Box(first_x - 1, TOP, first_x + 1, first_y),
+        Box(last_x, last_y - 1, RIGHT, last_y + 1),
+    ]
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        boxes.append(Box(x0, y0 - 1, x1, y0 + 1))
+        boxes.append(Box(x1 - 1, min(y0, y1), x1 + 1, max(y0, y1)))
+    return boxes
+
+
+def _text(text: str) -> str:
+    """`text` as XML character data; characters that XML cannot hold are dropped."""
+    return escape(
+        "".join(c for c in text if c in "\t\n" or (ord(c) >= 32 and c not in "\ufffe\uffff"))
+    )

@@ -1,0 +1,173 @@
+"""What is given to the public functions: the likely mistakes, told with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tapestry_egg.errors import (
+    ExtractError,
+    GraphError,
+    PlanError,
+    TapestryError,
+    TargetError,
+    TraceError,
+)
+from tapestry_egg.extract.front.front import KNOWN_OBJECTIVES, Front
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.plans.plan import Plan
+
+from .trace import Program
+
+
+def a(value: object) -> str:
+    """What a value is, with its article: `a front`, `a function`."""
+    for kind, name in ((Program, "a program"), (BlockGraph, "a graph"), (Plan, "a plan")):
+        if isinstance(value, kind):
+            return name
+    if isinstance(value, Front):
+        return "a front"
+    if value is None or isinstance(value, type):
+        return "nothing" if value is None else f"the class {value.__name__}"
+    if callable(value):
+        return "a function"
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def check_graph(value: object, where: str) -> Program | BlockGraph:
+    """A traced program. Raises GraphError for anything else."""
+    if isinstance(value, Program | BlockGraph):
+        return value
+    if isinstance(value, str):
+        hint = "te.load reads graph files."
+    elif isinstance(value, Front | Plan):
+        hint = "It is optimized already: give the graph that te.trace made."
+    else:
+        hint = "te.trace(function, *arguments) makes a graph of a function."
+    raise GraphError(f"expected a traced program, given {a(value)}", where=where, hint=hint)
+
+
+def check_plan(value: object, where: str) -> Plan:
+    """A plan. Raises PlanError for anything else."""
+    if isinstance(value, Plan):
+        return value
+    if isinstance(value, Front):
+        hint = "Choose one of its plans: front.best('seconds') or front['p0']."
+    elif isinstance(value, Program | BlockGraph):
+        hint = "te.optimize(graph, target) makes a front of it; front.best() is a plan."
+    else:
+        hint = "te.jit(function) plans and compiles at once; te.load reads plan files."
+    raise PlanError(f"expected a plan, given {a(value)}", where=where, hint=hint)
+
+
+def check_function(value: object, where: str) -> None:
+    """Something that can be called. Raises TraceError for anything else."""
+    if callable(value):
+        return
+    hint = "te.optimize(graph, target) takes graphs." if isinstance(value, BlockGraph) else ""
+    raise TraceError(f"expected a function, given {a(value)}", where=where, hint=hint)
+
+
+def check_devices(mesh: object, where: str = "mesh") -> None:
+    """What supplies devices: None, a `jax.sharding.Mesh`, or a sequence of devices.
+
+    Raises TargetError for anything else.
+    """
+    if mesh is None:
+        return
+    kind = type(mesh).__name__
+    hint = "Give a jax.sharding.Mesh, or devices such as jax.devices()[:8]."
+    if kind == "AbstractMesh":
+        raise TargetError(
+            "an AbstractMesh has no devices",
+            where=where,
+            hint=f"{hint} Ahead of time, jax.experimental.topologies describes devices.",
+        )
+    if isinstance(mesh, str):
+        raise TargetError(
+            f"{mesh!r} is no mesh",
+            where=where,
+            hint=f"{hint} The name of a machine is a target: target={mesh!r}.",
+        )
+    if hasattr(mesh, "devices"):
+        found = list(getattr(mesh.devices, "flat", mesh.devices))
+    else:
+        try:
+            found = list(getattr(mesh, "flat", mesh))  # type: ignore[call-overload]
+        except TypeError:
+            found = [mesh]
+    wrong = [x for x in found if not hasattr(x, "platform")]
+    if wrong or not found:
+        what = "it holds no devices" if not found else f"{wrong[0]!r:.60} is no device"
+        raise TargetError(what, where=where, hint=hint)
+
+
+def check_limits(limits: object, where: str = "limits") -> None:
+    """Amounts by objective. Raises ExtractError for anything else."""
+    if limits is not None and not isinstance(limits, Mapping):
+        raise ExtractError(
+            f"expected amounts by objective, given {a(limits)}",
+            where=where,
+            hint="Write limits={'peak_bytes': '60GiB'}.",
+        )
+
+
+def check_objectives(objectives: object, where: str = "objectives") -> None:
+    """Names of objectives, one at least. Raises ExtractError for anything else."""
+    hint = f"Objectives are {', '.join(KNOWN_OBJECTIVES)}."
+    if isinstance(objectives, str) or not hasattr(objectives, "__iter__"):
+        raise ExtractError(
+            f"expected names of objectives, given {objectives!r:.60}",
+            where=where,
+            hint=f"Write them as ('seconds', 'peak_bytes'). {hint}",
+        )
+    names = list(objectives)
+    if not names:
+        raise ExtractError("there is none", where=where, hint=hint)
+    for name in names:
+        check_objective(name, where)
+
+
+def check_objective(name: object, where: str) -> None:
+    """The name of an objective. Raises ExtractError for any other."""
+    if not isinstance(name, str) or name not in KNOWN_OBJECTIVES:
+        raise ExtractError(
+            f"unknown objective {name!r:.60}",
+            where=where,
+            hint=f"Objectives are {', '.join(KNOWN_OBJECTIVES)}.",
+        )
+
+
+def check_meshes(shapes: object, where: str = "mesh_shapes") -> None:
+    """Mesh shapes. Raises TargetError for anything else."""
+    if shapes is None:
+        return
+    wrong = [shapes] if isinstance(shapes, MeshShape) else []
+    wrong += [] if wrong else [x for x in shapes if not isinstance(x, MeshShape)]  # type: ignore[attr-defined]
+    if wrong:
+        raise TargetError(
+            f"expected mesh shapes, given {wrong[0]!r:.60}",
+            where=where,
+            hint="Write mesh_shapes=[te.MeshShape(('x', 'y'), (2, 4))].",
+        )
+
+
+def check_books(rules: object, where: str = "rules") -> None:
+    """A sequence of rule books. Raises TapestryError for a single one: it would be read letter by
+    letter."""
+    if isinstance(rules, str):
+        raise TapestryError(
+            f"expected rule books, given the text {rules!r:.60}",
+            where=where,
+            hint=f"Write rules=[{rules!r:.60}].",
+        )
+
+
+def check_jit(fn: object, mesh: object, minimize: object, limits: object, rules: object) -> None:
+    """The arguments of `jit`. Raises what the checks of each raise."""
+    check_function(fn, "jit")
+    check_devices(mesh)
+    check_objective(minimize, "minimize")
+    check_limits(limits)
+    check_books(rules)

@@ -1,0 +1,288 @@
+"""Which arguments of a function are static, donated or laid out by the user, as `jax.jit` reads it.
+
+Numbers and names are inferred from each other by `inspect.signature`. What a function that is
+already jitted says of itself is kept, also through `functools.partial` and bound methods.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from tapestry_egg.errors import TraceError
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """A function with the words of `jax.jit` about its arguments.
+
+    `jitted` is `jax.jit` of the function with these words. Numbers may be negative: they count from
+    the end of the positional arguments of a call. `in_shardings` and `out_shardings` are prefixes
+    of the pytrees of positional arguments and results, None where nothing is said.
+    """
+
+    fn: Callable[..., Any]
+    jitted: Any
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The arguments of a call, apart by what is traced and what is static."""
+        if not self.static_argnums and not self.static_argnames:
+            return Call(args, kwargs)
+        count = len(args)
+        fixed = {i % count for i in self.static_argnums if -count <= i < count}
+        names = [k for k in kwargs if k in self.static_argnames]
+        return Call(
+            tuple(a for i, a in enumerate(args) if i not in fixed),
+            {k: v for k, v in kwargs.items() if k not in names},
+            (*((i, args[i]) for i in sorted(fixed)), *((k, kwargs[k]) for k in sorted(names))),
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """The traced arguments of one call, and its static ones: (position or name, value)."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    static: tuple[tuple[int | str, Any], ...] = ()
+
+
+def read_signature(
+    fn: Callable[..., Any],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    inline: bool = False,
+) -> Signature:
+    """The words given, completed by JAX's inference and by what `fn` says of itself.
+
+    Static arguments are those given here and those that `fn` has itself; of donation and shardings
+    `fn`'s own words count where none are given here.
+    Raises TypeError or ValueError as `jax.jit` does, for numbers and names that do not fit `fn`.
+    """
+    import jax
+
+    own = _own_words(fn)
+    if own is not None and not isinstance(fn, MethodType | functools.partial):
+        fn = own.fn
+    static = _resolved(fn, "static", static_argnums, static_argnames)
+    donate = _resolved(fn, "donate", donate_argnums, donate_argnames)
+    if own is not None:
+        static = (_union(own.static_argnums, static[0]), _union(own.static_argnames, static[1]))
+        if donate == ((), ()):
+            donate = (own.donate_argnums, own.donate_argnames)
+        in_shardings = own.in_shardings if in_shardings is None else in_shardings
+        out_shardings = own.out_shardings if out_shardings is None else out_shardings
+    same = own is not None and (*static, *donate, inline) == (
+        own.static_argnums,
+        own.static_argnames,
+        own.donate_argnums,
+        own.donate_argnames,
+        False,
+    )
+    # Shardings are for the plan: where the function is traced, no mesh need be active.
+    said = own is not None and (own.in_shardings, own.out_shardings) != (None, None)
+    jitted: Any = fn
+    if not same or said or _info(fn) is None:
+        jitted = jax.jit(
+            # With more static arguments than it has itself, an inner `jit` would not take them.
+            fn if _info(fn) is None else getattr(fn, "__wrapped__", fn),
+            static_argnums=static[0] or None,
+            static_argnames=static[1] or None,
+            donate_argnums=donate[0] or None,
+            donate_argnames=donate[1] or None,
+            inline=inline,
+        )
+    return Signature(fn, jitted, *static, *donate, in_shardings, out_shardings)
+
+
+def _resolved(
+    fn: Callable[..., Any],
+    kind: str,
+    numbers: int | Sequence[int] | None,
+    names: str | Iterable[str] | None,
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Numbers and names, each inferred from the other by JAX where only one is given."""
+    import jax
+
+    numbers = None if not isinstance(numbers, int) and not numbers else numbers
+    names = names if isinstance(names, str) else tuple(names or ()) or None
+    if numbers is None and names is None:
+        return (), ()
+    words: dict[str, Any] = {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
+    info = getattr(jax.jit(fn, **words), "_jit_info", None)
+    if info is None:  # another version of JAX: as given
+        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        return numbers, (names,) if isinstance(names, str) else names or ()
+    return getattr(info, f"{kind}_argnums"), getattr(info, f"{kind}_argnames")
+
+
+def _info(fn: Any) -> Any:
+    """What a jitted function was told; a bound method only passes on what its function has."""
+    return None if isinstance(fn, MethodType) else getattr(fn, "_jit_info", None)
+
+
+def _own_words(fn: Any) -> Signature | None:
+    """What a jitted function says of its arguments, seen through partial application."""
+    if isinstance(getattr(fn, "signature", None), Signature):  # of `te.jit`
+        words: Signature = fn.signature
+        return words
+    if isinstance(fn, MethodType):
+        return _behind(fn, _own_words(fn.__func__), 1, frozenset())
+    if isinstance(fn, functools.partial):
+        return _behind(fn, _own_words(fn.func), len(fn.args), frozenset(fn.keywords))
+    info = _info(fn)
+    if info is None:
+        return None
+    return Signature(
+        fn,
+        fn,
+        tuple(info.static_argnums),
+        tuple(info.static_argnames),
+        tuple(info.donate_argnums),
+        tuple(info.donate_argnames),
+        _shardings(info, "in"),
+        _shardings(info, "out"),
+    )
+
+
+def _behind(
+    fn: Callable[..., Any], own: Signature | None, bound: int, named: frozenset[str]
+) -> Signature | None:
+    """The words about the arguments that are left when the first `bound` and `named` are given."""
+    if own is None:
+        return None
+    room = _positional(fn)
+
+    def numbers(given: tuple[int, ...]) -> tuple[int, ...]:
+        shifted = (i - bound if i >= 0 else i for i in given if i < 0 or i >= bound)
+        return tuple(i for i in shifted if -room <= i < room)
+
+    def names(given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(n for n in given if n not in named and _takes(fn, n))
+
+    inside = own.in_shardings
+    return Signature(
+        fn,
+        fn,
+        numbers(own.static_argnums),
+        names(own.static_argnames),
+        numbers(own.donate_argnums),
+        names(own.donate_argnames),
+        inside[bound:] if isinstance(inside, tuple) else inside,
+        own.out_shardings,
+    )
+
+
+def _positional(fn: Callable[..., Any]) -> int:
+    """How many positional arguments a function takes."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 1 << 30
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _takes(fn: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(fn).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _shardings(info: Any, side: str) -> Any:
+    """The prefix of shardings that an inner `jax.jit` was given; None where it was given none."""
+    import jax
+
+    leaves = getattr(info, f"{side}_shardings_leaves", ())
+    if not any(isinstance(x, jax.sharding.Sharding | jax.sharding.PartitionSpec) for x in leaves):
+        return None
+    known = (jax.sharding.Sharding, jax.sharding.PartitionSpec)
+    return jax.tree.unflatten(
+        getattr(info, f"{side}_shardings_treedef"),
+        [x if isinstance(x, known) else None for x in leaves],
+    )
+
+
+def argument_shardings(
+    prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What `in_shardings` says of every array of a call, as `jax.jit` reads it.
+
+    An entry is a sharding, a `PartitionSpec`, or None where nothing is said; empty where the prefix
+    is None. Raises TraceError where it does not fit the arguments, or some come by keyword.
+    """
+    if prefix is None:
+        return ()
+    if kwargs:
+        raise TraceError(
+            f"they speak of positional arguments, {next(iter(kwargs))!r} is passed by keyword",
+            where="in_shardings",
+            hint="Pass it by position, or use pins=, which go by path.",
+        )
+    return result_shardings(tuple(prefix) if isinstance(prefix, list) else prefix, args, "in")
+
+
+def result_shardings(prefix: Any, whole: Any, side: str = "out") -> tuple[Any, ...]:
+    """The same for a pytree of any kind."""
+    import jax
+
+    if prefix is None:
+        return ()
+
+    def entry(x: Any) -> bool:
+        return x is None or isinstance(x, jax.sharding.PartitionSpec) or not _is_node(x)
+
+    found: list[Any] = []
+    try:
+        jax.tree.map(
+            lambda x, part: found.extend([getattr(x, "sharding", x)] * len(jax.tree.leaves(part))),
+            prefix,
+            whole,
+            is_leaf=entry,
+        )
+    except ValueError as e:
+        raise TraceError(
+            f"they do not fit: {str(e).splitlines()[0]}",
+            where=f"{side}_shardings",
+            hint="Give one sharding per argument or result, or a pytree of them for its parts.",
+        ) from None
+    return tuple(found)
+
+
+def _is_node(x: Any) -> bool:
+    import jax
+
+    return not jax.tree_util.all_leaves([x])
+
+
+def on_meshes(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Where each array was put on a mesh by its `NamedSharding`, else None; empty where none was.
+
+    Arrays that JAX placed by itself are free to move, as under `jax.jit`.
+    """
+    import jax
+
+    def lies(x: Any) -> Any:
+        sharding = getattr(x, "sharding", None)
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            return None
+        return sharding if getattr(x, "committed", True) else None
+
+    found = tuple(map(lies, leaves))
+    return found if any(s is not None for s in found) else ()
+
+
+def _union(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys((*first, *second)))

@@ -1,0 +1,193 @@
+"""Constraints: layouts that a program asks for inside, by `with_sharding_constraint` or `reshard`.
+
+In the graph such a request is an operation of its own, an identity of kernel `sharding_constraint`
+with the parameters
+
+    mesh   [[name, size], ..]   the axes of the mesh that the request is about
+    dims   [[name, ..] | null]  per tensor dim the axes that cut it; null leaves the dim free
+    axes   [name, ..] | null    the axes that it speaks of; null: all of the mesh
+
+A plan makes it only in layouts that the request allows, so the value exists in that layout. A
+request that no mesh of the search can read (other axes, blocks that are not equal) is left out,
+and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.mesh_contract import MeshContract
+
+KERNEL = "sharding_constraint"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The layouts that are wanted of a value: exactly `dims` (None: free), looking at the axes
+    `spoken` only (None: at all), and nothing partial."""
+
+    dims: tuple[tuple[int, ...] | None, ...]
+    spoken: frozenset[int] | None = None
+
+    def holds(self, layout: Layout) -> bool:
+        if layout.partial:
+            return False
+        for have, want in zip(layout.dims, self.dims, strict=True):
+            seen = have
+            if self.spoken is not None:
+                seen = tuple(a for a in have if a in self.spoken)
+            if want is not None and seen != want:
+                return False
+        return True
+
+    @property
+    def least(self) -> Layout:
+        """The layout that cuts no more than is wanted."""
+        return Layout(tuple(d or () for d in self.dims))
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A request in the words of the mesh that it is about."""
+
+    dims: tuple[tuple[str, ...] | None, ...]
+    mesh: MeshContract
+    axes: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of(params: Mapping[str, Any]) -> Constraint:
+        """The request of an operation's parameters."""
+        mesh = MeshContract(
+            tuple(str(n) for n, _ in params["mesh"]), tuple(int(s) for _, s in params["mesh"])
+        )
+        dims = tuple(None if d is None else tuple(d) for d in params["dims"])
+        axes = params.get("axes")
+        return Constraint(dims, mesh, None if axes is None else tuple(axes))
+
+    def params(self) -> dict[str, Any]:
+        """The parameters of the operation."""
+        return {
+            "mesh": [[n, s] for n, s in zip(self.mesh.names, self.mesh.sizes, strict=True)],
+            "dims": [None if d is None else list(d) for d in self.dims],
+            "axes": None if self.axes is None else list(self.axes),
+        }
+
+    def wanted(
+        self, shape: tuple[int, ...], mesh: MeshShape, contract: MeshContract | None
+    ) -> Wanted | None:
+        """What it wants on a plan's mesh; None where that mesh cannot read it, or where the blocks
+        would not be equal."""
+        return _wanted(self, shape, mesh, contract)
+
+    def __str__(self) -> str:
+        words = ("*" if d is None else "·".join(d) or "." for d in self.dims)
+        return f"[{', '.join(words)}]"
+
+
+@lru_cache(maxsize=4096)
+def _wanted(
+    constraint: Constraint,
+    shape: tuple[int, ...],
+    mesh: MeshShape,
+    contract: MeshContract | None,
+) -> Wanted | None:
+    own = contract or MeshContract(mesh.names, mesh.sizes)
+    if own.size != {**own.size, **constraint.mesh.size}:
+        return None  # other axes, or the same names of other sizes
+    dims: list[tuple[int, ...] | None] = []
+    for d in constraint.dims:
+        axes = None if d is None else own.resolve(d, mesh)
+        if d is not None and axes is None:
+            return None
+        dims.append(axes)
+    spoken = None
+    if constraint.axes is not None:
+        found = [own.resolve((a,), mesh) for a in constraint.axes]
+        if any(f is None for f in found):
+            return None
+        spoken = frozenset(a for f in found for a in f or ())
+    wanted = Wanted(tuple(dims), spoken)
+    return wanted if wanted.least.divides(shape, mesh) else None
+
+
+def constraint_of(sharding: Any, rank: int, explicit: bool = False) -> Constraint | None:
+    """The request that a JAX sharding makes of a value; None for one that asks for nothing.
+
+    `explicit` for one that speaks of the Explicit axes of its mesh only, as types do; otherwise it
+    speaks of all others.
+    """
+    mesh = getattr(sharding, "mesh", None)
+    spec = getattr(sharding, "spec", None)
+    if mesh is None or spec is None or mesh.empty:
+        return None
+    contract = contract_of(mesh)
+    kinds = [str(t).rpartition(".")[2] for t in mesh.axis_types or ("Auto",) * len(contract.names)]
+    axes = tuple(
+        n for n, k in zip(contract.names, kinds, strict=True) if (k == "Explicit") == explicit
+    )
+    dims = spec_dims(spec, rank)
+    if contract.devices == 1 or not axes or all(d is None for d in dims):
+        return None
+    return Constraint(dims, contract, None if axes == contract.names else axes)
+
+
+def contract_of(mesh: Any) -> MeshContract:
+    """The axes of a JAX mesh, concrete or abstract, or of a `MeshShape`."""
+    if isinstance(mesh, MeshShape):
+        return MeshContract(mesh.names, mesh.sizes)
+    shape = dict(mesh.shape)
+    return MeshContract(tuple(map(str, shape)), tuple(int(n) for n in shape.values()))
+
+
+def spec_dims(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
+    """The axes per dim of a PartitionSpec; None for dims that it leaves unconstrained."""
+    from jax.sharding import PartitionSpec
+
+    dims: list[tuple[str, ...] | None] = []
+    for entry in spec:
+        if entry is PartitionSpec.UNCONSTRAINED:
+            dims.append(None)
+        elif entry is None:
+            dims.append(())
+        else:
+            dims.append(
+                tuple(map(str, entry)) if isinstance(entry, tuple | list) else (str(entry),)
+            )
+    return (*dims, *((),) * (rank - len(dims)))
+
+
+def constraints(graph: BlockGraph) -> Iterator[tuple[BlockGraph, Operation, Constraint]]:
+    """The requests of a program, those inside its regions included."""
+    for op in graph.operations:
+        if op.kernel == KERNEL:
+            yield graph, op, Constraint.of(op.params)
+        for region in op.regions:
+            yield from constraints(region)
+
+
+def common_mesh(found: Sequence[MeshContract]) -> MeshContract | None:
+    """The one mesh that all are; None where they differ or there is none."""
+    return found[0] if found and all(c == found[0] for c in found) else None
+
+
+def left_out(
+    graph: BlockGraph, shapes: Sequence[MeshShape], contract: MeshContract | None
+) -> list[str]:
+    """What is to be told of requests that some mesh of the search does not read, one line each."""
+    words: dict[str, None] = {}
+    for at, op, constraint in constraints(graph):
+        shape = at.values[op.inputs[0]].shape
+        deaf = [s for s in shapes if constraint.wanted(shape, s, contract) is None]
+        if deaf:
+            where = f" at {op.source}" if op.source.file else ""
+            on = "" if len(deaf) == len(shapes) else f" on {' and '.join(map(str, deaf))}"
+            words[
+                f"the constraint {constraint} of {at.values[op.inputs[0]]}{where} is left out{on}: "
+                f"it is about the mesh {constraint.mesh}, and needs blocks of equal size"
+            ] = None
+    return list(words)

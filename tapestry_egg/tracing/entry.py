@@ -1,0 +1,138 @@
+"""A user's program named on the command line: `gpt2.py:step`, its function and its arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tapestry_egg.errors import TraceError
+
+_HOW = (
+    "Give the file a function `example()` that returns (function, arguments), "
+    "or `NAME_args()` that returns the arguments of NAME."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function with one set of arguments for it, ready to trace."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def is_entry(text: str) -> bool:
+    """Whether `text` names a program (`FILE.py` or `FILE.py:NAME`) and not a saved file."""
+    return _split(text)[0].endswith(".py")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """File and function of `FILE.py:NAME`; a colon elsewhere belongs to the file's name."""
+    head, colon, tail = text.rpartition(":")
+    return (head, tail) if colon and head.endswith(".py") else (text, "")
+
+
+def load_entry(text: str) -> Entry:
+    """Import the file of `FILE.py:NAME` and get its function and arguments.
+
+    This runs the file, as `python FILE.py` would. With NAME, the function is that name in the file
+    and its arguments are `NAME_args()`, else the arguments that `example()` returns. Without NAME,
+    `example()` returns both: `(function, arguments)`. Arguments are a tuple of pytrees of arrays;
+    `jax.ShapeDtypeStruct` will do where only shapes are wanted.
+
+    Raises TraceError when the file cannot be read or fails, or lacks what is named.
+    """
+    file, name = _split(text)
+    path = Path(file)
+    module = import_file(path)
+    if name:
+        function = getattr(module, name, None)
+        if not callable(function):
+            found = [n for n, v in vars(module).items() if inspect.isfunction(v)]
+            raise TraceError(
+                f"no function {name!r} in the file",
+                where=str(path),
+                hint=f"It has {', '.join(sorted(n for n in found if n[0] != '_')) or 'none'}.",
+            )
+        if hasattr(module, f"{name}_args"):
+            arguments = _call(path, module, f"{name}_args")
+        else:
+            arguments = _example(path, module)[1]
+    else:
+        function, arguments = _example(path, module)
+        name = ""
+    if not isinstance(arguments, tuple):
+        arguments = (arguments,)
+    stem = path.parent.name if path.stem == "__init__" else path.stem
+    return Entry(f"{stem}-{name}" if name else stem, function, arguments)
+
+
+def _example(path: Path, module: ModuleType) -> tuple[Callable[..., Any], Any]:
+    if not hasattr(module, "example"):
+        raise TraceError("the file says no arguments to trace with", where=str(path), hint=_HOW)
+    pair = _call(path, module, "example")
+    if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])):
+        raise TraceError("example() returns no (function, arguments)", where=str(path), hint=_HOW)
+    return pair
+
+
+def _call(path: Path, module: ModuleType, name: str) -> Any:
+    try:
+        return getattr(module, name)()
+    except Exception as error:
+        raise _user_error(path, f"{name}()", error) from error
+
+
+def import_file(path: Path) -> ModuleType:
+    """The user's module of a file, imported under its package's name if it lies in one.
+
+    Raises TraceError for a missing file or one whose import fails, at the user's own line.
+    """
+    if not path.is_file():
+        raise TraceError("no such file", where=str(path), hint="Write FILE.py or FILE.py:NAME.")
+    # What the file imports stands beside it, or, for a file of a package, beside the package.
+    folder = path.resolve().parent
+    parts = [path.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    # A name of its own for a lone file, so that `json.py` does not stand in for the library.
+    name = ".".join(parts) if len(parts) > 1 else f"program_{path.stem}"
+    try:
+        if len(parts) > 1:
+            return importlib.import_module(name.removesuffix(".__init__"))
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise TraceError("not a Python file", where=str(path), hint="Write FILE.py:NAME.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+    except TraceError:
+        raise
+    except Exception as error:
+        sys.modules.pop(name, None)
+        raise _user_error(path, "importing it", error) from error
+
+
+def _user_error(path: Path, doing: str, error: Exception) -> TraceError:
+    """The user's own exception, at the user's own line."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    line = next((f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()), None)
+    if isinstance(error, SyntaxError):
+        line = error.lineno
+    return TraceError(
+        f"{doing} raised {type(error).__name__}: {error}",
+        where=f"{path}:{line}" if line else str(path),
+        hint="The program must run by itself before it can be traced.",
+    )

@@ -1,0 +1,501 @@
+"""From jaxprs to block graphs: calls inlined, control flow nested, dead operations dropped."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from operator import index as as_int
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.errors import ShardMapError, TraceError
+from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_impl
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
+from tapestry_egg.graph.sources import is_library, source_of
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import CALLS
+
+from .codec import encode_params, primitive, register_primitive
+from .constraints import KERNEL as CONSTRAINT
+from .constraints import constraint_of
+from .empty import is_constant, joined_operands, unchanged_operand
+from .expansion import constants_among, expansion
+from .shard_maps import opened, over_whole_arrays
+
+#: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
+#: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
+INLINED = {
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "core_closed_call": ("call_jaxpr",),
+    "call": ("call_jaxpr",),
+    "custom_jvp_call": ("call_jaxpr", "fun_jaxpr"),
+    "custom_vjp_call": ("call_jaxpr", "fun_jaxpr"),
+    "custom_vjp_call_jaxpr": ("fun_jaxpr", "call_jaxpr"),
+    "custom_vmap_call": ("call",),
+    "composite": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "remat": ("jaxpr",),
+}
+_REMAT = frozenset(("remat2", "checkpoint", "remat"))
+
+#: Control flow: the parameters that hold the nested jaxprs, in the order of `Operation.regions`.
+REGIONS = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+}
+
+#: Collectives that are reductions where all their axes are dims.
+_OVER_DIMS = {"pmax": "reduce_max", "pmin": "reduce_min"}
+
+#: Identities on global values that ask for a placement, and the parameter that says which. Those
+#: that name the axes of a mesh stay, as constraints of the plan.
+_PLACEMENT = {
+    "sharding_constraint": "sharding",
+    "reshard": "dst_sharding",
+    "mesh_cast": "",
+    "layout_constraint": "",
+}
+
+#: Parameters by which Explicit mode asks for a placement of a result.
+_PLACEMENT_PARAMS = frozenset(("sharding", "out_sharding"))
+
+
+#: Primitives inside primitives: a solver of a solver of a solver.
+_MOST_EXPANSIONS = 16
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What an inlined call hands down to the operations inside it."""
+
+    scope: str = ""
+    remat: int | None = None
+    source: Source | None = None  # set where the callee's own lines are not the user's
+    expanded: int = 0  # how deep in primitives that are made of others
+
+
+@dataclass
+class _Flattener:
+    """Builds one graph; ids are handed out on the way and made dense at the end."""
+
+    remats: Iterator[int]
+    sources: bool = True
+    values: list[TensorType] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    scalars: dict[tuple[TensorType, bytes], int] = field(default_factory=dict)
+    arrays: dict[tuple[int, bool], int] = field(default_factory=dict)
+    alive: list[object] = field(default_factory=list)  # keeps the ids that `arrays` uses
+
+    def new(self, type_: TensorType) -> int:
+        self.values.append(type_)
+        return len(self.values) - 1
+
+    def graph(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        name: str,
+        context: _Context,
+        whole: bool = False,
+    ) -> BlockGraph:
+        """The graph of a jaxpr; of a `whole` program, whose results lie as their types say."""
+        jaxpr, consts = _without_dead_code(jaxpr, consts)
+        inputs = [self.new(tensor_type(v.aval)) for v in jaxpr.invars]
+        outputs = self.inline(jaxpr, consts, inputs, context)
+        if whole:
+            made = zip(outputs, jaxpr.outvars, strict=True)
+            outputs = [self.typed_result(v, atom.aval, context) for v, atom in made]
+        return self.finish(name, inputs, outputs)
+
+    def typed_result(self, v: int, aval: Any, context: _Context) -> int:
+        """A result under the constraint of its type, which names the axes of an Explicit mesh."""
+        sharding = getattr(aval, "sharding", None)
+        if not getattr(getattr(sharding, "mesh", None), "explicit_axes", ()):
+            return v
+        return self.constrained(v, sharding, True, context)
+
+    def inline(
+        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int], context: _Context
+    ) -> list[int]:
+        """Append the operations of `jaxpr` applied to `inputs`; returns its outputs' ids."""
+        env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for v, const in zip(jaxpr.constvars, consts, strict=True):
+            env[v] = self.constant(const, v.aval)
+
+        def read(atom: Any) -> int:
+            return self.constant(atom.val, atom.aval) if hasattr(atom, "val") else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self.equation(eqn, [read(v) for v in eqn.invars], context)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, inputs: list[int], context: _Context) -> Sequence[int]:
+        kernel = eqn.primitive.name
+        here = self.located(eqn, context)
+        if kernel in INLINED:
+            callee = next((eqn.params[p] for p in INLINED[kernel] if p in eqn.params), None)
+            if callee is not None:
+                return self.call(eqn, callee, inputs, here)
+        if kernel == "custom_linear_solve":
+            lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+            # The solution is all that is left to compute: solve(its constants, right-hand sides).
+            start = lengths.matvec + lengths.vecmat
+            total = sum(lengths)
+            used = inputs[start : start + lengths.solve] + inputs[total:]
+            return self.inline(*opened(jaxprs.solve), used, here)
+        if kernel == "while" and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
+            inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
+            eqn = _with_one_verdict(eqn)
+        if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
+            return self.placed(eqn, inputs, here)
+        if kernel == "device_put" and not _changes_memory(eqn.params):
+            asked = eqn.params.get("devices", ())
+            if len(asked) != len(inputs):
+                return inputs
+            return [self.constrained(v, s, False, here) for v, s in zip(inputs, asked, strict=True)]
+        if kernel == "shard_map":
+            return self.mapped(eqn, inputs, here)
+        if kernel in _OVER_DIMS and _over_dims_only(eqn.params):
+            axes = [int(a) for a in eqn.params["axes"]]
+            return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
+        if kernel == "select_n" and len(set(inputs[1:])) == 1:
+            return [inputs[1]]
+        if kernel == "tie":
+            return inputs[1:]  # the other operand is for the scheduler of a backward pass
+        if kernel == "empty2":
+            return [self.zeros(self.typed(eqn.outvars[0].aval, kernel, here))]
+        if not (kernel in registry.templates() or kernel in REGIONS or kernel in CALLS):
+            made_of = None
+            if here.expanded < _MOST_EXPANSIONS:
+                made_of = expansion(eqn, constants_among(inputs, self.constants))
+            if made_of is not None:
+                scope, depth = _joined(here.scope, kernel), here.expanded + 1
+                inner = replace(here, scope=scope, expanded=depth)
+                return self.inline(made_of.jaxpr, made_of.consts, inputs, inner)
+        types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
+        if not eqn.effects and is_constant(types):
+            return [self.zeros(t) for t in types]
+        if len(types) == 1:
+            operands = [self.values[v] for v in inputs]
+            same = unchanged_operand(kernel, eqn.params, operands, types[0])
+            if same is not None:
+                return [inputs[same]]
+            inputs = [inputs[p] for p in joined_operands(kernel, operands)]
+        outputs = tuple(self.new(t) for t in types)
+        self.operations.append(
+            Operation(
+                kernel=kernel,
+                inputs=tuple(inputs),
+                outputs=outputs,
+                params=self.params(eqn, kernel),
+                regions=tuple(self.regions(eqn, replace(context, scope=here.scope))),
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+                effectful=bool(eqn.effects),
+            )
+        )
+        wanted = eqn.params.get("out_sharding")
+        # What JAX derives for gradients is not the user's word.
+        if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):
+            return [self.constrained(v, wanted, True, here) for v in outputs]
+        return outputs
+
+    def placed(self, eqn: Any, inputs: list[int], here: _Context) -> list[int]:
+        """What is asked for of a value by its place, as an operation where that says anything."""
+        sharding = eqn.params.get(_PLACEMENT[eqn.primitive.name])
+        explicit = eqn.primitive.name == "reshard"
+        return [self.constrained(v, sharding, explicit, here) for v in inputs]
+
+    def constrained(self, v: int, sharding: Any, explicit: bool, here: _Context) -> int:
+        """The value under the constraint that a sharding makes of it."""
+        asked = constraint_of(sharding, self.values[v].rank, explicit)
+        if asked is None:
+            return v
+        made = self.new(self.values[v])
+        self.operations.append(
+            Operation(
+                kernel=CONSTRAINT,
+                inputs=(v,),
+                outputs=(made,),
+                params=asked.params(),
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+            )
+        )
+        return made
+
+    def call(self, eqn: Any, callee: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
+        kernel = eqn.primitive.name
+        name = eqn.params.get("name")
+        wrapper = f"{kernel}({name})" if kernel in ("jit", "pjit", "composite") and name else ""
+        inner = replace(here, scope=_joined(here.scope, wrapper))
+        jaxpr, consts = opened(callee)
+        if kernel in _REMAT:
+            inner = replace(inner, scope=_joined(here.scope, "checkpoint"))
+            # JAX puts a barrier before the recomputation only, and only where asked to.
+            fence = eqn.params.get("prevent_cse", True)
+            fence = any(fence) if isinstance(fence, tuple) else fence
+            if fence and eqn.params.get("differentiated", True):
+                inner = replace(inner, remat=next(self.remats))
+        if is_library(jaxpr):
+            # Traces of the library's own functions are cached: their lines are the first caller's.
+            return self.inline(jaxpr, consts, inputs, inner)
+        return self.inline(jaxpr, consts, inputs, replace(inner, source=None))
+
+    def mapped(self, eqn: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
+        """The outputs of a function that the user has divided among devices."""
+        try:
+            whole = over_whole_arrays(eqn)
+        except Exception as e:
+            raise ShardMapError(
+                f"a shard_map cannot be planned: {(str(e) or type(e).__name__).splitlines()[0]}",
+                where=str(here.source) if here.source else "",
+                hint="Its collectives must be those that vmap maps; or leave it out of what is "
+                "planned, and call it under jax.jit.",
+            ) from e
+        inner = replace(here, scope=_joined(here.scope, "shard_map"))
+        return self.inline(whole.jaxpr, whole.consts, inputs, inner)
+
+    def reduced(self, kernel: str, axes: list[int], v: int, here: _Context) -> int:
+        """A reduction of one value over some of its dims."""
+        type_ = self.values[v]
+        shape = tuple(n for d, n in enumerate(type_.shape) if d not in axes)
+        out = self.new(TensorType(shape, type_.dtype, type_.weak))
+        params = {"axes": axes, "out_sharding": None}
+        self.operations.append(
+            Operation(
+                kernel,
+                (v,),
+                (out,),
+                params,
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+            )
+        )
+        return out
+
+    def located(self, eqn: Any, context: _Context) -> _Context:
+        if not self.sources:
+            return context
+        scope = _joined(context.scope, str(eqn.source_info.name_stack))
+        return replace(context, scope=scope, source=context.source or source_of(eqn.source_info))
+
+    def params(self, eqn: Any, kernel: str) -> Mapping[str, Any]:
+        register_primitive(eqn.primitive)
+        kept = {k: v for k, v in eqn.params.items() if k not in REGIONS.get(kernel, ())}
+        for name in _PLACEMENT_PARAMS & kept.keys():
+            kept[name] = None
+        return encode_params(kept, kernel=kernel)
+
+    def regions(self, eqn: Any, context: _Context) -> Iterator[BlockGraph]:
+        kernel = eqn.primitive.name
+        for parameter in REGIONS.get(kernel, ()):
+            nested = eqn.params[parameter]
+            branches = nested if isinstance(nested, tuple) else (nested,)
+            for i, branch in enumerate(branches):
+                name = f"{kernel}.{parameter}"
+                name = f"{name}[{i}]" if isinstance(nested, tuple) else name
+                # A loop's barrier stands before the loop: nothing inside carries its number.
+                inner = _Flattener(self.remats, self.sources)
+                yield inner.graph(*opened(branch), name, replace(context, remat=None))
+
+    def typed(self, aval: Any, kernel: str, here: _Context) -> TensorType:
+        try:
+            return tensor_type(aval)
+        except TraceError as e:
+            where = f"{here.source} ({kernel})" if here.source else kernel
+            raise TraceError(e.what, where=where, hint=e.hint) from None
+
+    # ---- constants -----------------------------------------------------------------------------
+
+    def constant(self, value: Any, aval: Any) -> int:
+        type_ = tensor_type(aval)
+        if type_.dtype.startswith("key<"):
+            return self.keys(value, type_)
+        known = self.arrays.get((id(value), type_.weak))
+        if known is not None:
+            return known
+        try:
+            array = np.asarray(value, dtype=aval.dtype)
+        except Exception as e:
+            raise TraceError(
+                f"the function closes over a value that is not known while tracing ({type_})",
+                hint="Pass it as an argument instead.",
+            ) from e
+        if type_.rank == 0:
+            slot = (type_, array.tobytes())
+            if slot not in self.scalars:
+                self.scalars[slot] = self.new(type_)
+                self.constants[self.scalars[slot]] = array.reshape(())
+            return self.scalars[slot]
+        number = self.arrays[id(value), type_.weak] = self.new(type_)
+        self.constants[number] = array
+        self.alive.append(value)
+        return number
+
+    def zeros(self, type_: TensorType) -> int:
+        """A constant of zeros."""
+        number = self.new(type_)
+        self.constants[number] = np.zeros(type_.shape, decode_dtype(type_.dtype))
+        return number
+
+    def keys(self, value: Any, type_: TensorType) -> int:
+        """A constant of random keys: its words, and the operation that makes keys of them."""
+        import jax
+
+        known = self.arrays.get((id(value), False))
+        if known is not None:
+            return known
+        impl = value.dtype._impl
+        register_key_impl(impl)
+        words = np.asarray(jax.random.key_data(value))
+        raw = self.new(TensorType(words.shape, words.dtype.name))
+        self.constants[raw] = words
+        number = self.arrays[id(value), False] = self.new(type_)
+        self.alive.append(value)
+        wrap = primitive("random_wrap")
+        self.operations.append(
+            Operation(wrap.name, (raw,), (number,), encode_params({"impl": impl}, kernel=wrap.name))
+        )
+        return number
+
+    # ---- the finished graph --------------------------------------------------------------------
+
+    def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
+        """Keep what reaches an output or has an effect, and number its values densely."""
+        needed = set(outputs)
+        kept: list[Operation] = []
+        for op in reversed(self.operations):
+            if op.effectful or not needed.isdisjoint(op.outputs):
+                needed.update(op.inputs)
+                kept.append(op)
+        kept.reverse()
+        constants = [v for v in self.constants if v in needed]
+        order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
+        number = {v: i for i, v in enumerate(order)}
+        return BlockGraph(
+            name=name,
+            values=tuple(self.values[v] for v in number),
+            operations=tuple(
+                replace(
+                    op,
+                    inputs=tuple(number[v] for v in op.inputs),
+                    outputs=tuple(number[v] for v in op.outputs),
+                )
+                for op in kept
+            ),
+            inputs=tuple(number[v] for v in inputs),
+            outputs=tuple(number[v] for v in outputs),
+            constants={number[v]: self.constants[v] for v in constants},
+        )
+
+
+def block_graph(
+    jaxpr: Any, consts: Sequence[Any] = (), name: str = "", *, sources: bool = True
+) -> BlockGraph:
+    """The block graph of a jaxpr applied to `consts`.
+
+    With `sources=False` operations carry neither source nor scope. Raises TraceError for values
+    that are not tensors (mutable references, tokens, dims of unknown size).
+    """
+    return _Flattener(itertools.count(), sources).graph(jaxpr, consts, name, _Context(), whole=True)
+
+
+def tensor_type(aval: Any) -> TensorType:
+    """Shape, dtype and weak type of a JAX abstract value; its sharding is left out."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype") or hasattr(aval, "inner_aval"):
+        raise TraceError(
+            f"{aval} is not a tensor",
+            hint="Mutable references and tokens are not supported; return new values instead.",
+        )
+    try:
+        return _tensor_type(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))
+    except TypeError:
+        raise TraceError(
+            f"{aval} has a dim of unknown size", hint="Trace with known shapes."
+        ) from None
+
+
+@cache
+def _tensor_type(shape: tuple[Any, ...], dtype: Any, weak: bool) -> TensorType:
+    """One object for all tensors alike. Raises TypeError where a dim has no size."""
+    return TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
+
+
+def _with_one_verdict(eqn: Any) -> Any:
+    """A loop over many examples (a `while` under vmap, each with a condition of its own) as a loop
+    that runs while any of them does, whose body leaves those that are done as they are.
+
+    That is what JAX makes of it too, further down. The new body also reads the constants of the
+    condition, before its own.
+    """
+    import jax
+    from jax import lax
+    from jax.extend.core import jaxpr_as_fun
+
+    tests, bodies = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    test, body = (jaxpr_as_fun(eqn.params[p]) for p in ("cond_jaxpr", "body_jaxpr"))
+
+    def any_of(*values: Any) -> Any:
+        (verdicts,) = test(*values)
+        return lax.reduce_or(verdicts, tuple(range(verdicts.ndim)))
+
+    def step(*values: Any) -> list[Any]:
+        carry = values[tests + bodies :]
+        (verdicts,) = test(*values[:tests], *carry)
+        leading = tuple(range(verdicts.ndim))
+        return [
+            lax.select(lax.broadcast_in_dim(verdicts, new.shape, leading), new, old)
+            for new, old in zip(body(*values[tests:]), carry, strict=True)
+        ]
+
+    avals = [v.aval for v in eqn.invars]
+    params = {
+        "cond_jaxpr": jax.make_jaxpr(any_of)(*avals[:tests], *avals[tests + bodies :]),
+        "body_jaxpr": jax.make_jaxpr(step)(*avals),
+        "body_nconsts": tests + bodies,
+    }
+    return eqn.replace(params={**eqn.params, **params})
+
+
+def _without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """JAX's own removal of dead code, which also prunes inside loops and branches."""
+    from jax.interpreters import partial_eval as pe
+
+    if any(not hasattr(v.aval, "shape") or hasattr(v.aval, "inner_aval") for v in jaxpr.invars):
+        return jaxpr, consts
+    kept = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
+    live, used, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), kept)
+    return live, [c for c, u in zip(consts, used, strict=True) if u]
+
+
+def _over_dims_only(params: Mapping[str, Any]) -> bool:
+    """Whether a collective is one over dims of its operands, as vmap leaves it."""
+    axes = params.get("axes", ("",))
+    return params.get("axis_index_groups") is None and all(isinstance(a, int) for a in axes)
+
+
+def _changes_memory(params: Mapping[str, Any]) -> bool:
+    """Whether a device_put moves values to another kind of memory (host offloading)."""
+    return any(
+        type(d).__name__ in ("MemorySpace", "TransferToMemoryKind")
+        or getattr(d, "memory_kind", None) not in (None, "device", "unpinned_host")
+        for d in params.get("devices", ())
+    )
+
+
+def _joined(*scopes: str) -> str:
+    return "/".join(s for s in scopes if s)

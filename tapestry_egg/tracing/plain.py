@@ -1,0 +1,187 @@
+"""Plain parameters: which JSON stands for a parameter of JAX's, checked without importing JAX.
+
+The forms are those of `codec.py`. What a file says is checked here, when it is read, and what would
+end the process later on is refused: compilers give up on a precision that they do not know, and a
+range of a few characters can stand for more numbers than there is memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tapestry_egg.errors import GraphError
+from tapestry_egg.graph.arrays import is_dtype
+
+#: Enums and record classes that may occur in parameters -> the modules where JAX keeps them.
+ENUMS: dict[str, tuple[str, ...]] = {
+    "AccuracyMode": ("jax.lax",),
+    "ArrayCopySemantics": ("jaxlib._jax", "jax._src.lib._jax", "jaxlib.xla_client"),
+    "DotAlgorithmPreset": ("jax.lax",),
+    "EigImplementation": ("jax.lax.linalg", "jax._src.lax.linalg"),
+    "EighImplementation": ("jax.lax.linalg", "jax._src.lax.linalg"),
+    "FftType": ("jax.lax", "jax._src.lax.fft"),
+    "GatherScatterMode": ("jax.lax",),
+    "IgammaMode": ("jax._src.lax.special",),
+    "MemorySpace": ("jax._src.core",),
+    "Precision": ("jax.lax",),
+    "RandomAlgorithm": ("jax.lax",),
+    "RoundingMethod": ("jax.lax",),
+    "SvdAlgorithm": ("jax.lax.linalg", "jax._src.lax.linalg"),
+}
+RECORDS: dict[str, tuple[str, ...]] = {
+    "ConvDimensionNumbers": ("jax.lax",),
+    "DotAlgorithm": ("jax.lax",),
+    "GatherDimensionNumbers": ("jax.lax",),
+    "RaggedDotDimensionNumbers": ("jax.lax",),
+    "ScatterDimensionNumbers": ("jax.lax",),
+    "Tolerance": ("jax.lax",),
+}
+
+#: Levels of lists and dicts in a parameter.
+MOST_LEVELS = 100
+#: Numbers in a range, and digits of a whole number.
+_MOST_NUMBERS, _MOST_DIGITS = 1 << 20, 40
+
+
+def check_params(params: Mapping[str, Any], where: str) -> None:
+    """Check that the parameters of an operation are in plain form, as `check_plain` does, and that
+    compilers can read them."""
+    check_plain(params, where)
+    for name, members in _MEMBERS.items():
+        value = params.get(name)
+        if value is None:
+            continue
+        two = name == "precision" and isinstance(value, list) and len(value) == 2
+        for one in value if two else [value]:
+            if _kind(one) not in (("Precision",) if two else members):
+                raise GraphError(f"{value!r:.80} is no {name}", where=f"{where}.{name}")
+
+
+def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0) -> None:
+    """Check that `value` is in plain form.
+
+    Raises GraphError with `where` extended by the path inside `value`. A handle is refused unless
+    `handles`, and so is what lies more than `MOST_LEVELS` deep; `level` is how deep `value` lies.
+    """
+    if level > MOST_LEVELS:
+        raise GraphError(f"more than {MOST_LEVELS} levels of lists and dicts", where=where)
+    if isinstance(value, list):
+        for i, v in enumerate(value):
+            check_plain(v, f"{where}[{i}]", handles=handles, level=level + 1)
+    elif isinstance(value, dict):
+        tag = _tag(value, where)
+        if tag == "$handle" and not handles:
+            raise GraphError("a file cannot hold objects of another process", where=where)
+        if tag == "$jaxpr":
+            from .graph_documents import graph_from_document
+
+            graph_from_document(value["$jaxpr"], where=f"{where}.$jaxpr")
+            return
+        if tag is not None and (check := _TAGS[tag]) is not None and not check(value[tag]):
+            raise GraphError(f"{value[tag]!r:.80} is not accepted in parameters", where=where)
+        for k, v in value.items():
+            check_plain(v, f"{where}.{k}", handles=handles, level=level + 1)
+
+
+def _tag(value: Mapping[str, Any], where: str) -> str | None:
+    """The tag of a dict; None where it has none. Raises GraphError for one that there is not."""
+    tags = [k for k in value if k.startswith("$")]
+    if not tags:
+        return None
+    extra: set[str] | None = {"$class": None, "$jaxpr": {"closed"}}.get(tags[0], set())
+    if (
+        len(tags) > 1
+        or tags[0] not in _TAGS
+        or (extra is not None and set(value) != {tags[0], *extra})
+    ):
+        raise GraphError(f"unknown tag {', '.join(map(repr, value))}", where=where)
+    return tags[0]
+
+
+def _is_enum(form: Any) -> bool:
+    return (
+        isinstance(form, list)
+        and len(form) == 2
+        and all(isinstance(x, str) for x in form)
+        and form[0] in ENUMS
+    )
+
+
+def _is_range(form: Any) -> bool:
+    if not isinstance(form, list) or len(form) != 3:
+        return False
+    if not all(type(n) is int and abs(n) < 1 << 62 for n in form) or not form[2]:
+        return False
+    return len(range(*form)) <= _MOST_NUMBERS
+
+
+def _is_whole(form: Any) -> bool:
+    return isinstance(form, str) and re.fullmatch(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", form) is not None
+
+
+def _is_pairs(form: Any) -> bool:
+    return isinstance(form, list) and all(isinstance(x, list) and len(x) == 2 for x in form)
+
+
+def _is_array(form: Any) -> bool:
+    return isinstance(form, dict) and form.keys() == {"dtype", "shape", "data"}
+
+
+def _is_list(form: Any) -> bool:
+    return isinstance(form, list)
+
+
+def _is_dtype_name(form: Any) -> bool:
+    return isinstance(form, str) and is_dtype(form)
+
+
+def _kind(form: Any) -> str:
+    """The enum that a form is a member of, or the class of a record; empty for anything else."""
+    if isinstance(form, dict) and _is_enum(form.get("$enum")):
+        return str(form["$enum"][0])
+    return str(form.get("$class", "")) if isinstance(form, dict) else ""
+
+
+#: What parameters of these names are, where they are not None: compilers end the process at others.
+_MEMBERS: dict[str, tuple[str, ...]] = {
+    "accuracy": ("AccuracyMode", "Tolerance"),
+    "fft_type": ("FftType",),
+    "precision": ("Precision", "DotAlgorithmPreset", "DotAlgorithm"),
+    "rounding_method": ("RoundingMethod",),
+}
+
+
+#: What stands behind each tag, where that can be told without JAX.
+_TAGS: dict[str, Callable[[Any], bool] | None] = {
+    "$list": _is_list,
+    "$range": _is_range,
+    "$dict": _is_pairs,
+    "$frozenset": _is_list,
+    "$float": lambda form: form in ("nan", "inf", "-inf"),
+    "$int": _is_whole,
+    "$complex": lambda form: isinstance(form, list) and len(form) == 2,
+    "$dtype": _is_dtype_name,
+    "$scalar_type": _is_dtype_name,
+    "$array": _is_array,
+    "$scalar": _is_array,
+    "$enum": _is_enum,
+    "$class": lambda form: isinstance(form, str) and form in RECORDS,
+    "$primitive": lambda form: isinstance(form, str),
+    "$key_impl": lambda form: isinstance(form, str),
+    "$tree": None,
+    "$jaxpr": None,
+    "$handle": lambda form: type(form) is int,
+}
+
+
+def handles_in(value: Any) -> list[int]:
+    """The handles that a plain value refers to."""
+    if isinstance(value, Mapping):
+        if "$handle" in value:
+            return [value["$handle"]]
+        return [h for v in value.values() for h in handles_in(v)]
+    if isinstance(value, (list, tuple)):
+        return [h for v in value for h in handles_in(v)]
+    return []

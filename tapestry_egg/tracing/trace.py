@@ -1,0 +1,257 @@
+"""Tracing: a JAX function and its arguments become a program, a block graph with its pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tapestry_egg.errors import TraceError
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, known_of
+
+from .call_signature import Call, Signature, read_signature
+
+
+@dataclass(frozen=True, eq=False, repr=False)  # hashed by identity, so that jax.jit takes it
+class Program:
+    """A block graph together with the pytrees that the user's function takes and returns.
+
+    `in_tree` is the structure of `(args, kwargs)` without the static arguments, `out_tree` that of
+    the result, both in the plain form of `trees.py`. `static` holds the static arguments that the
+    graph was made with: (position or name, value); they are not stored in files.
+    """
+
+    graph: BlockGraph
+    in_tree: Any
+    out_tree: Any
+    static: tuple[tuple[int | str, Hashable], ...] = ()
+    # The exact structures, with static data of the user's classes; known only where traced.
+    in_treedef: Any = None
+    out_treedef: Any = None
+
+    @staticmethod
+    def of(graph: BlockGraph) -> Program:
+        """The program that takes the graph's inputs as positional arguments, returns a tuple."""
+        args: dict[str, Any] = {"tuple": [LEAF] * len(graph.inputs)}
+        return Program(
+            graph, {"tuple": [args, {"dict": []}]}, {"tuple": [LEAF] * len(graph.outputs)}
+        )
+
+    def __repr__(self) -> str:
+        inputs, outputs = len(self.graph.inputs), len(self.graph.outputs)
+        count = len(self.graph.operations)
+        return f"Program({self.name}: {inputs} inputs, {count} operations, {outputs} outputs)"
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def input_types(self) -> tuple[TensorType, ...]:
+        return tuple(self.graph.values[v] for v in self.graph.inputs)
+
+    @property
+    def output_types(self) -> tuple[TensorType, ...]:
+        return tuple(self.graph.values[v] for v in self.graph.outputs)
+
+    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The graph's inputs, from arguments as the user's function takes them.
+
+        Static arguments may be given as they were when tracing. Raises TraceError where the
+        structure is not the one that was traced.
+        """
+        return self.leaves(*self.dynamic(args, kwargs))
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """`flatten` of arguments without the static ones."""
+        import jax
+
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        if self.in_treedef is not None and treedef == self.in_treedef:
+            return leaves
+        where = difference(self.in_tree, encode_treedef(treedef))
+        if not where and self.in_treedef is not None:
+            where = "the static data of a class in them differ"
+        if where:
+            raise TraceError(
+                f"the arguments do not fit {self.name or 'the program'}: {where}",
+                hint="Call it with the structure it was traced with, or trace it again.",
+            )
+        return leaves
+
+    def arguments(self, leaves: Iterable[Any]) -> Any:
+        """(args, kwargs) without static arguments, with `leaves` for the graph's inputs."""
+        import jax
+
+        if self.in_treedef is not None:
+            return jax.tree.unflatten(self.in_treedef, leaves)
+        return build(self.in_tree, iter(leaves), {})
+
+    def unflatten(self, outputs: Iterable[Any], like: Any = None) -> Any:
+        """The user's result, from the graph's outputs.
+
+        `like` is any pytree that contains the user's classes, such as the arguments of the call;
+        a program that was loaded from a file finds namedtuples and other nodes in it.
+        """
+        import jax
+
+        if self.out_treedef is not None:
+            return jax.tree.unflatten(self.out_treedef, outputs)
+        return build(self.out_tree, iter(outputs), known_of(jax.tree.structure(like)))
+
+    def results(self) -> Any:
+        """The pytree of the result, with numbers of outputs for arrays."""
+        return self.unflatten(range(len(self.graph.outputs)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program as it was traced, on this process's default device."""
+        from .emit import emit
+
+        run = self.__dict__.get("_run")
+        if run is None:
+            run = emit(self.graph)
+            object.__setattr__(self, "_run", run)
+        return self.unflatten(run(*self.flatten(*args, **kwargs)), like=(args, kwargs))
+
+    def dynamic(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments without the static ones; these must be the traced ones."""
+        if not self.static:
+            return args, kwargs
+        positions = {k: v for k, v in self.static if isinstance(k, int)}
+        named = {k: v for k, v in self.static if isinstance(k, str)}
+        given: list[tuple[int | str, Any, Any]]
+        given = [(i, args[i], v) for i, v in positions.items() if i < len(args)]
+        given += [(k, kwargs[k], v) for k, v in named.items() if k in kwargs]
+        for at, value, traced in given:
+            if value is not traced and value != traced:
+                raise TraceError(
+                    f"static argument {at!r} is {value!r}, the program was traced with {traced!r}",
+                    hint="Trace the function again with this value.",
+                )
+        return (
+            tuple(a for i, a in enumerate(args) if i not in positions),
+            {k: v for k, v in kwargs.items() if k not in named},
+        )
+
+
+def trace(
+    fn: Callable[..., Any],
+    *args: Any,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Program:
+    """The block graph of `fn(*args, **kwargs)`, with the pytrees to call it by.
+
+    Arguments are arrays, `jax.ShapeDtypeStruct`s or Python scalars, in any pytree; nothing is
+    computed. A function that is already jitted keeps its own static arguments, and its donated ones
+    unless some are given here. Raises TraceError for an argument that JAX does not accept, naming
+    it; an exception of `fn` itself passes through.
+    """
+    from .arguments import check_function
+
+    check_function(fn, "trace")
+    signature = read_signature(
+        fn,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
+    return trace_signature(signature, args, kwargs, name)
+
+
+_TRACING = ContextVar("tracing", default=False)
+
+
+def tracing() -> bool:
+    """Whether a program is being traced here, to be planned as a whole."""
+    return _TRACING.get()
+
+
+def trace_signature(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+) -> Program:
+    """`trace` of a function whose static and donated arguments are known."""
+    call = signature.split(args, kwargs)
+    static = {at for at, _ in call.static}
+    positions = [i for i in range(len(args)) if i not in static]
+    within = _TRACING.set(True)
+    try:
+        traced = signature.jitted.trace(*args, **kwargs)
+    except (TypeError, ValueError, OverflowError) as e:
+        _check_arguments(call, positions, e)
+        raise
+    finally:
+        _TRACING.reset(within)
+    called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
+    return _program(traced, positions, call.static, called or "program")
+
+
+def _program(
+    traced: Any, positions: Sequence[int], static: tuple[tuple[int | str, Any], ...], name: str
+) -> Program:
+    import jax
+
+    from .jaxprs import block_graph
+
+    if traced.jaxpr.in_avals and any(hasattr(a, "inner_aval") for a in traced.jaxpr.in_avals):
+        raise TraceError(
+            "an argument is a mutable reference", hint="Pass its value and return the new value."
+        )
+    infos, _ = jax.tree_util.tree_flatten_with_path(
+        traced.args_info, is_leaf=lambda x: hasattr(x, "donated")
+    )
+    if len(infos) != len(traced.jaxpr.in_avals):
+        raise TraceError(
+            "the function closes over a value of another trace that is not finished",
+            hint="Pass it as an argument instead.",
+        )
+    results = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
+    outputs, _ = jax.tree_util.tree_flatten_with_path(results)
+    graph = replace(
+        block_graph(traced.jaxpr.jaxpr, traced.jaxpr.consts, name),
+        input_names=tuple(_input_name(path, positions) for path, _ in infos),
+        output_names=tuple(jax.tree_util.keystr(path) for path, _ in outputs),
+        donated=tuple(bool(info.donated) for _, info in infos),
+    )
+    in_tree, out_tree = encode_treedef(traced.in_tree), encode_treedef(traced.out_tree)
+    return Program(graph, in_tree, out_tree, static, traced.in_tree, traced.out_tree)
+
+
+def _input_name(path: tuple[Any, ...], positions: Sequence[int]) -> str:
+    """`[0]['w']` for what is at ['w'] in argument 0, `['mask']` for a keyword argument."""
+    from jax.tree_util import keystr
+
+    inside = keystr(path[1:])
+    if path[0].idx == 1:
+        return inside
+    return f"[{positions[path[1].idx]}]{keystr(path[2:])}"
+
+
+def _check_arguments(call: Call, positions: Sequence[int], cause: Exception) -> None:
+    """Raise TraceError for the first argument that JAX does not accept, if there is one."""
+    import jax
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
+    for path, leaf in leaves:
+        try:
+            jax.jit(lambda x: x).trace(leaf)
+        except (TypeError, ValueError, OverflowError) as e:
+            raise TraceError(
+                f"{type(leaf).__name__} {_brief(leaf)} is not an array: {str(e).splitlines()[0]}",
+                where=f"argument {_input_name(path, positions)}",
+                hint="Pass arrays, jax.ShapeDtypeStructs or numbers; put others in static_argnums.",
+            ) from cause
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
