@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from tapestry_egg.lazy import LazyPackage
 
 if TYPE_CHECKING:
+    from tapestry_egg.plans.planned import planned_collectives as planned_collectives
     from tapestry_egg.runtime.lower.lower import lower as lower
     from tapestry_egg.runtime.measure.compare import Comparison as Comparison
     from tapestry_egg.runtime.measure.compare import compare as compare
-    from tapestry_egg.runtime.measure.compare import planned_collectives as planned_collectives
     from tapestry_egg.runtime.measure.hlo import HloStats as HloStats
     from tapestry_egg.runtime.measure.hlo import hlo_stats as hlo_stats
 

@@ -14,6 +14,7 @@ from tapestry_egg.errors import PlanError, TargetError
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.lower.host_calls import Caller
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
@@ -25,7 +26,7 @@ from .dispatch import Answer, Callee, dispatcher
 
 if TYPE_CHECKING:
     import jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding
 
     from tapestry_egg.tracing.trace import Program
 
@@ -314,13 +315,13 @@ class CompiledPlan:
         return tuple(NamedSharding(self.mesh, partition_spec(x, self.plan.mesh)) for x in layouts)
 
     def _sharding(self, layout: Layout) -> NamedSharding:
-        from jax.sharding import NamedSharding, PartitionSpec
+        from jax.sharding import NamedSharding
 
         if self.boundary is None:
             return NamedSharding(self.mesh, partition_spec(layout, self.plan.mesh))
         dims = contract_of(self.boundary).express(layout, self.plan.mesh)
         assert dims is not None, "checked where the boundary was taken"
-        return NamedSharding(self.boundary, PartitionSpec(*map(_entry, _short(dims))))
+        return NamedSharding(self.boundary, spec_of(dims))
 
 
 def caller_of(mesh: Mesh) -> Caller:
@@ -339,24 +340,6 @@ def _compiler_options(mesh: Mesh) -> dict[str, str] | None:
     if mesh.devices.flat[0].platform == "cpu":
         return {"xla_disable_hlo_passes": "cse_barrier_expander"}
     return None
-
-
-def partition_spec(layout: Layout, mesh: MeshShape) -> PartitionSpec:
-    """JAX's spelling of a layout without partial values."""
-    from jax.sharding import PartitionSpec
-
-    dims = [tuple(mesh.names[a] for a in axes) for axes in layout.dims]
-    return PartitionSpec(*map(_entry, _short(dims)))
-
-
-def _entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    return names if len(names) > 1 else names[0] if names else None
-
-
-def _short(dims: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
-    """Without the uncut dims at the end."""
-    count = max((k + 1 for k, names in enumerate(dims) if names), default=0)
-    return dims[:count]
 
 
 def boundary_mesh(plan: Plan, mesh: Any) -> Mesh | None:

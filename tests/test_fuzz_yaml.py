@@ -23,7 +23,10 @@ READERS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         load_book,
         ["rules/books/algebra.yaml", "rules/books/fusion.yaml", "rules/books/sharding.yaml"],
     ),
-    "targets": (lambda path: load_target(f"{path}:8"), ["targets/h100.yaml", "targets/v5e.yaml"]),
+    "targets": (
+        lambda path: load_target(f"{path}:8"),
+        ["machine/targets/h100.yaml", "machine/targets/v5e.yaml"],
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from tapestry_egg import monoids
 from tapestry_egg.metakernels.language import parsed, parsing
 from tapestry_egg.monoids import formula
 from tapestry_egg.monoids import parsed as formulas
+from tapestry_egg.rules.language import parse_ahead
 from tapestry_egg.syntax_trees import KeptTrees, written
 
 
@@ -28,7 +29,7 @@ def _shape(node: Any) -> Any:
 @pytest.mark.parametrize(
     ("kept", "shipped", "parse"),
     [
-        (parsed.KEPT, parsed.shipped_texts, parsing.parsed),
+        (parsed.KEPT, parse_ahead.shipped_texts, parsing.parsed),
         (formula.KEPT, formulas.shipped_texts, lambda text, _: formula.parsed(text)),
     ],
     ids=["templates", "monoids"],
@@ -36,7 +37,7 @@ def _shape(node: Any) -> Any:
 def test_trees_made_ahead_are_those_that_the_parser_makes(
     kept: KeptTrees, shipped: Callable[[], Any], parse: Callable[[str, str], Any]
 ) -> None:
-    """Write them anew where this fails: `python -m tapestry_egg.metakernels.language.parsed`, or
+    """Write them anew where this fails: `python -m tapestry_egg.rules.language.parse_ahead`, or
     `python -m tapestry_egg.monoids.parsed`."""
     told = json.loads(kept.file.read_text("utf-8"))
     assert told["grammar"] == kept.digest()

@@ -10,13 +10,11 @@ from pathlib import Path
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.search import pareto
+from tapestry_egg.machine.objectives import KNOWN_OBJECTIVES
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import format_quantity as show
 from tapestry_egg.quantities import parse_quantity as parse
-
-#: What plans can be compared by.
-KNOWN_OBJECTIVES = ("seconds", "peak_bytes", "joules", "wire_bytes", "flops", "devices")
 
 
 class UnknownPlan(ExtractError, KeyError, IndexError):

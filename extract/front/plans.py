@@ -12,7 +12,7 @@ from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
-from tapestry_egg.runtime.measure.compare import planned_collectives
+from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.order import read_position
 

@@ -23,7 +23,8 @@ from tapestry_egg.files import problem_file
 from tapestry_egg.parallel.executors import INTERRUPTED
 
 from . import formats
-from .choice_front import ChoiceFront, choice_front
+from .choice_front import choice_front
+from .choices.front import ChoiceFront
 from .methods import extract
 
 if TYPE_CHECKING:

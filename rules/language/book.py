@@ -31,7 +31,8 @@ DEFAULT_BOOKS = (
 #: Ends the name of a rule that is read from right to left (`way: both`).
 BACK = "-back"
 
-_HERE = Path(__file__).parent
+#: Where the books are that ship with tapestry-egg.
+BOOKS = Path(__file__).parents[1] / "books"
 _REQUIRED = ("name", "law", "reason", "numerics")
 _OPTIONAL = ("ruleset", "example", "guard", "let", "provenance")
 #: What a rule written as terms has besides, and one written as egglog text (`include`: the text of
@@ -86,17 +87,17 @@ class RuleBook:
 
 def schema() -> str:
     """The egglog text that declares every relation the rules speak of."""
-    return (_HERE / "schema.egg").read_text(encoding="utf-8")
+    return Path(__file__).with_name("schema.egg").read_text(encoding="utf-8")
 
 
 def book_names() -> tuple[str, ...]:
     """Names of the books that ship with tapestry-egg."""
-    return tuple(sorted(p.stem for p in _HERE.glob("*.yaml")))
+    return tuple(sorted(p.stem for p in BOOKS.glob("*.yaml")))
 
 
 def is_shipped(book: RuleBook) -> bool:
     """Whether a book came with tapestry-egg."""
-    return Path(book.path).resolve().parent == _HERE.resolve()
+    return Path(book.path).resolve().parent == BOOKS.resolve()
 
 
 def load_book(source: str | Path) -> RuleBook:
@@ -107,7 +108,7 @@ def load_book(source: str | Path) -> RuleBook:
     """
     path = Path(source)
     if path.suffix not in (".yaml", ".yml"):
-        path = _HERE / f"{source}.yaml"
+        path = BOOKS / f"{source}.yaml"
         if not path.exists():
             raise RuleError(
                 f"unknown rule book {str(source)!r}",

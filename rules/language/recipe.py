@@ -30,7 +30,7 @@ from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
 
 # Where the files of the shipped books are.
-_SHIPPED = f"{Path(__file__).parent}/"
+_SHIPPED = f"{Path(__file__).parents[1] / 'books'}/"
 #: A row of `want` has room for this many signatures.
 MOST_GIVEN = 8
 

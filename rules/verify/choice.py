@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.metakernels.signatures.values import kind
 from tapestry_egg.rewrite.requests import Applied
 
 from .draws import DTYPES, SIZES

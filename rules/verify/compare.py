@@ -25,7 +25,7 @@ from functools import cache
 
 import numpy as np
 
-from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rules.language.book import Rule
 

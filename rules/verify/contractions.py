@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.metakernels.signatures.values import kind
 
 from .draws import Draw, Known, Proposal, first
 

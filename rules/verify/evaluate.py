@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.values import kind
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.reference.kernels import prepared
 from tapestry_egg.rewrite.requests import Applied

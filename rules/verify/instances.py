@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import RuleError, TapestryError, TemplateError
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.metakernels.signatures.values import kind
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.requests import Applied, Catalogue, Form, parse, rule_sides
 from tapestry_egg.rules.language.book import Rule, commands

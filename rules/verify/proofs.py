@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.metakernels.signatures.parameters import hashable, readable
-from tapestry_egg.metakernels.signatures.values import kind
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.requests import Applied
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.metakernels.signatures.values import kind
 from tapestry_egg.rules.language.families import MAP, MAP2
 
 from .contractions import conv, dot

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tapestry_egg import metakernels, reference, rules
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import RuleError, TapestryError
 from tapestry_egg.metakernels import registry
@@ -30,7 +31,8 @@ from tapestry_egg.rules.language.receipts import content, receipts
 if TYPE_CHECKING:
     from .verdicts import Verdict
 
-_HERE = Path(__file__).parent
+#: What judges a rule: rules, templates and the kernels' references.
+_FOLDERS = tuple(Path(m.__path__[0]) for m in (rules, metakernels, reference))
 
 # So many rules are tried here sooner than processes have started.
 _FEW = 8
@@ -192,9 +194,7 @@ def _key(rule: Rule) -> str:
 @cache
 def _judges() -> str:
     found = hashlib.sha256()
-    from tapestry_egg import metakernels
-
-    for folder in (_HERE, Path(metakernels.__file__).parent):
+    for folder in _FOLDERS:
         kept = (
             p for p in folder.rglob("*") if p.suffix in (".py", ".lark") or "templates" in p.parts
         )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.metakernels.signatures.values import kind
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.monoids import Monoid
 from tapestry_egg.monoids.fold import State, fold, over_mesh
 from tapestry_egg.monoids.formula import MESH_FUNCTIONS, arithmetic

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.collectives import after, traffic, wire_bytes
-from tapestry_egg.plans.fetch import fetches
-from tapestry_egg.plans.plan import BodyPlan, Plan, PlannedCollective
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.planned import planned_collectives
 
 if TYPE_CHECKING:
     from .hlo import Executable, HloStats
@@ -123,77 +119,3 @@ def compare(plan: Plan, compiled: Executable | HloStats) -> Comparison:
         promoted_bytes=promoted,
         warnings=stats.warnings,
     )
-
-
-def planned_collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
-    """Every collective that lowering the plan emits, in program order, loops multiplied out.
-
-    A scan counts by its length, a while loop once, a conditional by the branch that moves most.
-    Raises PlanError where the plan does not fit its graph.
-    """
-    return tuple(_of_body(plan.body, plan.mesh, 1))
-
-
-def _of_body(body: BodyPlan, mesh: MeshShape, times: int) -> list[PlannedCollective]:
-    graph = body.graph
-    found: list[PlannedCollective] = []
-    for k, reads in enumerate(fetches(body)):
-        op = graph.operations[k] if k < len(graph.operations) else None
-        for f in reads:
-            layout, type_ = f.have, graph.values[f.value]
-            for step in f.steps:
-                if moved := traffic(step, layout, type_, mesh):
-                    group = mesh.parts(moved.axes)
-                    found.append(
-                        PlannedCollective(
-                            kind=moved.kind,
-                            axes=tuple(mesh.names[a] for a in moved.axes),
-                            group=group,
-                            payload_bytes=moved.payload_bytes,
-                            wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, group),
-                            count=times,
-                            value=f"%{f.value} {type_}",
-                            reader=f"{op.kernel} #{k}" if op else "output",
-                            source=f"{op.source.file}:{op.source.line}"
-                            if op and op.source.file
-                            else "",
-                        )
-                    )
-                layout = after(step, layout)
-        if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
-            found += _sent(k, op, graph, mesh, times)
-        if op is None or not op.regions:
-            continue
-        bodies = body.strategies[k].bodies
-        if op.kernel == "cond":
-            branches = [_of_body(b, mesh, times) for b in bodies]
-            found += max(branches, key=lambda b: sum(c.wire_bytes * c.count for c in b))
-        else:
-            length = op.params["length"] if op.kernel == "scan" else 1
-            for b in bodies:
-                found += _of_body(b, mesh, times * length)
-    return found
-
-
-def _sent(
-    k: int, op: Operation, graph: BlockGraph, mesh: MeshShape, times: int
-) -> list[PlannedCollective]:
-    """What the one device that runs an operation for all sends to the others."""
-    found = []
-    signature = registry.opaque(op.kernel, (), [graph.values[v] for v in op.outputs], once=True)
-    for q, tensor in enumerate(signature.sent_types):
-        payload = tensor.nbytes
-        found.append(
-            PlannedCollective(
-                kind="all_reduce",
-                axes=tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1),
-                group=mesh.devices,
-                payload_bytes=payload,
-                wire_bytes=wire_bytes("all_reduce", payload, mesh.devices),
-                count=times,
-                value=f"%{op.outputs[q]} {tensor}" if q < len(op.outputs) else "whether it failed",
-                reader=f"{op.kernel} #{k}",
-                source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
-            )
-        )
-    return found

@@ -1,1 +1,3 @@
-"""TODO tapestry_egg/cli"""
+"""The command line: one module a group of commands; nothing here imports JAX before it must."""
+
+from .app import main as main

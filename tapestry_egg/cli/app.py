@@ -19,6 +19,7 @@ import typer
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.parallel.deadline import end_as_interrupted
+from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import QUANTITIES, format_quantity
 
@@ -38,7 +39,6 @@ from .console import (
     Workers,
     choose_plan,
     complain,
-    host_only,
     parse_limits,
     print_json,
     say,

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapestry_egg.errors import TapestryError
+from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.quantities import format_quantity
 from tapestry_egg.show.text import columns
 
-from .console import Json, complain, host_only, load_any, print_json
+from .console import Json, complain, load_any, print_json
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph

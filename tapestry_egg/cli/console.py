@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -89,11 +88,6 @@ def parse_limits(limits: Iterable[str]) -> dict[str, float]:
             )
         amounts[name.strip()] = parse_quantity(amount, name.strip(), where="--limit")
     return amounts
-
-
-def host_only() -> None:
-    """Keep JAX off the accelerators: tracing and searching need none."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 @contextmanager

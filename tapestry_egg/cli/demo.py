@@ -115,7 +115,7 @@ def _model() -> Any:
     """The GPT-2 program of the checkout that this package lies in."""
     from tapestry_egg.tracing.entry import import_file
 
-    path = Path(__file__).resolve().parents[1] / "models" / "gpt2.py"
+    path = Path(__file__).resolve().parents[2] / "models" / "gpt2.py"
     if not path.exists():
         raise TapestryError(
             "the demo's program is not here",

@@ -199,7 +199,7 @@ def targets(
 def _target_rows() -> list[dict[str, str]]:
     import yaml
 
-    folder = Path(__file__).with_name("targets")
+    folder = Path(__file__).parents[1] / "machine" / "targets"
     rows = []
     for path in sorted(folder.glob("*.yaml")):
         data = yaml.safe_load(path.read_text(encoding="utf-8"))

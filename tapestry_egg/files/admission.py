@@ -3,9 +3,9 @@
 Nothing in a file counts as evidence, its digests least of all. The form that a plan runs must
 compute what the program in the file does (`equivalence.py`); every strategy, layout, copy and
 boundary must be legal, and every cost, counted again from the plan, the program and the machine in
-the file, must be what the plan says (`extract/certify/recount.py`). Bounds cannot be proven again without
-the search: they are only held against the costs. `steps`, `notes`, `timeline` and `epsilon` tell
-how plans were found; nothing that runs depends on them.
+the file, must be what the plan says (`extract/certify/recount.py`). Bounds cannot be proven again
+without the search: they are only held against the costs. `steps`, `notes`, `timeline` and `epsilon`
+tell how plans were found; nothing that runs depends on them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 
 from tapestry_egg.errors import ExtractError, PlanError, TapestryError
 from tapestry_egg.extract.certify.recount import Ground, Refused, Walk
-from tapestry_egg.extract.front.front import KNOWN_OBJECTIVES, Front
+from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.objectives import KNOWN_OBJECTIVES
 from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
-from tapestry_egg.runtime.measure.compare import planned_collectives
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import Schedule, schedule
 

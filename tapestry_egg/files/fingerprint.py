@@ -28,7 +28,7 @@ from tapestry_egg.tracing.plain import handles_in
 if TYPE_CHECKING:
     from tapestry_egg.tracing.trace import Program
 
-_HERE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 #: What the package is made of; other files in its folders change no plan.
 _SUFFIXES = frozenset((".py", ".yaml", ".egg", ".lark"))
 
@@ -98,8 +98,8 @@ def options_digest(value: Any) -> str:
 def code_digest() -> str:
     """A digest of this package's own code, rules, templates and targets."""
     found = hashlib.sha256()
-    for path in sorted(_files(_HERE)):
-        found.update(str(path.relative_to(_HERE)).encode())
+    for path in sorted(_files(_PACKAGE)):
+        found.update(str(path.relative_to(_PACKAGE)).encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
 

@@ -34,6 +34,16 @@ def is_dtype(name: str) -> bool:
     )
 
 
+def kind(dtype: str) -> str:
+    """`bool`, `int`, `uint`, `float`, `complex` or `key` (anything without arithmetic)."""
+    if dtype == "bool":
+        return "bool"
+    for prefix, name in (("uint", "uint"), ("int", "int"), ("complex", "complex")):
+        if dtype.startswith(prefix):
+            return name
+    return "float" if dtype.startswith(("float", "bfloat")) and dtype != "float0" else "key"
+
+
 def dtype_name(dtype: Any) -> str:
     """`float32`, `bfloat16`, `key<fry>`, `float0`: the name that `TensorType` uses."""
     if getattr(dtype, "names", None) == ("float0",) or str(dtype) == "[('float0', 'V')]":

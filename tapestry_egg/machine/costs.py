@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.metakernels.signatures.values import kind as kind_of
 from tapestry_egg.monoids import monoids
 
 from .target import Target

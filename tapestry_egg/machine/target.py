@@ -217,7 +217,7 @@ def _describe_levels(levels: tuple[Level, ...]) -> str:
 
 def known_targets() -> tuple[str, ...]:
     """Names of the targets that come with the package, sorted."""
-    folder = resources.files("tapestry_egg") / "targets"
+    folder = resources.files("tapestry_egg.machine") / "targets"
     return tuple(
         sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
     )
@@ -244,7 +244,7 @@ def load_target(spec: str | Path) -> Target:
             f"unknown target {name!r}",
             hint=f"Known are {', '.join(known_targets())}; or give the path of a .yaml file.",
         )
-    file = resources.files("tapestry_egg") / "targets" / f"{name}.yaml"
+    file = resources.files("tapestry_egg.machine") / "targets" / f"{name}.yaml"
     return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape)
 
 

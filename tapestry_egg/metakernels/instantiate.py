@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
@@ -15,7 +16,7 @@ from tapestry_egg.metakernels.language.scopes import Inner, Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.signatures.parameters import plain
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, Passage, Polynomial
-from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, Row, is_extent, kind
+from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, Row, is_extent
 from tapestry_egg.monoids import monoids, single_monoids
 from tapestry_egg.zspace import Projection, ZRange
 

@@ -279,7 +279,7 @@ def _element(monoid: Monoid, arrays: Sequence[Any], xp: ModuleType) -> dict[str,
     if len(arrays) != len(monoid.element):
         names = ", ".join(p.name for p in monoid.element)
         raise MonoidError(f"{monoid.name} takes {names}, {len(arrays)} arrays are given")
-    from tapestry_egg.metakernels.signatures.values import kind
+    from tapestry_egg.graph.arrays import kind
 
     out = {}
     for part, given in zip(monoid.element, arrays, strict=True):

@@ -181,7 +181,7 @@ class _Child:
     """A worker process, seen from here."""
 
     def __init__(self) -> None:
-        package = str(Path(__file__).resolve().parents[1])
+        package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
@@ -476,3 +476,8 @@ def chosen(workers: int | None, address: str = "") -> Iterator[Executor]:
         return
     with Processes(workers) as pool:
         yield pool
+
+
+def host_only() -> None:
+    """Keep JAX off the accelerators: tracing and searching need none."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")

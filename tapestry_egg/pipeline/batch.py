@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tapestry_egg.atomic import write_atomic
-from tapestry_egg.cli.console import host_only
 from tapestry_egg.errors import GraphError, TapestryError
-from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, tell
+from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, host_only, tell
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.quantities import parse_quantity
 from tapestry_egg.scratch import locked, scratch

@@ -78,9 +78,9 @@ def optimize(
     plans above them. Plans above the usable memory of a device are marked, and `best` takes none
     unless a limit on `peak_bytes` allows it. `rules` adds rule books to those of `books`. `state`
     pairs outputs with the inputs that they become in the next call, by path or prefix; donated
-    inputs pair by themselves. `pins` fixes the layouts of inputs by path or prefix
-    (`{"[0]['w']": (None, "x")}`, see `extract/problem/pins.py`), and so those of the outputs that feed back
-    to them; `in_shardings` and `out_shardings` do so as in `jax.jit`, and the program's own
+    inputs pair by themselves. `pins` fixes the layouts of inputs by path or prefix (`{"[0]['w']":
+    (None, "x")}`, see `extract/problem/pins.py`), and so those of the outputs that feed back to
+    them; `in_shardings` and `out_shardings` do so as in `jax.jit`, and the program's own
     constraints hold inside. Rules that change rounding are used only with `numerics="relaxed"`.
     Every rule is verified before it is used.
     `mesh` (a JAX mesh or a `MeshShape`) is a contract: what crosses the boundary is laid out by its

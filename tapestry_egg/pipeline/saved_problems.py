@@ -1,7 +1,7 @@
 """Snapshots of a program: what is left to choose on each mesh shape, as problems on their own.
 
-`optimize` searches them all and merges what it finds. Saved (`tapestry_egg/files/problem_file.py`), each
-is a problem for the extractor alone, here or elsewhere, without the program.
+`optimize` searches them all and merges what it finds. Saved (`files/problem_file.py`), each is
+a problem for the extractor alone, here or elsewhere, without the program.
 """
 
 from __future__ import annotations

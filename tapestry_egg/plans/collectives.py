@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import carried_as
-from tapestry_egg.metakernels.signatures.values import kind as kind_of
 from tapestry_egg.monoids import Monoid, monoids, single_monoids
 from tapestry_egg.monoids.fold import combine
 from tapestry_egg.monoids.fold import zero as neutral_state

@@ -189,8 +189,9 @@ class Plan:
     def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`PartitionSpec`s of the arguments over the axes of `mesh`, in the user's pytrees without
         static arguments: (positional, by keyword)."""
-        from tapestry_egg.runtime.compile import partition_spec
         from tapestry_egg.tracing.trace import Program
+
+        from .specs import partition_spec
 
         specs = [partition_spec(layout, self.mesh) for layout in self.in_shardings]
         found: tuple[tuple[Any, ...], dict[str, Any]]
@@ -200,8 +201,9 @@ class Plan:
     @property
     def output_specs(self) -> Any:
         """`PartitionSpec`s of the result, in its pytree."""
-        from tapestry_egg.runtime.compile import partition_spec
         from tapestry_egg.tracing.trace import Program
+
+        from .specs import partition_spec
 
         specs = [partition_spec(layout, self.mesh) for layout in self.out_shardings]
         return (self.program or Program.of(self.graph)).unflatten(specs)

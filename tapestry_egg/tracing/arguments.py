@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tapestry_egg.errors import (
     ExtractError,
@@ -12,21 +13,18 @@ from tapestry_egg.errors import (
     TargetError,
     TraceError,
 )
-from tapestry_egg.extract.front.front import KNOWN_OBJECTIVES, Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.machine.objectives import KNOWN_OBJECTIVES
 
 from .trace import Program
 
 
 def a(value: object) -> str:
     """What a value is, with its article: `a front`, `a function`."""
-    for kind, name in ((Program, "a program"), (BlockGraph, "a graph"), (Plan, "a plan")):
-        if isinstance(value, kind):
-            return name
-    if isinstance(value, Front):
-        return "a front"
+    for name in ("Program", "BlockGraph", "Plan", "Front"):
+        if _is(value, name):
+            return {"BlockGraph": "a graph"}.get(name, f"a {name.lower()}")
     if value is None or isinstance(value, type):
         return "nothing" if value is None else f"the class {value.__name__}"
     if callable(value):
@@ -35,24 +33,32 @@ def a(value: object) -> str:
     return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
 
 
+def _is(value: object, name: str) -> bool:
+    """Whether a value is of a class of this package, by its name: plans and fronts are made by
+    later stages, which this one does not import."""
+    return any(
+        c.__name__ == name and c.__module__.startswith("tapestry_egg.") for c in type(value).__mro__
+    )
+
+
 def check_graph(value: object, where: str) -> Program | BlockGraph:
     """A traced program. Raises GraphError for anything else."""
     if isinstance(value, Program | BlockGraph):
         return value
     if isinstance(value, str):
         hint = "te.load reads graph files."
-    elif isinstance(value, Front | Plan):
+    elif _is(value, "Front") or _is(value, "Plan"):
         hint = "It is optimized already: give the graph that te.trace made."
     else:
         hint = "te.trace(function, *arguments) makes a graph of a function."
     raise GraphError(f"expected a traced program, given {a(value)}", where=where, hint=hint)
 
 
-def check_plan(value: object, where: str) -> Plan:
+def check_plan(value: object, where: str) -> Any:
     """A plan. Raises PlanError for anything else."""
-    if isinstance(value, Plan):
+    if _is(value, "Plan"):
         return value
-    if isinstance(value, Front):
+    if _is(value, "Front"):
         hint = "Choose one of its plans: front.best('seconds') or front['p0']."
     elif isinstance(value, Program | BlockGraph):
         hint = "te.optimize(graph, target) makes a front of it; front.best() is a plan."

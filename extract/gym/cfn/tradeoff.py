@@ -20,9 +20,9 @@ from tapestry_egg.extract.gym.cfn.network.known import Known
 from tapestry_egg.extract.gym.cfn.network.network import WIDE, Ints, Network
 from tapestry_egg.extract.gym.cfn.network.reach import reach
 from tapestry_egg.extract.gym.cfn.network.reductions import Begun, Reduced, begin
-from tapestry_egg.extract.gym.choice_front import ChoiceFront, ChoicePoint
 from tapestry_egg.extract.gym.choices.check import evaluate
 from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Number
+from tapestry_egg.extract.gym.choices.front import ChoiceFront, ChoicePoint
 from tapestry_egg.extract.search import pareto
 from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tapestry_egg.parallel.executors import INTERRUPTED

@@ -1,14 +1,11 @@
 """Trees made ahead of the texts of all templates and rule books that ship with tapestry-egg.
 
-`parsed.json` holds them; `python -m tapestry_egg.metakernels.language.parsed` writes it anew.
+`parsed.json` holds them; `python -m tapestry_egg.rules.language.parse_ahead` writes it anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from tapestry_egg.syntax_trees import KeptTrees
 
@@ -16,51 +13,3 @@ _HERE = Path(__file__).parent
 
 #: The trees of shipped texts of the template language.
 KEPT = KeptTrees(_HERE / "template.lark", _HERE / "parsed.json")
-
-
-def shipped_texts() -> dict[str, list[str]]:
-    """The texts of all templates and rule books that ship with tapestry-egg, by how they start."""
-    from tapestry_egg.metakernels import registry
-    from tapestry_egg.metakernels.instantiate import ALIGNED
-    from tapestry_egg.rules.language.book import book_names, load_book
-
-    from .expressions import Expression, PassageText
-    from .patterns import Pattern
-
-    starts = {Expression: "expression", Pattern: "pattern", PassageText: "passage"}
-    found: dict[str, dict[str, None]] = {start: {} for start in starts.values()}
-    found["expression"][ALIGNED] = None
-    seen: set[int] = set()
-    stack: list[Any] = [registry.templates(), [load_book(name) for name in book_names()]]
-    while stack:
-        x = stack.pop()
-        if id(x) in seen or isinstance(x, str | int | float):
-            continue
-        seen.add(id(x))
-        if type(x) in starts:
-            found[starts[type(x)]][x.text] = None
-        if isinstance(x, Mapping):
-            stack += [*x, *x.values()]
-        elif isinstance(x, tuple | list | set | frozenset):
-            stack += x
-        elif is_dataclass(x):
-            stack += [getattr(x, f.name) for f in fields(x)]
-    return {start: sorted(texts) for start, texts in found.items()}
-
-
-def document() -> str:
-    """What `parsed.json` should hold."""
-    from .faults import Fault
-    from .parsing import parsed
-
-    def parse(text: str, start: str) -> Any:
-        try:
-            return parsed(text, start)
-        except Fault:
-            return None
-
-    return KEPT.document(shipped_texts(), parse)
-
-
-if __name__ == "__main__":
-    KEPT.file.write_text(document(), "utf-8")

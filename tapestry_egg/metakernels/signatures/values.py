@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import itemsize
 
 from .signature import Polynomial, Role
@@ -164,16 +165,6 @@ def digits(source: Sequence[int], target: Sequence[int]) -> dict[str, Any]:
         "source": rows(0),
         "target": rows(1),
     }
-
-
-def kind(dtype: str) -> str:
-    """`bool`, `int`, `uint`, `float`, `complex` or `key` (anything without arithmetic)."""
-    if dtype == "bool":
-        return "bool"
-    for prefix, name in (("uint", "uint"), ("int", "int"), ("complex", "complex")):
-        if dtype.startswith(prefix):
-            return name
-    return "float" if dtype.startswith(("float", "bfloat")) and dtype != "float0" else "key"
 
 
 def _complex(dtype: str) -> str:
