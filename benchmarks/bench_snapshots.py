@@ -26,7 +26,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.problem import Problem
-    from tapestry_egg.extract.problem.unit_choices import Snapshot
+    from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
 TARGET, MESH = "h100:8x8", (8, 8)
 
@@ -42,11 +42,11 @@ class Size:
     batch: int = 64
 
 
-def snapshot_of(layers: int, size: Size) -> Snapshot:
+def choices_of(layers: int, size: Size) -> UnitChoices:
     """The snapshot of a train step (AdamW included) with so many layers, unrolled."""
     import tapestry_egg as te
     from models import gpt2
-    from tapestry_egg.extract.problem.unit_choices import snapshot
+    from tapestry_egg.extract.problem.unit_choices import unit_choices
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import load_target
     from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
@@ -61,28 +61,28 @@ def snapshot_of(layers: int, size: Size) -> Snapshot:
     plan = scheduled(graph, feedback)
     mesh = MeshShape(("x", "y"), MESH)
     found = saturate(encode(plan.program, mesh), load_books(DEFAULT_BOOKS))
-    return snapshot(plan, found, mesh, load_target(TARGET))
+    return unit_choices(plan, found, mesh, load_target(TARGET))
 
 
-def alpa(snap: Snapshot) -> Problem:
+def alpa(choices: UnitChoices) -> Problem:
     """Alpa's problem: a variable per unit, a pair per reader of a value, with the reader's copy."""
     from tapestry_egg.extract.problem.problem import Pair, Problem, Variable, label, merge_parallel
 
-    plan, program = snap.schedule, snap.schedule.program
+    plan, program = choices.schedule, choices.schedule.program
     variables, pairs = [], []
-    for u, (unit, rows) in enumerate(zip(plan.units, snap.rows, strict=True)):
+    for u, (unit, rows) in enumerate(zip(plan.units, choices.rows, strict=True)):
         root = program.instances[unit.root]
         weight = program.bodies[root.body].weight if not root.port else root.weight
         seconds = rows.seconds * weight
         for q, v in enumerate(unit.outputs):
-            table = snap.copies[program.types[v]]
+            table = choices.copies[program.types[v]]
             have, haves = label([table.number[g[q]] for g in rows.gives])
             for r in plan.readers[v]:
                 reads = [(k, i) for k, (i, _, w) in enumerate(plan.units[r].reads) if w == v]
                 need, needs = label(
                     [
                         tuple(dict.fromkeys(table.number[n[k]] for k, _ in reads))
-                        for n in snap.rows[r].needs
+                        for n in choices.rows[r].needs
                     ]
                 )
                 cost = np.array(
@@ -103,9 +103,9 @@ def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     from tapestry_egg.extract.search.search import Effort
     from tapestry_egg.extract.search.worker import search_all
 
-    snap = snapshot_of(layers, size)
+    choices = choices_of(layers, size)
     begin = time.perf_counter()
-    problem = assemble(snap).problem
+    problem = assemble(choices).problem
     made = time.perf_counter() - begin
     entries = sum(p.seconds.size for p in problem.pairs)
     effort = Effort(seconds=seconds - made, gap=gap)
@@ -133,16 +133,16 @@ def beside_alpa(layers: int, size: Size, runs: int, seconds: float) -> None:
     from tapestry_egg.extract.search import exact
     from tapestry_egg.extract.search.search import Effort, Search
 
-    snap = snapshot_of(layers, size)
+    choices = choices_of(layers, size)
     ours, theirs = [], []
     for _ in range(runs):
         begin = time.perf_counter()
-        search = Search(assemble(snap).problem, Effort(seconds=seconds))
+        search = Search(assemble(choices).problem, Effort(seconds=seconds))
         best = search.fastest()
         bound = search.archive.bound(np.inf, np.inf)
         ours.append(time.perf_counter() - begin)
         begin = time.perf_counter()
-        problem = alpa(snap)
+        problem = alpa(choices)
         found = exact.solve(problem, np.inf, seconds)
         theirs.append(time.perf_counter() - begin)
     value = problem.evaluate(found.rows)[0] if found.rows is not None else float("inf")

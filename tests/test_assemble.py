@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tapestry_egg.extract.problem.assemble import Assembled, assemble
+from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.once import Once
-from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books
@@ -24,7 +24,7 @@ N = 1024
 
 
 @cache
-def stack(layers: int) -> Assembled:
+def stack(layers: int) -> PlanProblem:
     """The problem of a gradient through equal layers with residuals, on a mesh of 2 by 4."""
 
     def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -38,10 +38,10 @@ def stack(layers: int) -> Assembled:
     plan = schedule(flatten(in_order(graph, pairs), pairs))
     mesh = MeshShape(("x", "y"), (2, 4))
     found = saturate(encode(plan.program, mesh), load_books(("sharding", "collectives")))
-    return assemble(snapshot(plan, found, mesh, load_target("h100:8")))
+    return assemble(unit_choices(plan, found, mesh, load_target("h100:8")))
 
 
-def tables(assembled: Assembled) -> set[int]:
+def tables(assembled: PlanProblem) -> set[int]:
     """The distinct arrays of costs that a problem holds."""
     problem = assembled.problem
     held = [p.seconds for p in problem.pairs] + [v.seconds for v in problem.variables]

@@ -110,9 +110,9 @@ def test_snapshots_of_a_program_have_its_fastest_plan(
 ) -> None:
     from tapestry_egg.extract.__main__ import main as extract
 
-    assert run("snapshot", work / "mlp.json", "-t", "cpu:2", "-o", tmp_path, "-q") == 0
+    assert run("problem", work / "mlp.json", "-t", "cpu:2", "-o", tmp_path, "-q") == 0
     files = run.out.split()
-    assert files and all(name.endswith(".snapshot.json.gz") for name in files)
+    assert files and all(name.endswith(".problem.json.gz") for name in files)
     assert extract([*files, "--seconds", "5", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(row["values"]["seconds"] >= row["bound"] for row in found)

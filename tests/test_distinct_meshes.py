@@ -11,7 +11,7 @@ import pytest
 
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.target import Target, load_target
@@ -90,7 +90,7 @@ def problem(mesh: tuple[int, int]) -> Problem:
     graph, shape = program().graph, MeshShape(("x", "y"), mesh)
     plan = scheduled(graph, feedback_pairs(graph))
     found = saturate(encode(plan.program, shape), load_books(("sharding", "collectives")))
-    return assemble(snapshot(plan, found, shape, load_target("h100:8"))).problem
+    return assemble(unit_choices(plan, found, shape, load_target("h100:8"))).problem
 
 
 def test_every_strategy_has_its_like_on_the_mesh_with_other_names() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.merge import MeshResult, worth_a_plan
-from tapestry_egg.extract.problem.assemble import Assembled
+from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable, label, merge_parallel
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.descent import Descent
@@ -468,7 +468,7 @@ def test_candidates_close_to_a_limit_on_either_side_become_plans() -> None:
 
     def worth(limit: float, *peaks_and_seconds: tuple[float, float]) -> list[tuple[float, float]]:
         candidates = [Candidate(np.zeros(1, np.int64), s, p, 1.0) for p, s in peaks_and_seconds]
-        results = [MeshResult(cast(Assembled, None), Archive(candidates))]
+        results = [MeshResult(cast(PlanProblem, None), Archive(candidates))]
         limits = {"peak_bytes": limit}
         found = worth_a_plan(results, ("seconds", "peak_bytes"), limits)
         return [(c.peak, c.seconds) for _, c in found]

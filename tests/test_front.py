@@ -16,7 +16,7 @@ from tapestry_egg.extract.certify.certificate import certify, recompute
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.extract.search.search import Effort, Search
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -146,7 +146,7 @@ def test_front_of_one_block_is_exact_within_its_gaps() -> None:
     target, mesh = load_target("h100:4"), MeshShape(("x", "y"), (2, 2))
     plan = scheduled(program)
     found = saturate(encode(plan.program, mesh), load_books(RULES))
-    problem = assemble(snapshot(plan, found, mesh, target)).problem
+    problem = assemble(unit_choices(plan, found, mesh, target)).problem
     front = front_of(program, "h100:4", (2, 2), seconds=20.0)
     assert len(front) >= 4
     peaks = sorted({p.costs.peak_bytes for p in front})
@@ -176,7 +176,7 @@ def test_front_of_a_one_block_gpt_is_exact_within_its_gaps() -> None:
     target, mesh = load_target("h100:4"), MeshShape(("x",), (4,))
     plan = scheduled(program)
     found = saturate(encode(plan.program, mesh), load_books(RULES))
-    problem = assemble(snapshot(plan, found, mesh, target)).problem
+    problem = assemble(unit_choices(plan, found, mesh, target)).problem
     front = front_of(program, "h100:4", (4,), seconds=10.0)
     peaks = sorted({p.costs.peak_bytes for p in front})
     for peak in (peaks[0], peaks[len(peaks) // 2], peaks[-1]):
@@ -260,7 +260,7 @@ def test_any_labelling_costs_what_the_certificate_finds(
     plan_schedule = scheduled(traced(function, shapes, {}))
     target, mesh = load_target("h100:4"), MeshShape(("x", "y")[: len(sizes)], sizes)
     found = saturate(encode(plan_schedule.program, mesh), load_books(RULES))
-    assembled = assemble(snapshot(plan_schedule, found, mesh, target))
+    assembled = assemble(unit_choices(plan_schedule, found, mesh, target))
     rng, tried, kept = np.random.default_rng(0), 0, 0
     keeping = {s.variable: s for s in assembled.sharing}
     for _ in range(25):
@@ -465,7 +465,7 @@ def test_search_effort_bounds_hold_midway() -> None:
     target, mesh = load_target("h100:4"), MeshShape(("x",), (4,))
     plan = scheduled(program)
     problem = assemble(
-        snapshot(plan, saturate(encode(plan.program, mesh), load_books(RULES)), mesh, target)
+        unit_choices(plan, saturate(encode(plan.program, mesh), load_books(RULES)), mesh, target)
     ).problem
     archive = Search(problem, Effort(prices=1, steps=1, moves=1, seconds=0.0)).run()
     for c in archive.candidates:

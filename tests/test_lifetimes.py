@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from models import gpt2
 from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.extract.front.plans import make_plan
-from tapestry_egg.extract.problem.assemble import Assembled, assemble
+from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
-from tapestry_egg.extract.problem.unit_choices import Snapshot, snapshot
+from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.extract.search.search import Effort, Search
 from tapestry_egg.graph.layout import MeshShape
@@ -43,22 +43,22 @@ def scheduled(f: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -
     return schedule(flatten(in_order(graph, pairs), pairs))
 
 
-def made_by(plan: Schedule, kernel: str, which: int = 0) -> tuple[int, int]:
+def made_by(schedule: Schedule, kernel: str, which: int = 0) -> tuple[int, int]:
     """(unit, its first output) of the which-th unit whose root runs a kernel or is a port."""
-    instances = plan.program.instances
+    instances = schedule.program.instances
     found = [
         (u, unit.outputs[0])
-        for u, unit in enumerate(plan.units)
+        for u, unit in enumerate(schedule.units)
         if kernel in (instances[unit.root].signature.kernel, instances[unit.root].port)
     ]
     return found[which]
 
 
-def held(plan: Schedule, lives: Lifetimes) -> list[int]:
+def held(schedule: Schedule, lives: Lifetimes) -> list[int]:
     """Bytes at every tick when nothing is cut and nothing copied."""
     profile = [0] * lives.times
-    for v, type_ in enumerate(plan.program.types):
-        if plan.producer[v] >= 0 and not lives.free[v]:
+    for v, type_ in enumerate(schedule.program.types):
+        if schedule.producer[v] >= 0 and not lives.free[v]:
             for t in range(lives.made[v], min(lives.last[v] + 2, lives.times)):
                 profile[t] += type_.nbytes
     return profile
@@ -169,7 +169,7 @@ def test_stacks_of_a_loop_exist_from_its_start() -> None:
 
 
 @cache
-def problem(devices: int) -> Assembled:
+def problem(devices: int) -> PlanProblem:
     """A training step of two dense layers over a line of devices."""
 
     def train(params: list[jax.Array], x: jax.Array) -> Any:
@@ -189,7 +189,7 @@ def problem(devices: int) -> Assembled:
     mesh = MeshShape(("x",), (devices,))
     target = load_target(f"h100:{devices}")
     found = saturate(encode(plan.program, mesh), load_books(("sharding", "collectives")))
-    return assemble(snapshot(plan, found, mesh, target))
+    return assemble(unit_choices(plan, found, mesh, target))
 
 
 @cache
@@ -207,7 +207,7 @@ def test_every_tick_of_a_plan_adds_up_to_what_the_certificate_counts() -> None:
     for k, candidate in enumerate(found):
         plan = make_plan(assembled, candidate, f"p{k}", 0.0)
         *_, profile = assembled.problem.evaluate(candidate.rows)
-        counted = certify(plan, assembled.snapshot.schedule, assembled.snapshot.target).profile
+        counted = certify(plan, assembled.choices.schedule, assembled.choices.target).profile
         assert max(counted) == plan.costs.peak_bytes <= round(profile.max())
         if plan.costs.peak_bytes == round(profile.max()):
             np.testing.assert_allclose(profile, counted)
@@ -231,7 +231,7 @@ def test_xla_for_h100_needs_what_was_predicted() -> None:
 
 
 @cache
-def gpt_block() -> Snapshot:
+def gpt_block() -> UnitChoices:
     """A block whose values the backward pass reads again, some of them by way of others."""
     config = gpt2.config("tiny", layers=1)
     program = trace(gpt2.step, *gpt2.abstract(config), donate_argnums=(0, 1))
@@ -239,7 +239,7 @@ def gpt_block() -> Snapshot:
     plan = schedule(flatten(in_order(repeat_cheap(program.graph), pairs), pairs))
     mesh = MeshShape(("x",), (4,))
     found = saturate(encode(plan.program, mesh), load_books(("sharding", "collectives")))
-    return snapshot(plan, found, mesh, load_target("h100:4"))
+    return unit_choices(plan, found, mesh, load_target("h100:4"))
 
 
 @pytest.mark.slow
@@ -247,22 +247,22 @@ def gpt_block() -> Snapshot:
 @settings(max_examples=30)
 def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -> None:
     """Of any choice of rows: what a value and its readers are charged for covers the array."""
-    snap, rng = gpt_block(), np.random.default_rng(seed)
-    plan, memory = snap.schedule, Memory(snap)
-    lives, chosen = memory.lives, [int(rng.integers(len(rows))) for rows in snap.rows]
+    choices, rng = gpt_block(), np.random.default_rng(seed)
+    plan, memory = choices.schedule, Memory(choices)
+    lives, chosen = memory.lives, [int(rng.integers(len(rows))) for rows in choices.rows]
     for u, unit in enumerate(plan.units):
-        for v, have in zip(unit.outputs, snap.rows[u].gives[chosen[u]], strict=True):
+        for v, have in zip(unit.outputs, choices.rows[u].gives[chosen[u]], strict=True):
             if lives.free[v]:
                 continue
             charged, read = np.zeros(lives.times), np.zeros(lives.times)
             uses = [(use, use.amount[0]) for use in memory.produced(v, np.array([chosen[u]]))]
-            table = snap.copies[plan.program.types[v]]
+            table = choices.copies[plan.program.types[v]]
             number, none = np.array([table.number[have]]), np.array([-1])
             for r in plan.readers[v]:
                 if r == u:
                     continue
                 ports = [k for k, (_, _, w) in enumerate(plan.units[r].reads) if w == v]
-                needs = tuple(dict.fromkeys(snap.rows[r].needs[chosen[r]][k] for k in ports))
+                needs = tuple(dict.fromkeys(choices.rows[r].needs[chosen[r]][k] for k in ports))
                 wanted = Wanted(none, (tuple(table.number[n] for n in needs),), none == 0)
                 found = memory.read(r, v, number, none, none * 0, wanted)
                 uses += [(use, use.amount[0, 0]) for use in found]

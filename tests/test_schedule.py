@@ -33,22 +33,22 @@ def scheduled(f: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -
     return schedule(flatten(graph, feedback_pairs(graph)))
 
 
-def kernels(plan: Schedule) -> list[tuple[str, ...]]:
+def kernels(schedule: Schedule) -> list[tuple[str, ...]]:
     """Per unit that is no port, the kernels of its members."""
-    instances = plan.program.instances
+    instances = schedule.program.instances
     return [
         tuple(instances[i].signature.kernel for i in unit.members)
-        for unit in plan.units
+        for unit in schedule.units
         if not instances[unit.root].port
     ]
 
 
-def find(plan: Schedule, kernel: str, which: int = 0) -> int:
+def find(schedule: Schedule, kernel: str, which: int = 0) -> int:
     """The unit with the given member, the which-th of them."""
-    instances = plan.program.instances
+    instances = schedule.program.instances
     found = [
         u
-        for u, unit in enumerate(plan.units)
+        for u, unit in enumerate(schedule.units)
         if any(
             instances[i].signature.kernel == kernel and not instances[i].port for i in unit.members
         )

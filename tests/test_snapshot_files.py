@@ -16,7 +16,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.__main__ import main
 from tapestry_egg.extract.gym import problem_front as module
 from tapestry_egg.extract.gym.check_problem import row_costs
-from tapestry_egg.extract.gym.problem_front import snapshot_front
+from tapestry_egg.extract.gym.problem_front import problem_front
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.dual import Cut
@@ -25,7 +25,7 @@ from tapestry_egg.files import problem_file
 from tests.test_extract import cost, random_problem
 
 SMALL = {
-    "tapestry_egg": "snapshot",
+    "tapestry_egg": "problem",
     "version": 1,
     "name": "two units",
     "times": 3,
@@ -60,7 +60,7 @@ def test_the_example_of_two_units() -> None:
     problem = problem_file.read(SMALL)
     # Rows (0, 1) are forbidden; the others cost, with 10 bytes at first and 8 for each row 1:
     assert every_cost(problem) == {(4.0, 10.0, 2.0), (4.0, 18.0, 2.0), (2.0, 18.0, 2.0)}
-    front = snapshot_front(problem, "two", 10.0)
+    front = problem_front(problem, "two", 10.0)
     assert [p.values for p in front] == [(2.0, 18.0, 2.0), (4.0, 10.0, 2.0)]
     assert [p.rows.tolist() for p in front] == [[1, 1], [0, 0]]
     assert front.exact and front.knee() in front.points
@@ -83,9 +83,9 @@ def test_fronts_of_small_problems_are_those_of_enumeration(seed: int) -> None:
     all_costs = every_cost(problem)
     if not all_costs:
         with pytest.raises(ExtractError):
-            snapshot_front(problem, "none", 5.0)
+            problem_front(problem, "none", 5.0)
         return
-    front = snapshot_front(problem, "random", 5.0)
+    front = problem_front(problem, "random", 5.0)
     for p in front:
         assert any(np.allclose(p.values, c, rtol=1e-12) for c in all_costs)
         fitting = [s for s, peak, joules in all_costs if peak <= p.values[1] + 1e-9
@@ -118,7 +118,7 @@ def found_by_a_search(costs: tuple[float, float, float], bound: float) -> Any:
 
 def test_bounds_are_those_that_were_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "search_all", found_by_a_search((4.0, 10.0, 2.0), 3.0))
-    front = snapshot_front(problem_file.read(SMALL), "two", 1.0)
+    front = problem_front(problem_file.read(SMALL), "two", 1.0)
     assert front.points[0].bound == pytest.approx(3.0) and front.epsilon == pytest.approx(1 / 3)
     assert not front.exact
 
@@ -132,7 +132,7 @@ def test_a_search_that_is_wrong_is_found_out(
 ) -> None:
     monkeypatch.setattr(module, "search_all", found_by_a_search(costs, bound))
     with pytest.raises(ExtractError, match=what):
-        snapshot_front(problem_file.read(SMALL), "two", 1.0)
+        problem_front(problem_file.read(SMALL), "two", 1.0)
 
 
 def test_rows_that_are_not_there_are_violations() -> None:

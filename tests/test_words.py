@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TapestryError, TargetError
 from tapestry_egg.extract.problem.boundary import Fixed, restrict
-from tapestry_egg.extract.problem.unit_choices import snapshot
+from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.pipeline import Settings
@@ -79,7 +79,7 @@ def test_boundary_rows_are_exactly_those_that_the_users_axes_express(
     machine = te.load_target("cpu:8")
     schedule = scheduled(graph, feedback_pairs(graph))
     found = saturate(encode(schedule.program, mesh), load_books(["sharding"]), Budget())
-    free = snapshot(schedule, found, mesh, machine, contract)
+    free = unit_choices(schedule, found, mesh, machine, contract)
     bound = restrict(free, Fixed((), contract))
     checked = 0
     for u, unit in enumerate(schedule.units):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.unit_choices import Snapshot
+from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search.archive import Archive
 from tapestry_egg.extract.search.search import Effort, Search
 from tapestry_egg.machine.mesh_contract import MeshContract
@@ -20,7 +20,7 @@ _SLIGHT = 1e-3
 
 
 def contract_cost(
-    free: Sequence[Snapshot], bound: Sequence[Archive], contract: MeshContract
+    free: Sequence[UnitChoices], bound: Sequence[Archive], contract: MeshContract
 ) -> str:
     """How much longer the fastest plan takes because the boundary is laid out by the user's axes.
 

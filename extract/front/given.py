@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tapestry_egg.extract.problem.assemble import Assembled
+from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Ints, Problem
 from tapestry_egg.extract.search.archive import Candidate
 
 
-def as_given(assembled: Assembled) -> Candidate | None:
+def as_given(assembled: PlanProblem) -> Candidate | None:
     """The plan that the pins and constraints of a problem lead to; None where the way ends."""
-    schedule = assembled.snapshot.schedule
+    schedule = assembled.choices.schedule
     ports = [schedule.program.instances[u.root].port for u in schedule.units]
     entering = [u for u, port in enumerate(ports) if port in ("input", "state", "constant")]
     problem = assembled.problem

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.problem.assemble import Assembled
+from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.search import SLIVER
@@ -27,7 +27,7 @@ _JUST = 0.02
 class MeshResult:
     """What the searches of one mesh shape found: candidates by true costs, cuts on seconds."""
 
-    assembled: Assembled
+    assembled: PlanProblem
     archive: Archive
 
     def with_candidates(self, archive: Archive) -> MeshResult:
@@ -70,7 +70,7 @@ def merge(
         epsilon=epsilon(
             [r.archive for r in results], [(p.costs.seconds, p.costs.peak_bytes) for p in named]
         ),
-        saturated=all(r.assembled.snapshot.saturated.saturated for r in results),
+        saturated=all(r.assembled.choices.saturated.saturated for r in results),
     )
 
 
@@ -80,7 +80,7 @@ def best_given(results: Sequence[MeshResult]) -> tuple[MeshResult, Candidate] | 
     found = [(r, c) for r in results if (c := as_given(r.assembled)) is not None]
     for r, c in found:
         r.archive.add(c)
-    return min(found, key=lambda x: (x[1].costs, str(x[0].assembled.snapshot.mesh)), default=None)
+    return min(found, key=lambda x: (x[1].costs, str(x[0].assembled.choices.mesh)), default=None)
 
 
 def original_plan(
@@ -111,7 +111,7 @@ def _checked(bound: float, seconds: float) -> float:
 
 def worth_a_plan(
     results: Sequence[MeshResult], objectives: Sequence[str], limits: Mapping[str, float]
-) -> list[tuple[Assembled, Candidate]]:
+) -> list[tuple[PlanProblem, Candidate]]:
     """The candidates of all meshes; only those that the front shows where that can be told from
     what a search counts. Where none meets the limits, those that come nearest."""
     found = [(r.assembled, c) for r in results for c in r.archive.candidates]
@@ -135,8 +135,8 @@ def worth_a_plan(
 
 
 def _nearest(
-    found: Sequence[tuple[Assembled, Candidate]], costs: Floats, limits: Mapping[int, float]
-) -> list[tuple[Assembled, Candidate]]:
+    found: Sequence[tuple[PlanProblem, Candidate]], costs: Floats, limits: Mapping[int, float]
+) -> list[tuple[PlanProblem, Candidate]]:
     """Per limit the candidate with the least, and the one with the least within the others."""
     at: dict[int, None] = {}
     for k in limits:

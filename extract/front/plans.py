@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tapestry_egg.extract.problem.assemble import Assembled, Sharing
+from tapestry_egg.extract.problem.assemble import PlanProblem, Sharing
 from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.graph.layout import Layout
@@ -17,16 +17,16 @@ from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.order import read_position
 
 
-def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: float) -> Plan:
+def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: float) -> Plan:
     """The executable plan of one labelling, with its predicted costs and its bound in seconds."""
-    snap = assembled.snapshot
+    choices = assembled.choices
     rows = _settled(assembled, candidate.rows)
     seconds, joules, profile = assembled.problem.evaluate(rows)
     builder = _Builder(assembled, rows)
     plan = Plan(
         name=name,
-        mesh=snap.mesh,
-        target=snap.target.spec,
+        mesh=choices.mesh,
+        target=choices.target.spec,
         body=builder.body(0),
         costs=Costs(
             seconds=seconds,
@@ -35,15 +35,15 @@ def make_plan(assembled: Assembled, candidate: Candidate, name: str, bound: floa
             flops=builder.flops,
         ),
         bound=bound,
-        rules=snap.schedule.program.rules,
-        steps=snap.schedule.program.steps,
+        rules=choices.schedule.program.rules,
+        steps=choices.schedule.program.steps,
     )
     collectives = planned_collectives(plan)
     wire = float(sum(c.wire_bytes * c.count for c in collectives))
     return replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
 
 
-def _settled(assembled: Assembled, rows: Ints) -> Ints:
+def _settled(assembled: PlanProblem, rows: Ints) -> Ints:
     """The same labelling with no copy kept longer than to the last reader that takes it."""
     rows = rows.copy()
     for value in assembled.sharing:
@@ -64,7 +64,7 @@ def _settled(assembled: Assembled, rows: Ints) -> Ints:
     return rows
 
 
-def _unit_row(assembled: Assembled, variable: int) -> Ints:
+def _unit_row(assembled: PlanProblem, variable: int) -> Ints:
     """Which row of its unit each row of a variable runs; variables without a unit run none."""
     if variable < len(assembled.unit_row):
         return assembled.unit_row[variable]
@@ -72,19 +72,19 @@ def _unit_row(assembled: Assembled, variable: int) -> Ints:
 
 
 def _takers(
-    assembled: Assembled, value: Sharing, kept: tuple[Layout, int], rows: Ints
+    assembled: PlanProblem, value: Sharing, kept: tuple[Layout, int], rows: Ints
 ) -> list[int]:
     """Positions among the value's readers of those that a kept copy serves."""
-    snap = assembled.snapshot
+    choices = assembled.choices
     layout, ending = kept
-    places = [read_position(snap.schedule, r, value.value) for r in value.readers]
+    places = [read_position(choices.schedule, r, value.value) for r in value.readers]
     found = []
     for position, (reader, place) in enumerate(zip(value.readers, places, strict=True)):
         row = int(assembled.unit_row[reader][rows[reader]])
         wanted = {
             need
             for need, (_, _, v) in zip(
-                snap.rows[reader].needs[row], snap.schedule.units[reader].reads, strict=True
+                choices.rows[reader].needs[row], choices.schedule.units[reader].reads, strict=True
             )
             if v == value.value
         }
@@ -94,9 +94,9 @@ def _takers(
 
 
 class _Builder:
-    def __init__(self, assembled: Assembled, rows: Ints) -> None:
-        self.snap = assembled.snapshot
-        self.plan = self.snap.schedule
+    def __init__(self, assembled: PlanProblem, rows: Ints) -> None:
+        self.choices = assembled.choices
+        self.plan = self.choices.schedule
         self.program = self.plan.program
         self.given: dict[int, Layout] = {}  # flat value -> layout it is produced in
         self.needed: dict[tuple[int, int], Layout] = {}  # (instance, operand) -> layout
@@ -111,12 +111,12 @@ class _Builder:
         self._route()
 
     def _unit(self, u: int, row: int, members: tuple[int, ...]) -> None:
-        unit_rows = self.snap.rows[u]
+        unit_rows = self.choices.rows[u]
         root = self.program.instances[members[-1]]
         self.flops += float(unit_rows.flops[row]) * root.weight
         for m, i in enumerate(members):
             instance = self.program.instances[i]
-            s = self.snap.strategy(i, int(unit_rows.choice[row, m]))
+            s = self.choices.strategy(i, int(unit_rows.choice[row, m]))
             reads = len(instance.inputs)
             needs, gives = s.layouts[:reads], s.layouts[reads:]
             self.strategies[i] = Strategy(s.cuts, needs, gives)
@@ -125,7 +125,7 @@ class _Builder:
             for v, layout in zip(instance.outputs, gives, strict=True):
                 self.given[v] = layout
 
-    def _keep(self, assembled: Assembled, rows: Ints) -> None:
+    def _keep(self, assembled: PlanProblem, rows: Ints) -> None:
         for value in assembled.sharing:
             _, kept = value.rows[int(rows[value.variable])]
             if kept is None:
@@ -148,7 +148,7 @@ class _Builder:
         source = self.given[v]
         if source == target:
             return
-        table = self.snap.copies[self.program.types[v]]
+        table = self.choices.copies[self.program.types[v]]
         local = self.program.bodies[body].values.index(v)
         self.copies[body][local, source, target] = table.path(source, target)
 

@@ -28,7 +28,7 @@ from .choices.front import ChoiceFront
 from .methods import extract
 
 if TYPE_CHECKING:
-    from .problem_front import SnapshotFront
+    from .problem_front import ProblemFront
 
 
 # A file that takes long to read still gets so many seconds, if as many are asked for.
@@ -151,13 +151,13 @@ def _teller(name: str) -> Callable[[str], None]:
 
 def _snapshot(path: str, document: Any, started: float, asked: Asked) -> Answer:
     """Answer a snapshot: its front, or its fastest rows."""
-    from .problem_front import snapshot_front
+    from .problem_front import problem_front
 
     name = formats.name_of(path)
     problem = problem_file.read(document, path)
     left = _left(asked, started)
     tell = _teller(name) if asked.progress else None
-    front = snapshot_front(problem, name, left, asked.seed, tell, asked.gap, asked.patience)
+    front = problem_front(problem, name, left, asked.seed, tell, asked.gap, asked.patience)
     interrupted = INTERRUPTED in front.notes
     if asked.front:
         files = {f"{name}.front.json": json.dumps(front.document(), indent=1) + "\n"}
@@ -206,7 +206,7 @@ def _front(path: str, problem: ChoiceProblem, form: str, seconds: float, asked: 
     return Answer(text, files, failed=not front.points, interrupted=INTERRUPTED in front.notes)
 
 
-def front_lines(front: ChoiceFront | SnapshotFront) -> list[str]:
+def front_lines(front: ChoiceFront | ProblemFront) -> list[str]:
     name = front.name
     if not front.points:
         return [f"{name}: no front: {front.reason}"]

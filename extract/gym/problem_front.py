@@ -47,7 +47,7 @@ class SnapshotPoint:
 
 
 @dataclass(frozen=True)
-class SnapshotFront:
+class ProblemFront:
     """Answers of which none dominates another in seconds, peak bytes and joules, fastest first."""
 
     problem: Problem
@@ -110,7 +110,7 @@ class SnapshotFront:
         write_atomic(path, json.dumps(self.document(), indent=1) + "\n")
 
 
-def snapshot_front(
+def problem_front(
     problem: Problem,
     name: str,
     seconds: float = 60.0,
@@ -118,7 +118,7 @@ def snapshot_front(
     tell: Callable[[str], None] | None = None,
     gap: float = 0.0,
     patience: float = math.inf,
-) -> SnapshotFront:
+) -> ProblemFront:
     """Search a problem for `seconds`; what the search found is recomputed by the checker.
 
     Raises ExtractError where no rows are legal together.
@@ -157,4 +157,4 @@ def snapshot_front(
             )
         points.append(SnapshotPoint(values, c.rows, min(bound, found.seconds)))
     seconds = time.perf_counter() - started
-    return SnapshotFront(problem, name, tuple(points), seconds, notes=searched.notes)
+    return ProblemFront(problem, name, tuple(points), seconds, notes=searched.notes)

@@ -24,7 +24,7 @@ from .columns import Columns, Wanted
 from .copies import CopyTable
 from .memory import Memory
 from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
-from .unit_choices import Snapshot
+from .unit_choices import UnitChoices
 
 # Kept copies may end at the last reader or before one of the longest waits, at most this many.
 _ENDINGS = 3
@@ -57,20 +57,20 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Assembled:
+class PlanProblem:
     """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
     the unit that row r of the variable runs."""
 
     problem: Problem
-    snapshot: Snapshot
+    choices: UnitChoices
     unit_row: tuple[Ints, ...]
     sharing: tuple[Sharing, ...]
 
 
-def assemble(snap: Snapshot, weights: Weights | None = None) -> Assembled:
+def assemble(choices: UnitChoices, weights: Weights | None = None) -> PlanProblem:
     """Build the problem of one snapshot. Its "seconds" are what `weights` make of them; the rows
     are the same for all weights."""
-    return _Assembler(snap, weights or Weights()).build()
+    return _Assembler(choices, weights or Weights()).build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +87,14 @@ class _Holding:
 
 
 class _Assembler:
-    def __init__(self, snap: Snapshot, weights: Weights) -> None:
-        self.snap = snap
+    def __init__(self, choices: UnitChoices, weights: Weights) -> None:
+        self.choices = choices
         self.weights = weights
-        self.plan = snap.schedule
+        self.plan = choices.schedule
         self.program = self.plan.program
-        self.columns = Columns(snap)
+        self.columns = Columns(choices)
         self.once = self.columns.once
-        self.memory = Memory(snap, self.columns)
+        self.memory = Memory(choices, self.columns)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
@@ -102,7 +102,7 @@ class _Assembler:
         self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
 
-    def build(self) -> Assembled:
+    def build(self) -> PlanProblem:
         extra: list[int] = []
         for u, unit in enumerate(self.plan.units):
             shared = [v for v in unit.outputs if len(self.columns.others(v)) > 1]
@@ -122,12 +122,12 @@ class _Assembler:
             self.memory.times,
             np.zeros(self.memory.times),
         )
-        return Assembled(problem, self.snap, tuple(self.unit_row), tuple(self.sharing))
+        return PlanProblem(problem, self.choices, tuple(self.unit_row), tuple(self.sharing))
 
     # Units
 
     def _unit(self, u: int, shared: int | None) -> None:
-        unit, rows = self.plan.units[u], self.snap.rows[u]
+        unit, rows = self.plan.units[u], self.choices.rows[u]
         root = self.program.instances[unit.root]
         weight = self.program.bodies[root.body].weight if not root.port else root.weight
         own = tuple(self._own_copy(u, v) for v in unit.outputs if u in self.plan.readers[v])

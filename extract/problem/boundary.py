@@ -13,7 +13,7 @@ from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.schedule.kernels import Schedule
 
 from .pins import Pin
-from .unit_choices import Snapshot, UnitRows
+from .unit_choices import UnitChoices, UnitRows
 
 Allows = Callable[[Layout], bool]
 
@@ -28,36 +28,36 @@ class Fixed:
     bounded: bool = True
 
 
-def restrict(snap: Snapshot, fixed: Fixed) -> Snapshot:
+def restrict(choices: UnitChoices, fixed: Fixed) -> UnitChoices:
     """The snapshot with only those rows of the inputs and outputs that give pinned layouts, and
     layouts that the axes of a named mesh express.
 
     An input that an output feeds back into pins the output too: one identity makes both.
     Raises ExtractError where the rules derive no such row.
     """
-    rows = list(snap.rows)
+    rows = list(choices.rows)
     if fixed.contract is not None and fixed.bounded:
-        contract, mesh = fixed.contract, snap.mesh
+        contract, mesh = fixed.contract, choices.mesh
 
         def expressible(layout: Layout) -> bool:
             return contract.express(layout, mesh) is not None
 
-        for u, port in _ports(snap.schedule):
+        for u, port in _ports(choices.schedule):
             rows[u] = _allowed(rows[u], port, expressible)
     for p in fixed.pins:
-        u = (_output_unit if p.output else _input_unit)(snap.schedule, p.position)
-        wanted = p.wanted(snap.mesh, fixed.contract)
-        port = snap.schedule.program.instances[snap.schedule.units[u].root].port
+        u = (_output_unit if p.output else _input_unit)(choices.schedule, p.position)
+        wanted = p.wanted(choices.mesh, fixed.contract)
+        port = choices.schedule.program.instances[choices.schedule.units[u].root].port
         if wanted is not None:
             rows[u] = _allowed(rows[u], port, wanted.holds)
         if wanted is None or not len(rows[u]):
             raise ExtractError(
                 f"the rules derive no way for {p.name or 'the output'} to "
-                f"{'leave' if p.output else 'enter'} as {p} on {snap.mesh}",
+                f"{'leave' if p.output else 'enter'} as {p} on {choices.mesh}",
                 where=p.where,
                 hint="Pin another layout, or bring back the rule that was removed.",
             )
-    return replace(snap, rows=tuple(rows))
+    return replace(choices, rows=tuple(rows))
 
 
 def _ports(schedule: Schedule) -> list[tuple[int, str]]:

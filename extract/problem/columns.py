@@ -17,7 +17,7 @@ from tapestry_egg.schedule.order import read_position
 from .copies import CopyTable
 from .once import Once
 from .problem import Ints, label
-from .unit_choices import Snapshot
+from .unit_choices import UnitChoices
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +33,14 @@ class Wanted:
 class Columns:
     """Layout numbers of the units of one snapshot, and who reads what in which order."""
 
-    def __init__(self, snap: Snapshot) -> None:
-        self.snap, self.plan, self.program = snap, snap.schedule, snap.schedule.program
+    def __init__(self, choices: UnitChoices) -> None:
+        self.choices, self.plan, self.program = choices, choices.schedule, choices.schedule.program
         self.once = Once()
         self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def table(self, v: int) -> CopyTable:
         """The copies between the layouts of a value's type."""
-        return self.snap.copies[self.program.types[v]]
+        return self.choices.copies[self.program.types[v]]
 
     def others(self, v: int) -> tuple[int, ...]:
         """Units other than its producer that read a materialised value, in the program's order."""
@@ -54,7 +54,7 @@ class Columns:
         """Per row of its producer: the number of the layout in which a value is made."""
         u = self.plan.producer[v]
         q = self.plan.units[u].outputs.index(v)
-        rows, table = self.snap.rows[u], self.table(v)
+        rows, table = self.choices.rows[u], self.table(v)
         return self.once(
             lambda: np.array([table.number[g[q]] for g in rows.gives], dtype=np.int64),
             "gives",
@@ -66,7 +66,7 @@ class Columns:
     def wanted(self, u: int, v: int) -> Wanted:
         """The layouts in which the rows of unit u read value v."""
         ports = tuple(k for k, (_, _, w) in enumerate(self.plan.units[u].reads) if w == v)
-        rows, table = self.snap.rows[u], self.table(v)
+        rows, table = self.choices.rows[u], self.table(v)
 
         def read() -> Wanted:
             needs = [tuple(dict.fromkeys(table.number[n[k]] for k in ports)) for n in rows.needs]

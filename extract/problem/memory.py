@@ -15,17 +15,17 @@ from tapestry_egg.schedule.lifetimes import lifetimes
 from .columns import Columns, Wanted
 from .copies import CopyTable
 from .problem import Floats, Ints, Use
-from .unit_choices import Snapshot
+from .unit_choices import UnitChoices
 
 
 class Memory:
     """Uses of memory for the variables and pairs of one snapshot's problem."""
 
-    def __init__(self, snap: Snapshot, columns: Columns | None = None) -> None:
-        self.snap, self.plan, self.program = snap, snap.schedule, snap.schedule.program
-        self.columns = columns or Columns(snap)
+    def __init__(self, choices: UnitChoices, columns: Columns | None = None) -> None:
+        self.choices, self.plan, self.program = choices, choices.schedule, choices.schedule.program
+        self.columns = columns or Columns(choices)
         self.once = self.columns.once
-        self.lives = lifetimes(snap.schedule)
+        self.lives = lifetimes(choices.schedule)
 
     @property
     def times(self) -> int:

@@ -1,4 +1,4 @@
-"""The snapshot: what saturation found, as tables that extraction can search.
+"""Unit choices: what saturation found, as tables that extraction can search.
 
 One entry per unit of the schedule: its *rows*, each a complete way to run the unit, made by
 joining the derived strategies of its members on the layouts of the values between them. Nothing is
@@ -24,7 +24,7 @@ from .joiner import UnitRows as UnitRows
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class UnitChoices:
     """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit.
     `truncated` units have more rows than are here."""
 
@@ -44,13 +44,13 @@ class Snapshot:
         return self.saturated.strategies[which][number]
 
 
-def snapshot(
+def unit_choices(
     schedule: Schedule,
     saturated: Saturated,
     mesh: MeshShape,
     target: Target,
     contract: MeshContract | None = None,
-) -> Snapshot:
+) -> UnitChoices:
     """Join the derived strategies into unit rows, and tabulate copies.
 
     A value that the program constrains has only rows that give it as it asks; `contract` is the
@@ -77,4 +77,4 @@ def snapshot(
                 strong, by_rank[tensor.rank], saturated.changes, algebra.monoids, mesh, target
             )
         copies[tensor] = copies[strong]
-    return Snapshot(schedule, saturated, mesh, target, rows, copies, joiner.truncated)
+    return UnitChoices(schedule, saturated, mesh, target, rows, copies, joiner.truncated)

@@ -269,7 +269,7 @@ def _range(low: float, high: float, objective: str) -> str:
 
 
 @app.command()
-def snapshot(
+def problem(
     graph: Annotated[
         str, typer.Argument(metavar="GRAPH", help="A graph file, or a program FILE.py[:NAME]")
     ],
@@ -280,11 +280,11 @@ def snapshot(
 ) -> None:
     """Save what is left to choose once a program is saturated.
 
-    Writes NAME.MESH.snapshot.json.gz for every mesh shape, and form of the program: problems for
+    Writes NAME.MESH.problem.json.gz for every mesh shape, and form of the program: problems for
     `python -m tapestry_egg.extract`, which needs no program. Prints their paths.
     """
     from tapestry_egg.files.files import load
-    from tapestry_egg.pipeline.saved_problems import save_snapshot, snapshots
+    from tapestry_egg.pipeline.saved_problems import problems_of, save_problem
     from tapestry_egg.progress import reporter
     from tapestry_egg.tracing.trace import Program
 
@@ -294,13 +294,13 @@ def snapshot(
         loaded = load(path)
         if not isinstance(loaded, Program):
             raise TapestryError("holds plans, not a graph", where=str(path))
-        for name, problem in snapshots(
+        for name, problem in problems_of(
             loaded.graph, target, rules=rules or (), on_progress=on_progress
         ):
             mesh = name.replace("×", "-").replace(" ", "-")
             file = Path(out) / f"{path.name.removesuffix('.gz').removesuffix('.json')}.{mesh}"
-            file = file.with_name(f"{file.name}.snapshot.json.gz")
-            save_snapshot(problem, f"{loaded.graph.name} on {target}, {name}", file)
+            file = file.with_name(f"{file.name}.problem.json.gz")
+            save_problem(problem, f"{loaded.graph.name} on {target}, {name}", file)
             print(file, flush=True)
 
 

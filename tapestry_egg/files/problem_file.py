@@ -1,6 +1,6 @@
 """Snapshots as JSON: what is left to choose once a program has been saturated for one mesh.
 
-    {"tapestry_egg": "snapshot", "version": 1, "name": .., "times": 7, "constant": [..],
+    {"tapestry_egg": "problem", "version": 1, "name": .., "times": 7, "constant": [..],
      "tables": [[..], [[..], ..], ..], "labels": [[..], ..],
      "variables": [{"name": .., "seconds": 0, "joules": 1, "uses": [[0, 3, 2]]}, ..],
      "pairs": [{"variables": [0, 1], "labels": [0, 1], "seconds": 3, "joules": 4, "uses": []}, ..]}
@@ -51,7 +51,7 @@ class PairRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole file."""
 
-    tapestry_egg: Literal["snapshot"]
+    tapestry_egg: Literal["problem"]
     version: Literal[1]
     name: str
     times: int
@@ -64,7 +64,7 @@ class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def recognises(document: Any) -> bool:
     """Whether a JSON document is of this format."""
-    return isinstance(document, Mapping) and document.get("tapestry_egg") == "snapshot"
+    return isinstance(document, Mapping) and document.get("tapestry_egg") == "problem"
 
 
 def write(problem: Problem, name: str = "") -> dict[str, Any]:
@@ -99,7 +99,7 @@ def write(problem: Problem, name: str = "") -> dict[str, Any]:
         for p in problem.pairs
     ]
     return {
-        "tapestry_egg": "snapshot",
+        "tapestry_egg": "problem",
         "version": VERSION,
         "name": name,
         "times": problem.times,
@@ -111,7 +111,7 @@ def write(problem: Problem, name: str = "") -> dict[str, Any]:
     }
 
 
-def read(document: Any, source: str = "snapshot") -> Problem:
+def read(document: Any, source: str = "problem") -> Problem:
     """The problem of a document.
 
     Raises ExtractError, with the place in the document, where it is none: numbers that name no

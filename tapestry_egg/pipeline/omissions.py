@@ -14,7 +14,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import CALLS
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.problem.unit_choices import Snapshot
+    from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.rewrite.forms import Form
 
@@ -77,7 +77,7 @@ def _opaque(graph: BlockGraph) -> Iterator[str]:
             yield from _opaque(region)
 
 
-def of_rows(snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
+def of_rows(snapshots: Sequence[UnitChoices]) -> tuple[str, ...]:
     """What is said of kernels that can be run in more ways than are searched."""
     from tapestry_egg.extract.problem.joiner import ROWS
 

@@ -22,8 +22,8 @@ from tapestry_egg.tracing.constants import prepare
 from . import omissions
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.problem.assemble import Assembled
-    from tapestry_egg.extract.problem.unit_choices import Snapshot
+    from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.graph.blockgraph import BlockGraph
 
     from .settings import Settings
@@ -39,8 +39,8 @@ class Posed:
     """A program's forms in order, their problems on every mesh shape, and what the rules did."""
 
     plans: tuple[Schedule, ...]
-    problems: tuple[Assembled, ...]  # of the first form on every shape, ..
-    free: tuple[Snapshot, ...]  # of the first form, without what a named mesh asks
+    problems: tuple[PlanProblem, ...]  # of the first form on every shape, ..
+    free: tuple[UnitChoices, ...]  # of the first form, without what a named mesh asks
     timeline: tuple[Tick, ...]
     saturated: bool
     notes: tuple[str, ...] = ()
@@ -69,22 +69,22 @@ def pose(
         found += (form,)
         plans.append(_of(form, plan))
     notes += omissions.of_recomputation([form for form, _ in again])
-    problems: list[Assembled] = []
+    problems: list[PlanProblem] = []
     free = []
     for number, plan in enumerate(plans):
         for shape in shapes:
             ticks: list[Tick] = []
-            snap = _snapshot(plan, shape, machine, books, settings.budget, fixed, tell, ticks)
+            choices = _snapshot(plan, shape, machine, books, settings.budget, fixed, tell, ticks)
             if fixed.contract is not None and not number:
-                free.append(restrict(snap, replace(fixed, bounded=False)))
-            problems.append(assemble(restrict(snap, fixed)))
+                free.append(restrict(choices, replace(fixed, bounded=False)))
+            problems.append(assemble(restrict(choices, fixed)))
             where = f"{shape} form {number + 1}" if number else str(shape)
             timeline += [replace(tick, subject=where) for tick in ticks]
     saturated = all(form.saturated for form in found)
     late = {"the program": (found[0].by_clock, settings.algebra.seconds)}
-    shards = any(p.snapshot.saturated.by_clock for p in problems)
+    shards = any(p.choices.saturated.by_clock for p in problems)
     late["layouts"] = (shards, settings.budget.seconds)
-    notes += omissions.of_rows([p.snapshot for p in problems])
+    notes += omissions.of_rows([p.choices for p in problems])
     notes += tuple(
         f"the time limit of {seconds:.4g} s ended the rules on {what}; another run may give "
         "another front"
@@ -140,13 +140,13 @@ def _recomputing(
     return made
 
 
-def _of(form: Form, plan: Schedule) -> Schedule:
+def _of(form: Form, schedule: Schedule) -> Schedule:
     """The schedule of a form, with the rules that made the form and the steps that led to it."""
-    return replace(plan, program=replace(plan.program, rules=form.rules, steps=form.steps))
+    return replace(schedule, program=replace(schedule.program, rules=form.rules, steps=form.steps))
 
 
 def _snapshot(
-    plan: Schedule,
+    schedule: Schedule,
     shape: MeshShape,
     machine: Target,
     books: Sequence[RuleBook],
@@ -154,20 +154,20 @@ def _snapshot(
     fixed: Fixed,
     tell: Progress,
     timeline: list[Tick],
-) -> Snapshot:
+) -> UnitChoices:
     """Encode and saturate for one mesh shape: what there is to choose from.
 
     What the rules did is added to the `timeline`.
     """
-    from tapestry_egg.extract.problem.unit_choices import snapshot
+    from tapestry_egg.extract.problem.unit_choices import unit_choices
 
     name = str(shape)
-    tell(Phase("encode", f"{len(plan.program.instances)} operations", None, name))
-    encoding = encode(plan.program, shape)
+    tell(Phase("encode", f"{len(schedule.program.instances)} operations", None, name))
+    encoding = encode(schedule.program, shape)
     tell(Phase("encode", f"{len(encoding.signatures)} signatures", 1.0, name))
     tell(Phase("saturate", "", None, name))
     found: Saturated = saturate(encoding, books, budget)
     timeline += found.timeline
     strategies = sum(len(s) for s in found.strategies)
     tell(Phase("saturate", f"{found.rows} rows, {strategies} strategies", 1.0, name))
-    return snapshot(plan, found, shape, machine, fixed.contract)
+    return unit_choices(schedule, found, shape, machine, fixed.contract)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
 
 
-def snapshots(
+def problems_of(
     graph: BlockGraph,
     target: str,
     *,
@@ -56,7 +56,7 @@ def snapshots(
         yield f"{shapes[at]}{f' form {form + 1}' if form else ''}", assembled.problem
 
 
-def save_snapshot(problem: Problem, name: str, path: Path) -> None:
+def save_problem(problem: Problem, name: str, path: Path) -> None:
     """Write a problem to a file, compressed where its name ends in `.gz`."""
     data = json.dumps(snapshot_format.write(problem, name)).encode()
     write_atomic(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)

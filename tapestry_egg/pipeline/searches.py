@@ -19,7 +19,7 @@ from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rewrite.recompute import RULE
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.problem.assemble import Assembled
+    from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.problem import Floats
     from tapestry_egg.extract.search.worker import Searched
 
@@ -42,7 +42,7 @@ def search_limits(bounds: Mapping[str, float]) -> Limits | None:
 
 
 def search_in_turn(
-    problems: Sequence[Assembled],
+    problems: Sequence[PlanProblem],
     limits: Limits | None,
     settings: Settings,
     executor: Executor | None,
@@ -54,7 +54,7 @@ def search_in_turn(
     """
     from tapestry_egg.extract.search.worker import Searched, weight
 
-    twice = [RULE in p.snapshot.schedule.program.rules for p in problems]
+    twice = [RULE in p.choices.schedule.program.rules for p in problems]
     weights = [
         weight(p.problem) * (_TWICE if t else 1.0) for p, t in zip(problems, twice, strict=True)
     ]
@@ -87,7 +87,7 @@ def ended_by_clock(settings: Settings, archives: Sequence[Archive]) -> tuple[str
 
 
 def search(
-    problems: Sequence[Assembled],
+    problems: Sequence[PlanProblem],
     limits: Limits | None,
     settings: Settings,
     executor: Executor | None,
@@ -128,17 +128,17 @@ def search(
     return found
 
 
-def for_traffic(problems: Sequence[Assembled], machine: Target) -> list[Assembled]:
+def for_traffic(problems: Sequence[PlanProblem], machine: Target) -> list[PlanProblem]:
     """The same rows for few bytes sent and few flops, as if launches and latencies were free."""
     from tapestry_egg.extract.problem.assemble import Weights, assemble
 
     found = []
-    for snap in (p.snapshot for p in problems):
-        link = machine.link(snap.mesh, tuple(range(len(snap.mesh.sizes))))
+    for choices in (p.choices for p in problems):
+        link = machine.link(choices.mesh, tuple(range(len(choices.mesh.sizes))))
         weights = Weights(
             seconds=_TIE,
             wire_bytes=1.0 / link.bytes_per_second,
             flops=_EVEN / machine.rate("bfloat16", True),
         )
-        found.append(assemble(snap, weights))
+        found.append(assemble(choices, weights))
     return found

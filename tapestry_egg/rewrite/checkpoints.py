@@ -36,9 +36,9 @@ class Flow:
     reads in the end, through views and what is computed on the fly.
     """
 
-    def __init__(self, plan: Schedule) -> None:
-        self.plan, self.program = plan, plan.program
-        self.lives: Lifetimes = lifetimes(plan)
+    def __init__(self, schedule: Schedule) -> None:
+        self.plan, self.program = schedule, schedule.program
+        self.lives: Lifetimes = lifetimes(schedule)
         self.local = {v: k for k, v in enumerate(self.program.bodies[0].values)}
         self._stored: dict[int, frozenset[int]] = {}
 

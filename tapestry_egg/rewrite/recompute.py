@@ -50,7 +50,7 @@ class Candidate:
     peak: float
 
 
-def candidates(plan: Schedule, target: Target, most: int | None = None) -> list[Candidate]:
+def candidates(schedule: Schedule, target: Target, most: int | None = None) -> list[Candidate]:
     """The program that was scheduled (`schedule.scheduled`), and those that compute some of its
     values twice and hold less memory, none of them dominated by another.
 
@@ -58,11 +58,11 @@ def candidates(plan: Schedule, target: Target, most: int | None = None) -> list[
     those whose product of seconds and peak is least: what is estimated to be far above them is left
     out.
     """
-    graph, feedback = plan.program.bodies[0].graph, plan.program.feedback
-    flow = Flow(plan)
+    graph, feedback = schedule.program.bodies[0].graph, schedule.program.feedback
+    flow = Flow(schedule)
     points = Checkpoints(flow, target)
     seconds = points.seconds
-    given = Candidate(graph, plan, Recomputation(-1, ()), seconds, flow.peak)
+    given = Candidate(graph, schedule, Recomputation(-1, ()), seconds, flow.peak)
     if not seconds or points.crossing <= LEAST_SAVED * flow.peak:
         return [given]
     cuts = min((points.cuts(x * points.crossing) for x in _LARGEST), key=points.remains)
@@ -104,7 +104,7 @@ def _front(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def recomputing(
-    form: Form, plan: Schedule, target: Target, most: int = MOST_FORMS
+    form: Form, schedule: Schedule, target: Target, most: int = MOST_FORMS
 ) -> tuple[tuple[Form, Schedule], ...]:
     """At most `most` forms that compute some of a form's values twice and hold less memory, with
     their schedules; `plan` is that of the form.
@@ -114,7 +114,7 @@ def recomputing(
     if most <= 0:
         return ()
     with _uncollected():
-        given, *others = candidates(plan, target, most)
+        given, *others = candidates(schedule, target, most)
     picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
     left = len(others) - len(picked)
     return tuple(

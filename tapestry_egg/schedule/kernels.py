@@ -370,7 +370,7 @@ class Fusion:
     operands: tuple[frozenset[int], ...]
 
 
-def fusion(plan: Schedule) -> Fusion:
+def fusion(schedule: Schedule) -> Fusion:
     """Which units are computed again inside each of their readers.
 
     A model of XLA's priority fusion for GPUs (xla/service/gpu/transforms/priority_fusion.cc): an
@@ -381,7 +381,7 @@ def fusion(plan: Schedule) -> Fusion:
     where it does not read them already. So GELU's steps are recomputed in the backward pass from
     one product, while a sum of two stored values with four readers is stored too.
     """
-    program, units = plan.program, plan.units
+    program, units = schedule.program, schedule.units
     size = program.sizes
     operands = [{v for _, _, v in unit.reads} for unit in units]
     readers: list[set[int]] = [set() for _ in program.types]

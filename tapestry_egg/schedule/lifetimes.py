@@ -36,23 +36,23 @@ class Lifetimes:
     times: int
 
 
-def lifetimes(plan: Schedule) -> Lifetimes:
+def lifetimes(schedule: Schedule) -> Lifetimes:
     """Lifetimes of all values over the fixed order of the schedule."""
-    return _Lives(plan).build()
+    return _Lives(schedule).build()
 
 
 class _Lives:
-    def __init__(self, plan: Schedule) -> None:
-        self.plan, self.program = plan, plan.program
-        self.fusion: Fusion = fusion(plan)
-        self.end = 2 * len(plan.units) + 2
-        n = len(plan.program.types)
+    def __init__(self, schedule: Schedule) -> None:
+        self.plan, self.program = schedule, schedule.program
+        self.fusion: Fusion = fusion(schedule)
+        self.end = 2 * len(schedule.units) + 2
+        n = len(schedule.program.types)
         self.made = [0] * n
         self.last = [-1] * n
         self.free = [False] * n
         self.reads_at: dict[tuple[int, int], int] = {}
         self.reads_until: dict[tuple[int, int], int] = {}
-        self.spans = sorted(_region_units(plan), key=lambda s: s[1] - s[0])
+        self.spans = sorted(_region_units(schedule), key=lambda s: s[1] - s[0])
 
     def build(self) -> Lifetimes:
         self._make()
@@ -149,19 +149,22 @@ class _Lives:
                 self.made[v] = max(self.made[v], 2 * u + 2)
 
 
-def constrained_source(plan: Schedule, value: int) -> int:
+def constrained_source(schedule: Schedule, value: int) -> int:
     """What a value is that only asks how another lies: that one."""
-    unit = plan.units[plan.producer[value]]
-    if plan.program.instances[unit.root].signature.kernel != CONSTRAINT or len(unit.members) > 1:
+    unit = schedule.units[schedule.producer[value]]
+    if (
+        schedule.program.instances[unit.root].signature.kernel != CONSTRAINT
+        or len(unit.members) > 1
+    ):
         return value
     return unit.reads[0][2]
 
 
-def _region_units(plan: Schedule) -> list[tuple[int, int]]:
+def _region_units(schedule: Schedule) -> list[tuple[int, int]]:
     """(first unit, last unit) of every region, by the instances that belong to it."""
     out = []
-    for first, stop in plan.program.spans.values():
-        units = [u for u, unit in enumerate(plan.units) if first <= unit.root < stop]
+    for first, stop in schedule.program.spans.values():
+        units = [u for u, unit in enumerate(schedule.units) if first <= unit.root < stop]
         if units:
             out.append((min(units), max(units)))
     return out
