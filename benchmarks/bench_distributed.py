@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any
 
-from tests.distributed_job import run_job
+from tests.runtime.distributed_job import run_job
 
 _OBJECTIVES = ("seconds", "peak_bytes", "joules", "wire_bytes")
 _LIMITS: tuple[dict[str, Any], ...] = (

@@ -1,0 +1,174 @@
+"""The same program gives the same front: beside busy processes, whatever the hashes of strings and
+the number of workers."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.extract.search import search as search_module
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.worker import search_all
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings, optimize
+from tapestry_egg.pipeline.settings import WORK
+from tests.extract.test_batches import ladder
+from tests.extract.test_search_workers import endless
+from tests.rewrite.equal_forms import graph_of, struct, two
+
+# What a child process plans: a name, the objectives and limits, and how hard.
+PLANS = """
+import sys
+import jax, jax.numpy as jnp
+import tapestry_egg as te
+from tapestry_egg.extract import worker
+from tapestry_egg.pipeline.pipeline import Settings
+
+name, out, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+worker._SMALL = 100  # processes where there are two, for small programs too
+S = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+
+def mlp(ws, x, y):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return jnp.mean((x - y) ** 2)
+
+def step(ws, x, y):
+    return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(mlp)(ws, x, y))
+
+def over(ws, x):
+    y, s = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum()), x, ws)
+    return jnp.mean(y ** 2) + s.sum()
+
+def scanned(ws, x):
+    return ws - 0.1 * jax.grad(over)(ws, x)
+
+def readme(w, x, y):
+    def loss(w, x, y):
+        return jnp.mean((jax.nn.relu(x @ w["up"]) @ w["down"] - y) ** 2)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x, y))
+
+three = ("seconds", "peak_bytes", "joules")
+cases = {
+    "readme": (readme, ({"up": S(1024, 4096), "down": S(4096, 1024)}, S(8192, 1024), S(8192, 1024)),
+               three, {}, {}),
+    "mlp": (step, ([S(256, 256)] * 3, S(4096, 256), S(4096, 256)), ("seconds", "peak_bytes"),
+            {"peak_bytes": "8MiB"}, {}),
+    "recomputed": (step, ([S(128, 128)] * 8, S(16384, 128), S(16384, 128)), three, {},
+                   {"recompute": 2}),
+    "scanned": (scanned, (S(6, 256, 256), S(1024, 256)), (*three, "wire_bytes"), {}, {}),
+}
+function, arguments, objectives, limits, more = cases[name]
+front = te.optimize(
+    te.trace(function, *arguments), "h100:4", objectives, limits=limits,
+    settings=Settings(work=1.0, workers=workers, **more),
+)
+assert not any("another run" in note for note in front.notes), front.notes
+front.save(out)
+"""
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that do nothing but take time from others."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def planned(name: str, out: Path, seed: int, workers: int) -> bytes:
+    """The file of the front that a process with this seed of hashes finds."""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu"}
+    environment["OPENBLAS_NUM_THREADS"] = str(workers)
+    subprocess.run(
+        [sys.executable, "-c", PLANS, name, str(out), str(workers)], env=environment, check=True
+    )
+    data = out.read_bytes()
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["readme", "mlp", "recomputed", "scanned"])
+def test_a_front_is_the_same_alone_and_on_a_busy_machine(name: str, tmp_path: Path) -> None:
+    alone = planned(name, tmp_path / "alone.json", 1, 1)
+    with busy(2):
+        beside = planned(name, tmp_path / "beside.json", 2, 2)
+    assert alone == beside
+
+
+def told(archive: Archive) -> list[tuple[object, ...]]:
+    """All that an archive says, to the bit."""
+    plans = [(c.rows.tobytes(), c.costs) for c in archive.candidates]
+    return [*plans, *((c.value, c.bytes_price, c.joule_price, c.peak) for c in archive.cuts)]
+
+
+def test_a_search_counts_its_work_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which every look takes a second: no step is left out, and none is added."""
+    found = []
+    for slow in (False, True):
+        if slow:
+            ticks = map(float, count())
+            monkeypatch.setattr(search_module.time, "perf_counter", ticks.__next__)
+        search = Search(ladder(1, 12), Effort(work=0.1, seconds=1e9, gap=0.0))
+        search.run()
+        found.append((search.work.entries, told(search.archive)))
+        assert search.work.units >= 0.05 and not search.archive.by_clock
+    assert found[0] == found[1]
+
+
+def test_more_work_is_done_where_more_is_allowed() -> None:
+    little, much = (Search(endless(1), Effort(work=w, seconds=1e9, gap=0.0)) for w in (0.1, 0.4))
+    little.run()
+    much.run()
+    assert 0.1 <= little.work.units < 0.4 <= much.work.units
+
+
+@pytest.mark.slow
+def test_parts_seeds_and_workers_find_the_same() -> None:
+    problems = [endless(1), ladder(2, 20)]
+    effort = Effort(work=0.6, seconds=1e9, gap=0.0)
+    one, two_ = (search_all(problems, effort, workers=w, seeds=2).archives for w in (1, 2))
+    assert list(map(told, one)) == list(map(told, two_))
+
+
+GRAPH = graph_of(two, struct(512, 64), struct(64, 32), struct(64, 32))
+SHAPES = [MeshShape(("x",), (4,))]
+
+
+def test_a_front_that_the_clock_ended_says_so() -> None:
+    settings = Settings(seconds=0.001, gap=0.0)
+    front = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=settings)
+    (note,) = front.notes
+    assert "time limit of 0.001 s" in note and "another run may give another front" in note
+    asked = Settings(work=5.0)
+    assert optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=asked).notes == ()
+
+
+def test_rules_that_the_clock_ended_are_told() -> None:
+    settings = Settings(work=1.0, algebra=Budget(seconds=0.0), budget=Budget(seconds=0.0))
+    notes = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=settings).notes
+    assert any("rules on the program" in n for n in notes)
+    assert any("rules on layouts" in n for n in notes)
+
+
+def test_the_limit_of_time_is_far_away_unless_it_is_asked_for() -> None:
+    default = Settings()
+    assert default.most_work == WORK and default.most_seconds >= 10 * WORK
+    asked = Settings(seconds=5.0)
+    assert asked.most_seconds == 5.0 and asked.most_work == float("inf")
+    both = Settings(seconds=5.0, work=2.0)
+    assert (both.most_seconds, both.most_work) == (5.0, 2.0)

@@ -1,0 +1,444 @@
+"""Extraction from AND-OR problems, against enumeration of all answers."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import time
+from fractions import Fraction
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
+from tapestry_egg.extract.gym.dag.and_or_program import Model
+from tapestry_egg.extract.gym.dag.dual_check import dual_bound
+from tapestry_egg.extract.gym.dag.egraph.annealing import Annealing
+from tapestry_egg.extract.gym.dag.egraph.closure import closure
+from tapestry_egg.extract.gym.dag.egraph.form import AndOr, working_form
+from tapestry_egg.extract.gym.dag.egraph.greedy import Improvement, acyclic, cost_of, greedy_dag
+from tapestry_egg.extract.gym.dag.egraph.reductions import (
+    feasible,
+    keep_derivable,
+    keep_reachable,
+    merge_series,
+    reduce,
+)
+from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
+from tapestry_egg.extract.gym.dag.lazy_milp import Record, Search, expressed, split
+from tapestry_egg.extract.gym.dag.linear_program import LinearProgram
+from tapestry_egg.extract.gym.methods import METHODS, extract
+from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
+from tests.gym import and_or
+
+LATER = 1e9  # no deadline
+
+
+def cases(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+def check(problem: ChoiceProblem, method: str) -> None:
+    """The method's answer is the best there is, it says so, and it is legal."""
+    found = extract(problem, seconds=60.0, method=method)
+    best = and_or.best(problem)
+    if best is None:
+        assert not found.feasible and "root" in found.reason
+        return
+    assert found.choice is not None and found.proven and found.gap == 0.0
+    assert found.values == (best,)
+    assert found.bound == best
+    assert evaluate(problem, found.choice).feasible
+
+
+# 10 000 problems in all; the automatic choice ends in elimination on problems so small.
+@pytest.mark.slow
+@cases(4500)
+@given(and_or.problems("positive"))
+def test_the_automatic_answer_is_the_best(problem: ChoiceProblem) -> None:
+    check(problem, "auto")
+
+
+@pytest.mark.slow
+@cases(1500)
+@given(and_or.problems("real"))
+def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None:
+    check(problem, "auto")
+
+
+@pytest.mark.slow
+@cases(1500)
+@given(and_or.problems("signed"))
+def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
+    check(problem, "auto")
+
+
+@pytest.mark.slow
+@cases(1000)
+@given(and_or.problems("huge"))
+def test_costs_near_a_quintillion_are_told_apart(problem: ChoiceProblem) -> None:
+    check(problem, "auto")
+
+
+@pytest.mark.slow
+@cases(1500)
+@given(and_or.problems("positive"))
+def test_elimination_without_reductions_is_exact(problem: ChoiceProblem) -> None:
+    form = working_form(problem)
+    keep_derivable(form)
+    if not feasible(form):
+        assert and_or.best(problem) is None
+        return
+    keep_reachable(form)
+    found = eliminate(form, LATER, widest=30)
+    assert found is not None
+    assert [vector for vector, _ in found.points] == [(and_or.best(problem),)]
+
+
+def milp(problem: ChoiceProblem) -> tuple[Record, float]:
+    """Branch and bound alone: nothing is left to elimination."""
+    record = Record(lambda value, picks: None)
+    bound = Search(LATER, widest=-1).solve(working_form(problem), record, lambda b: None)
+    return record, bound
+
+
+@cases(500)
+@given(and_or.problems("positive"))
+def test_the_mixed_integer_program_is_exact(problem: ChoiceProblem) -> None:
+    record, bound = milp(problem)
+    best = and_or.best(problem)
+    assert record.value == bound == (math.inf if best is None else best)
+
+
+@pytest.mark.slow
+@cases(300)
+@given(and_or.problems("signed"))
+def test_the_mixed_integer_program_is_exact_below_zero(problem: ChoiceProblem) -> None:
+    record, bound = milp(problem)
+    best = and_or.best(problem)
+    assert record.value == bound == (math.inf if best is None else best)
+
+
+@cases(400)
+@given(and_or.problems("positive", most=7))
+def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem) -> None:
+    # Rows may cut off answers, as long as a best one stays: its value is the program's at least.
+    form = working_form(problem)
+    if not reduce(form, LATER) or not form.home:
+        return
+    best = and_or.best(problem)
+    assert best is not None
+    model = Model(form, closure(form, LATER))
+    solved = model.program.relaxed(60.0)
+    for turn in range(3):
+        assert solved.x is not None
+        rows = model.cuts.separate(solved.x, turn)
+        model.program.add(rows)
+        solved = model.program.relaxed(60.0)
+    value = form.constant[0] + Fraction(solved.value) * model.unit.step
+    assert value <= best + Fraction(1, 10**5)
+
+
+@cases(300)
+@given(and_or.problems("positive", most=7))
+def test_levels_allow_every_answer(problem: ChoiceProblem) -> None:
+    form = working_form(problem)
+    keep_derivable(form)
+    if not feasible(form):
+        return
+    keep_reachable(form)
+    model = Model(form, None)
+    model.add_levels()
+    for picked, _, _ in itertools.islice(and_or.answers(problem), 20):
+        chosen = expressed(form, picked)
+        assert chosen is not None
+        x = model.columns_of(chosen)
+        assert x is not None and (x <= model.program.upper).all()
+        for columns, weights, low, high in model.program.rows:
+            assert low <= np.dot(weights, x[list(columns)]) <= high
+
+
+def test_levels_bar_a_cycle() -> None:
+    around: list[list[tuple[float | int, list[int]]]]
+    around = [[(1, [1]), (9, [])], [(1, [2]), (7, [])], [(1, [0]), (8, [])]]
+    model = Model(working_form(and_or.problem_of(around, [0])), None)
+    model.program.fix(np.array([model.node_at[n] for n in (0, 2, 4)]), 1.0)
+    assert model.program.relaxed(10.0).x is not None
+    model.add_levels()
+    assert model.program.relaxed(10.0).infeasible
+
+
+@cases(700)
+@given(and_or.problems("positive"))
+def test_reductions_keep_the_best_value_with_any_known_answer(problem: ChoiceProblem) -> None:
+    best = and_or.best(problem)
+    for more in (1, 0):
+        form = working_form(problem)
+        most = None if best is None else int(best) + more
+        alive = reduce(form, LATER, most)
+        if best is None:
+            assert not alive
+            continue
+        found = eliminate(form, LATER, widest=30) if alive else None
+        values = [vector[0] for vector, _ in found.points] if found else []
+        # With the best value known, nothing better may appear; above it, the best must stay.
+        assert values == [best] if more else all(v >= best for v in values)
+
+
+def test_a_need_that_a_merge_repeats_counts_once() -> None:
+    # The first node of class 0 needs class 3 itself and through class 2, and 3 needs 0.
+    nodes: list[list[tuple[float | int, list[int]]]]
+    nodes = [[(1, [2, 3]), (5, [])], [(1, [2]), (7, [])], [(0, [3])], [(0, [0])]]
+    problem = and_or.problem_of(nodes, [0, 1])
+    form = working_form(problem)
+    merge_series(form)
+    found = eliminate(form, LATER)
+    assert found is not None
+    assert [vector for vector, _ in found.points] == [(and_or.best(problem),)] == [(6,)]
+
+
+@cases(400)
+@given(and_or.problems("positive"))
+def test_greedy_choices_are_legal_and_no_better_than_the_best(problem: ChoiceProblem) -> None:
+    best = and_or.best(problem)
+    form = working_form(problem)
+    keep_derivable(form)
+    if best is None:
+        return
+    improvement = Improvement(form, seed=1)
+    improvement.start(LATER)
+    improvement.run(LATER)
+    greedy = greedy_dag(form, LATER)
+    assert improvement.best is not None and greedy is not None
+    assert best <= improvement.value <= cost_of(form, greedy)
+    for method in ("greedy-dag", "bottom-up"):
+        found = extract(problem, method=method)
+        assert found.values[0] >= best and (found.values[0] == best or not found.proven)
+
+
+def test_parts_that_share_nothing_are_solved_apart() -> None:
+    part = [[(3, [1]), (1, [2])], [(1, [])], [(4, [])]]
+    twice = part + [[(c, [d + 3 for d in ds]) for c, ds in members] for members in part]
+    form = working_form(and_or.problem_of(twice, [0, 3]))
+    assert len(split(form)) == 2
+    assert extract(and_or.problem_of(twice, [0, 3])).values == (8,)
+
+
+def loops() -> ChoiceProblem:
+    """Two classes that are cheapest through each other, which would be a cycle."""
+    return and_or.problem_of([[(1, [1]), (9, [])], [(1, [0]), (7, [])]], [0, 1])
+
+
+@pytest.mark.parametrize("method", ["auto", "elimination", "milp"])
+def test_a_cycle_is_no_answer(method: str) -> None:
+    assert extract(loops(), method=method).values == (8,)
+
+
+def test_cycles_are_allowed_where_the_problem_says_so() -> None:
+    nodes: list[list[tuple[float | int, list[int]]]] = [[(1, [1]), (9, [])], [(1, [0]), (7, [])]]
+    problem = and_or.problem_of(nodes, [0, 1], acyclic=False)
+    assert extract(problem).values == (2,)
+
+
+def test_a_node_of_two_classes_is_paid_once() -> None:
+    # Class 0 needs 1 and 2; one node of class 1 yields both.
+    nodes: list[list[tuple[float | int, list[int]]]] = [
+        [(0, [1, 2])],
+        [(3, []), (5, [])],
+        [(4, [])],
+    ]
+    problem = and_or.problem_of(nodes, [0], {(1, 1): [2]})
+    found = extract(problem)
+    assert found.values == (5,) and found.choice is not None
+    assert found.choice.names(problem) == {"0": "0.0", "1": "1.1", "2": "1.1"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([[]], "root 0 has no nodes"),
+        ([[(math.inf, [])]], "every node of root 0 is forbidden"),
+        ([[(1, [0])]], "root 0 cannot be had"),
+        ([[(1, [1])], [(math.inf, [])]], "root 0 cannot be had"),
+        ([[(1, [1])], [(1, [2])], [(1, [1])]], "root 0 cannot be had"),
+    ],
+)
+def test_a_problem_without_answer_says_why(
+    nodes: list[list[tuple[float | int, list[int]]]], reason: str
+) -> None:
+    found = extract(and_or.problem_of(nodes, [0]))
+    assert not found.feasible and found.proven and reason in found.reason
+    assert math.isinf(found.gap)
+
+
+def test_nothing_asked_costs_nothing() -> None:
+    found = extract(and_or.problem_of([], []))
+    assert found.values == (0,) and found.proven
+
+
+def test_what_no_root_needs_is_left_out() -> None:
+    found = extract(and_or.problem_of([[(2, [])], [(3, [])]], [0]))
+    assert found.choice is not None and found.choice.node.tolist() == [0, -1]
+
+
+def hard(seed: int) -> ChoiceProblem:
+    """Cover 40 elements with sets of three costs: too wide for elimination."""
+    draw = np.random.default_rng(seed)
+    nodes: list[list[tuple[float | int, list[int]]]] = [[(0, list(range(1, 41)))]]
+    nodes += [[(0, [41 + int(s)]) for s in draw.choice(30, 4, replace=False)] for _ in range(40)]
+    nodes += [[(int(draw.integers(3, 9)), [])] for _ in range(30)]
+    return and_or.problem_of(nodes, [0])
+
+
+def test_sums_beyond_64_bits_are_exact() -> None:
+    large = 10**18 - 1
+    nodes: list[list[tuple[float | int, list[int]]]] = [[(large, [c + 1])] for c in range(11)]
+    found = extract(and_or.problem_of([*nodes, [(large, [])]], [0]))
+    assert found.proven and found.values == (12 * large,)
+
+
+def test_solvers_in_processes_agree_with_the_program_here() -> None:
+    problem = hard(0)
+    here = extract(problem, seconds=60.0, method="milp")
+    beside = extract(problem, seconds=60.0, method="auto")
+    assert here.proven and beside.proven
+    assert here.values == beside.values
+    assert any("reduced from" in note for note in beside.notes)
+
+
+def test_cp_sat_agrees_where_it_is_installed() -> None:
+    pytest.importorskip("ortools")
+    problem = hard(1)
+    found = extract(problem, seconds=60.0, method="cp-sat")
+    assert found.proven and found.values == extract(problem, seconds=60.0, method="milp").values
+
+
+def test_the_clock_is_kept_and_what_was_found_is_legal() -> None:
+    problem = hard(2)
+    found = extract(problem, seconds=0.001)
+    assert "time was up" in found.notes
+    assert not found.feasible or evaluate(problem, found.choice).feasible  # type: ignore[arg-type]
+    assert found.bound <= and_or_bound(problem)
+
+
+def and_or_bound(problem: ChoiceProblem) -> float:
+    return float(extract(problem, seconds=60.0, method="milp").values[0])
+
+
+def test_an_interruption_keeps_the_best_so_far() -> None:
+    def stop(standing: object) -> None:
+        raise KeyboardInterrupt
+
+    found = extract(hard(3), told=stop)
+    assert "interrupted" in found.notes and found.feasible and not found.proven
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    one, two = (extract(hard(4), method="milp", seed=5) for _ in range(2))
+    assert one.choice is not None and two.choice is not None
+    assert one.choice.node.tolist() == two.choice.node.tolist()
+
+
+def test_methods_that_do_not_fit_say_why() -> None:
+    with pytest.raises(ExtractError, match="unknown method 'best'"):
+        extract(loops(), method="best")
+    cyclic = and_or.problem_of([[(1, [])]], [0], acyclic=False)
+    with pytest.raises(ExtractError, match="cycles must be forbidden"):
+        extract(cyclic, method="elimination")
+    assert all(m.optimal_for for m in METHODS)
+
+
+def test_programs_by_scipy_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tapestry_egg.extract.gym.dag import linear_program
+
+    with_highs = extract(hard(5), method="milp").values
+    monkeypatch.setattr(linear_program, "find_spec", lambda name: None)
+    assert extract(hard(5), method="milp").values == with_highs
+
+
+def test_the_working_form_scales_real_costs_exactly() -> None:
+    problem = and_or.problem_of([[(0.1, []), (0.3, [])]], [0])
+    form: AndOr = working_form(problem)
+    assert [form.value([n]) for n in form.home] == [Fraction(0.1), Fraction(0.3)]
+
+
+@cases(150)
+@given(and_or.problems("positive", most=7))
+def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> None:
+    form = working_form(problem)
+    keep_derivable(form)
+    if not feasible(form):
+        return
+    keep_reachable(form)
+    improvement = Improvement(form, seed=0)
+    improvement.start(LATER)
+    assert improvement.best is not None
+    annealing = Annealing(form, improvement.best, seed=3)
+    value, chosen = annealing.run(seconds=0.003)
+    assert acyclic(form, chosen) and acyclic(form, annealing.chosen())
+    assert cost_of(form, chosen) == value <= improvement.value
+    assert form.trimmed(chosen) == chosen
+    assert cost_of(form, annealing.chosen()) == annealing.value + form.constant[0]
+
+
+@cases(200)
+@given(st.integers(0, 2**32))
+def test_multipliers_prove_the_bound_that_they_prove(seed: int) -> None:
+    # Any multipliers give a bound; those of the solver give its value.
+    draw = np.random.default_rng(seed)
+    cost = draw.integers(-5, 6, 4).astype(float)
+    rows = [
+        ([0, 1, 2, 3], draw.integers(-3, 4, 4).astype(float).tolist(), low, low + 2.0)
+        for low in draw.integers(-4, 1, 3).astype(float)
+    ]
+    points = [np.array(p, dtype=float) for p in itertools.product((0, 1), repeat=4)]
+    legal = [x for x in points if all(lo <= np.dot(a, x) <= hi for _, a, lo, hi in rows)]
+    zeros, ones = np.zeros(4), np.ones(4)
+    anything = dual_bound(cost, zeros, ones, rows, draw.normal(size=3))
+    assert anything is not None and all(anything <= cost @ x + 1e-12 for x in legal)
+    solved = LinearProgram(cost, zeros, ones, rows).relaxed(10.0)
+    if solved.x is not None:
+        if solved.duals is None:  # by scipy, which tells no multipliers here
+            assert find_spec("highspy") is None
+            return
+        best = dual_bound(cost, zeros, ones, rows, solved.duals)
+        assert best is not None and abs(best - Fraction(solved.value)) < 1e-9
+
+
+def test_what_is_held_is_finished_when_time_is_up() -> None:
+    done = []
+    with pytest.raises(TimeUp), ends_at(time.perf_counter() + 0.02):
+        with held():
+            time.sleep(0.1)
+            done.append("inside")
+        time.sleep(5.0)
+        done.append("outside")
+    assert done == ["inside"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_end_is_not_lost_in_a_callback_of_the_garbage_collector() -> None:
+    def callback(phase: str, info: dict[str, int]) -> None:
+        end = time.perf_counter() + 0.05
+        while time.perf_counter() < end:
+            pass
+
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(TimeUp), ends_at(time.perf_counter() + 0.02):
+            gc.collect()
+            time.sleep(2.0)
+    finally:
+        gc.callbacks.remove(callback)

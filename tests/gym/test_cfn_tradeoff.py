@@ -1,0 +1,240 @@
+"""Fronts of cost against memory: what is there, and what is proven of what is not."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.__main__ import main
+from tapestry_egg.extract.gym.cfn import aside
+from tapestry_egg.extract.gym.cfn.network.known import Known
+from tapestry_egg.extract.gym.cfn.network.reductions import Begun, begin, reduce
+from tapestry_egg.extract.gym.cfn.sweep import SweepSearch, within
+from tapestry_egg.extract.gym.cfn.tradeoff import memory_front, peak
+from tapestry_egg.extract.gym.choices.choices import Choice, Usage
+from tapestry_egg.extract.gym.formats import iopddl
+from tapestry_egg.parallel.executors import INTERRUPTED
+from tests.gym import networks
+
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def every(document: dict[str, Any]) -> list[tuple[int, int]]:
+    """Cost and peak of all answers, whatever the limit."""
+    found = networks.answers(document, 10**30)
+    return [(networks.cost(document, x), networks.peak(document, x)) for x in found]
+
+
+def true_front(values: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that no other dominates, each once, by rising cost."""
+    return sorted(
+        {a for a in values if not any(b[0] <= a[0] and b[1] <= a[1] and b != a for b in values)}
+    )
+
+
+def covers(points: list[tuple[int, int]], value: tuple[int, int], epsilon: float) -> bool:
+    """Whether a point dominates a value once both its numbers grow by a share."""
+    share = 1 + epsilon + 1e-9
+    return any(c <= share * value[0] and m <= share * value[1] for c, m in points)
+
+
+@pytest.mark.slow
+@example(document=networks.document([], [], [], [], 3))
+@given(networks.problems())
+@settings(max_examples=40, deadline=None)
+def test_small_fronts_are_whole(document: dict[str, Any]) -> None:
+    front = memory_front(iopddl.read(document, ""), 20.0, processes=1)
+    values = every(document)
+    assert [p.values for p in front] == true_front(values)
+    if values:
+        assert front.exact and all(p.gap == 0.0 for p in front)
+        for p in front:
+            rows = tuple(iopddl.answer(front.problem, p.choice))
+            assert p.values == (networks.cost(document, rows), networks.peak(document, rows))
+    else:
+        assert front.reason
+
+
+def ladder(count: int, seed: int) -> dict[str, Any]:
+    """Nodes in two rows, joined along and across, whose cheap strategies are the heavy ones."""
+    rng = np.random.default_rng(seed)
+    ends = [(i, i + 2) for i in range(count - 2)] + [(i, i + 1) for i in range(0, count - 1, 2)]
+    edges = [(a, b, rng.integers(0, 30, 16).tolist()) for a, b in ends]
+    usages = np.sort(rng.integers(1, 40, (count, 4)), axis=1)
+    costs = np.sort(rng.integers(0, 90, (count, 4)), axis=1)[:, ::-1]
+    spans = [[i // 2, i // 2 + 3] for i in range(count)]
+    return networks.document(spans, costs.tolist(), usages.tolist(), edges, 150)
+
+
+def test_what_a_cut_front_says_of_others_holds() -> None:
+    document = ladder(7, 5)
+    values = every(document)
+    for seconds in (0.0, 0.15, 0.4):
+        front = memory_front(iopddl.read(document, ""), seconds, processes=1)
+        points = [p.values for p in front]
+        assert points and set(points) <= set(values)  # type: ignore[arg-type]
+        for p in front:
+            assert p.bound <= min(c for c, m in values if m <= p.values[1])
+        if front.epsilon < float("inf"):
+            assert all(covers(points, v, front.epsilon) for v in values)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_large_front_goes_from_the_least_memory_to_the_least_cost() -> None:
+    document = ladder(120, 1)
+    problem = iopddl.read(document, "")
+    front = memory_front(problem, 4.5, processes=2)
+    usages = document["problem"]["nodes"]["usages"]
+    lightest = networks.peak(document, tuple(int(np.argmin(u)) for u in usages))
+    peaks = [p.values[1] for p in front]
+    assert min(peaks) == lightest
+    assert len(front) > 2 and front.epsilon < float("inf")
+    for p in front:
+        rows = tuple(iopddl.answer(problem, p.choice))
+        assert p.values == (networks.cost(document, rows), networks.peak(document, rows))
+
+
+@given(networks.problems(), st.integers(0, 40))
+@settings(max_examples=80, deadline=None)
+def test_one_reduction_serves_many_limits(document: dict[str, Any], spread: int) -> None:
+    top = document["problem"]["usage_limit"] + 5
+    start = begin(iopddl.read(document, ""), limits=np.array([top]), spread=spread)
+    reduced = start.reduced() if isinstance(start, Begun) else start
+    for limit in {top, max(top - spread // 2, 0), max(top - spread, 0)}:
+        least = networks.least(document, limit)
+        if reduced.infeasible is not None or limit < reduced.taken:
+            assert least is None
+            continue
+        value, rows = networks.best_rows(within(reduced.network, top - limit))
+        assert (None if rows is None or value == float("inf") else value) == least
+        if rows is not None and least is not None:
+            x = tuple(reduced.lift(rows).tolist())
+            assert networks.cost(document, x) == least and networks.peak(document, x) <= limit
+
+
+@given(st.data())
+@settings(max_examples=80)
+def test_bounds_and_what_is_open_hold_for_a_known_front(data: st.DataObject) -> None:
+    """Of a convex front f, lines below it and some answers: f is never below what is said."""
+    low, top = 10, data.draw(st.integers(10, 90))
+    f = {x: 5000.0 / x for x in range(low, top + 1)}
+    known = Known(low, top)
+    for at in data.draw(st.lists(st.integers(low, top), max_size=5)):
+        known.line(at, f[at] - 1.0, 5000.0 / at**2)  # tangents, lowered by one
+    for at in data.draw(st.lists(st.integers(low, top), max_size=3)):
+        known.step(at, f[at] - data.draw(st.integers(0, 9)))
+    for at in data.draw(st.lists(st.integers(low, top), min_size=1, max_size=8)):
+        known.add(at, f[at] + data.draw(st.integers(0, 40)), NOTHING)
+    for x in f:
+        assert known.bound(x) <= f[x] + 1e-6
+        best = known.best(x)
+        assert best is None or best.need <= x
+    opens = {o.after: o.epsilon for o in known.opens()}
+    needs = [a.need for a in known.answers]
+    assert needs == sorted(set(needs))
+    for x in range(low, top + 1):
+        best = known.best(x)
+        share = 1.0 + opens.get(low if best is None else best.need, 0.0) + 1e-9
+        # What may be there: an answer that needs x, and costs what the front says.
+        assert any(a.value <= share * f[x] and a.need <= share * x for a in known.answers)
+
+
+def test_of_many_answers_the_ones_that_matter_stay() -> None:
+    known = Known(100, 10**6)
+    for k in range(300):
+        known.add(1000 + k, 500.0 - 0.001 * k, NOTHING)
+    for need, value in ((100, 900.0), (5000, 300.0), (90000, 100.0)):
+        known.add(need, value, NOTHING)
+    kept = known.thinned(5)
+    assert {100, 1000, 5000, 90000} <= {a.need for a in kept} and len(kept) <= 5
+
+
+def test_a_line_falls_by_the_prices_and_a_step_holds_below() -> None:
+    known = Known(0, 100)
+    known.line(50, 20.0, 2.0)
+    assert [known.bound(x) for x in (30, 50, 80)] == pytest.approx([60.0, 20.0, -40.0])
+    known.step(60, 25.0)
+    assert [known.bound(x) for x in (30, 50, 61)] == pytest.approx([60.0, 25.0, -2.0])
+
+
+def test_a_problem_without_a_limit_has_no_such_front() -> None:
+    document = networks.document([[0, 2]], [[1, 2]], [[5, 6]], [], 12)
+    problem = replace(iopddl.read(document, ""), usage=Usage())
+    with pytest.raises(ExtractError, match="one limit"):
+        memory_front(problem, 1.0)
+
+
+def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, limits = SweepSearch.visit, []
+
+    def visit(self: SweepSearch, limit: int, seconds: float) -> None:
+        limits.append(limit)
+        if len(limits) == 3:
+            raise KeyboardInterrupt
+        whole(self, limit, 0.2)
+
+    monkeypatch.setattr(SweepSearch, "visit", visit)
+    front = memory_front(iopddl.read(ladder(60, 2), ""), 60.0, processes=1)
+    assert front.notes == (INTERRUPTED,)
+    assert limits == sorted(limits, reverse=True)
+    assert len(front) > 1
+
+
+def test_a_second_process_tells_of_answers_and_bounds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = ladder(6, 3)
+    problem = iopddl.read(document, "")
+    values = every(document)
+    low, top = min(m for _, m in values), peak(problem, None)
+    net = reduce(problem, ("consistency",), limits=np.array([top])).network
+    data = io.BytesIO()
+    np.savez(data, **aside._arrays(net, time.time() + 1.5, 1, 1.0, (low, top, 150)))
+    monkeypatch.setattr(sys, "stdin", type("", (), {"buffer": io.BytesIO(data.getvalue())}))
+    monkeypatch.setattr(aside, "_OFTEN", 0.0)
+    aside.work()
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    answers = [a for one in told for a in one["answers"]]
+    lines = [line for one in told for line in one["lines"]]
+    assert answers and lines
+    for need, value, rows in answers:
+        assert networks.cost(document, tuple(rows)) == value
+        assert networks.peak(document, tuple(rows)) <= need
+    for (at, bound, slope), (c, m) in product(lines, values):
+        assert bound + slope * (at - max(m, low)) <= c + 1e-6
+
+
+def test_the_most_that_can_be_used_is_summed_exactly() -> None:
+    document = networks.document(
+        [[0, 2], [1, 3], [1, 2]], [[0, 0]] * 3, [[1, 9], [2**62, 3], [2**62, 5]], [], 1
+    )
+    problem = iopddl.read(document, "")
+    assert peak(problem, None) == 2**63 + 9
+    assert peak(problem, Choice(np.array([0, 2, 5]))) == 2**62 + 6
+
+
+def test_the_command_prints_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = networks.document([[0, 3], [1, 4]], [[9, 0]] * 2, [[1, 10]] * 2, [], 20)
+    (tmp_path / "two.json").write_text(json.dumps(document))
+    arguments = [str(tmp_path / "two.json"), "--front", "--json", "--progress", "--seconds", "3"]
+    assert main([*arguments, "-o", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    front = json.loads(printed.out)
+    assert front["objectives"] == ["cost", "peak"] and front["exact"]
+    points = [(p["values"], p["choices"]) for p in front["points"]]
+    assert [v for v, _ in points] == [[0, 20], [9, 11], [18, 2]]
+    assert sorted(points[1][1]) == [0, 1]
+    assert "epsilon" in printed.err
+    assert json.loads((tmp_path / "small.front.json").read_text())["points"] == front["points"]

@@ -1,0 +1,193 @@
+"""`python -m tapestry_egg.extract`: side by side, and how it ends before it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tapestry_egg.extract.__main__ import main
+from tapestry_egg.extract.gym import formats
+from tapestry_egg.extract.gym.answers import Answer, Asked, best_of
+from tapestry_egg.extract.gym.choice_front import choice_front
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
+from tapestry_egg.extract.gym.choices.standing import Standing
+from tapestry_egg.extract.gym.methods import extract
+from tests.gym import and_or
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cover() -> ChoiceProblem:
+    """A set cover that no solver closes in the seconds given."""
+    draw = np.random.default_rng(0)
+    nodes: list[list[tuple[float | int, list[int]]]] = [[(0, list(range(1, 301)))]]
+    nodes += [[(0, [301 + int(s)]) for s in draw.choice(200, 6, replace=False)] for _ in range(300)]
+    nodes += [[(int(draw.integers(10, 20)), [])] for _ in range(200)]
+    return and_or.problem_of(nodes, [0])
+
+
+def small(least: int = 1) -> ChoiceProblem:
+    return and_or.problem_of(
+        [[(1, [1, 2]), (4, [2]), (9, [])], [(1, [])], [(10**18, []), (least, [])]], [0]
+    )
+
+
+def saved(tmp_path: Path, name: str, problem: ChoiceProblem) -> str:
+    formats.write(problem, tmp_path / name, "egraph-serialize")
+    return str(tmp_path / name)
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tapestry_egg.extract", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_prints_and_writes_what_there_is(tmp_path: Path, number: int) -> None:
+    path = saved(tmp_path, "cover.json", cover())
+    arguments = (path, path, "--seconds", "100", "--json", "--progress", "-o", str(tmp_path / "o"))
+    process = started(*arguments)
+    assert process.stderr is not None
+    line = process.stderr.readline()  # the first answer is there
+    for word in (b"cover: ", b"best ", b"bound ", b"gap "):
+        assert word in line
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    (row,) = rows_of(out.decode())  # the second file is not begun
+    assert process.returncode == 130
+    assert row["feasible"] and not row["proven"] and "interrupted" in row["notes"]
+    assert json.loads((tmp_path / "o" / "cover.json").read_text())["choices"]
+
+
+@pytest.mark.slow
+def test_a_signal_reaches_the_workers(tmp_path: Path) -> None:
+    one, two = (saved(tmp_path, f"{n}.json", cover()) for n in ("one", "two"))
+    process = started(one, two, "--seconds", "300", "--json", "--progress", "--workers", "2")
+    assert process.stderr is not None
+    seen = b""
+    while not (b"one: " in seen and b"two: " in seen):
+        seen += process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    rows = rows_of(out.decode())
+    assert process.returncode == 130 and sorted(r["name"] for r in rows) == ["one", "two"]
+    assert all(r["feasible"] and "interrupted" in r["notes"] for r in rows)
+
+
+def test_files_side_by_side_give_what_they_give_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    big = replace(small(), name="big")
+    paths = [
+        saved(tmp_path, "one.json", small()),
+        str(tmp_path / "missing.json"),
+        str(broken),
+        saved(tmp_path, "two.json", small(10**18 - 1)),
+        saved(tmp_path, "three.json.gz", big),
+    ]
+
+    def run(*more: str) -> list[dict[str, Any]]:
+        assert main([*paths, "--json", "-o", str(tmp_path / "out"), *more]) == 1
+        rows = rows_of(capsys.readouterr().out)
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+    alone = run()
+    written = {p.name: p.read_text() for p in (tmp_path / "out").iterdir()}
+    for p in (tmp_path / "out").iterdir():
+        p.unlink()
+    assert run("--workers", "2", "--seeds", "2") == alone
+    assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == written
+    assert [("error" in row) for row in alone] == [False, True, True, False, False]
+    assert alone[3]["values"] == {"cost": 9} and set(written) == {
+        "one.json",
+        "two.json",
+        "three.json",
+    }
+
+
+def test_of_several_seeds_the_best_answer_and_the_best_bound_count() -> None:
+    def answer(value: int | None, bound: int | None, name: str) -> Answer:
+        row = {
+            "name": name,
+            "values": {} if value is None else {"cost": value},
+            "bound": bound,
+            "gap": None,
+            "feasible": value is not None,
+            "proven": False,
+            "seconds": 1.0,
+            "method": "m",
+            "reason": "none was found",
+        }
+        return Answer(name, {f"{name}.json": name}, row, failed=value is None)
+
+    best = best_of([answer(12, 5, "a"), answer(10, None, "b"), answer(None, 8, "c")], Asked())
+    assert best.row is not None
+    assert (best.row["name"], best.row["values"], best.row["bound"]) == ("b", {"cost": 10}, 8)
+    assert best.row["gap"] == pytest.approx(0.2) and "20.000%" in best.text
+    assert set(best.files) == {"b.json"} and not best.failed
+    assert best_of([answer(None, None, "c")], Asked()).failed
+
+
+@pytest.mark.slow
+def test_the_search_ends_at_a_gap_and_where_nothing_is_gained() -> None:
+    problem = cover()
+    found = extract(problem, 300.0, gap=0.9)
+    assert found.feasible and not found.proven and found.gap <= 0.9
+    assert "the gap is small enough" in found.notes
+    found = extract(problem, 300.0, patience=0.3)
+    assert found.feasible and not found.proven and "nothing was gained" in found.notes
+
+
+def test_nothing_is_enough_before_there_is_an_answer() -> None:
+    standing = Standing(small())
+    standing.gained = time.perf_counter() - 10.0
+    assert not standing.enough(1e9, 1.0)
+    standing.raise_bound(1)
+    found = extract(small(), 10.0)
+    assert found.choice is not None
+    standing.offer(found.choice, "test")
+    assert standing.values == (3,) and not standing.enough(0.6, 1.0)
+    assert standing.enough(0.7, 1.0) == "the gap is small enough"
+    standing.gained = time.perf_counter() - 10.0
+    assert standing.enough(0.0, 1.0) == "nothing was gained"
+
+
+@pytest.mark.slow
+def test_a_front_tells_of_itself_and_keeps_what_an_interruption_leaves() -> None:
+    said: list[str] = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    front = choice_front(cover(), 6.0, widest=0, told=stop)
+    assert len(front) >= 1 and front.epsilon > 0 and "interrupted" in front.notes[0]
+    for word in ("front ", "best ", "bound ", "gap "):
+        assert word in said[0]
+
+
+def test_a_front_takes_one_seed(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main([saved(tmp_path, "one.json", small()), "--front", "--seeds", "2"])

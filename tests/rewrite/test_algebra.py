@@ -1,0 +1,223 @@
+"""Other forms of programs: they cost less, and plans are made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import verify_graph
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.rewrite.choose import as_written
+from tapestry_egg.rewrite.forms import Form, explore, forms
+from tapestry_egg.rewrite.rebuild import rebuild
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
+from tapestry_egg.runtime.measure.hlo import hlo_stats
+from tapestry_egg.schedule.one_device import program_seconds
+from tests.rewrite.equal_forms import (
+    BIG,
+    BOOKS,
+    H100,
+    RULES,
+    data,
+    f32,
+    forced,
+    front_of,
+    graph_of,
+    kernels,
+    run,
+    struct,
+    two,
+)
+
+
+def test_the_first_form_is_the_graph_as_given_and_others_cost_less() -> None:
+    graph = graph_of(two, *BIG)
+    given, best = forms(graph, BOOKS, H100)
+    assert given == Form(graph)
+    assert kernels(best.graph).count("dot_general") == 1
+    assert best.rules == ("sum-of-contractions-rhs",) and best.saturated
+    assert program_seconds(best.graph, H100) < 0.999 * program_seconds(graph, H100)
+    assert (best.graph.inputs, best.graph.input_names) == (graph.inputs, graph.input_names)
+    assert all(op.source.line for op in best.graph.operations)
+
+
+def test_without_the_rule_there_is_no_better_form() -> None:
+    books = [b.without("sum-of-contractions-rhs") if b.name == "algebra" else b for b in BOOKS]
+    assert forms(graph_of(two, *BIG), books, H100) == (Form(graph_of(two, *BIG)),)
+
+
+def test_products_associate_only_where_that_saves_work() -> None:
+    def chain(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+        return (a @ b) @ c
+
+    slow = graph_of(chain, struct(4096, 64), struct(64, 4096), struct(4096, 64))
+    assert [f.rules for f in forms(slow, BOOKS, H100)[1:]] == [("product-from-the-right",)]
+    fast = graph_of(chain, struct(64, 4096), struct(4096, 64), struct(64, 4096))
+    assert len(forms(fast, BOOKS, H100)) == 1
+
+
+def test_three_small_products_of_one_input_become_one() -> None:
+    def qkv(x: jax.Array, *ws: jax.Array) -> list[jax.Array]:
+        return [x @ w + 1.0 for w in ws]
+
+    graph = graph_of(qkv, struct(256, 64), *[struct(64, 64)] * 3)
+    best = forms(graph, BOOKS, H100)[1]
+    assert "three-contractions-of-one-lhs" in best.rules
+    assert kernels(best.graph).count("dot_general") == 1
+    inputs = data(graph)
+    for a, b in zip(run(graph, inputs), run(best.graph, inputs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_depends_on_its_sibling_is_not_merged_with_it() -> None:
+    def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ jnp.tanh(x @ w)
+
+    graph = graph_of(twice, struct(64, 64), struct(64, 64))
+    explored = explore(graph, RULES)
+    for other in forced(graph, explored, "two-contractions-of-one-lhs"):
+        assert kernels(other).count("dot_general") == 2
+    for form in forms(graph, BOOKS, H100):
+        verify_graph(form.graph)
+
+
+def test_bodies_of_loops_have_forms_too() -> None:
+    def loop(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w + c @ v), None), x, length=5)[0]
+
+    graph = graph_of(loop, struct(2048, 256), struct(256, 256), struct(256, 256))
+    best = forms(graph, BOOKS, H100)[1]
+    (scan,) = (op for op in best.graph.operations if op.regions)
+    assert kernels(scan.regions[0]).count("dot_general") == 1
+    inputs = [x * 0.05 for x in data(graph)]
+    inputs = [x.astype(np.float32) for x in inputs]
+    for a, b in zip(run(graph, inputs), run(best.graph, inputs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_recomputations_are_not_merged_with_what_they_recompute() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w)))(w, x))
+
+    graph = graph_of(jax.value_and_grad(loss), struct(64, 64), struct(64, 64))
+    explored = explore(graph, RULES)
+    first = as_written(explored.terms, [1.0] * len(explored.catalogue))
+    built = rebuild(graph, explored.terms, explored.catalogue, first)
+    assert built is not None and kernels(built.graph) == kernels(graph)
+    assert len({op.remat for op in graph.operations}) > 1
+
+
+def test_dtypes_narrower_than_the_result_are_left_alone() -> None:
+    half = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
+
+    def mixed(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        wide = {"preferred_element_type": f32}
+        return jnp.matmul(x, w, **wide) + jnp.matmul(x, v, **wide)
+
+    graph = graph_of(mixed, jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16), half, half)
+    assert not any("sum-of-contractions-rhs" in f.rules for f in forms(graph, BOOKS, H100))
+
+
+def test_donation_and_names_stay() -> None:
+    def step(s: jax.Array, x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return s - two(x, w, v)
+
+    graph = graph_of(step, struct(4096, 256), *BIG, donate_argnums=0)
+    best = forms(graph, BOOKS, H100)[1].graph
+    same = ("inputs", "input_names", "output_names", "donated", "constants", "name")
+    assert all(getattr(best, k) == getattr(graph, k) for k in same)
+
+
+@pytest.mark.parametrize("budget", [Budget(iterations=1), Budget(rows=5), Budget(seconds=0.0)])
+def test_a_spent_budget_ends_cleanly(budget: Budget) -> None:
+    graph = graph_of(two, *BIG)
+    found = forms(graph, BOOKS, H100, budget)
+    assert found[0] == Form(graph, (), saturated=False, by_clock=budget.seconds == 0.0)
+    for form in found:
+        verify_graph(form.graph)
+
+
+@pytest.mark.slow
+def test_the_demo_model_is_saturated() -> None:
+    from models import gpt2
+
+    config = gpt2.config("demo")
+    graph = graph_of(gpt2.step, *gpt2.abstract(config), donate_argnums=(0, 1))
+    found = forms(graph, BOOKS, H100)
+    assert len(graph.operations) > 2000 and found[0].saturated
+
+
+def test_weakly_typed_factors_are_no_others_than_strongly_typed_ones() -> None:
+    def powers(x: jax.Array) -> jax.Array:
+        # JAX squares the weakly typed 1 again and again, and multiplies by it.
+        return x * 1 ** jnp.broadcast_to(0, x.shape)
+
+    graph = graph_of(powers, struct(4))
+    assert any(graph.values[v].weak for op in graph.operations for v in op.outputs)
+    rules = [r for b in load_books(DEFAULT_BOOKS) for r in b.rules]
+    terms = explore(graph, [r for r in rules if r.ruleset in PROGRAM_RULESETS]).terms
+    assert terms.saturated and len(terms.nodes) < len(graph.values)
+
+
+# Plans
+
+NARROW = (struct(511, 65536), struct(65536, 5), struct(65536, 5))
+
+
+def plans_without(*rules: str) -> Any:
+    books = [
+        b.without(*(r for r in rules if r in {x.name for x in b.rules}))
+        for b in load_books(("sharding", "collectives", "algebra", "fusion"))
+    ]
+    return front_of(two, NARROW, books=books)
+
+
+def reductions(plan: Any) -> list[tuple[str, int]]:
+    return [(c.kind, c.count) for c in plan.collectives]
+
+
+@pytest.mark.slow
+def test_a_sum_of_products_is_reduced_once_without_the_rule_and_with_it() -> None:
+    other = tuple(r.name for b in BOOKS for r in b.rules if r.name != "order-of-siblings")
+    plain = plans_without(*other).best("seconds")
+    assert plain.rules == () and kernels(plain.graph).count("dot_general") == 2
+    assert reductions(plain) == [("all_reduce", 1)], "partial sums pass through the addition"
+    twice = plans_without(*other, "pass-partial-values-through").best("seconds")
+    assert sum(n for _, n in reductions(twice)) == 2
+    summed = plans_without().best("seconds")
+    assert "sum-of-contractions-rhs" in summed.rules
+    assert kernels(summed.graph).count("dot_general") == 1
+    assert reductions(summed) == [("all_reduce", 1)]
+    assert summed.costs.seconds < plain.costs.seconds < twice.costs.seconds
+    compiled = te.compile(summed, jax.devices()[:8])
+    inputs = data(summed.graph)
+    np.testing.assert_allclose(
+        np.asarray(compiled(*inputs)), two(*map(jnp.asarray, inputs)), rtol=1e-3, atol=5e-2
+    )
+    assert hlo_stats(compiled.compile()).by_kind() == {("all_reduce", 8): 511 * 5 * 4}
+
+
+def test_jit_runs_a_better_form() -> None:
+    def step(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(two(x, w, v))
+
+    rng = np.random.default_rng(0)
+    args = [rng.normal(size=s.shape).astype(np.float32) / 8 for s in BIG]
+    fast = te.jit(step, target="h100:8", mesh=jax.devices()[:8], settings=Settings(seconds=1.0))
+    assert fast.plan(*args).rules == ("sum-of-contractions-rhs",)
+    np.testing.assert_allclose(fast(*args), jax.jit(step)(*args), rtol=1e-3, atol=1e-4)
+
+
+def test_books_may_have_no_rules_of_algebra() -> None:
+    graph = graph_of(two, *BIG)
+    none = [replace(b, rules=()) for b in BOOKS]
+    assert forms(graph, none, H100) == (Form(graph),)
+    assert {r.ruleset for r in RULES} <= set(PROGRAM_RULESETS)
+    assert isinstance(BOOKS[0], RuleBook)

@@ -1,0 +1,125 @@
+"""Kernels that stream over scores: the rules that make them, their plans, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings, optimize
+from tapestry_egg.runtime.lower import streaming
+from tapestry_egg.tracing.trace import trace
+from tests.rewrite.forms_on_devices import compiled, draw, form_of, kernels, run, types
+
+Array = Any
+
+
+def masked(q: Array, k: Array, v: Array) -> Array:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def plain(q: Array, k: Array, v: Array) -> Array:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.125
+    return jax.nn.softmax(scores) @ jnp.moveaxis(v, 1, 2)
+
+
+def grouped(q: Array, k: Array, v: Array) -> Array:
+    """Two query heads to each head of keys and values."""
+    b, t, h, d = q.shape
+    q, k, v = q.reshape(b, t, h // 2, 2, d), k[:, :, : h // 2], v[:, :, : h // 2]
+    scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * d**-0.5
+    return jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores), v).reshape(b, t, h, d)
+
+
+def library(q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def backwards(q: Array, k: Array, v: Array) -> Array:
+    """Keys before queries, softmax over the first dim of the scores."""
+    weights = jax.nn.softmax(jnp.einsum("bkhd,bqhd->khbq", k, q), axis=0)
+    return jnp.einsum("khbq,bkhd->bqhd", weights, v)
+
+
+@pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
+@pytest.mark.parametrize("function", [masked, plain, grouped, library, backwards])
+def test_attention_as_people_write_it_becomes_one_kernel(
+    function: Callable[..., Any], target: str
+) -> None:
+    form = form_of(function, *types(*[(4, 512, 8, 64)] * 3), target=target)
+    assert "attention" in kernels(form)
+    assert not {"exp", "reduce_max", "dot_general", "softmax"} & kernels(form)
+
+
+def test_scores_in_16_bits_are_recognised() -> None:
+    form = form_of(masked, *types(*[(4, 512, 8, 64)] * 3, dtype=jnp.bfloat16))
+    assert "attention" in kernels(form)
+
+
+def test_weights_with_other_readers_stay() -> None:
+    """The model decides: weights that are wanted anyway are not computed a second time."""
+
+    def both(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+        weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k))
+        return weights, jnp.einsum("bqk,bkd->bqd", weights, v)
+
+    form = form_of(both, *types(*[(4, 512, 64)] * 3), target="cpu:1")
+    assert "attention" not in kernels(form)
+
+
+def test_softmax_alone_stays_as_it_is() -> None:
+    assert form_of(jax.nn.softmax, *types((4096, 4096)), target="cpu:1").rules == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [pytest.param(masked, marks=pytest.mark.slow), grouped])
+def test_plans_with_attention_agree_with_jax(function: Callable[..., Any]) -> None:
+    """Two batches and four heads over eight devices; the keys' dim is never cut."""
+    shapes = types(*[(2, 256, 4, 16)] * 3)
+    plan = optimize(
+        trace(function, *shapes),
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x", "y"), (2, 4))],
+        settings=Settings(seconds=2.0),
+    ).best("seconds")
+    assert "attention" in kernels(plan)
+    inputs = draw(shapes)
+    got = te.compile(plan, jax.devices()[:8])(*inputs)
+    np.testing.assert_allclose(got, jax.jit(function)(*inputs), rtol=2e-5, atol=2e-6)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 32, whatever the memory."""
+    monkeypatch.setitem(streaming._ROOM, "cpu", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("function", "length"), [(masked, 100), (grouped, 96)])
+def test_many_blocks_give_what_one_gives(function: Callable[..., Any], length: int) -> None:
+    shapes = types(*[(2, length, 4, 8)] * 3)
+    form = form_of(function, *shapes)
+    assert "attention" in kernels(form)
+    inputs = draw(shapes)
+    (got,) = run(form, *inputs)
+    np.testing.assert_allclose(got, jax.jit(function)(*inputs), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_scores_are_never_stored() -> None:
+    """8192 keys: 128 MiB of scores where the operands have 1 MiB each."""
+    shapes = types(*[(1, 8192, 1, 32)] * 3)
+    form = form_of(masked, *shapes, target="cpu:1")
+    streamed = compiled(form, *shapes).memory_analysis().temp_size_in_bytes
+    stored = jax.jit(masked).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    assert stored > 250e6 and streamed < stored / 2

@@ -1,0 +1,164 @@
+"""The loss over a large vocabulary and its gradients, by kernels that never store the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline import Settings, optimize
+from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.runtime.lower import streaming
+from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.tracing.trace import trace
+from tests.rewrite.forms_on_devices import BOOKS, compiled, draw, form_of, kernels, run
+
+Array = Any
+S = jax.ShapeDtypeStruct
+STREAMED = {"dot_logsumexp", "exp_dot"}
+
+
+def picked(x: Array, w: Array, labels: Array) -> Array:
+    logits = x @ w
+    of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_label)
+
+
+def library(x: Array, w: Array, labels: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
+
+
+def normalised(x: Array, w: Array, labels: Array) -> Array:
+    logits = jax.nn.log_softmax(x @ w)
+    return -jnp.take_along_axis(logits, labels[..., None], axis=-1).mean()
+
+
+def tied(x: Array, table: Array, labels: Array) -> Array:
+    """The table of embeddings transposed, as GPT-2 has it."""
+    return picked(x, table.T, labels)
+
+
+def step(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.value_and_grad(loss, (0, 1))
+
+
+def arguments(tokens: int, width: int, vocabulary: int) -> list[S]:
+    return [
+        S((4, tokens // 4, width), jnp.float32),
+        S((width, vocabulary), jnp.float32),
+        S((4, tokens // 4), jnp.int32),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "room"), [(library, 64 << 20), (normalised, 64 << 20), (picked, 1), (tied, 1)]
+)
+def test_loss_and_gradients_are_those_of_jax(
+    loss: Callable[..., Any], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one block, and in many, of which the last is smaller: 8200 are 256 of 32, and 8."""
+    monkeypatch.setitem(streaming._ROOM, "cpu", room)
+    shapes = arguments(1024, 16, 8200)
+    if loss is tied:
+        shapes[1] = S((8200, 16), jnp.float32)
+    form = form_of(step(loss), *shapes)
+    assert STREAMED <= kernels(form)
+    assert all(
+        form.graph.values[v].size < 1024 * 8200 for op in form.graph.operations for v in op.outputs
+    )
+    inputs = draw(shapes, below=8200)
+    for got, want in zip(
+        run(form, *inputs), jax.tree.leaves(jax.jit(step(loss))(*inputs)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_labels_outside_the_vocabulary_count_as_jax_counts_them() -> None:
+    """nan in the loss, nothing in the gradients of the others."""
+    shapes = arguments(1024, 16, 8192)
+    form = form_of(step(picked), *shapes)
+    x, w, labels = draw(shapes, below=8192)
+    labels = labels.at[0, 0].set(9000)
+    for got, want in zip(
+        run(form, x, w, labels), jax.tree.leaves(jax.jit(step(picked))(x, w, labels)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_the_peak_is_lower() -> None:
+    """4096 tokens over 16384 entries: logits of 256 MiB, in the derivative as well."""
+    shapes = arguments(4096, 16, 16384)
+    streamed = compiled(form_of(step(picked), *shapes), *shapes).memory_analysis()
+    stored = jax.jit(step(picked)).lower(*shapes).compile().memory_analysis()
+    assert stored.temp_size_in_bytes > 250 << 20
+    assert streamed.temp_size_in_bytes < 64 << 20
+
+
+def test_logits_that_cost_less_to_store_are_stored() -> None:
+    """Of wide operands: making the logits again takes longer than reading them."""
+    form = form_of(step(picked), *arguments(1024, 4096, 8192))
+    assert not STREAMED & kernels(form)
+
+
+def test_the_bypassed_form_is_one_that_single_changes_do_not_find() -> None:
+    """Each alone adds work: only without the logits altogether is anything saved."""
+    from tapestry_egg.rewrite import forms as forms_module
+
+    graph = trace(step(picked), *arguments(1024, 16, 8192)).graph
+    target = load_target("h100:1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forms_module, "bypass", lambda *given: None)
+        single = forms(graph, BOOKS, target)
+    both = forms(graph, BOOKS, target)
+    least = [min(program_seconds(f.graph, target) for f in found) for found in (single, both)]
+    assert least[1] < 0.8 * least[0]
+
+
+@pytest.mark.slow
+def test_plans_cut_what_is_summed() -> None:
+    """Blocks of the vocabulary on every device: partial logarithms, combined under logaddexp."""
+    shapes = arguments(1024, 16, 8192)
+    front = optimize(
+        trace(step(picked), *shapes),
+        "h100:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        settings=Settings(seconds=2.0),
+        pins={"[1]": (None, "x")},
+    )
+    plan = front.best("peak_bytes")
+    assert STREAMED <= kernels(plan)
+    monoids = {layout.monoid for s in plan.body.strategies for layout in s.gives}
+    assert "logaddexp" in monoids
+    inputs = draw(shapes, below=8192)
+    got = te.compile(plan, jax.devices()[:8])(*inputs)
+    for a, b in zip(
+        jax.tree.leaves(got), jax.tree.leaves(jax.jit(step(picked))(*inputs)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_deep_programs_have_the_form_too() -> None:
+    """Where equal layers are folded, and where one ruleset alone finds what all find."""
+    from models import gpt2
+
+    config = gpt2.config(
+        "tiny", layers=8, width=16, heads=2, sequence=256, vocabulary=8192, batch=4
+    )
+    graph = trace(gpt2.step, *gpt2.abstract(config)).graph
+    target = load_target("h100:1")
+    given, *others = forms(graph, BOOKS, target)
+    assert others and all(f.rules for f in others)
+    assert STREAMED <= kernels(others[0])
+    assert program_seconds(others[0].graph, target) < program_seconds(given.graph, target)

@@ -1,0 +1,78 @@
+"""What the tests of lowering share: a mesh of eight virtual devices, numbers, and comparisons with
+the unsharded function."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime import compare, compile, planned_collectives
+from tapestry_egg.tracing.trace import trace
+from tests.plans.plans import (
+    all_cuts,
+    finish,
+    make_plan,
+    signature_of,
+)
+
+MESH = MeshShape(("x", "y"), (2, 4))
+X, Y = 0, 1
+F32 = np.float32
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(F32)
+
+
+def integers(low: int, high: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(low, high, shape).astype(np.int32)
+
+
+def cut(*dims: tuple[int, ...], partial: tuple[int, ...] = (), monoid: str | None = None) -> Layout:
+    return Layout(dims, partial, monoid)
+
+
+def same(got: Any, wanted: Any, tolerance: float = 1e-4) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def moved(plan: Plan) -> list[tuple[str, int, int, int]]:
+    return [(c.kind, c.group, c.payload_bytes, c.count) for c in planned_collectives(plan)]
+
+
+def check(plan: Plan, *args: Any) -> None:
+    """The plan gives the right numbers, and XLA moves what it plans to move."""
+    run = compile(plan)
+    same(run(*args), plan.program(*args) if plan.program else None)
+    comparison = compare(plan, run.compile())
+    assert comparison.equal, f"\n{comparison}"
+
+
+def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2) -> None:
+    """Run `fn`, one operation, under many of its strategies at once, and compare."""
+    graph = trace(fn, *args).graph
+    (op,) = graph.operations
+    strategies = all_cuts(signature_of(graph, op), MESH)
+    assert len(strategies) >= least
+    random.Random(0).shuffle(strategies)
+    strategies = strategies[:8]
+    program = trace(lambda *a: [fn(*a) for _ in strategies], *args)
+    graph = program.graph
+    assert len(graph.operations) == len(strategies)
+    inputs = tuple(Layout.replicated(graph.values[v].rank) for v in graph.inputs)
+    outputs = tuple(Layout.replicated(graph.values[v].rank) for v in graph.outputs)
+    body = finish(graph, MESH, inputs, outputs, tuple(strategies))
+    wanted = jax.tree.map(np.asarray, fn(*args))
+    for got in compile(replace(make_plan(body, MESH), program=program))(*args):
+        same(got, wanted, 1e-5)

@@ -1,0 +1,225 @@
+"""Compiled plans as their users meet them: pytrees, donation, meshes, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tapestry_egg.errors import PlanError, TargetError, TraceError
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime import compile, hlo_stats
+from tapestry_egg.runtime.compile import jax_mesh, partition_spec
+from tapestry_egg.tracing.trace import trace
+from tests.plans.plans import plan_by_hand
+
+MESH = MeshShape(("x", "y"), (2, 4))
+ROWS = Layout(((0, 1), ()))
+WHOLE = Layout(((), ()))
+
+
+def step(state: dict[str, Any], batch: tuple[jax.Array, jax.Array], *, rate: float) -> Any:
+    x, y = batch
+    return {"w": state["w"] - rate * (x * y), "n": state["n"] + 1}, (x + y).sum()
+
+
+def arguments() -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
+    draw = np.random.default_rng(0)
+    x, y, w = (draw.normal(size=(16, 8)).astype(np.float32) for _ in range(3))
+    return {"w": w, "n": np.int32(3)}, (x, y)
+
+
+def step_plan() -> Plan:
+    program = trace(step, *arguments(), rate=0.5, donate_argnums=0)
+    graph = program.graph
+    cuts: dict[int, Any] = {}
+    for k, op in enumerate(graph.operations):
+        if graph.values[op.outputs[0]].shape == (16, 8):
+            cuts[k] = {"i0": (0, 1)}
+        elif op.kernel == "reduce_sum":
+            cuts[k] = {"r0": (0, 1)}
+    layouts = tuple(ROWS if graph.values[v].rank else Layout(()) for v in graph.inputs)
+    leave = tuple(ROWS if graph.values[v].rank else Layout(()) for v in graph.outputs)
+    return replace(plan_by_hand(graph, MESH, cuts, layouts, leave), program=program)
+
+
+def check(got: Any) -> None:
+    wanted = step(*arguments(), rate=0.5)
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_it_is_called_like_the_users_function() -> None:
+    run = compile(step_plan())
+    state, loss = run(*arguments(), rate=0.5)
+    check((state, loss))
+    assert state["w"].sharding.spec == P(("x", "y"))
+    assert loss.sharding.is_fully_replicated
+    check(run(*arguments(), rate=np.float32(0.5)))
+    with pytest.raises(TraceError, match="do not fit"):
+        run(*arguments())
+
+
+def test_without_a_program_arguments_are_flat() -> None:
+    plan = replace(step_plan(), program=None)
+    state, batch = arguments()
+    leaves = jax.tree.leaves(((state, batch), {"rate": 0.5}))
+    outputs = compile(plan)(*leaves)
+    assert isinstance(outputs, tuple) and len(outputs) == 3
+
+
+def test_arguments_may_lie_anywhere() -> None:
+    run = compile(step_plan())
+    state, (x, y) = arguments()
+    columns = NamedSharding(jax.make_mesh((8,), ("z",)), P(None, "z"))
+    placed = {"w": jax.device_put(state["w"], columns), "n": jnp.int32(3)}
+    check(run(placed, (jax.device_put(x, jax.devices()[3]), jnp.asarray(y)), rate=0.5))
+
+
+def test_donated_arguments_are_given_up() -> None:
+    run = compile(step_plan())
+    state, batch = arguments()
+    placed = jax.device_put(state, NamedSharding(run.mesh, P()))
+    placed["w"] = jax.device_put(state["w"], run.in_shardings[1])
+    first, _ = run(placed, batch, rate=0.5)
+    assert placed["w"].is_deleted()
+    second, _ = run(first, batch, rate=0.5)
+    assert first["w"].is_deleted() and not second["w"].is_deleted()
+    assert hlo_stats(run.compile()).alias_bytes == 16 * 8 * 4 // 8 + 4
+
+
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+def test_the_mesh_gives_devices_and_may_be_active(axis: AxisType) -> None:
+    backwards = np.array(jax.devices()[::-1])
+    users = Mesh(backwards.reshape(8), ("z",), axis_types=(axis,))
+    run = compile(step_plan(), users)
+    assert run.mesh.shape == {"x": 2, "y": 4}
+    assert run.mesh.devices.flat[0] == jax.devices()[7]
+    with jax.set_mesh(users):
+        state, (x, y) = arguments()
+        spread = jax.device_put(x, NamedSharding(users, P("z")))
+        check(run(state, (spread, y), rate=0.5))
+        assert hlo_stats(run.compile()).argument_bytes > 0
+    check(run(*arguments(), rate=0.5))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_older_way_to_activate_a_mesh() -> None:
+    users = Mesh(np.array(jax.devices()).reshape(4, 2), ("p", "q"))
+    with users:
+        check(compile(step_plan(), users)(*arguments(), rate=0.5))
+
+
+def test_it_can_be_called_inside_jit() -> None:
+    run = compile(step_plan())
+
+    @jax.jit
+    def two(state: Any, batch: Any) -> Any:
+        state, _ = run(state, batch, rate=0.5)
+        return run(state, batch, rate=0.5)
+
+    state, batch = arguments()
+    wanted = step(step(state, batch, rate=0.5)[0], batch, rate=0.5)
+    for a, b in zip(jax.tree.leaves(two(state, batch)), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_random_keys_pass_through() -> None:
+    def noisy(key: jax.Array, x: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        return x + jax.random.normal(first, x.shape), second
+
+    key, x = jax.random.key(7), arguments()[1][0]
+    program = trace(noisy, key, x)
+    graph = program.graph
+    adds = {k: {"i0": (0,)} for k, op in enumerate(graph.operations) if op.kernel == "add"}
+    plan = plan_by_hand(
+        graph, MESH, {max(adds): adds[max(adds)]}, (Layout(()), ROWS), (ROWS, Layout(()))
+    )
+    moved, second = compile(replace(plan, program=program))(key, x)
+    np.testing.assert_allclose(moved, noisy(key, x)[0], rtol=1e-6)
+    assert (jax.random.key_data(second) == jax.random.key_data(noisy(key, x)[1])).all()
+
+
+def test_effects_happen_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def speak(x: jax.Array) -> jax.Array:
+        total = x.sum()
+        jax.debug.print("total {}", total)
+        return x + total
+
+    x = np.ones((8, 8), np.float32)
+    program = trace(speak, x)
+    plan = plan_by_hand(program.graph, MESH, {}, (ROWS,), (ROWS,))
+    np.testing.assert_array_equal(compile(replace(plan, program=program))(x), x + 64)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("total 64.0") == 1
+
+
+def test_other_shapes_and_dtypes_are_refused() -> None:
+    run = compile(step_plan())
+    state, (x, y) = arguments()
+    with pytest.raises(PlanError, match=r"f32\[8, 8\], the plan was made for f32\[16, 8\]") as e:
+        run(state, (x[:8], y), rate=0.5)
+    assert "[1][0]" in e.value.where or "batch" in e.value.where
+    with pytest.raises(PlanError, match=r"is s32"):
+        run(state, (x.astype(np.int32), y), rate=0.5)
+
+
+def test_what_cannot_cross_the_boundary_is_refused() -> None:
+    plan = step_plan()
+    partial = Layout(((), ()), (0,), "sum")
+    first, *rest = plan.body.outputs
+    with pytest.raises(PlanError, match="output 0"):
+        compile(replace(plan, body=replace(plan.body, outputs=(Layout((), (0,), "sum"), *rest))))
+    program = trace(lambda x: x + 1, np.ones((6, 8), np.float32))
+    for layout in (partial, Layout(((1,), ()))):
+        with pytest.raises(PlanError, match="input 0"):
+            compile(plan_by_hand(program.graph, MESH, {}, (layout,), (WHOLE,)))
+    assert first == plan.out_shardings[0]
+
+
+def test_too_few_devices() -> None:
+    with pytest.raises(TargetError, match="needs 16 devices") as e:
+        jax_mesh(MeshShape(("x",), (16,)))
+    assert "--xla_force_host_platform_device_count=16" in e.value.hint
+    with pytest.raises(TargetError, match="there are 4"):
+        jax_mesh(MESH, jax.devices()[:4])
+
+
+def test_partition_specs() -> None:
+    cases = {
+        ((), ()): P(),
+        ((1,), ()): P("y"),
+        ((), (1, 0)): P(None, ("y", "x")),
+        ((), (0,), ()): P(None, "x"),
+    }
+    for dims, spec in cases.items():
+        assert partition_spec(Layout(dims), MESH) == spec
+
+
+def test_lowering_needs_no_arguments() -> None:
+    lowered = compile(step_plan()).lower()
+    assert "shard_map" in lowered.as_text() or "manual_computation" in lowered.as_text()
+    compiled = lowered.compile()
+    assert hlo_stats(compiled).by_kind() == {("all_reduce", 8): 4}
+
+
+def test_the_bare_name_is_refused_and_jax_is_not_imported() -> None:
+    code = (
+        "import sys, tapestry_egg.runtime as r; assert 'jax' not in sys.modules; "
+        "assert callable(r.lower) and callable(r.compile) and callable(r.compare)\n"
+        "try:\n    import runtime\n"
+        "except ImportError as e:\n    assert 'tapestry_egg.runtime' in str(e)\n"
+        "else:\n    raise SystemExit('imported')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

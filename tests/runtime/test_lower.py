@@ -1,0 +1,249 @@
+"""Plans on eight virtual devices against the unsharded function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.plan import Kept, Plan, Step
+from tapestry_egg.runtime import compare, compile, planned_collectives
+from tapestry_egg.tracing.trace import trace
+from tests.plans.plans import (
+    Illegal,
+    plan_by_hand,
+)
+from tests.runtime.lowered import MESH, X, Y, check, cut, moved, numbers
+
+
+def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+    return jnp.maximum(x @ w1, 0) @ w2  # operations: dot_general, max, dot_general
+
+
+MLP = (numbers(16, 8), numbers(8, 32), numbers(32, 8))
+
+
+def mlp_plan(
+    cuts: Mapping[int, Mapping[str, tuple[int, ...]]],
+    inputs: tuple[Layout, ...],
+    output: Layout,
+    kept: Mapping[int, Kept] | None = None,
+) -> Plan:
+    program = trace(mlp, *MLP)
+    assert [op.kernel for op in program.graph.operations] == ["dot_general", "max", "dot_general"]
+    plan = plan_by_hand(program.graph, MESH, cuts, inputs, (output,), kept)
+    return replace(plan, program=program)
+
+
+def test_data_parallel_moves_nothing() -> None:
+    rows = {"m": (X, Y)}
+    plan = mlp_plan(
+        {0: rows, 1: {"i0": (X, Y)}, 2: rows},
+        (cut((X, Y), ()), cut((), ()), cut((), ())),
+        cut((X, Y), ()),
+    )
+    assert moved(plan) == []
+    check(plan, *MLP)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (cut((X,), ()), [("all_reduce", 4, 8 * 8 * 4, 1)]),
+        (cut((X, Y), ()), [("reduce_scatter", 4, 8 * 8 * 4, 1)]),
+    ],
+)
+def test_tensor_parallel_reduces_once(output: Layout, expected: Any) -> None:
+    plan = mlp_plan(
+        {0: {"m": (X,), "n": (Y,)}, 1: {"i0": (X,), "i1": (Y,)}, 2: {"m": (X,), "k": (Y,)}},
+        (cut((X,), ()), cut((), (Y,)), cut((Y,), ())),
+        output,
+    )
+    if output.dims[0] == (X, Y):
+        key = next(iter(plan.body.copies))
+        steps = (Step("reduce_scatter", (Y,), 0, monoid="sum"),)
+        plan = replace(plan, body=replace(plan.body, copies={key: steps}))
+    assert moved(plan) == expected
+    check(plan, *MLP)
+
+
+def test_sums_that_the_cpu_compiler_widens_compare_as_planned() -> None:
+    program = trace(jnp.matmul, jnp.ones((16, 8), jnp.bfloat16), jnp.ones((8, 8), jnp.bfloat16))
+    whole = (cut((), ()),)
+    plan = plan_by_hand(program.graph, MESH, {0: {"k": (Y,)}}, whole * 2, whole)
+    comparison = compare(plan, compile(plan).compile())
+    assert comparison.equal and comparison.promoted_bytes == 16 * 8 * 2
+    assert "widened" in str(comparison)
+
+
+def test_sharded_weights_are_gathered_at_their_reader() -> None:
+    rows = {"m": (X, Y)}
+    plan = mlp_plan(
+        {0: rows, 1: {"i0": (X, Y)}, 2: rows},
+        (cut((X, Y), ()), cut((X,), (Y,)), cut((Y, X), ())),
+        cut((X, Y), ()),
+    )
+    assert moved(plan) == [
+        ("all_gather", 2, 8 * 8 * 4, 1),
+        ("all_gather", 4, 8 * 32 * 4, 1),
+        ("all_gather", 8, 32 * 8 * 4, 1),
+    ]
+    check(plan, *MLP)
+
+
+def test_the_order_of_two_axes_on_one_dim_matters() -> None:
+    plan = mlp_plan(
+        {0: {"m": (Y, X)}, 1: {"i0": (X, Y)}, 2: {"m": (Y, X)}},
+        (cut((X, Y), ()), cut((), ()), cut((), ())),
+        cut((X, Y), ()),
+    )
+    assert [m[:2] for m in moved(plan)] == [("all_gather", 8)] * 4
+    check(plan, *MLP)
+
+
+# Kept and transient copies
+
+
+def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.tanh(jnp.tanh(x @ w) @ w)  # dot_general, tanh, dot_general, tanh
+
+
+def twice_plan(*kept: Kept) -> Plan:
+    program = trace(twice, numbers(16, 8), numbers(8, 8))
+    graph = program.graph
+    rows = {"m": (X, Y)}
+    plan = plan_by_hand(
+        graph,
+        MESH,
+        {0: rows, 1: {"i0": (X, Y)}, 2: rows, 3: {"i0": (X, Y)}},
+        (cut((X, Y), ()), cut((Y,), ())),
+        (cut((X, Y), ()),),
+        dict.fromkeys(graph.inputs[1:], *kept) if kept else {},
+    )
+    return replace(plan, program=program)
+
+
+def test_a_kept_copy_is_made_once() -> None:
+    plan = twice_plan(Kept(cut((), ()), 2))
+    assert moved(plan) == [("all_gather", 4, 8 * 8 * 4, 1)]
+    check(plan, numbers(16, 8), numbers(8, 8))
+    assert "optimization_barrier" not in compile(plan).lower().as_text()
+
+
+@pytest.mark.parametrize("kept", [(), (Kept(cut((), ()), 1),)])
+def test_a_copy_that_was_not_kept_is_made_again_behind_a_barrier(kept: Any) -> None:
+    plan = twice_plan(*kept)
+    assert moved(plan) == [("all_gather", 4, 8 * 8 * 4, 1)] * 2
+    check(plan, numbers(16, 8), numbers(8, 8))
+    text = compile(plan).lower().as_text()
+    assert text.count('"stablehlo.all_gather"') == 2
+    (barrier,) = [line for line in text.splitlines() if "optimization_barrier" in line]
+    assert barrier.count("tensor<") == 2  # the weights, and what the second product waits for
+
+
+def test_one_reader_copies_once_for_two_operands() -> None:
+    program = trace(lambda x: x * x, numbers(8, 8))
+    plan = plan_by_hand(program.graph, MESH, {}, (cut((X,), ()),), (cut((), ()),))
+    assert len(moved(plan)) == 1
+    check(replace(plan, program=program), numbers(8, 8))
+
+
+def test_two_copies_that_begin_alike_are_kept_apart() -> None:
+    def f(x: jax.Array) -> Any:
+        return jnp.tanh(x), jnp.exp(x)
+
+    program = trace(f, numbers(8, 8))
+    plan = plan_by_hand(
+        program.graph, MESH, {1: {"i1": (X,)}}, (cut((X,), ()),), (cut((), ()), cut((), (X,)))
+    )
+    assert [m[0] for m in moved(plan)] == ["all_gather", "all_gather"]
+    check(replace(plan, program=program), numbers(8, 8))
+
+
+def test_recomputed_regions_read_their_inputs_through_a_barrier() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        layer = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w)))
+        return layer(w, layer(w, x)).sum()
+
+    args = (numbers(8, 8), numbers(16, 8))
+    program = trace(jax.grad(loss), *args)
+    regions = {op.remat for op in program.graph.operations} - {None}
+    layouts = tuple(cut((), ()) for _ in program.graph.inputs)
+    plan = replace(plan_by_hand(program.graph, MESH, {}, layouts, (cut((), ()),)), program=program)
+    check(plan, *args)
+    text = compile(plan).lower().as_text()
+    assert len(regions) == 2 and text.count("optimization_barrier") == 2
+
+
+# Plans that do not fit
+
+
+def test_missing_and_misleading_steps_are_refused() -> None:
+    plan = twice_plan()
+    missing = replace(plan, body=replace(plan.body, copies={}))
+    with pytest.raises(PlanError, match="no steps between them"):
+        planned_collectives(missing)
+    ((key, _),) = plan.body.copies.items()
+    wrong = {key: (Step("all_gather", (Y,), 0), Step("slice", (X,), 1))}
+    with pytest.raises(PlanError, match="lead from"):
+        planned_collectives(replace(plan, body=replace(plan.body, copies=wrong)))
+
+
+def test_an_operand_that_does_not_hold_what_the_block_reads_is_refused() -> None:
+    plan = mlp_plan({}, (cut((), ()), cut((), ()), cut((), ())), cut((), ()))
+    first, *rest = plan.body.strategies
+    bad = replace(first, cuts=((X,), (), ()), needs=(cut((), (Y,)), first.needs[1]))
+    copies = {(plan.graph.inputs[0], cut((), ()), cut((), (Y,))): (Step("slice", (Y,), 1),)}
+    body = replace(plan.body, strategies=(bad, *rest), copies=copies)
+    with pytest.raises(PlanError, match="outside the block"):
+        compile(replace(plan, body=body))(*MLP)
+
+
+def test_an_output_in_another_layout_than_stated_is_refused() -> None:
+    plan = mlp_plan({}, (cut((), ()), cut((), ()), cut((), ())), cut((), ()))
+    first, *rest = plan.body.strategies
+    bad = replace(first, cuts=((X,), (), ()))
+    with pytest.raises(PlanError, match="output 0 has local shape"):
+        compile(replace(plan, body=replace(plan.body, strategies=(bad, *rest))))(*MLP)
+
+
+def test_a_cut_that_mixes_in_what_other_devices_reduce_is_refused() -> None:
+    program = trace(
+        lambda x, k: lax.conv_general_dilated(x, k, (1,), "VALID", feature_group_count=2),
+        numbers(8, 8, 9),
+        numbers(8, 4, 3),
+    )
+    layouts = (cut((), (), ()), cut((), (), ()))
+    try:
+        plan = plan_by_hand(program.graph, MESH, {0: {"k": (Y,)}}, layouts, layouts[:1])
+    except Illegal:
+        return
+    with pytest.raises(PlanError, match="cannot run on the blocks"):
+        compile(plan).lower()
+
+
+def test_strategies_that_do_not_fit_the_graph_are_refused() -> None:
+    plan = mlp_plan({}, (cut((), ()), cut((), ()), cut((), ())), cut((), ()))
+    with pytest.raises(PlanError, match="strategies for"):
+        compile(replace(plan, body=replace(plan.body, strategies=())))(*MLP)
+
+
+# The comparison
+
+
+def test_the_comparison_prints_as_a_table() -> None:
+    plan = mlp_plan({2: {"k": (Y,)}}, (cut((), ()), cut((), ()), cut((), ())), cut((), ()))
+    comparison = compare(plan, compile(plan).compile())
+    assert comparison.equal and [r.kind for r in comparison.rows] == ["all_reduce"]
+    lines = str(comparison).splitlines()
+    assert lines[1].split() == ["all_reduce", "4", "512", "512", "1×", "1×", "equal"]
+    other = mlp_plan({}, (cut((), ()), cut((), ()), cut((), ())), cut((), ()))
+    unequal = compare(other, compile(plan).compile())
+    assert not unequal.equal and "unequal" in str(unequal)

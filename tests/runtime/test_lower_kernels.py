@@ -1,0 +1,173 @@
+"""Every kernel under every cut of its index space, on eight virtual devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.runtime.lowered import F32, each_strategy, integers, numbers
+
+pytestmark = pytest.mark.slow  # to compile
+
+SINGLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "add a row": (lambda x, y: lax.add(x, y), (numbers(8, 16), numbers(8, 16))),
+    "iota": (lambda: lax.broadcasted_iota(np.int32, (8, 16), 1), ()),
+    "iota of floats": (lambda: lax.broadcasted_iota(F32, (8, 16), 0), ()),
+    "broadcast": (lambda x: lax.broadcast_in_dim(x, (8, 16, 8), (1,)), (numbers(16),)),
+    "reshape": (lambda x: lax.reshape(x, (8, 8, 16)), (numbers(64, 16),)),
+    "reshape to fewer": (lambda x: lax.reshape(x, (16, 64)), (numbers(16, 8, 8),)),
+    "transpose": (lambda x: lax.transpose(x, (1, 2, 0)), (numbers(8, 16, 8),)),
+    "reverse": (lambda x: lax.rev(x, (0,)), (numbers(8, 16),)),
+    "slice": (lambda x: lax.slice(x, (3, 0), (11, 16), (1, 2)), (numbers(12, 16),)),
+    "pad": (lambda x: lax.pad(x, F32(2), ((1, 2, 1), (0, 0, 0))), (numbers(4, 16),)),
+    "join": (lambda x, y: lax.concatenate([x, y], 1), (numbers(8, 8), numbers(8, 4))),
+    "batched product": (
+        lambda x, y: lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,)))),
+        (numbers(8, 8, 16), numbers(8, 16, 8)),
+    ),
+    "sum": (lambda x: x.sum((0, 2)), (numbers(8, 16, 8),)),
+    "maximum": (lambda x: lax.reduce_max(x, (1,)), (numbers(8, 16),)),
+    "minimum of integers": (lambda x: lax.reduce_min(x, (0,)), (integers(-50, 50, 8, 16),)),
+    "product": (lambda x: lax.reduce_prod(x, (1,)), (numbers(8, 8),)),
+    "all": (lambda x: lax.reduce_and(x, (1,)), (numbers(8, 8) > -1,)),
+    "position of the maximum": (lambda x: lax.argmax(x, 1, np.int32), (numbers(8, 16),)),
+    "running sum": (lambda x: lax.cumsum(x, 0), (numbers(8, 16),)),
+    "sort": (lambda x: lax.sort(x, dimension=1), (numbers(8, 16),)),
+    "best few": (lambda x: lax.top_k(x, 3), (numbers(8, 16),)),
+    "convolution": (
+        lambda x, k: lax.conv_general_dilated(x, k, (1, 1), ((0, 0), (1, 1))),
+        (numbers(8, 4, 10, 6), numbers(8, 4, 3, 3)),
+    ),
+    "convolution of groups": (
+        lambda x, k: lax.conv_general_dilated(x, k, (2,), "VALID", feature_group_count=8),
+        (numbers(8, 8, 17), numbers(16, 1, 3)),
+    ),
+    "convolution of batch groups": (
+        lambda x, k: lax.conv_general_dilated(x, k, (1,), "VALID", batch_group_count=2),
+        (numbers(16, 4, 9), numbers(8, 4, 3)),
+    ),
+    "window sum": (
+        lambda x: lax.reduce_window_sum_p.bind(
+            x,
+            window_dimensions=(1, 3),
+            window_strides=(1, 2),
+            padding=((0, 0), (0, 0)),
+            base_dilation=(1, 1),
+            window_dilation=(1, 1),
+        ),
+        (numbers(8, 17),),
+    ),
+    "slice at a place": (
+        lambda x, i: lax.dynamic_slice_p.bind(x, i, np.int32(0), slice_sizes=(3, 16)),
+        (numbers(8, 16), np.int32(7)),
+    ),
+    "update at a place": (
+        lambda x, y, i: lax.dynamic_update_slice_p.bind(x, y, i, np.int32(0)),
+        (numbers(8, 16), numbers(3, 16), np.int32(2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_strategy_of_a_kernel(name: str) -> None:
+    fn, args = SINGLE[name]
+    each_strategy(fn, *args)
+
+
+ROWS = lax.GatherDimensionNumbers((1,), (0,), (0,))
+POINTS = lax.GatherDimensionNumbers((), (0, 1), (1, 0))
+BATCHED = lax.GatherDimensionNumbers((1,), (1,), (1,), (0,), (0,))
+MODES = lax.GatherScatterMode
+WILD = integers(-3, 19, 8, 1)  # some indices lie outside the 16 rows
+
+
+@pytest.mark.parametrize("mode", [MODES.CLIP, MODES.FILL_OR_DROP, MODES.PROMISE_IN_BOUNDS])
+def test_gathers_from_rows_that_other_devices_hold(mode: Any) -> None:
+    places = WILD.clip(0, 15) if mode == MODES.PROMISE_IN_BOUNDS else WILD
+    each_strategy(
+        lambda x, i: lax.gather(x, i, ROWS, (1, 8), mode=mode, fill_value=3.0),
+        numbers(16, 8),
+        places,
+        least=10,
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", *(pytest.param(d, marks=pytest.mark.slow) for d in ("uint32", "int32"))]
+)
+def test_gathers_of_points_fill_once(dtype: str) -> None:
+    places = integers(-20, 20, 8, 2).astype(dtype)  # of uint32, the negative ones are far outside
+    each_strategy(
+        lambda x, i: lax.gather(x, i, POINTS, (1, 1), mode="fill", fill_value=-1.5),
+        numbers(16, 8),
+        places,
+        least=8,
+    )
+
+
+def test_a_gather_of_one_row_per_device() -> None:
+    each_strategy(
+        lambda x, i: lax.gather(x, i, ROWS, (1, 8), mode="clip"), numbers(4, 8), WILD, least=10
+    )
+
+
+@pytest.mark.slow
+def test_gathers_of_flags_and_with_batch_dims() -> None:
+    each_strategy(
+        lambda x, i: lax.gather(x, i, ROWS, (1, 8), mode="fill", fill_value=True),
+        numbers(16, 8) > 0,
+        WILD,
+    )
+    each_strategy(
+        lambda x, i: lax.gather(x, i, BATCHED, (1, 1, 8), mode="clip"),
+        numbers(8, 16, 8),
+        integers(-2, 20, 8, 1),
+    )
+
+
+SCATTER = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+SCATTERS = {
+    "add": lax.scatter_add,
+    "sub": lax.scatter_sub,
+    "mul": lax.scatter_mul,
+    "min": lax.scatter_min,
+    "max": lax.scatter_max,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("add", "clip"), ("min", "drop")]
+    + [pytest.param(kind, mode, marks=pytest.mark.slow)
+       for kind, mode in zip(("add", "sub", "mul", "min", "max"),
+                             ("drop", "drop", "drop", "clip", "drop"), strict=True)],
+)  # fmt: skip
+def test_scatters_into_rows_that_other_devices_hold(kind: str, mode: str) -> None:
+    each_strategy(
+        lambda x, i, u: SCATTERS[kind](x, i, u, SCATTER, mode=mode),
+        numbers(16, 8),
+        WILD,
+        numbers(8, 8, seed=1),
+        least=8,
+    )
+
+
+@pytest.mark.slow
+def test_overwriting_scatters_and_windows() -> None:
+    each_strategy(
+        lambda x, i, u: lax.scatter(x, i, u, SCATTER, mode="drop", unique_indices=True),
+        numbers(16, 8),
+        np.random.default_rng(0).permutation(20)[:8, None].astype(np.int32),
+        numbers(8, 8, seed=1),
+    )
+    window = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+    each_strategy(
+        lambda x, i, u: lax.scatter_add(x, i, u, window, mode="clip"),
+        numbers(16, 8),
+        integers(-2, 17, 8, 2),
+        numbers(8, 1, 8, seed=1),
+    )
