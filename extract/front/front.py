@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
@@ -31,7 +32,9 @@ class Front:
     `usable_bytes` is what a program may use of one device; plans of larger peaks are shown, marked,
     and taken only where a limit of the user's own allows it. None knows of no such limit.
     `original` is what the user's own shardings lead to, where some are given: within the
-    limits some plan here is as good in everything, to a hundredth, and the fastest as fast."""
+    limits some plan here is as good in everything, to a hundredth, and the fastest as fast.
+    `stages` holds what each pass of the pipeline made, by name and printable, where it was asked
+    for (`optimize(..., keep_stages=True)`)."""
 
     plans: tuple[Plan, ...]
     objectives: tuple[str, ...] = ("seconds", "peak_bytes", "joules")
@@ -43,6 +46,7 @@ class Front:
     timeline: tuple[Tick, ...] = ()
     usable_bytes: int | None = None
     original: Plan | None = None
+    stages: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.plans)

@@ -173,7 +173,7 @@ def optimize(
     """
     from tapestry_egg.machine.target import load_target
     from tapestry_egg.parallel.executors import chosen
-    from tapestry_egg.pipeline.batch import Settings, run_batch
+    from tapestry_egg.pipeline.batch import BatchRequest, run_batch
     from tapestry_egg.progress import reporter
 
     host_only()
@@ -181,7 +181,7 @@ def optimize(
         if name not in QUANTITIES:
             raise typer.BadParameter(f"unknown objective {name!r}; known: {', '.join(QUANTITIES)}")
     load_target(target)
-    settings = Settings(
+    settings = BatchRequest(
         target,
         tuple(objective or ("seconds", "peak_bytes", "joules")),
         tuple(sorted(parse_limits(limit or ()).items())),

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.tracing.trace import Program
 
-    from .pipeline import Settings as Effort
+    from .settings import Settings
 
 MANIFEST = "batch.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BatchRequest:
     """What `optimize` is asked for, the same for every graph of a batch.
 
     `limits` pairs objectives with amounts in base units, `rules` are paths of the user's own rule
@@ -59,12 +59,12 @@ class Settings:
     seeds: int | None = None
     work: float | None = None
 
-    def effort(self, workers: int | None) -> Effort:
+    def effort(self, workers: int | None) -> Settings:
         """The settings of the pipeline, for a search on so many processors."""
-        from .pipeline import Settings as Effort
+        from .settings import Settings
 
         asked = {k: getattr(self, k) for k in ("seconds", "gap", "patience", "seeds", "work")}
-        return Effort(workers=workers, **{k: v for k, v in asked.items() if v is not None})
+        return Settings(workers=workers, **{k: v for k, v in asked.items() if v is not None})
 
     def key(self, graph: bytes) -> str:
         """A hash that changes whenever the front of this graph could: same key, same result."""
@@ -98,7 +98,7 @@ class Outcome:
 
 def run_batch(
     graphs: Sequence[Path],
-    settings: Settings,
+    settings: BatchRequest,
     out: Path,
     *,
     executor: Executor | None = None,
@@ -173,7 +173,7 @@ def optimize_all(
     from tapestry_egg.files.files import load, save
 
     bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
-    settings = Settings(
+    settings = BatchRequest(
         target,
         tuple(objectives),
         tuple(sorted(bounds.items())),
@@ -206,7 +206,7 @@ def optimize_all(
 
 def optimize_file(
     path: Path,
-    settings: Settings,
+    settings: BatchRequest,
     out: Path,
     on_progress: Progress,
     executor: Executor | None = None,
@@ -271,7 +271,7 @@ def _graph(loaded: Any, path: Path) -> Program:
 
 def _one_by_one(
     paths: Sequence[Path],
-    settings: Settings,
+    settings: BatchRequest,
     out: Path,
     executor: Executor | None,
     workers: int | None,
@@ -286,7 +286,7 @@ def _one_by_one(
 
 def _side_by_side(
     paths: Sequence[Path],
-    settings: Settings,
+    settings: BatchRequest,
     out: Path,
     executor: Executor,
     on_progress: Progress,
@@ -322,7 +322,7 @@ def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, 
         file.write_bytes(graph)
         outcome = optimize_file(
             file,
-            msgspec.convert(settings, Settings),
+            msgspec.convert(settings, BatchRequest),
             folder / "out",
             lambda p: tell([p.phase, p.text, p.fraction, p.subject]),
             workers=1,

@@ -19,13 +19,13 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.parallel.executors import INTERRUPTED, Processes, cluster
 from tapestry_egg.pipeline import pipeline
-from tapestry_egg.pipeline.batch import MANIFEST, Outcome, Settings, optimize_all, run_batch
+from tapestry_egg.pipeline.batch import MANIFEST, BatchRequest, Outcome, optimize_all, run_batch
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.progress import Phase
 from tapestry_egg.tracing.trace import Program
 from tests.parallel.worker_calls import Inline
 
-SETTINGS = Settings("cpu:2", ("seconds", "peak_bytes"))
+SETTINGS = BatchRequest("cpu:2", ("seconds", "peak_bytes"))
 
 
 def graph(name: str) -> BlockGraph:
@@ -77,7 +77,9 @@ def graphs(tmp_path: Path) -> Callable[..., list[Path]]:
     return write
 
 
-def go(paths: list[Path], out: Path, settings: Settings = SETTINGS, **more: Any) -> list[Outcome]:
+def go(
+    paths: list[Path], out: Path, settings: BatchRequest = SETTINGS, **more: Any
+) -> list[Outcome]:
     return list(run_batch(paths, settings, out, on_progress=more.pop("heard", [].append), **more))
 
 
@@ -110,10 +112,10 @@ def test_a_second_run_does_nothing_until_something_changes(
     files.save(BlockGraph("a", *_more()), paths[0])
     go(paths, out)
     assert calls[2:] == ["a"]
-    go(paths, out, Settings("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
+    go(paths, out, BatchRequest("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
     assert calls[3:] == ["a", "b"]
     (out / "b.front.json").unlink()
-    go(paths, out, Settings("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
+    go(paths, out, BatchRequest("cpu:2", ("seconds", "peak_bytes"), limits=(("peak_bytes", 1e9),)))
     assert calls[5:] == ["b"]
     go(paths, out, again=True)
     assert calls[6:] == ["a", "b"]
@@ -131,7 +133,7 @@ def test_a_changed_rule_file_is_a_change(
     graphs: Callable[..., list[Path]], calls: list[str], tmp_path: Path
 ) -> None:
     rules = tmp_path / "mine.yaml"
-    settings = Settings("cpu:2", ("seconds",), rules=(str(rules),))
+    settings = BatchRequest("cpu:2", ("seconds",), rules=(str(rules),))
     rules.write_text("rules: []\n")
     paths = graphs("a")
     go(paths, tmp_path / "out", settings)
@@ -280,7 +282,7 @@ def test_a_dask_cluster_gives_the_same_fronts(
     graphs: Callable[..., list[Path]], tmp_path: Path
 ) -> None:
     distributed = pytest.importorskip("distributed")
-    settings = Settings("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
+    settings = BatchRequest("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
@@ -307,7 +309,7 @@ def test_side_by_side_gives_the_same_fronts(
     graphs: Callable[..., list[Path]], tmp_path: Path
 ) -> None:
     heard: list[Phase] = []
-    settings = Settings("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
+    settings = BatchRequest("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
     with Processes(2) as pool:
         out = tmp_path / "out"
         outcomes = go(graphs("a", "b"), out, settings, executor=pool, heard=heard.append)

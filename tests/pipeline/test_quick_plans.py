@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.pipeline import pipeline, problems
+from tapestry_egg import pipeline
+from tapestry_egg.pipeline import passes, state
 from tapestry_egg.rewrite.forms import _worth_a_form
 from tapestry_egg.runtime.arguments import placed_as
 from tapestry_egg.schedule.one_device import region_shares
@@ -32,21 +33,20 @@ def test_the_one_plan_is_as_fast_as_the_front_s_best() -> None:
     assert quick.plans[0].costs.seconds <= best * (1.0 + pipeline.Settings().gap)
 
 
-def test_long_programs_are_searched_on_few_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_programs_are_searched_on_few_axes() -> None:
     machine = te.load_target("h100:8")
     shapes = machine.distinct(machine.mesh_shapes(2))
     graph = te.trace(_layers, jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.ones((8, 8))).graph
-    finest, notes = pipeline._quickly(shapes, graph)
+    finest, notes = passes.quickly(shapes, graph.size, long=False)
     assert {len(s.sizes) for s in finest} == {2} and not notes
-    monkeypatch.setattr(pipeline, "LONG", graph.size - 1)
-    few, notes = pipeline._quickly(shapes, graph)
+    few, notes = passes.quickly(shapes, graph.size, long=True)
     assert {len(s.sizes) for s in few} == {1}
     assert "only meshes of 1 axis" in notes[0]
 
 
 def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = te.trace(lambda x: jnp.negative(jnp.negative(x)) @ x, jnp.ones((64, 64))).graph
-    monkeypatch.setattr(problems, "LONG", graph.size - 1)
+    monkeypatch.setattr(state, "LONG", graph.size - 1)
     for front in (False, True):
         settings = pipeline.Settings(seconds=4.0, recompute=0, front=front)
         found = te.optimize(graph, "h100:2", ("seconds",), settings=settings)

@@ -22,7 +22,7 @@ from .planning import Request
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from tapestry_egg.pipeline.pipeline import Settings
+    from tapestry_egg.pipeline.settings import Settings
 
 
 @overload

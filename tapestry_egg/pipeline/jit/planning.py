@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.extract.problem.pins import Pins
     from tapestry_egg.graph.blockgraph import BlockGraph
-    from tapestry_egg.pipeline.pipeline import Settings
+    from tapestry_egg.pipeline.settings import Settings
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.progress import Progress
     from tapestry_egg.rules.language.book import RuleBook

@@ -1,0 +1,129 @@
+"""The last passes: from searches of every problem to one front, each of its plans certified."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.front.contract_cost import contract_cost
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.merge import MeshResult, best_given, merge, original_plan
+from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.plan import Origin, Plan
+from tapestry_egg.rules.language.book import is_shipped
+from tapestry_egg.schedule.kernels import Schedule
+
+from . import omissions
+from .searches import ended_by_clock, for_traffic, search, search_in_turn, search_limits
+from .state import Question, State
+
+
+def search_problems(state: State) -> State:
+    """For every problem the labellings that no other dominates, and proven bounds on all others."""
+    q = state.question
+    heeded = dict(q.limits)
+    if q.machine.usable_bytes is not None:
+        heeded.setdefault("peak_bytes", float(q.machine.usable_bytes))
+    wanted = search_limits(heeded)
+    found = search_in_turn(state.problems, wanted, q.settings, q.executor, q.tell)
+    notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
+    notes += omissions.of_opaque(q.graph)
+    if not q.named_shapes and q.words.fixed.contract is None:
+        notes += omissions.of_meshes(q.machine, q.settings.max_axes)
+    if not q.settings.front:
+        notes += ("only the fastest plan within the limits was looked for",)
+    results = [MeshResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
+    if {"wire_bytes", "flops"} & {*q.objectives, *q.limits} and not found.interrupted:
+        traffic = for_traffic(state.problems, q.machine)
+        again = search(traffic, wanted, q.settings, q.executor, q.tell)
+        notes += again.notes + ended_by_clock(q.settings, again.archives)
+        results = [r.with_candidates(a) for r, a in zip(results, again.archives, strict=True)]
+    return replace(state, results=tuple(results), notes=notes, interrupted=found.interrupted)
+
+
+def merge_front(state: State) -> State:
+    """One front of all forms and meshes: plans, each with the least that any mesh has proven for
+    its own peak and joules."""
+    q = state.question
+    # What the user's own shardings lead to is a plan like any other.
+    given = best_given(state.results[: len(state.shapes)]) if q.words.said else None
+    front = merge(state.results, q.objectives, q.limits, q.machine.spec, q.graph.name)
+    return replace(state, front=replace(front, original=original_plan(state.results, given)))
+
+
+def certify_front(state: State) -> State:
+    """The front without plans that the certificate refuses: none, unless something is broken.
+
+    Warns of each one left out; raises the first refusal when no plan is left.
+    """
+    q = state.question
+    assert state.front is not None
+    return replace(state, front=certified(state.front, state.schedules, q.machine, q.limits))
+
+
+def certified(
+    front: Front, schedules: Sequence[Schedule], machine: Target, limits: Mapping[str, float]
+) -> Front:
+    """The plans of a front that are legal, cost what they say and keep the limits."""
+    from tapestry_egg.extract.certify.certificate import certify_all
+
+    refused: list[ExtractError] = []
+    sound: list[Plan] = []
+    if front.original is not None:
+        which = next(s for s in schedules if s.program.bodies[0].graph is front.original.graph)
+        (verdict,) = certify_all([front.original], which, machine)
+        if isinstance(verdict, ExtractError):
+            warnings.warn(f"a plan is left out: {verdict}", stacklevel=5)
+            front = replace(front, original=None)
+    for schedule in schedules:
+        own = [p for p in front.plans if p.body.graph is schedule.program.bodies[0].graph]
+        for p, verdict in zip(own, certify_all(own, schedule, machine, limits), strict=True):
+            if isinstance(verdict, ExtractError):
+                refused.append(verdict)
+            else:
+                sound.append(p)
+    if not refused:
+        return front
+    if not sound:
+        raise refused[0]
+    for error in refused:
+        warnings.warn(f"a plan is left out: {error}", stacklevel=5)
+    # What was left out may have been all that dominated some other plan.
+    kept = tuple(p for p in front.plans if any(p is s for s in sound))
+    return replace(front, plans=kept, epsilon=float("inf"))
+
+
+def tell_origins(state: State) -> State:
+    """The front with all that its user wants to know: whose plans they are, and the notes."""
+    q = state.question
+    notes = state.notes
+    if q.words.fixed.contract is not None and q.settings.front and not state.interrupted:
+        archives = [r.archive for r in state.results[: len(state.shapes)]]
+        cost = contract_cost(state.free, archives, q.words.fixed.contract)
+        notes += (cost,) if cost else ()
+    front = state.front
+    assert front is not None
+    own = front.original
+    front = replace(
+        front,
+        plans=tuple(_signed(p, q) for p in front.plans),
+        original=None if own is None else _signed(own, q),
+        saturated=front.saturated and all(form.saturated for form in state.forms),
+        notes=tuple(dict.fromkeys(notes)),
+        timeline=state.timeline,
+        usable_bytes=q.machine.usable_bytes,
+    )
+    return replace(state, front=front, notes=front.notes)
+
+
+def _signed(plan: Plan, q: Question) -> Plan:
+    books = [
+        str(Path(b.path).resolve())
+        for b in q.books
+        if not is_shipped(b) and any(r.name in plan.rules for r in b.rules)
+    ]
+    origin = Origin(q.machine, tuple(sorted(q.pairs.items())), tuple(books))
+    return replace(plan, program=q.program, origin=origin)

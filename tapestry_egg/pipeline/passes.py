@@ -1,0 +1,171 @@
+"""The passes: each takes the state, and returns it with the one field that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.extract.problem.boundary import restrict
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.progress import Phase
+from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.recompute import recomputing
+from tapestry_egg.schedule.kernels import Schedule, scheduled
+from tapestry_egg.shard.encode import Encoding, encode
+from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.tracing.constants import prepare
+
+from . import omissions
+from .state import State
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.unit_choices import UnitChoices
+
+
+def choose_shapes(state: State) -> State:
+    """The mesh shapes to search: those that the user's words leave; fewer where time is short."""
+    q = state.question
+    # Names of axes mean something in pins; a named mesh is divided without a loss.
+    named = q.words.said and q.words.fixed.contract is None
+    if q.settings.front or q.named_shapes or named:
+        return replace(state, shapes=q.words.shapes, notes=q.words.notes)
+    shapes, left = quickly(q.words.shapes, q.graph.size, q.long)
+    return replace(state, shapes=shapes, notes=q.words.notes + left)
+
+
+def quickly(
+    shapes: Sequence[MeshShape], size: int, long: bool
+) -> tuple[tuple[MeshShape, ...], tuple[str, ...]]:
+    """The mesh shapes to search where time is short, and what a front says of the others.
+
+    A mesh of one axis has no layouts that one of two axes on the same devices lacks, nor has the
+    user's own mesh any that those lack that divide its axes. Very long programs are searched on few
+    axes only.
+    """
+    axes = [len(shape.sizes) for shape in shapes]
+    if not long:
+        return tuple([s for s, n in zip(shapes, axes, strict=True) if n == max(axes)]), ()
+    few = tuple([s for s, n in zip(shapes, axes, strict=True) if n == min(axes)])
+    if len(few) == len(shapes):
+        return few, ()
+    words = f"{size} operations: only meshes of {min(axes)} axis were searched"
+    return few, (words,)
+
+
+def find_forms(state: State) -> State:
+    """The forms of the program that the rules find, cheapest on one device; the given one first."""
+    q = state.question
+    if q.long:
+        q.tell(Phase("saturate", "the form as given", 1.0, "algebra"))
+        return replace(state, forms=(Form(prepare(q.graph), saturated=False),))
+    q.tell(Phase("saturate", "", None, "algebra"))
+    found = forms(q.graph, q.books, q.machine, q.settings.algebra, q.settings.least_gain)
+    timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
+    every = found
+    if not q.settings.front:  # the cheapest, second if there is another than the given one
+        found = found[:2][-1:]
+    found = tuple([replace(form, graph=prepare(form.graph)) for form in found])
+    others = [", ".join(form.rules) for form in found if form.rules]
+    q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
+    notes = state.notes + omissions.of_forms(every, len(found))
+    return replace(state, forms=found, timeline=timeline, notes=notes)
+
+
+def schedule_kernels(state: State) -> State:
+    """For every form: which operations run as one kernel, and in which order."""
+    plans = [_of(form, scheduled(form.graph, state.question.pairs)) for form in state.forms]
+    return replace(state, schedules=tuple(plans))
+
+
+def recompute_values(state: State) -> State:
+    """More forms, with their kernels: those that hold less memory and compute values again, made of
+    the form that takes the least time."""
+    q = state.question
+    q.tell(Phase("saturate", "", None, "recomputation"))
+    fastest = 1 if len(state.forms) > 1 else 0
+    form, plan = state.forms[fastest], state.schedules[fastest]
+    made = recomputing(form, plan, q.machine, q.settings.recompute)
+    words = [form.steps[-1].made.partition(": ")[2] for form, _ in made]
+    q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
+    return replace(
+        state,
+        forms=state.forms + tuple(form for form, _ in made),
+        schedules=state.schedules + tuple(_of(form, plan) for form, plan in made),
+        notes=state.notes + omissions.of_recomputation([form for form, _ in made]),
+    )
+
+
+def _of(form: Form, plan: Schedule) -> Schedule:
+    """The schedule of a form, with the rules that made the form and the steps that led to it."""
+    return replace(plan, program=replace(plan.program, rules=form.rules, steps=form.steps))
+
+
+def encode_facts(state: State) -> State:
+    """Every form on every mesh shape as facts of integers."""
+    made: list[Encoding] = []
+    for plan in state.schedules:
+        for shape in state.shapes:
+            name = state.at(len(made))
+            words = f"{len(plan.program.instances)} operations"
+            state.question.tell(Phase("encode", words, None, name))
+            made.append(encode(plan.program, shape))
+            words = f"{len(made[-1].signatures)} signatures"
+            state.question.tell(Phase("encode", words, 1.0, name))
+    return replace(state, encodings=tuple(made))
+
+
+def derive_strategies(state: State) -> State:
+    """What the rules derive from the facts: ways to run every operation, and changes of layout."""
+    q = state.question
+    made = []
+    for k, encoding in enumerate(state.encodings):
+        q.tell(Phase("saturate", "", None, state.at(k)))
+        made.append(saturate(encoding, q.books, q.settings.budget))
+        count = sum(len(s) for s in made[-1].strategies)
+        words = f"{made[-1].rows} rows, {count} strategies"
+        q.tell(Phase("saturate", words, 1.0, state.at(k)))
+    timeline: tuple[Tick, ...] = state.timeline
+    for k, found in enumerate(made):
+        timeline += tuple(replace(tick, subject=state.at(k)) for tick in found.timeline)
+    late = {
+        "the program": (state.forms[0].by_clock, q.settings.algebra.seconds),
+        "layouts": (any(found.by_clock for found in made), q.settings.budget.seconds),
+    }
+    notes = tuple(
+        f"the time limit of {seconds:.4g} s ended the rules on {what}; another run may give "
+        "another front"
+        for what, (ended, seconds) in late.items()
+        if ended
+    )
+    if q.long:
+        notes += (f"{q.graph.size} operations: the rules on the program were left out",)
+    return replace(state, strategies=tuple(made), timeline=timeline, notes=state.notes + notes)
+
+
+def join_units(state: State) -> State:
+    """For every kernel, its ways to run: strategies of its operations, joined where values pass
+    between them; only those that the user's words leave."""
+    from tapestry_egg.extract.problem.unit_choices import unit_choices
+
+    q = state.question
+    fixed = q.words.fixed
+    made: list[UnitChoices] = []
+    free: list[UnitChoices] = []
+    for k, found in enumerate(state.strategies):
+        form, shape = divmod(k, len(state.shapes))
+        plan, mesh = state.schedules[form], state.shapes[shape]
+        every = unit_choices(plan, found, mesh, q.machine, fixed.contract)
+        if fixed.contract is not None and not form:
+            free.append(restrict(every, replace(fixed, bounded=False)))
+        made.append(restrict(every, fixed))
+    notes = state.notes + omissions.of_rows(made)
+    return replace(state, choices=tuple(made), free=tuple(free), notes=notes)
+
+
+def pose_problems(state: State) -> State:
+    """The choices as arrays: variables, pairs, seconds, joules, and bytes over time."""
+    from tapestry_egg.extract.problem.assemble import assemble
+
+    return replace(state, problems=tuple(assemble(choices) for choices in state.choices))

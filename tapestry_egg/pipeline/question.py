@@ -1,0 +1,99 @@
+"""The question: the arguments of `optimize`, checked, and read into what the passes work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.extract.problem.pins import Pins
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.progress import Phase, Progress
+from tapestry_egg.quantities import parse_quantity
+from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
+from tapestry_egg.rules.verify.trust import ensure_verified
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.tracing.arguments import (
+    check_books,
+    check_graph,
+    check_limits,
+    check_meshes,
+    check_objectives,
+)
+
+from .settings import Settings
+from .state import Question
+from .words import read_words
+
+if TYPE_CHECKING:
+    from tapestry_egg.graph.blockgraph import BlockGraph
+    from tapestry_egg.tracing.trace import Program
+
+
+def read_question(
+    graph: Program | BlockGraph,
+    target: str | Path | Target,
+    objectives: Sequence[str],
+    *,
+    limits: Mapping[str, float | str] | None = None,
+    books: Sequence[str | Path | RuleBook],
+    state: Mapping[str, str] | None = None,
+    numerics: str = "reorders",
+    mesh_shapes: Sequence[MeshShape] | None = None,
+    mesh: Any = None,
+    pins: Pins | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    settings: Settings,
+    executor: Executor | None = None,
+    tell: Progress | None = None,
+) -> Question:
+    """What `optimize` is asked. Raises TargetError, RuleError, GraphError and ExtractError for what
+    does not fit; every rule is verified before it is used."""
+    check_graph(graph, "optimize")
+    check_objectives(objectives)
+    check_limits(limits)
+    check_meshes(mesh_shapes)
+    check_books(books)
+    machine = target if isinstance(target, Target) else load_target(target)
+    bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
+    program, block_graph = _split(graph)
+    sets = permitted(load_books(books), numerics)
+    ensure_verified(sets, executor)
+    words = read_words(
+        program,
+        machine,
+        mesh,
+        pins,
+        in_shardings,
+        out_shardings,
+        mesh_shapes,
+        settings.max_axes,
+    )
+    return Question(
+        graph=block_graph,
+        program=program,
+        machine=machine,
+        objectives=tuple(objectives),
+        limits=bounds,
+        books=tuple(sets),
+        words=words,
+        pairs=words.pairs(feedback_pairs(block_graph, state)),
+        settings=settings,
+        executor=executor,
+        tell=tell or _silent,
+        named_shapes=mesh_shapes is not None,
+    )
+
+
+def _split(graph: Program | BlockGraph) -> tuple[Program, BlockGraph]:
+    from tapestry_egg.tracing.trace import Program
+
+    program = graph if isinstance(graph, Program) else Program.of(graph)
+    return program, program.graph
+
+
+def _silent(_: Phase) -> None:
+    return None

@@ -1,0 +1,86 @@
+"""What `optimize` was asked, and what the passes of the pipeline have made of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.merge import MeshResult
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import Target
+from tapestry_egg.progress import Progress
+from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rules.language.book import RuleBook
+from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.shard.encode import Encoding
+from tapestry_egg.shard.strategies import Saturated
+
+from .settings import Settings
+from .words import Words
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.unit_choices import UnitChoices
+    from tapestry_egg.tracing.trace import Program
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: the arguments of `optimize`, read and checked."""
+
+    graph: BlockGraph
+    program: Program  # the graph, and the pytrees that its user calls it by
+    machine: Target
+    objectives: tuple[str, ...]
+    limits: Mapping[str, float]  # base units
+    books: tuple[RuleBook, ...]  # permitted, and verified
+    words: Words  # shardings, constraints and the mesh, as pins
+    pairs: Mapping[int, int]  # output -> the input that it becomes in the next call
+    settings: Settings
+    executor: Executor | None
+    tell: Progress
+    named_shapes: bool = False  # whether the caller chose the mesh shapes
+
+    @property
+    def long(self) -> bool:
+        """Whether the program is too long for one that is wanted soon (`LONG`)."""
+        return not self.settings.front and self.graph.size > LONG
+
+
+# Where only one plan is wanted soon, programs of more operations are planned as they are given, on
+# meshes of one axis: the rules alone would take minutes on them.
+LONG = 2500
+
+
+@dataclass(frozen=True)
+class State:
+    """A question, and what each pass has added; a pass reads what is above its own field.
+
+    Tuples from `encodings` on hold one entry for every form on every shape: those of the first
+    form on all shapes, then those of the second.
+    """
+
+    question: Question
+    shapes: tuple[MeshShape, ...] = ()
+    forms: tuple[Form, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    encodings: tuple[Encoding, ...] = ()
+    strategies: tuple[Saturated, ...] = ()
+    choices: tuple[UnitChoices, ...] = ()
+    free: tuple[UnitChoices, ...] = ()  # of the first form, without what a named mesh asks
+    problems: tuple[PlanProblem, ...] = ()
+    results: tuple[MeshResult, ...] = ()
+    front: Front | None = None
+    interrupted: bool = False
+    timeline: tuple[Tick, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def at(self, k: int) -> str:
+        """Which form on which shape entry k is of: `2x×4y form 2`."""
+        form, shape = divmod(k, len(self.shapes))
+        return f"{self.shapes[shape]}{f' form {form + 1}' if form else ''}"
