@@ -1,4 +1,8 @@
-"""Extraction: from a snapshot to the Pareto front of plans, with a bound for every point."""
+"""Extraction: from what saturation found to the front of plans, with a bound for every point.
+
+In: strategies. Out: a front. Its folders in order: `problem`, `search`, `certify`, `front`; `gym`
+is extraction on its own, for the problems that others publish.
+"""
 
 from __future__ import annotations
 

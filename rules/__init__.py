@@ -1,4 +1,7 @@
-"""Rewrite rules as data: files of named rules, each with its law, reason and numerics class."""
+"""Rewrite rules as data: files of named rules, each with its law, reason and numerics class.
+
+`books/` holds what ships, `language/` reads them, `verify/` tries every rule before it is used.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Running a plan: lower it to one `shard_map`, compile, and compare with what XLA made of it.
 
+In: a plan and a mesh. Out: `CompiledPlan`, called as the user's function was, and a `Comparison`.
 The public names below are loaded on first use: to run a plan takes none of what compares it.
 """
 

@@ -1,1 +1,5 @@
-"""TODO extract/gym"""
+"""Extraction on its own: e-graphs and strategy problems that others publish, and saved problems.
+
+In: files (`formats/`), or problems of this package. Out: an answer or a front, certified. Nothing
+that plans programs imports it: `python -m tapestry_egg.extract FILE`.
+"""

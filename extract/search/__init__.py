@@ -1,1 +1,6 @@
-"""TODO extract/search"""
+"""The search: labellings of a problem that no other dominates, and proven bounds on all others.
+
+In: a `Problem`, an `Effort`, limits. Out: an `Archive` of candidates and cuts: message passing
+bounds the problem with memory priced, variable elimination solves it, integer programs close what
+is left.
+"""

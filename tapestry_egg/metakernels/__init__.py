@@ -5,12 +5,11 @@ primitives are the files in `templates/`, and `opaque.yaml` says of the others w
 
 * `registry` answers for an operation: its `signature` (index dims with roles, one projection per
   tensor, laws of partial values, costs), from the first template that fits, else the opaque one;
-* `splits` says which cuts of the index space are legal, and what each does to every tensor;
-* reading: `template_file` (YAML) to `template`; `parsing`, `closures`, `values` are the expression
-  language with its grammar `template.lark`, `patterns` match shapes, `positional` and `projections`
-  write projections;
-* applying: `binding` matches operands, `index_space` and `instantiate` make the signature;
-* `reference` runs kernels in NumPy, on boxes of the operands at their global places.
+* `signatures` holds what it answers, and `splits` says which cuts of the index space are legal, and
+  what each does to every tensor;
+* `language` reads templates: YAML to `template`, with the expression language, its grammar
+  `template.lark`, shape patterns and projections;
+* applying: `binding` matches operands, `index_space` and `instantiate` make the signature.
 """
 
 from __future__ import annotations
