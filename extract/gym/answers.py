@@ -18,13 +18,13 @@ import msgspec
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Extraction, Number
+from tapestry_egg.extract.gym.choices.front import ChoiceFront
 from tapestry_egg.extract.gym.choices.standing import Standing
 from tapestry_egg.files import problem_file
 from tapestry_egg.parallel.executors import INTERRUPTED
 
 from . import formats
 from .choice_front import choice_front
-from .choices.front import ChoiceFront
 from .methods import extract
 
 if TYPE_CHECKING:

@@ -1,0 +1,28 @@
+"""docs/architecture.md follows one weight through the pipeline: every printout is what it prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.story.one_tensor import BLOCKS, PAGE, Story, blocks_of
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    return Story.told()
+
+
+def test_the_page_has_a_block_for_every_stage() -> None:
+    assert list(blocks_of(PAGE.read_text("utf-8"))) == list(BLOCKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_page_says_what_the_stage_prints(name: str, story: Story) -> None:
+    """Write it anew where this fails: `python -m tests.story.one_tensor`."""
+    assert blocks_of(PAGE.read_text("utf-8"))[name].rstrip("\n") == BLOCKS[name](story)
+
+
+@pytest.mark.slow
+def test_every_plan_of_the_story_moves_what_it_promised(story: Story) -> None:
+    assert all("planned 0 " not in line for line in story.run().splitlines())

@@ -1,0 +1,143 @@
+"""The tree: folders in the order in which a program meets them, imports one way, rooms of one size."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+
+#: Modules in one folder: what a reader still takes in at a glance.
+MOST = 16
+
+#: Methods of results that hand on to a later stage, as users expect them there: (from, to). They
+#: import when they are called, and nothing else in their folders does.
+DOORS = {
+    ("tapestry_egg.plans.plan", "tapestry_egg.show.text"),  # Plan.explain
+    ("tapestry_egg.extract.front.front", "tapestry_egg.show.report"),  # Front.report
+    ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
+    ("tapestry_egg.extract.front.front", "tapestry_egg.files.files"),  # Front.save
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its full name."""
+    found = {}
+    for top in ("tapestry_egg", "extract", "rules", "runtime"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if parts[:2] in [("tapestry_egg", d) for d in ("extract", "rules", "runtime")]:
+                continue
+            parts = parts if top == "tapestry_egg" else ("tapestry_egg", *parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def folder(module: str) -> str:
+    """The folder that a module stands in, below the package: `extract/search`; the root is ``.``."""
+    inside = module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
+    return inside.removeprefix("tapestry_egg").lstrip(".").replace(".", "/") or "."
+
+
+def imports(module: str) -> Iterator[tuple[str, int, bool]]:
+    """What a module of the package imports of it: (module, line, at the top of the file)."""
+    path = modules()[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text("utf-8"))
+    lazy = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            full = ".".join([*above, node.module or ""]).rstrip(".") if node.level else node.module
+            for alias in node.names:
+                name = f"{full}.{alias.name}"
+                names.append(name if name in modules() else str(full))
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name in modules():
+                yield name, node.lineno, id(node) not in lazy
+
+
+def order() -> list[str]:
+    """The folders as the page lists them, each below all that it may import."""
+    found = re.findall(r"^\| `([\w/.]+)` \|", PAGE.read_text("utf-8"), re.M)
+    return [name.rstrip("/") or "." for name in found]
+
+
+def test_the_page_lists_every_folder_once() -> None:
+    assert sorted(order()) == sorted({folder(m) for m in modules()})
+
+
+def test_imports_go_one_way() -> None:
+    rank = {name: k for k, name in enumerate(order())}
+    upward = []
+    for module in modules():
+        if module in ("tapestry_egg", "tapestry_egg.__main__"):  # the public face
+            continue
+        for other, line, _ in imports(module):
+            if other == "tapestry_egg" or (module, other) in DOORS:
+                continue
+            if rank[folder(other)] > rank[folder(module)]:
+                upward.append(f"{modules()[module].relative_to(ROOT)}:{line} imports {other}")
+    assert not upward, "\n".join(upward)
+
+
+@pytest.mark.parametrize(("module", "other"), sorted(DOORS))
+def test_doors_open_when_they_are_called(module: str, other: str) -> None:
+    assert {top for name, _, top in imports(module) if name == other} == {False}
+
+
+def test_imports_across_folders_are_absolute() -> None:
+    wrong = []
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                inner = (node.module or "").count(".") > 0 and path.name != "__init__.py"
+                if node.level > 1 or inner:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_are_of_a_size_that_one_sees() -> None:
+    sizes: dict[str, int] = {}
+    for module, path in modules().items():
+        if path.name != "__init__.py":
+            sizes[folder(module)] = sizes.get(folder(module), 0) + 1
+    assert {k: n for k, n in sizes.items() if n > MOST} == {}
+
+
+@pytest.mark.parametrize("name", sorted(m for m, p in modules().items() if p.name == "__init__.py"))
+def test_every_folder_says_what_it_is(name: str) -> None:
+    said = ast.get_docstring(ast.parse(modules()[name].read_text("utf-8"))) or ""
+    assert said.partition("\n")[0].endswith(".") and len(said) > 60, "what comes in, what goes out"
+
+
+def test_modules_inside_a_folder_do_not_import_in_circles() -> None:
+    ways = {m: {o for o, _, top in imports(m) if top and o != m} for m in modules()}
+    done: set[str] = set()
+
+    def walk(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for other in ways[module]:
+                if modules()[other].name != "__init__.py":
+                    walk(other, (*path, module))
+            done.add(module)
+
+    for module in modules():
+        walk(module, ())
