@@ -1,4 +1,4 @@
-"""The tree: folders in the order in which a program meets them, imports one way, rooms of one size."""
+"""The tree: folders in the order in which a program meets them, and imports one way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def modules() -> dict[str, Path]:
 
 
 def folder(module: str) -> str:
-    """The folder that a module stands in, below the package: `extract/search`; the root is ``.``."""
+    """The folder that a module stands in, below the package: `extract/search`, `.` for the root."""
     inside = module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
     return inside.removeprefix("tapestry_egg").lstrip(".").replace(".", "/") or "."
 
@@ -104,7 +104,7 @@ def test_doors_open_when_they_are_called(module: str, other: str) -> None:
 
 def test_imports_across_folders_are_absolute() -> None:
     wrong = []
-    for module, path in modules().items():
+    for path in modules().values():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
                 inner = (node.module or "").count(".") > 0 and path.name != "__init__.py"
