@@ -9,14 +9,16 @@ OUT     ?= out/demo
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup test test-fast lint format demo bench gpu-aot picture lock clean
+.PHONY: help setup test test-fast test-all lint format demo bench bars gpu-aot picture lock clean
 
 help:
 	@echo "make setup      create $(VENV) with the locked packages and this one, editable"
-	@echo "make test       lint, type check and all tests"
-	@echo "make test-fast  the tests that are not marked slow"
+	@echo "make test       lint, type check and the tests, but for the longest"
+	@echo "make test-fast  the tests that take no more than about a second each"
+	@echo "make test-all   every test, with the packages that some of them want"
 	@echo "make demo       the main job: a train step, its front, its plans run (into $(OUT))"
 	@echo "make bench      the tables of the benchmarks"
+	@echo "make bars       what has been promised, measured again: figure, limit, ok or not"
 	@echo "make lint       ruff and mypy alone;  make format  lets ruff rewrite the files"
 	@echo "make clean      remove everything that make has made"
 
@@ -40,10 +42,18 @@ $(READY): pyproject.toml requirements-dev.lock
 	@touch $@
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
+
+# Dask's cluster, OR-tools and Graphviz: what some tests are skipped without.
+test-all: $(READY) lint
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cluster,plot,smt]' highspy ortools
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+bars: $(READY)
+	$(BIN)/python -m benchmarks.bars
 
 lint: $(READY)
 	$(BIN)/ruff check .
