@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapestry_egg.progress import Verb
-from tapestry_egg.show.stages import stage_text
 
 
 @dataclass(frozen=True)
@@ -19,4 +18,6 @@ class Stage:
     value: Any
 
     def __str__(self) -> str:
+        from tapestry_egg.show.stages import stage_text
+
         return stage_text(self.name, self.value)

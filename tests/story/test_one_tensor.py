@@ -1,4 +1,4 @@
-"""docs/architecture.md follows one weight through the pipeline: every printout is what it prints."""
+"""docs/architecture.md follows one weight through the pipeline, in the printouts of the stages."""
 
 from __future__ import annotations
 
