@@ -31,8 +31,8 @@ PLANS = """
 import sys
 import jax, jax.numpy as jnp
 import tapestry_egg as te
-from tapestry_egg.extract import worker
-from tapestry_egg.pipeline.pipeline import Settings
+from tapestry_egg.extract.search import worker
+from tapestry_egg.pipeline import Settings
 
 name, out, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 worker._SMALL = 100  # processes where there are two, for small programs too

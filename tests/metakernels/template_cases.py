@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests import (
+from tests.metakernels import (
     cases_contraction,
     cases_elementwise,
     cases_indexing,

@@ -156,7 +156,7 @@ def test_scripts_need_no_guard_and_leave_nothing_behind(tmp_path: Path) -> None:
     script.write_text(
         "import os, time\n"
         "from tapestry_egg.parallel.executors import Processes\n"
-        "from tests import worker_calls as calls\n"
+        "from tests.parallel import worker_calls as calls\n"
         "print('once')\n"
         "pool = Processes(2)\n"
         "assert pool.submit(calls.double, 4).result() == 8\n"

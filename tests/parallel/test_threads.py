@@ -80,7 +80,7 @@ def test_threads_trace_and_plan_programs_of_their_own() -> None:
     fresh(
         """
         import jax, jax.numpy as jnp
-        from tapestry_egg.pipeline.pipeline import Settings
+        from tapestry_egg.pipeline import Settings
 
         def work(k):
             def fn(x, w, v):
@@ -99,8 +99,8 @@ def test_a_function_that_threads_call_first_is_planned_once() -> None:
     fresh(
         """
         import jax, numpy as np
-        from tapestry_egg import optimized
-        from tapestry_egg.pipeline.pipeline import Settings
+        from tapestry_egg.pipeline.jit import optimized
+        from tapestry_egg.pipeline import Settings
 
         planned = []
         plan_program = optimized.plan_program
