@@ -142,7 +142,6 @@ class _Builder:
         for i, instance in enumerate(self.program.instances):
             for p, v in enumerate(instance.inputs):
                 self._copy(self.program.body_of[v], v, self.needed[i, p])
-            del instance
 
     def _copy(self, body: int, v: int, target: Layout) -> None:
         source = self.given[v]

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from tapestry_egg.atomic import write_atomic
-from tapestry_egg.errors import GraphError, PlanError
+from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import Plan
@@ -154,25 +154,6 @@ def load(
         return found
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None
-
-
-def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan to `path`; see `save`."""
-    save(plan, path)
-
-
-def load_plan(
-    path: str | Path, *, rules: Sequence[str | Path | RuleBook] = (), certify: bool = True
-) -> Plan:
-    """The plan in a file; see `load`. Raises PlanError when the file holds something else."""
-    found = load(path, rules=rules, certify=certify)
-    if not isinstance(found, Plan):
-        raise PlanError(
-            f"holds a {'front' if isinstance(found, Front) else 'graph'}, not a plan",
-            where=str(path),
-            hint="Optimize a graph for its front; a front's plans are front.plans.",
-        )
-    return found
 
 
 # ---- kinds of files ----------------------------------------------------------------------------

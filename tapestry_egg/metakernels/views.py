@@ -211,14 +211,6 @@ class View:
         """The same as an index projection: each cell of the view reads one cell of the base."""
         return Projection(self.matrix, self.offset, (1,) * len(self.base), index_rank=self.rank)
 
-    def read_by(self, reader: Projection) -> Projection:
-        """What an operation that reads the view by `reader` reads of the base, as boxes around it.
-
-        A view with a step makes boxes with gaps: a dense window of 3 over every second cell is a
-        box of 5, of which 3 are used.
-        """
-        return self.projection().compose(reader)
-
     def strides(self, base: Sequence[int] | None = None) -> tuple[int, Ints]:
         """Offset and strides in elements, of a base with these strides (None: row-major)."""
         own = (

@@ -134,7 +134,7 @@ def parse_cover(graph: BlockGraph, text: str) -> tuple[tuple[int, ...], tuple[ZR
     op = graph.operations[int(number)]
     signature = _signature(graph, op)
     names = [d.name for d in signature.index]
-    boxes = [ZRange.from_shape(signature.extents)]
+    counts = [1] * len(names)
     for entry in filter(None, (e.strip() for e in rest.split(","))):
         name, _, parts = entry.partition("=")
         if name not in names or not parts.isdigit() or int(parts) < 1:
@@ -143,9 +143,9 @@ def parse_cover(graph: BlockGraph, text: str) -> tuple[tuple[int, ...], tuple[ZR
                 where=f"{graph.name}, operation {number}",
                 hint=f"Its dims are {', '.join(names) or 'none'}; write DIM=PARTS.",
             )
-        d = names.index(name)
-        boxes = [b for box in boxes for b in box.blocks(d, int(parts)) if not b.is_empty]
-    return (int(number),), tuple(boxes)
+        counts[names.index(name)] *= int(parts)
+    boxes = ZRange.from_shape(signature.extents).sections(counts)
+    return (int(number),), tuple(box for box in boxes if not box.is_empty)
 
 
 def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:

@@ -13,6 +13,7 @@ from tapestry_egg.metakernels.signatures.splits import (
     Split,
     split,
 )
+from tapestry_egg.zspace import Projection, ZRange
 
 from .text import columns
 
@@ -44,7 +45,8 @@ def signature_text(signature: OperationSignature, names: Names, parts: Sequence[
     dims = [d.name for d in signature.index]
     blocks = [_calls(signature, names), _index_table(signature)]
     for name, tensor, projection in _ports(signature, names):
-        blocks.append(f"{name}: {tensor} at {projection.show(dims)}\n{projection.augmented()}")
+        lines = [f"{name}: {tensor} at {projection.show(dims)}", projection.augmented()]
+        blocks.append("\n".join([*lines, *_neighbours(projection, dims)]))
     blocks += [_split_table(signature, names, n) for n in parts]
     return "\n\n".join(block for block in blocks if block)
 
@@ -68,6 +70,7 @@ def signature_data(
         "splits": [
             {"dim": dim.name, "parts": n, "legal": found.legal, "refusal": found.refusal}
             | {"ports": dict(_effects(found, d, names))}
+            | {"read_again": dict(zip(names[0], _read_again(signature, d, n), strict=True))}
             for n in parts
             for d, dim in enumerate(signature.index)
             for found in (split(signature, {d: (n,)}),)
@@ -106,15 +109,41 @@ def _role(dim: IndexDim) -> str:
     return f"{dim.role}({dim.monoid})" if dim.monoid else dim.role
 
 
+def _neighbours(projection: Projection, dims: Sequence[str]) -> list[str]:
+    """What the boxes of neighbouring index points have in common, where windows make them overlap,
+    or leave out between them."""
+    lines = []
+    for d, dim in enumerate(dims):
+        shared, skipped = projection.marginal_overlap(d), projection.marginal_waste(d)
+        for k in projection.reaches(d):
+            if shared[k]:
+                lines.append(
+                    f"{dim}: neighbours share {shared[k]} of {projection.shape[k]} cells of dim {k}"
+                )
+            if skipped[k]:
+                cells = "cell" if skipped[k] == 1 else "cells"
+                lines.append(f"{dim}: {skipped[k]} {cells} of dim {k} skipped between neighbours")
+    return lines
+
+
+def _read_again(signature: OperationSignature, d: int, parts: int) -> tuple[int, ...]:
+    """By operand, the cells that are read more than once when index dim `d` is cut into `parts`;
+    padding counts."""
+    index = ZRange.from_shape(signature.extents)
+    shards = index.blocks(d, parts)
+    return tuple(p.replication_cost(shards, index) for p in signature.inputs)
+
+
 def _split_table(signature: OperationSignature, names: Names, parts: int) -> str:
     if not signature.index:
         return ""
-    rows = [[f"in {parts} parts", *names[0], *names[1]]]
+    rows = [[f"in {parts} parts", *names[0], *names[1], "read again"]]
     refused = []
     for d, dim in enumerate(signature.index):
         found = split(signature, {d: (parts,)})
         if found.legal:
-            rows.append([dim.name, *(effect for _, effect in _effects(found, d, names))])
+            effects = [effect for _, effect in _effects(found, d, names)]
+            rows.append([dim.name, *effects, f"{sum(_read_again(signature, d, parts)):,}"])
         else:
             refused.append(f"{dim.name}: not legal, {found.refusal}")
     return "\n".join([*([columns(rows)] if len(rows) > 1 else [rows[0][0]]), *refused])

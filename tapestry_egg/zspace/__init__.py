@@ -12,7 +12,6 @@ from .affine import AffineMap as AffineMap
 from .cover import CoverFault as CoverFault
 from .cover import cover_fault as cover_fault
 from .cover import is_exact_cover as is_exact_cover
-from .names import DimensionMap as DimensionMap
 from .projection import Projection as Projection
 from .zpoint import ZPoint as ZPoint
 from .zrange import ZRange as ZRange

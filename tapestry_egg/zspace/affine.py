@@ -78,16 +78,6 @@ class AffineMap:
             for row, b in zip(self.matrix, self.offset, strict=True)
         )
 
-    def broadcast(self, point: Sequence[int]) -> Point:
-        """Apply to the last `input_rank` coordinates; those before them pass through unchanged.
-
-        Raises ZSpaceError where the point has fewer coordinates than the map takes.
-        """
-        extra = len(point) - self.input_rank
-        if extra < 0:
-            raise ZSpaceError(f"point {tuple(point)} has fewer than {self.input_rank} coordinates")
-        return (*point[:extra], *self(point[extra:]))
-
     # Algebra
 
     def compose(self, inner: AffineMap) -> AffineMap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -216,16 +216,6 @@ class Projection:
             for f, a in zip(self.footprint(r), self.marginal_stride(d), strict=True)
         )
 
-    def marginal_data(self, d: int, extents: Sequence[int]) -> int:
-        """Elements that one more step along dim d adds to a block: vol F(r + e_d) - vol F(r).
-
-        Volumes are multilinear in r: the same at every step along d, but more the larger the block
-        is along dims that other tensor dims follow. Only `marginal_stride` is the same everywhere.
-        """
-        self.marginal_stride(d)
-        more = tuple(r + (k == d) for k, r in enumerate(extents))
-        return prod(self.footprint(more)) - prod(self.footprint(extents))
-
     def replication_cost(self, sharding: Iterable[ZRange], index: ZRange | None = None) -> int:
         """Elements read more than once because of a sharding: Σ vol P(shard) - vol P(index).
 
@@ -329,20 +319,6 @@ class Projection:
         if not self.matrix:
             out["indexRank"] = self.index_rank
         return out
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Projection:
-        """Read what `to_json` writes. Raises ZSpaceError on a missing piece."""
-        try:
-            affine, shape = value["affineMap"], value["shape"]
-            matrix, offset = affine["projection"], affine["offset"]
-            rank = value.get("indexRank", -1)
-        except (KeyError, TypeError, AttributeError):
-            raise ZSpaceError(
-                f"{value!r} is not a projection",
-                hint='Write {"affineMap": {"projection": ..., "offset": ...}, "shape": ...}.',
-            ) from None
-        return Projection(matrix, offset, shape, index_rank=rank)
 
     def __str__(self) -> str:
         return self.show()

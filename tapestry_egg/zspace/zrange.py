@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
 from math import prod
 from operator import index as as_int
-from typing import Any
 
 from tapestry_egg.errors import TapestryError
 
@@ -78,13 +77,6 @@ class ZRange:
                 f"{text!r} is not a range", hint="Write one start:end per dim: zr[0:3, -1:4]."
             )
         return ZRange(tuple(s for s, _ in sides), tuple(e for _, e in sides))
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> ZRange:
-        """Read `{"start": [...], "end": [...]}`. Raises ZSpaceError on other keys or types."""
-        if not isinstance(value, Mapping) or set(value) != {"start", "end"}:
-            raise ZSpaceError(f"{value!r} is not a range", hint="It needs start and end, no more.")
-        return ZRange(value["start"], value["end"])
 
     def to_json(self) -> dict[str, list[int]]:
         """Plain form `{"start": [...], "end": [...]}`; shape and size follow and are left out."""
@@ -213,19 +205,6 @@ class ZRange:
             raise ZSpaceError(f"cannot cut {self} into chunks of {chunk}")
         s, e = self.start[d], self.end[d]
         return tuple(self.with_dim(d, a, min(a + chunk, e)) for a in range(s, e, chunk)) or (self,)
-
-    def split_sizes(self, dim: int, sizes: Sequence[int]) -> tuple[ZRange, ...]:
-        """Cut dim `dim` into parts of the given sizes. Raises ZSpaceError unless they add up."""
-        d = self._dim(dim)
-        if any(n < 0 for n in sizes) or sum(sizes) != self.shape[d]:
-            raise ZSpaceError(
-                f"sizes {tuple(sizes)} do not add up to extent {self.shape[d]} of dim {d}"
-            )
-        out, a = [], self.start[d]
-        for n in sizes:
-            out.append(self.with_dim(d, a, a + n))
-            a += n
-        return tuple(out)
 
     def blocks(self, dim: int, count: int) -> tuple[ZRange, ...]:
         """The `count` layout blocks of dim `dim`: block j is [j·⌈N/count⌉, (j+1)·⌈N/count⌉) ∩ dim.

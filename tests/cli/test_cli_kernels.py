@@ -63,14 +63,25 @@ def test_x13_halos_are_told(run: Run) -> None:
         "( 0 0 0 0 1 | 0 | 1 )",
         "( 0 0 1 0 0 | 0 | 3 )",
         "( 0 0 0 1 0 | 0 | 3 )",
+        "y: neighbours share 2 of 3 cells of dim 2",
+        "x: neighbours share 2 of 3 cells of dim 3",
     ]
     assert f.startswith("F: f32[8, 4, 3, 3] at [out, in, 0:+3, 0:+3]\n")
     assert y.startswith("Y: f32[2, 8, 8, 8] at [n, out, y, x]\n")
     # Rows 0 to 6 and 4 to 10 of the halves 0 to 5 and 5 to 10: one row from the neighbour.
     rows = dict(line.split(maxsplit=1) for line in two.split("\n")[1:])
-    assert rows["y"] == "dim 2 + 1 before, 1 after  whole  dim 2"
-    assert rows["in"].split() == ["dim", "1", "dim", "1", "partial", "(sum)"]
+    assert rows["y"] == "dim 2 + 1 before, 1 after  whole  dim 2          448"
+    # Two rows of 10 cells for 2 images of 4 channels, and the whole of F twice.
+    assert 448 == 2 * 10 * 2 * 4 + 8 * 4 * 3 * 3
+    assert rows["in"].split() == ["dim", "1", "dim", "1", "partial", "(sum)", "0"]
     assert "gathered" in dict(line.split(maxsplit=1) for line in four.split("\n")[1:])["y"]
+
+
+def test_strides_longer_than_their_window_skip_cells(run: Run) -> None:
+    """Every third cell from 1 on: of the cells between two, none is read."""
+    limits = ["start_indices=[1]", "limit_indices=[11]", "strides=[3]"]
+    assert run("slice", "--shape=12", *(f"--param={text}" for text in limits)) == 0
+    assert "2 cells of dim 0 skipped between neighbours" in run.out
 
 
 def test_dims_that_cannot_be_cut_say_why(run: Run) -> None:
@@ -79,7 +90,7 @@ def test_dims_that_cannot_be_cut_say_why(run: Run) -> None:
     assert run("add", "--shape=4,1", "--shape=4,1") == 0
     assert "not legal, index dim i1 has one point only" in run.out
     assert run("rev", "--shape=4", "--param", "dimensions=[0]") == 0
-    assert run.out.strip().split("\n")[-1].split() == ["i", "gathered", "dim", "0"]
+    assert run.out.strip().split("\n")[-1].split() == ["i", "gathered", "dim", "0", "0"]
 
 
 def test_operands_by_name_dtypes_and_parameters(run: Run) -> None:
@@ -111,6 +122,7 @@ def test_the_same_as_json(run: Run) -> None:
         "legal": True,
         "refusal": "",
         "ports": {"x": "dim 1", "out": "partial (sum)"},
+        "read_again": {"x": 0},
     }
 
 

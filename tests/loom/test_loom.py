@@ -48,7 +48,7 @@ def parts(graph: Any, operation: int) -> dict[str, dict[str, str]]:
     for node in graph.of_kind(APPLICATION):
         body = body_of(node)
         if body.operationId == uid(operation):
-            index = ZRange.from_json(node.tag(IPF_INDEX))
+            index = ZRange(**node.tag(IPF_INDEX))
             out[str(index)] = {
                 name: str(listed[0].range.range())
                 for side in (body.inputs, body.outputs)

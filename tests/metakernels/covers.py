@@ -25,8 +25,9 @@ def random_cover(
             boxes.append(box)
             continue
         d = rng.choice(dims)
-        at = rng.randrange(1, box.shape[d])
-        boxes.extend(box.split_sizes(d, (at, box.shape[d] - at)))
+        start, end = box.start[d], box.end[d]
+        at = rng.randrange(start + 1, end)
+        boxes.extend((box.with_dim(d, start, at), box.with_dim(d, at, end)))
     rng.shuffle(boxes)
     return tuple(boxes)
 

@@ -182,7 +182,7 @@ def test_x14_a_dilated_convolution_is_two_dense_ones_over_views() -> None:
     np.testing.assert_allclose(woven.read(dense), dilated)
     window = Projection(((1,),), (0,), (3,))
     for k, view in enumerate(views):
-        box = view.read_by(window)
+        box = view.projection().compose(window)
         assert box == Projection(((2,),), (k,), (5,))
         assert box.image(ZRange.from_shape((3,))).size == 9
     with pytest.raises(ViewError, match="here and there"):

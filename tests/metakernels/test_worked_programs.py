@@ -161,7 +161,8 @@ def test_x15_long_reduction() -> None:
     x, w = integers(*shapes)
     (whole,) = execute(graph, [x, w])
     for k in (1, 4, 9):
-        cover = ZRange.from_shape(product_.extents).split_sizes(dim(product_, "k"), (k, 10 - k))
+        all_, d = ZRange.from_shape(product_.extents), dim(product_, "k")
+        cover = (all_.with_dim(d, 0, k), all_.with_dim(d, k, 10))
         np.testing.assert_array_equal(execute(graph, [x, w], {(0,): cover})[0], whole)
         # The partial values themselves, stacked along a new dim and then summed.
         parts = [(x[:, :k], w[:k]), (x[:, k:], w[k:])]

@@ -122,7 +122,7 @@ def test_parts_cover_disjointly(box: ZRange, dim: int, n: int, order: list[int])
 def test_product_and_forms(a: ZRange, b: ZRange) -> None:
     assert points(a.product(b)) == {x + y for x in a for y in b}
     assert ZRange.parse(str(a)) == a
-    assert ZRange.from_json(json.loads(json.dumps(a.to_json()))) == a
+    assert ZRange(**json.loads(json.dumps(a.to_json()))) == a
     assert ZRange.from_start_shape(a.start, a.shape) == a and len({a, a.product(b)}) >= 1
 
 
@@ -139,7 +139,6 @@ def test_range_details() -> None:
     five = ZRange.from_shape((5,))
     assert [q.shape[0] for q in five.split(0, 3)] == [3, 2]  # ceiling, never q + r chunks
     assert [q.shape[0] for q in five.blocks(0, 4)] == [2, 2, 1, 0]
-    assert [str(q) for q in five.split_sizes(0, (1, 0, 4))] == ["zr[0:1]", "zr[1:1]", "zr[1:5]"]
     assert ZRange.from_shape((0, 2)).split(0, 3) == (ZRange.from_shape((0, 2)),)
     assert isinstance(ZRange((np.int64(1),), (np.int64(2),)).start[0], int)
     sized = ZRange((-100, -100, 0), (10, 10, 10))
@@ -156,8 +155,6 @@ def test_range_details() -> None:
         lambda: ZRange.bounding([ZRange((), ()), ZRange((0,), (1,))]),
         lambda: ZRange((0,), (1,)).split(1, 1),
         lambda: ZRange((0,), (1,)).split(0, 0),
-        lambda: ZRange((0,), (3,)).split_sizes(0, (1, 1)),
-        lambda: ZRange((0,), (3,)).split_sizes(0, (4, -1)),
         lambda: ZRange((0,), (3,)).blocks(0, 0),
         lambda: ZRange((0, 0), (3, 3)).permute((0, 0)),
         lambda: ZRange((0,), (3,)).contains((1, 2)),
@@ -166,11 +163,6 @@ def test_range_details() -> None:
         lambda: ZRange.parse("zr[0:3"),
         lambda: ZRange.parse("zr[0:3,]"),
         lambda: ZRange.parse("[0:3]"),
-        lambda: ZRange.from_json({"start": [0]}),
-        lambda: ZRange.from_json({"start": [0], "end": [1], "shape": [1]}),
-        lambda: ZRange.from_json({"start": 0, "end": 1}),
-        lambda: ZRange.from_json({"start": None, "end": [1]}),
-        lambda: ZRange.from_json({"start": [True], "end": [2]}),
         lambda: ZRange.parse(f"zr[0:{'9' * 5000}]"),
         lambda: ZRange.parse("zr[0:٩]"),
         lambda: Projection((), (), ()),  # how many index dims?
@@ -186,14 +178,6 @@ def test_range_details() -> None:
         lambda: Projection.identity(2).translate((1,)),
         lambda: Projection.identity(2).images(np.zeros((4, 1)), np.ones((4, 1))),
         lambda: Projection.identity(1).images(np.ones((4, 1)), np.zeros((4, 1))),
-        lambda: Projection.from_json({"shape": [1]}),
-        lambda: Projection.from_json({"affineMap": {"projection": 5, "offset": [0]}, "shape": [1]}),
-        lambda: Projection.from_json(
-            {"affineMap": {"projection": [5], "offset": [0]}, "shape": [1]}
-        ),
-        lambda: Projection.from_json(
-            {"affineMap": {"projection": [], "offset": []}, "shape": [], "indexRank": "2"}
-        ),
     ],
 )
 def test_misuse_is_refused(wrong) -> None:
@@ -278,9 +262,6 @@ def test_what_neighbours_share(case: tuple[Projection, ZRange], data) -> None:
     assert p.shared_volume(d) == len(a & b)
     far = box.translate(tuple(s * n for s, n in zip(step, box.shape, strict=True)))
     assert p.shared_volume(d, box.shape) == len(points(p.image(box)) & points(p.image(far)))
-    longer = box.with_dim(d, box.start[d], box.end[d] + 1)
-    grown = len(points(p.image(longer))) - len(points(p.image(box)))
-    assert p.marginal_data(d, box.shape) == grown
     column = p.marginal_stride(d)
     assert p.reaches(d) == tuple(k for k in range(p.tensor_rank) if column[k])
     for k in range(p.tensor_rank):
@@ -348,7 +329,10 @@ def test_composition_bound_is_loose_only_where_terms_cancel() -> None:
 @quick
 @given(projections())
 def test_forms_of_a_projection(p: Projection) -> None:
-    assert Projection.from_json(json.loads(json.dumps(p.to_json()))) == p
+    form = json.loads(json.dumps(p.to_json()))
+    matrix, offset = form["affineMap"]["projection"], form["affineMap"]["offset"]
+    rank = form.get("indexRank", -1)
+    assert Projection(matrix, offset, form["shape"], index_rank=rank) == p
     assert hash(Projection(p.matrix, p.offset, p.shape, index_rank=p.index_rank)) == hash(p)
     assert len(p.augmented().splitlines()) == max(1, p.tensor_rank)
     moved = p.translate((1,) * p.tensor_rank)

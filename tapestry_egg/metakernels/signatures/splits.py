@@ -80,18 +80,6 @@ class Split:
     def legal(self) -> bool:
         return not self.refusal
 
-    @property
-    def halos(self) -> tuple[tuple[int, int, int, int], ...]:
-        """(operand, tensor dim, elements from the block before, from the block after) of every
-        operand whose shards touch more than their own blocks."""
-        found = {
-            (p, a.dim, max(0, a.lo), max(0, a.hi)): None
-            for p, accesses in enumerate(self.inputs)
-            for a in accesses.values()
-            if isinstance(a, Blocks) and max(a.lo, a.hi) > 0
-        }
-        return tuple(found)
-
 
 def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> Split:
     """Cut index dims by mesh axes: `cuts[d]` are the sizes of the axes on dim d, major to minor.
