@@ -386,7 +386,7 @@ _PRIMITIVE_MODULES = (
     "jax._src.ad_checkpoint",
     "jax._src.ad_util",
     "jax._src.interpreters.ad",
-    f"{__package__}.runtime.streaming",
+    "tapestry_egg.runtime.lower.streaming",
 )
 
 
