@@ -1,6 +1,6 @@
 """egglog's e-graph as the stages use it: text in small pieces, facts as TSV, tables out.
 
-The e-graph lives in a process of its own (egraph_worker.py). One iteration may need any amount of
+The e-graph lives in a process of its own (worker.py). One iteration may need any amount of
 time and memory; when it needs more than it is given, the process is killed, and another one is
 brought to where the last iteration ended.
 """
@@ -138,18 +138,6 @@ class EGraph:
         path = self.folder / f"{name}-{k}.tsv"
         path.write_text("".join("\t".join(map(str, r)) + "\n" for r in rows), encoding="utf-8")
         self._waiting.append((f'(input {name} "{path.name}")', None))
-
-    def fixpoint(self, ruleset: str, budget: Budget) -> tuple[bool, int]:
-        """Run one ruleset, an iteration at a time, until nothing changes or the budget is spent."""
-        for i in range(budget.iterations):
-            try:
-                if not self.step(ruleset, budget.seconds - self.seconds):
-                    return True, i
-            except Exhausted:
-                return False, i
-            if self.timeline[-1].rows > budget.rows:
-                return False, i + 1
-        return False, budget.iterations
 
     def step(self, ruleset: str, seconds: float = float("inf"), rows: float = float("inf")) -> bool:
         """Run one iteration of a ruleset; whether it changed anything.

@@ -1,7 +1,7 @@
 """A process that holds one e-graph: commands as lines of JSON in, answers as lines of JSON out.
 
 egglog cannot be interrupted: an iteration that explodes ends when it ends. So it runs in a process
-that may be killed (egraph.py), which imports nothing but egglog and whose memory is limited.
+that may be killed (process.py), which imports nothing but egglog and whose memory is limited.
 
     {"new": folder}       forget everything; facts are read from files in `folder`
     {"run": [texts]}      run commands, one text after the other; answers {"updated", "matches"} of

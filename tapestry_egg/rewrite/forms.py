@@ -13,17 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tapestry_egg.egraphs.process import Budget, EGraph, Exhausted
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.egraphs.run import Row, Stage, saturate
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import RuleStep
-from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook, schema
-from tapestry_egg.rules.language.families import FAMILIES, families_of
-from tapestry_egg.rules.language.recipe import MOST_GIVEN
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
+from tapestry_egg.rules.language.families import FAMILIES
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
-from tapestry_egg.scratch import scratch
 from tapestry_egg.tracing.constants import may_prepare
 from tapestry_egg.tracing.plain import handles_in
 from tapestry_egg.work import Work
@@ -33,7 +32,7 @@ from .choose import Node, Terms, as_written, choose
 from .derivation import derive, digest
 from .folded_program import Folded, class_weights, fold, unfold
 from .rebuild import Rebuilt, rebuild
-from .requests import OPERATORS, Applied, Catalogue, Row, answers, rule_forms, splat
+from .requests import OPERATORS, Answers, Applied, Catalogue, rule_forms, splat
 
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
@@ -297,43 +296,19 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     catalogue = Catalogue()
     facts, signatures = _facts(graph, catalogue)
     rules = _relevant(rules, {a.kernel for a in catalogue.entries})
-    by_name = {r.name: r for r in rules}
-    with (
-        scratch() as folder,
-        EGraph(folder) as egraph,
-    ):
-        egraph.declare(schema())
-        egraph.declare(_LOAD)
-        for rule in rules:
-            egraph.add_rule(rule, rule_forms(rule))
-        for name, rows in facts.items():
-            egraph.load(name, rows)
-        egraph.step("load")
-        known = 0
-        answered: set[Row] = set()
-        saturated = False
-        for _ in range(budget.iterations):
-            new = list(enumerate(catalogue.entries))[known:]
-            egraph.load("kernel", [(s, a.kernel) for s, a in new])
-            egraph.load("member", [(s, f) for s, a in new for f in families_of(a.kernel)])
-            known = len(catalogue.entries)
-            try:
-                changed = [
-                    egraph.step(ruleset, budget.seconds - egraph.seconds, _OVER * budget.rows)
-                    for ruleset in PROGRAM_RULESETS
-                ]
-            except Exhausted:
-                break
-            served = _serve(egraph, catalogue, by_name, answered)
-            if not any(changed) and not served:
-                saturated = True
-                break
-            if egraph.rows() > budget.rows:
-                break
-        tables = egraph.tables(("N", "Leaf", "made", *OPERATORS))
-    terms = _terms(graph, tables, signatures, saturated)
+    found = saturate(
+        [(rule, rule_forms(rule)) for rule in rules],
+        facts,
+        (Stage(("load",), once=True), Stage(PROGRAM_RULESETS)),
+        ("N", "Leaf", "made", *OPERATORS),
+        budget,
+        declared=_LOAD,
+        requests=Answers(catalogue, rules),
+        most_rows=_OVER * budget.rows,
+    )
+    terms = _terms(graph, found.tables, signatures, found.saturated)
     terms = _with_free(graph, terms, catalogue.entries)
-    return Explored(terms, tuple(catalogue.entries), tuple(egraph.timeline), egraph.by_clock)
+    return Explored(terms, tuple(catalogue.entries), found.timeline, found.by_clock)
 
 
 def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:
@@ -397,25 +372,6 @@ def _is_term(graph: BlockGraph, op: Operation) -> bool:
     types = tuple([graph.values[v] for v in op.inputs])
     out = (graph.values[op.outputs[0]],)
     return not registry.signature_of(op, types, out).opaque
-
-
-def _serve(
-    egraph: EGraph, catalogue: Catalogue, rules: Mapping[str, Rule], answered: set[Row]
-) -> bool:
-    """Answer the `want` rows that are new; whether any was granted."""
-    facts: dict[str, list[Row]] = {}
-    for name, *given in sorted(row[: MOST_GIVEN + 1] for row in egraph.unseen("want")):
-        row = (name, *given)
-        if row in answered:
-            continue
-        answered.add(row)
-        rule = rules[name]
-        asked = [s for s in given if s >= 0]
-        for relation, fact in answers(rule, asked, catalogue.answer(rule, asked)):
-            facts.setdefault(relation, []).append(fact)
-    for relation, rows in facts.items():
-        egraph.load(relation, rows)
-    return bool(facts)
 
 
 def _terms(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tapestry_egg.egraphs.run import Facts, Row
 from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
@@ -22,10 +23,10 @@ from tapestry_egg.metakernels.language.scopes import Names, Scope
 from tapestry_egg.metakernels.signatures.parameters import hashable, plain, readable
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.rules.language.book import Rule, commands
+from tapestry_egg.rules.language.families import families_of
 from tapestry_egg.rules.language.recipe import MOST_GIVEN, Want
 from tapestry_egg.rules.language.rewrites import defaults
 
-Row = tuple[int | str, ...]
 # Faults of whoever wrote an expression. Any other (an index beyond the end of a list, a division
 # that is not exact) only says that the rule does not apply to these signatures.
 _AUTHORS = (
@@ -168,16 +169,40 @@ def splat(array: Any) -> str | None:
     return repr(float(value)) if number else None
 
 
-def answers(
-    rule: Rule, given: Sequence[int], found: Mapping[str, int] | None
-) -> Iterator[tuple[str, Row]]:
-    """The facts that answer one `want` row, as (relation, row)."""
-    if found is None:
-        return
-    padded = (*given, *(-1,) * (MOST_GIVEN - len(given)))
-    yield "granted", (rule.name, *padded)
-    for name, number in found.items():
-        yield "wanted", (rule.name, name, *padded, number)
+class Answers:
+    """Answers to what rules ask while they run, each question once; the signatures that come of
+    them go into the catalogue."""
+
+    def __init__(self, catalogue: Catalogue, rules: Sequence[Rule]) -> None:
+        self.catalogue = catalogue
+        self._rules = {rule.name: rule for rule in rules}
+        self._known = 0  # signatures that the rules know of
+        self._answered: set[Row] = set()
+
+    def news(self) -> Facts:
+        """The kernels, with their families, of the signatures that the rules do not know yet."""
+        new = list(enumerate(self.catalogue.entries))[self._known :]
+        self._known = len(self.catalogue.entries)
+        return {
+            "kernel": [(s, a.kernel) for s, a in new],
+            "member": [(s, f) for s, a in new for f in families_of(a.kernel)],
+        }
+
+    def answers(self, wants: Sequence[tuple[Any, ...]]) -> Facts:
+        """Facts for the rows of `want` that were not answered before, where they are granted."""
+        facts: dict[str, list[Row]] = {}
+        for name, *given in sorted(row[: MOST_GIVEN + 1] for row in wants):
+            if (name, *given) in self._answered:
+                continue
+            self._answered.add((name, *given))
+            asked = [s for s in given if s >= 0]
+            found = self.catalogue.answer(self._rules[name], asked)
+            if found is None:
+                continue
+            facts.setdefault("granted", []).append((name, *given))
+            for wanted, number in found.items():
+                facts.setdefault("wanted", []).append((name, wanted, *given, number))
+        return facts
 
 
 def rule_forms(rule: Rule) -> list[str]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tapestry_egg.egraphs import run
 from tapestry_egg.egraphs.process import Budget as Budget
-from tapestry_egg.egraphs.process import EGraph
+from tapestry_egg.egraphs.run import Stage
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.rules.language.book import RuleBook, commands, schema
-from tapestry_egg.scratch import scratch
+from tapestry_egg.rules.language.book import RuleBook, commands
 
 from .encode import Encoding
 
@@ -55,6 +55,7 @@ class Saturated:
 
 
 _ORDER = ("fold", "sharding", "collectives")
+_TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Pass")
 
 
 def saturate(
@@ -66,36 +67,25 @@ def saturate(
     """
     budget = budget or Budget()
     begin = time.perf_counter()
-    with (
-        scratch() as folder,
-        EGraph(folder) as egraph,
-    ):
-        egraph.declare(schema())
-        for book in books:
-            for rule in book.rules:
-                if rule.ruleset in _ORDER:
-                    egraph.add_rule(rule, [form for _, _, form in commands(rule.egg)])
-        for name, rows in encoding.facts.items():
-            egraph.load(name, rows)
-        finished = True
-        done = 0
-        for ruleset in _ORDER:
-            stopped, ran = egraph.fixpoint(ruleset, budget)
-            finished = finished and stopped
-            done += ran
-        tables = egraph.tables(("strategy", "layout", "change", "Whole", "Cut", "Pass"))
-        return Saturated(
-            encoding=encoding,
-            strategies=_strategies(encoding, tables, finished),
-            changes=_changes(encoding, tables),
-            saturated=finished,
-            iterations=done,
-            rows=egraph.rows(),
-            seconds=time.perf_counter() - begin,
-            matches=egraph.matches,
-            timeline=tuple(egraph.timeline),
-            by_clock=egraph.by_clock,
-        )
+    rules = [
+        (rule, [form for _, _, form in commands(rule.egg)])
+        for book in books
+        for rule in book.rules
+        if rule.ruleset in _ORDER
+    ]
+    found = run.saturate(rules, encoding.facts, [Stage((r,)) for r in _ORDER], _TABLES, budget)
+    return Saturated(
+        encoding=encoding,
+        strategies=_strategies(encoding, found.tables, found.saturated),
+        changes=_changes(encoding, found.tables),
+        saturated=found.saturated,
+        iterations=found.iterations,
+        rows=found.rows,
+        seconds=time.perf_counter() - begin,
+        matches=found.matches,
+        timeline=found.timeline,
+        by_clock=found.by_clock,
+    )
 
 
 def _strategies(

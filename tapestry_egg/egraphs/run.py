@@ -1,0 +1,136 @@
+"""Saturation: rules and facts in, rulesets run to their fixpoint or a budget, tables out.
+
+One driver for all that is saturated: the program (`rewrite/forms.py`), and each of its forms on a
+mesh (`shard/strategies.py`). Rules cannot compute shapes; they may ask Python, which answers
+between iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tapestry_egg.rules.language.book import Rule, schema
+from tapestry_egg.scratch import scratch
+
+from .process import Budget, EGraph, Exhausted
+from .timeline import Tick
+
+#: One row of a relation.
+Row = tuple[int | str, ...]
+#: Rows by relation.
+Facts = Mapping[str, Sequence[Row]]
+
+
+class Requests(Protocol):
+    """Answers what rules ask by rows of `want`."""
+
+    def news(self) -> Facts:
+        """What the rules have to know before their next iteration."""
+
+    def answers(self, wants: Sequence[tuple[Any, ...]]) -> Facts:
+        """The answers to rows of `want` that have come; none where nothing is granted."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Rulesets that run in turn, one iteration of each, until none of them changes anything; or one
+    iteration only, whatever it takes."""
+
+    rulesets: tuple[str, ...]
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What rules derived from facts: the tables that were asked for, and how it went."""
+
+    tables: dict[str, list[tuple[Any, ...]]]
+    saturated: bool  # whether every stage came to its fixpoint
+    iterations: int
+    rows: int
+    matches: dict[str, int]
+    timeline: tuple[Tick, ...]
+    by_clock: bool  # whether time ended it before another budget did
+
+
+def saturate(
+    rules: Sequence[tuple[Rule, Sequence[str]]],
+    facts: Facts,
+    stages: Sequence[Stage],
+    tables: Sequence[str],
+    budget: Budget,
+    *,
+    declared: str = "",
+    requests: Requests | None = None,
+    most_rows: float = float("inf"),
+) -> Saturation:
+    """Run rules, each with the egglog forms that stand for it, on facts, a stage after the other.
+
+    `declared` is egglog text that stands before the rules. An iteration that leaves more than
+    `most_rows` is taken back, and its stage is over. Raises RuleError, with the rule's place in its
+    file, when egglog refuses a rule.
+    """
+    with (
+        scratch() as folder,
+        EGraph(folder) as egraph,
+    ):
+        egraph.declare(schema())
+        egraph.declare(declared)
+        for rule, forms in rules:
+            egraph.add_rule(rule, forms)
+        _load(egraph, facts)
+        saturated, iterations = True, 0
+        for stage in stages:
+            if stage.once:
+                for ruleset in stage.rulesets:
+                    egraph.step(ruleset)
+                continue
+            finished, ran = _fixpoint(egraph, stage.rulesets, budget, requests, most_rows)
+            saturated = saturated and finished
+            iterations += ran
+        return Saturation(
+            egraph.tables(tables),
+            saturated,
+            iterations,
+            egraph.rows(),
+            egraph.matches,
+            tuple(egraph.timeline),
+            egraph.by_clock,
+        )
+
+
+def _fixpoint(
+    egraph: EGraph,
+    rulesets: Sequence[str],
+    budget: Budget,
+    requests: Requests | None,
+    most_rows: float,
+) -> tuple[bool, int]:
+    """Run rulesets in turn until nothing changes and nothing is granted, or a budget is spent;
+    whether it was the former, and the iterations that changed something."""
+    for i in range(budget.iterations):
+        if requests is not None:
+            _load(egraph, requests.news())
+        try:
+            changed = [
+                egraph.step(ruleset, budget.seconds - egraph.seconds, most_rows)
+                for ruleset in rulesets
+            ]
+        except Exhausted:
+            return False, i
+        granted: Facts = {}
+        if requests is not None:
+            granted = requests.answers(egraph.unseen("want"))
+            _load(egraph, granted)
+        if not any(changed) and not granted:
+            return True, i
+        if egraph.rows() > budget.rows:
+            return False, i + 1
+    return False, budget.iterations
+
+
+def _load(egraph: EGraph, facts: Facts) -> None:
+    for name, rows in facts.items():
+        egraph.load(name, rows)
