@@ -24,13 +24,20 @@ def contract_cost(
 ) -> str:
     """How much longer the fastest plan takes because the boundary is laid out by the user's axes.
 
-    `free` are the snapshots without that, `bound` what was found with it for the same form of the
-    program. Pins hold in both. Empty where nothing was found, or there is too much to choose from.
+    `free` are the choices without that, `bound` what was found with it for the same form of the
+    program. Pins hold in both. Where there is too much to choose from, the words say that; empty
+    where nothing was found.
     """
     within = min((c.seconds for a in bound for c in a.candidates), default=np.inf)
     problems = [assemble(s).problem for s in free]
-    if not np.isfinite(within) or sum(len(v) for p in problems for v in p.variables) > _ROWS:
+    if not np.isfinite(within):
         return ""
+    rows = sum(len(v) for p in problems for v in p.variables)
+    if rows > _ROWS:
+        return (
+            f"what the mesh {contract} costs was not looked for: without it there are {rows} rows "
+            f"to choose from, more than {_ROWS}"
+        )
     least, proven = np.inf, np.inf
     for problem in problems:
         search = Search(problem, Effort())

@@ -26,9 +26,12 @@ from .memory import Memory
 from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
 from .unit_choices import UnitChoices
 
-# Kept copies may end at the last reader or before one of the longest waits, at most this many.
+# Kept copies may end at the last reader or before one of the longest waits, at most this many:
+# each ending multiplies the rows of a value by its kept layouts. Nothing was measured for it; where
+# it leaves endings out, the front's notes say so.
 _ENDINGS = 3
-# Copies smaller than this are not worth a choice of how long to keep them.
+# Copies of smaller values are kept to the last reader, which spares the rows of scales and biases.
+# No measurement behind it either, and it is told of like the other.
 _SMALL = 1 << 16
 
 Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
@@ -59,12 +62,14 @@ class Sharing:
 @dataclass(frozen=True)
 class PlanProblem:
     """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
-    the unit that row r of the variable runs."""
+    the unit that row r of the variable runs. For `fewer_endings` values a kept copy can be dropped
+    after fewer readers than it could be."""
 
     problem: Problem
     choices: UnitChoices
     unit_row: tuple[Ints, ...]
     sharing: tuple[Sharing, ...]
+    fewer_endings: int = 0
 
 
 def assemble(choices: UnitChoices, weights: Weights | None = None) -> PlanProblem:
@@ -101,6 +106,7 @@ class _Assembler:
         self.unit_row: list[Ints] = []
         self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
+        self.fewer_endings = 0
 
     def build(self) -> PlanProblem:
         extra: list[int] = []
@@ -122,7 +128,13 @@ class _Assembler:
             self.memory.times,
             np.zeros(self.memory.times),
         )
-        return PlanProblem(problem, self.choices, tuple(self.unit_row), tuple(self.sharing))
+        return PlanProblem(
+            problem,
+            self.choices,
+            tuple(self.unit_row),
+            tuple(self.sharing),
+            self.fewer_endings,
+        )
 
     # Units
 
@@ -194,9 +206,14 @@ class _Assembler:
         shared = self.once(lambda: _shared_layouts(table, wanting), "shared", table, wanting)
         endings = tuple(self._endings(v, readers, who) for _, who in shared)
         copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
+        worth = self.columns.collecting(table)
+        # With two readers there is one ending: a copy that the first alone reads is its own.
+        self.fewer_endings += any(
+            len(ends) < len(who) - 1 and worth[haves, b].any()
+            for (b, who), ends in zip(shared, endings, strict=True)
+        )
 
         def rows() -> _Holding:
-            worth = self.columns.collecting(table)
             options = {a: [(b, e) for b, e in copies if worth[a, b]] for a in set(haves.tolist())}
             made = [
                 (r, a, b, e)

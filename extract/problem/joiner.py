@@ -100,7 +100,8 @@ class Joiner:
         ] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
         self.cut: set[tuple[object, ...]] = set()
-        self.truncated = 0  # units that have fewer rows than there are
+        # Units that have fewer rows than there are: kernels, and ports.
+        self.truncated = [0, 0]
 
     def _constrained(self, contract: MeshContract | None) -> dict[int, Wanted]:
         """Instances of constraints that this mesh can read -> the layouts that they want."""
@@ -121,7 +122,7 @@ class Joiner:
         if key not in self.memo:
             self.memo[key] = self._join(unit, key)
         found = self.memo[key]
-        self.truncated += key in self.cut
+        self.truncated[bool(self.instances[unit.root].port)] += key in self.cut
         if not len(found):
             root = self.instances[unit.root]
             body = self.schedule.program.bodies[root.body]

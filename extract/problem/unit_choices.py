@@ -26,7 +26,7 @@ from .joiner import UnitRows as UnitRows
 @dataclass(frozen=True)
 class UnitChoices:
     """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit.
-    `truncated` units have more rows than are here."""
+    `truncated` kernels, and so many ports, have more rows than are here."""
 
     schedule: Schedule
     saturated: Saturated
@@ -34,7 +34,7 @@ class UnitChoices:
     target: Target
     rows: tuple[UnitRows, ...]
     copies: Mapping[TensorType, CopyTable]
-    truncated: int
+    truncated: tuple[int, int]
 
     def signature(self, instance: int) -> OperationSignature:
         return self.schedule.program.instances[instance].signature
@@ -77,4 +77,5 @@ def unit_choices(
                 strong, by_rank[tensor.rank], saturated.changes, algebra.monoids, mesh, target
             )
         copies[tensor] = copies[strong]
-    return UnitChoices(schedule, saturated, mesh, target, rows, copies, joiner.truncated)
+    kernels, ports = joiner.truncated
+    return UnitChoices(schedule, saturated, mesh, target, rows, copies, (kernels, ports))

@@ -136,6 +136,8 @@ class Target:
         return tuple(kept)
 
     def _alike(self, a: MeshShape, b: MeshShape) -> bool:
+        if sorted(a.sizes) != sorted(b.sizes):
+            return False
         axes = range(len(a.sizes))
         groups = [g for n in axes for g in combinations(axes, n + 1)]
         return any(

@@ -31,8 +31,7 @@ def search_problems(state: State) -> State:
     found = search_in_turn(state.problems, wanted, q.settings, q.executor, q.tell)
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     notes += omissions.of_opaque(q.graph)
-    if not q.named_shapes and q.words.fixed.contract is None:
-        notes += omissions.of_meshes(q.machine, q.settings.max_axes)
+    notes += omissions.of_meshes(q.words.unsearched)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
     results = [MeshResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]

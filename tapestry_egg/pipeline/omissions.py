@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import CALLS
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.graph.blockgraph import BlockGraph
+    from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.rewrite.forms import Form
-
-#: Axes of the largest meshes that are counted.
-_MOST_AXES = 6
+    from tapestry_egg.shard.strategies import Saturated
 
 
-def of_meshes(machine: Target, most_axes: int) -> tuple[str, ...]:
-    """What is said of meshes of more axes than are searched."""
-    every = machine.mesh_shapes(_MOST_AXES)
-    left = sum(len(shape.sizes) > most_axes for shape in every)
-    what = f"of more than {_count(most_axes, 'axis', 'axes')}"
-    return _told(left, f"mesh shape {what} was", f"mesh shapes {what} were", "not searched")
+def of_meshes(left: Sequence[MeshShape]) -> tuple[str, ...]:
+    """What is said of mesh shapes of more axes than are searched."""
+    if not left:
+        return ()
+    most = min(len(shape.sizes) for shape in left) - 1
+    what = f"of more than {_count(most, 'axis', 'axes')}"
+    return _told(len(left), f"mesh shape {what} was", f"mesh shapes {what} were", "not searched")
 
 
 def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
@@ -45,6 +45,37 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "body of a loop or branch, which takes next to no time, was",
             "bodies of loops or branches, which take next to no time, were",
             "left as written",
+        ),
+        *_told(
+            found[0].slight,
+            "form of the program that saves next to nothing on one device was",
+            "forms of the program that save next to nothing on one device were",
+            "not searched",
+        ),
+        *_told(
+            found[0].repeated,
+            "operation of equal layers was",
+            "operations of equal layers were",
+            "rewritten like that of one layer, and nothing across the layers' edges",
+        ),
+    )
+
+
+def of_budgets(forms: Sequence[Form], strategies: Sequence[Saturated]) -> tuple[str, ...]:
+    """What is said of rules that a budget of theirs ended before they had nothing more to say: one
+    of iterations, rows, or choice. That time did is told where the limit of time is known."""
+    ended = sum(not s.saturated and not s.by_clock for s in strategies)
+    problems = "problem" if len(strategies) == 1 else "problems"
+    return (
+        *(
+            ("a budget ended the rules on the program before they had nothing more to say",)
+            if forms and not forms[0].saturated and not forms[0].by_clock
+            else ()
+        ),
+        *(
+            (f"a budget ended the rules on layouts of {ended} of {len(strategies)} {problems}",)
+            if ended
+            else ()
         ),
     )
 
@@ -77,16 +108,33 @@ def _opaque(graph: BlockGraph) -> Iterator[str]:
             yield from _opaque(region)
 
 
-def of_rows(snapshots: Sequence[UnitChoices]) -> tuple[str, ...]:
-    """What is said of kernels that can be run in more ways than are searched."""
+def of_rows(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
+    """What is said of kernels, and of values at a boundary, that have more rows than are searched:
+    ways to run them, or layouts."""
     from tapestry_egg.extract.problem.joiner import ROWS
 
-    cut = [s for s in snapshots if s.truncated]
+    cut = [s for s in choices if any(s.truncated)]
     if not cut:
         return ()
     meshes = ", ".join(dict.fromkeys(str(s.mesh) for s in cut))
-    kernels = _count(sum(s.truncated for s in cut), "kernel", "kernels")
-    return (f"of {kernels} on {meshes}, no more than {ROWS} ways to run each were searched",)
+    kernels, ports = (sum(s.truncated[k] for s in cut) for k in (0, 1))
+    what = [
+        *([_count(kernels, "kernel", "kernels")] if kernels else []),
+        *([_count(ports, "value at a boundary", "values at boundaries")] if ports else []),
+    ]
+    return (f"of {' and '.join(what)} on {meshes}, no more than {ROWS} ways each were searched",)
+
+
+def of_endings(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
+    """What is said of copies that several readers share, and that are dropped after one of them: of
+    the problem in which most values have fewer such readers than could be."""
+    most = max((p.fewer_endings for p in problems), default=0)
+    if not most:
+        return ()
+    return (
+        f"of {_count(most, 'value', 'values')}, small or of many readers, not every reader was "
+        f"tried as the last of a copy that they share",
+    )
 
 
 def _told(count: int, one: str, many: str, end: str) -> tuple[str, ...]:

@@ -139,6 +139,7 @@ def derive_strategies(state: State) -> State:
         for what, (ended, seconds) in late.items()
         if ended
     )
+    notes += omissions.of_budgets(() if q.long else state.forms, made)
     if q.long:
         notes += (f"{q.graph.size} operations: the rules on the program were left out",)
     return replace(state, strategies=tuple(made), timeline=timeline, notes=state.notes + notes)
@@ -168,4 +169,5 @@ def pose_problems(state: State) -> State:
     """The choices as arrays: variables, pairs, seconds, joules, and bytes over time."""
     from tapestry_egg.extract.problem.assemble import assemble
 
-    return replace(state, problems=tuple(assemble(choices) for choices in state.choices))
+    problems = tuple(assemble(choices) for choices in state.choices)
+    return replace(state, problems=problems, notes=state.notes + omissions.of_endings(problems))

@@ -22,6 +22,10 @@ from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.tracing.constraints import common_mesh, constraints, contract_of, left_out
 
+# Axes of the largest mesh shapes that are counted where they are not searched: all that a target
+# names.
+_MOST_COUNTED = 6
+
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.tracing.trace import Program
@@ -35,6 +39,7 @@ class Words:
     shapes: tuple[MeshShape, ...]
     notes: tuple[str, ...]
     said: bool = False  # whether some sharding is given, at the boundary or inside
+    unsearched: tuple[MeshShape, ...] = ()  # distinct shapes of more axes than are searched
 
     def pairs(self, feedback: Mapping[int, int]) -> dict[int, int]:
         """The feedback pairs that the pins leave."""
@@ -78,10 +83,12 @@ def read_words(
         contract = _contract(mesh, meshes_of([*ins, *outs]), graph, machine)
     if contract is None:
         shapes = tuple(mesh_shapes or machine.mesh_shapes(max_axes))
+        every = shapes if mesh_shapes else machine.mesh_shapes(_MOST_COUNTED)
         # Pins name axes; without them, meshes that differ in names alone are one.
-        named = bool(mesh_shapes or given or next(constraints(graph), None))
-        shapes = shapes if named else machine.distinct(shapes)
+        if not (mesh_shapes or given or next(constraints(graph), None)):
+            shapes, every = machine.distinct(shapes), machine.distinct(every)
     else:
+        every = _of_contract(contract, machine, mesh_shapes, _MOST_COUNTED)
         shapes = _of_contract(contract, machine, mesh_shapes, max_axes)
     own = {(p.output, p.position) for p in given}
     for p in constrained_outputs(graph):
@@ -90,11 +97,13 @@ def read_words(
     shapes = fitting(given, shapes, contract)
     if contract is not None:
         shapes = _few(shapes, contract, graph)
+    most = max(len(s.sizes) for s in shapes)
+    left = [s for s in every if len(s.sizes) > most and _fits(given, s, contract)]
     notes = left_out(graph, shapes, contract)
     for words in notes:
         warnings.warn(words, stacklevel=4)
     said = bool(given or next(constraints(graph), None))
-    return Words(Fixed(_once(given), contract), shapes, tuple(notes), said)
+    return Words(Fixed(_once(given), contract), shapes, tuple(notes), said, tuple(left))
 
 
 def _contract(
@@ -160,8 +169,12 @@ def _few(
 
 
 def _readable(pin: Pin, shapes: Sequence[MeshShape], contract: MeshContract | None) -> bool:
+    return any(_fits((pin,), s, contract) for s in shapes)
+
+
+def _fits(pins: Sequence[Pin], shape: MeshShape, contract: MeshContract | None) -> bool:
     try:
-        return bool(fitting((pin,), shapes, contract))
+        return bool(fitting(pins, (shape,), contract))
     except (ExtractError, TargetError):
         return False
 

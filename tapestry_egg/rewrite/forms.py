@@ -58,6 +58,8 @@ _MOST_OPERANDS = 4
 _OVER = 2
 # Calls that it takes, per operation, to build a program anew and to price it.
 _PER_OPERATION = 60
+# Forms whose seconds differ by a smaller share take the same time.
+_SAME = 1e-6
 # Regions that take less than this share of a program's seconds are left as they are.
 _NEGLIGIBLE = 0.25 * LEAST_GAIN
 
@@ -76,6 +78,8 @@ class Form:
     by_clock: bool = False  # whether time ended an iteration of the rules
     others: int = 0  # forms that were found beside those that are searched, told of the first one
     regions: int = 0  # regions of it that were left as they are written, as they take too little
+    slight: int = 0  # forms that were found, and save less than `least_gain`
+    repeated: int = 0  # operations of which the rules saw another copy only, as layers are equal
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,20 @@ def forms(
         found.append(cheapest(small, explored.only(own), target, given, folded, budget))
     saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
     timeline, by_clock = (*inner.timeline, *explored.timeline), inner.by_clock or explored.by_clock
-    given_form = Form(graph, (), saturated, (), timeline, by_clock, regions=inner.regions)
+    repeated = inner.repeated + len(inner.graph.operations) - len(small.operations)
+    given_form = Form(
+        graph, (), saturated, (), timeline, by_clock, regions=inner.regions, repeated=repeated
+    )
     if not least:  # nothing computes, so nothing can be saved
         return (given_form,)
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f.seconds / least, 6), len(f.built.rules)))
     others: dict[float, Form] = {}
+    slight = {
+        round(f.seconds / least, 6)
+        for f in found
+        if (inner.rules or f.built.rules) and least <= f.seconds < written * (1.0 - _SAME)
+    }
     for f in found:
         place = round(f.seconds / least, 6)
         if not (inner.rules or f.built.rules) or f.seconds >= least or place in others:
@@ -153,7 +165,8 @@ def forms(
         names = tuple(sorted({*inner.rules, *built.rules}))
         others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
     searched = list(others.values())[: MOST_FORMS - 1]
-    return (replace(given_form, others=len(others) - len(searched)), *searched)
+    left = len(others) - len(searched)
+    return (replace(given_form, others=left, slight=len(slight)), *searched)
 
 
 def _whole(
@@ -188,6 +201,7 @@ def _with_regions(
     known: dict[str, Form] = {}
     timeline: list[Tick] = []
     late: list[bool] = []
+    repeated: list[int] = []
 
     def best(region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
@@ -197,6 +211,7 @@ def _with_regions(
             known[key] = found[:2][-1]
             timeline.extend(found[0].timeline)
             late.append(found[0].by_clock)
+            repeated.append(found[0].repeated)
         return known[key]
 
     for number, op in enumerate(graph.operations):
@@ -212,7 +227,16 @@ def _with_regions(
     inner = replace(graph, operations=tuple(operations)) if names else graph
     named = tuple(sorted(names))
     left = sum(len(op.regions) for op in graph.operations) - len(worth)
-    return Form(inner, named, saturated, tuple(steps), tuple(timeline), any(late), regions=left)
+    return Form(
+        inner,
+        named,
+        saturated,
+        tuple(steps),
+        tuple(timeline),
+        any(late),
+        regions=left,
+        repeated=sum(repeated),
+    )
 
 
 def _worth_a_form(graph: BlockGraph, target: Target) -> set[tuple[int, int]]:

@@ -48,6 +48,7 @@ class Candidate:
     chosen: Recomputation
     seconds: float
     peak: float
+    others: int = 0  # candidates that estimates kept from being made, told of the first one
 
 
 def candidates(schedule: Schedule, target: Target, most: int | None = None) -> list[Candidate]:
@@ -81,7 +82,8 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> l
         front = _front([given, *(made[c] for c in promised if c in made)])
         if most is not None and len(front) > most:
             enough = min(enough, promised[chosen] * _UNSURE)
-    return front
+    unmade = len(promised) - len(made)
+    return [replace(front[0], others=unmade), *front[1:]]
 
 
 def _candidate(
@@ -116,7 +118,7 @@ def recomputing(
     with _uncollected():
         given, *others = candidates(schedule, target, most)
     picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
-    left = len(others) - len(picked)
+    left = len(others) - len(picked) + given.others
     return tuple(
         (replace(_form(form, given, c), others=left), c.plan)
         for c in sorted(picked, key=lambda c: c.seconds)

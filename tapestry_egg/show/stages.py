@@ -75,7 +75,7 @@ def _strategies(found: Sequence[Saturated]) -> Iterator[str]:
 def _choices(every: Sequence[UnitChoices]) -> Iterator[str]:
     for c in every:
         rows = sum(map(len, c.rows))
-        cut = f", {c.truncated} rows left out" if c.truncated else ""
+        cut = f", rows left out of {sum(c.truncated)} units" if any(c.truncated) else ""
         yield f"{c.mesh}: {rows} rows for {len(c.rows)} units{cut}"
 
 

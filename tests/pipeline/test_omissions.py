@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,12 +12,14 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.extract.problem import joiner
+from tapestry_egg.extract.front import contract_cost
+from tapestry_egg.extract.problem import assemble, joiner
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.omissions import of_forms, of_meshes, of_opaque, of_recomputation
 from tapestry_egg.pipeline.settings import Settings
-from tapestry_egg.rewrite import forms, recompute
+from tapestry_egg.pipeline.words import read_words
+from tapestry_egg.rewrite import folded_program, forms, recompute
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 QUICK = Settings(work=0.5, workers=1)
@@ -36,19 +39,49 @@ def test_a_search_of_everything_says_nothing() -> None:
     assert front(product).notes == ()
 
 
+def unsearched(target: str, most: int, **words: Any) -> tuple[str, ...]:
+    """What is said of the meshes that `optimize` does not search."""
+    given = {"mesh": None, "pins": None, "in_shardings": None, "out_shardings": None, **words}
+    program = te.trace(product, X, X)
+    shapes = given.pop("mesh_shapes", None)
+    found = read_words(program, load_target(target), mesh_shapes=shapes, max_axes=most, **given)
+    return of_meshes(found.unsearched)
+
+
 def test_meshes_of_more_axes_are_counted() -> None:
-    assert of_meshes(load_target("h100:4"), 2) == ()
-    assert of_meshes(load_target("h100:8"), 2) == (
-        "1 mesh shape of more than 2 axes was not searched",
-    )
-    assert of_meshes(load_target("h100:8"), 1) == (
-        "3 mesh shapes of more than 1 axis were not searched",
-    )
-    assert of_meshes(load_target("h100:8"), 3) == ()
+    assert unsearched("h100:4", 2) == ()
+    assert unsearched("h100:8", 2) == ("1 mesh shape of more than 2 axes was not searched",)
+    assert unsearched("h100:8", 3) == ()
     found = front(product, "h100:8")
-    assert found.notes == of_meshes(load_target("h100:8"), 2)
+    assert found.notes == unsearched("h100:8", 2)
     assert found.notes[0] in str(found)
     assert front(product, "h100:8", mesh_shapes=[MeshShape(("x",), (8,))]).notes == ()
+
+
+def test_meshes_that_differ_in_names_alone_count_once() -> None:
+    # 2x×2y×2z and 2x×4y, which is 4x×2y too: on eight devices of one switch names mean nothing.
+    assert unsearched("h100:8", 1) == ("2 mesh shapes of more than 1 axis were not searched",)
+    # Pins give them a meaning.
+    assert unsearched("h100:8", 1, pins={"[0]": ("x", None)}) == (
+        "3 mesh shapes of more than 1 axis were not searched",
+    )
+
+
+def test_meshes_that_divide_a_named_one_are_counted() -> None:
+    mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+    assert unsearched("h100:8", 3, mesh=mesh) == ()
+    (said,) = unsearched("h100:8", 2, mesh=mesh)
+    assert said == "1 mesh shape of more than 2 axes was not searched"
+    assert (
+        unsearched("h100:8", 2, mesh=mesh, mesh_shapes=[MeshShape(("data", "model"), (4, 2))]) == ()
+    )
+
+
+def test_meshes_of_many_named_axes_are_counted() -> None:
+    mesh = jax.sharding.AbstractMesh((2, 2, 2, 2), ("a", "b", "c", "d"))
+    assert unsearched("h100:2x8", 2, mesh=mesh) == (
+        "1 mesh shape of more than 3 axes was not searched",
+    )
 
 
 def test_kernels_whose_ways_to_run_were_cut_are_counted(
@@ -59,7 +92,9 @@ def test_kernels_whose_ways_to_run_were_cut_are_counted(
     monkeypatch.setattr(joiner, "_FEWEST", 2)
     cut = front(product, mesh_shapes=SHAPES)
     (said,) = cut.notes
-    assert said == "of 5 kernels on 4x, no more than 2 ways to run each were searched"
+    assert said == (
+        "of 2 kernels and 3 values at boundaries on 4x, no more than 2 ways each were searched"
+    )
     assert whole.notes == ()
     assert said in cut.report(tmp_path).read_text()
 
@@ -77,6 +112,70 @@ def test_forms_that_are_not_searched_are_counted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(forms, "MOST_FORMS", 1)
     (said,) = front(shared, mesh_shapes=SHAPES).notes
     assert said == "1 more form of the program was not searched"
+
+
+def test_forms_that_save_little_are_counted() -> None:
+    def shared(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x @ y + x @ (y * 2.0)
+
+    most = replace(QUICK, least_gain=0.99)
+    (said,) = front(shared, mesh_shapes=SHAPES, settings=most).notes
+    assert said == (
+        "1 form of the program that saves next to nothing on one device was not searched"
+    )
+
+
+def test_equal_layers_that_the_rules_see_once_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deep(x: jax.Array, y: jax.Array) -> jax.Array:
+        for _ in range(24):
+            x = jnp.tanh(x @ y) * 2.0
+        return x
+
+    assert not any("equal layers" in note for note in front(deep, mesh_shapes=SHAPES).notes)
+    monkeypatch.setattr(folded_program, "LEAST_OPERATIONS", 20)
+    (said,) = [n for n in front(deep, mesh_shapes=SHAPES).notes if "equal layers" in n]
+    graph = te.trace(deep, X, X).graph
+    folded = folded_program.fold(graph)
+    assert folded is not None
+    left = len(graph.operations) - len(folded.graph.operations)
+    assert said.startswith(f"{left} operations of equal layers were rewritten like")
+
+
+def test_budgets_that_end_the_rules_are_told() -> None:
+    few = replace(QUICK, algebra=replace(QUICK.algebra, iterations=1))
+    told = front(product, mesh_shapes=SHAPES, settings=few).notes
+    assert told == ("a budget ended the rules on the program before they had nothing more to say",)
+    few = replace(QUICK, budget=replace(QUICK.budget, iterations=1))
+    told = front(product, mesh_shapes=SHAPES, settings=few).notes
+    assert told == ("a budget ended the rules on layouts of 1 of 1 problem",)
+
+
+@pytest.mark.parametrize(("readers", "small"), [(3, 1 << 20), (5, 0)])
+def test_copies_that_may_end_in_fewer_places_are_counted(
+    readers: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(x: jax.Array, *ws: jax.Array) -> list[jax.Array]:
+        h = jnp.tanh(x @ ws[0])
+        return [h @ w for w in ws]
+
+    def notes(count: int) -> tuple[str, ...]:
+        program = te.trace(reads, X, *[X] * count)
+        return te.optimize(program, "h100:4", mesh_shapes=SHAPES, settings=QUICK).notes
+
+    monkeypatch.setattr(assemble, "_SMALL", 0)
+    assert notes(min(readers, 4)) == ()
+    monkeypatch.setattr(assemble, "_SMALL", small)
+    (said,) = notes(readers)
+    assert said.startswith("of 1 value, small or of many readers, not every reader was tried")
+
+
+def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    (told,) = [n for n in front(product, mesh=mesh).notes if "the mesh" in n]
+    assert told.startswith("the mesh 4data costs")
+    monkeypatch.setattr(contract_cost, "_ROWS", 3)
+    (told,) = [n for n in front(product, mesh=mesh).notes if "the mesh" in n]
+    assert told.startswith("what the mesh 4data costs was not looked for") and "more than 3" in told
 
 
 def test_loops_that_take_next_to_nothing_are_counted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, combinations, pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.rewrite import recompute
 from tapestry_egg.rewrite.checkpoints import Checkpoints, Flow
+from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.recompute import Candidate, candidates
 from tapestry_egg.rewrite.second_instances import with_second_instances
 from tapestry_egg.schedule.flatten import flatten
@@ -240,6 +243,26 @@ def test_those_that_are_wanted_are_found_without_making_all(layers: int, most: i
     assert len(every) > 1
     assert [c.chosen for c in best(some)] == [c.chosen for c in best(every)]
     assert candidates(plan, H100, 9)[1:] == every[1:]
+
+
+def test_those_that_estimates_leave_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Candidate] = []
+    make = recompute._candidate
+
+    def counted(*arguments: Any) -> Candidate:
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(recompute, "_candidate", counted)
+    monkeypatch.setattr(recompute, "_UNSURE", 0.0)
+    plan = scheduled(deep(8), {})
+    assert candidates(plan, H100)[0].others == 0
+    promised = len(made)
+    some = candidates(plan, H100, 1)
+    unmade = promised - (len(made) - promised)
+    assert some[0].others == unmade > 0
+    form = recompute.recomputing(Form(deep(8)), plan, H100, 1)[0][0]
+    assert form.others == len(some) - 2 + unmade
 
 
 def test_where_nothing_can_be_saved_the_program_stays_alone() -> None:

@@ -186,7 +186,8 @@ def _optimized(
     # Results on an Explicit mesh whose axes a plan divides are renamed at every call: not for the
     # little that a first call has time to find there.
     alone = not settings.front and mesh is not None and bool(mesh.explicit_axes)
-    return optimize(
+    shapes = contract_of(mesh).meshes(settings.max_axes) if alone else ()
+    front = optimize(
         program,
         machine_of(request),
         tuple(dict.fromkeys(objectives)),
@@ -195,13 +196,17 @@ def _optimized(
         state=request.state,
         numerics=request.numerics,
         mesh=mesh_shape(mesh),
-        mesh_shapes=contract_of(mesh).meshes(1)[:1] if alone else None,
+        mesh_shapes=shapes[:1] if alone else None,
         pins=request.pins,
         in_shardings=inputs,
         out_shardings=outputs,
         settings=settings,
         on_progress=request.on_progress,
     )
+    if len(shapes) > 1:
+        words = f"only the mesh {shapes[0]} as it is named was searched, none that divides its axes"
+        front = replace(front, notes=(*front.notes, words))
+    return front
 
 
 def best_plan(front: Front, request: Request) -> Plan:
