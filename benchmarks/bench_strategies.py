@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import TapestryError, TargetError
 from tapestry_egg.pipeline.rehearse import simulate_devices
-from tapestry_egg.quantities import format_quantity as show
+from tapestry_egg.quantities import BYTES, OPERATIONS, TIME
 
 if TYPE_CHECKING:
     from models import gpt2
@@ -68,12 +68,12 @@ HEAD = (
 
 def line(row: Row) -> str:
     """The row as text, under `HEAD`."""
-    seconds = "" if row.seconds is None else show(row.seconds, "seconds")
+    seconds = "" if row.seconds is None else TIME.format(row.seconds)
     loss = "" if row.loss_difference is None else f"{row.loss_difference:.0e}"
     return (
-        f"{row.name:34} {show(row.wire_bytes, 'wire_bytes'):>10}"
-        f" {show(row.temp_bytes, 'peak_bytes'):>10} {show(row.peak_bytes, 'peak_bytes'):>10}"
-        f" {show(row.flops, 'flops'):>12} {seconds:>9} {loss:>8}"
+        f"{row.name:34} {BYTES.format(row.wire_bytes):>10}"
+        f" {BYTES.format(row.temp_bytes):>10} {BYTES.format(row.peak_bytes):>10}"
+        f" {OPERATIONS.format(row.flops):>12} {seconds:>9} {loss:>8}"
     )
 
 
@@ -301,8 +301,8 @@ def compare_pinned(
             better = covering(front, plan)
             open_ += better is None
             words.append(
-                f"{show(plan.costs.seconds, 'seconds'):>8}"
-                f" {show(plan.costs.peak_bytes, 'peak_bytes'):>9}"
+                f"{TIME.format(plan.costs.seconds):>8}"
+                f" {BYTES.format(plan.costs.peak_bytes):>9}"
                 f" {better.name if better else 'NONE':5}"
             )
         print(f"{baseline.row.name:34} {' | '.join(words)}", flush=True)

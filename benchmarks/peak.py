@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import TapestryError, TargetError
 from tapestry_egg.pipeline.rehearse import simulate_devices
-from tapestry_egg.quantities import format_quantity as show
+from tapestry_egg.quantities import BYTES, TIME
 
 if TYPE_CHECKING:
     from tapestry_egg.plans.plan import Plan
@@ -67,8 +67,8 @@ def errors(plans: Iterator[Plan], devices: Sequence[Any]) -> list[float]:
         spent = time.perf_counter() - begin
         found.append(plan.costs.peak_bytes / compiled - 1.0)
         print(
-            f"{plan.name:10} {plan.mesh!s:10} {show(plan.costs.peak_bytes, 'peak_bytes'):>12}"
-            f" {show(compiled, 'peak_bytes'):>12} {found[-1]:>+8.1%} {show(spent, 'seconds'):>9}",
+            f"{plan.name:10} {plan.mesh!s:10} {BYTES.format(plan.costs.peak_bytes):>12}"
+            f" {BYTES.format(compiled):>12} {found[-1]:>+8.1%} {TIME.format(spent):>9}",
             flush=True,
         )
     return found

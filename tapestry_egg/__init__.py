@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import TensorType as TensorType
     from tapestry_egg.graph.layout import Layout as Layout
     from tapestry_egg.graph.layout import MeshShape as MeshShape
+    from tapestry_egg.machine.objectives import Objective as Objective
     from tapestry_egg.machine.target import Target as Target
     from tapestry_egg.machine.target import load_target as load_target
     from tapestry_egg.pipeline.batch import optimize_all as optimize_all
@@ -51,6 +52,7 @@ _HOMES = {
     "Front": "pipeline.pipeline",
     "Layout": "graph.layout",
     "MeshShape": "graph.layout",
+    "Objective": "machine.objectives",
     "Phase": "progress",
     "Plan": "plans.plan",
     "PlannedCollective": "plans.plan",

@@ -1,26 +1,28 @@
 """Quantities as people write them: `60GiB`, `12 ms`, `1.5 kJ`; and back, in a unit that reads well.
 
-Objectives are plain numbers in base units everywhere else: seconds, bytes, joules, flops.
+Everywhere else they are plain numbers in base units: seconds, bytes, joules, flops.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import ExtractError
 from .printable import brief
 
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]*)\s*\Z")
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What an objective measures: its words, and its units from the largest to the smallest."""
+    """What can be measured: its units (name, size in base units) from the largest to the smallest,
+    the base unit, and units that are read but not written."""
 
-    title: str
     units: tuple[tuple[str, float], ...]
     base: str
+    read: tuple[tuple[str, float], ...] = ()
 
     def unit_for(self, value: float) -> tuple[str, float]:
         """The unit (name, size in base units) in which `value` has one to three leading digits."""
@@ -29,10 +31,52 @@ class Quantity:
                 return name, size
         return self.units[-1] if value else (self.base, 1.0)
 
+    def parse(self, value: str | float, name: str, where: str = "") -> float:
+        """An amount in base units; a bare number is in base units already. `name` says whose.
 
-_TIME = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-_BYTES = tuple((f"{p}iB", 2.0**e) for p, e in zip("PTGMK", (50, 40, 30, 20, 10), strict=True))
-_DECIMAL_BYTES = {f"{p}B": 10.0**e for p, e in zip("PTGMKk", (15, 12, 9, 6, 3, 3), strict=True)}
+        Bytes know both `GiB` (2^30) and `GB` (10^9). Raises ExtractError for a malformed number,
+        or a unit of something else.
+
+        >>> BYTES.parse("60GiB", "memory"), TIME.parse("1.5 ms", "time")
+        (64424509440.0, 0.0015)
+        """
+        where = where or f"limit on {name}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            number, unit = _float(value), ""
+        else:
+            match = _NUMBER.match(value) if isinstance(value, str) else None
+            if match is None:
+                raise ExtractError(
+                    f"{brief(value)} is not an amount", where=where, hint=self._spelling()
+                )
+            number, unit = float(match[1]), match[2].replace("µ", "u").replace("μ", "u")
+        if not math.isfinite(number) or number < 0:
+            raise ExtractError(
+                f"{brief(value)} is not an amount", where=where, hint=self._spelling()
+            )
+        known = dict(self.units + self.read)
+        if unit and unit not in known:
+            raise ExtractError(
+                f"{unit!r} is not a unit of {name}", where=where, hint=self._spelling()
+            )
+        return number * known[unit] if unit else number
+
+    def format(self, value: float, digits: int = 3) -> str:
+        """`value` in a unit that gives it one to three leading digits.
+
+        >>> BYTES.format(64424509440), TIME.format(0.0123)
+        ('60 GiB', '12.3 ms')
+        """
+        if not math.isfinite(value):
+            return str(value)
+        name, size = self.unit_for(value)
+        return f"{format_number(value / size, digits)} {name}".rstrip()
+
+    def _spelling(self) -> str:
+        names = [name for name, _ in self.units if name]
+        if not names:
+            return "Write a number."
+        return f"Write a number, with a unit if you like: {', '.join(names)}."
 
 
 def _decimal(base: str, prefixes: str) -> tuple[tuple[str, float], ...]:
@@ -40,60 +84,20 @@ def _decimal(base: str, prefixes: str) -> tuple[tuple[str, float], ...]:
     return tuple((p + base, 10.0 ** power[p]) for p in [*prefixes, ""] if p in power)
 
 
-#: Objectives by name, with what they measure.
-QUANTITIES: Mapping[str, Quantity] = {
-    "seconds": Quantity("time per step", _TIME, "s"),
-    "peak_bytes": Quantity("peak memory per device", (*_BYTES, ("B", 1.0)), "B"),
-    "wire_bytes": Quantity("bytes sent per device", (*_BYTES, ("B", 1.0)), "B"),
-    "joules": Quantity(
-        "energy per step", (*_decimal("J", "GMk"), ("mJ", 1e-3), ("uJ", 1e-6), ("nJ", 1e-9)), "J"
-    ),
-    "flops": Quantity("operations per device", _decimal("FLOP", "EPTGMk"), "FLOP"),
-    "devices": Quantity("devices", (("", 1.0),), ""),
-}
+_BINARY = tuple((f"{p}iB", 2.0**e) for p, e in zip("PTGMK", (50, 40, 30, 20, 10), strict=True))
+_SMALL = (("mJ", 1e-3), ("uJ", 1e-6), ("nJ", 1e-9))
 
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]*)\s*\Z")
-
-
-def parse_quantity(value: str | float, objective: str, where: str = "") -> float:
-    """A limit or amount of `objective` in base units; a bare number is in base units already.
-
-    Bytes know both `GiB` (2^30) and `GB` (10^9). Raises ExtractError for an unknown objective, a
-    malformed number, or a unit that does not measure the objective.
-
-    >>> parse_quantity("60GiB", "peak_bytes")
-    64424509440.0
-    >>> parse_quantity("1.5 ms", "seconds")
-    0.0015
-    """
-    where = where or f"limit on {objective}"
-    if objective not in QUANTITIES:
-        raise ExtractError(
-            f"unknown objective {objective!r}",
-            where=where,
-            hint=f"Objectives are {', '.join(QUANTITIES)}.",
-        )
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number, unit = _float(value), ""
-    else:
-        match = _NUMBER.match(value) if isinstance(value, str) else None
-        if match is None:
-            raise ExtractError(
-                f"{brief(value)} is not an amount", where=where, hint=_spelling(objective)
-            )
-        number, unit = float(match[1]), match[2].replace("µ", "u").replace("μ", "u")
-    if not math.isfinite(number) or number < 0:
-        raise ExtractError(
-            f"{brief(value)} is not an amount", where=where, hint=_spelling(objective)
-        )
-    known = dict(QUANTITIES[objective].units)
-    if "B" in known:
-        known |= _DECIMAL_BYTES
-    if unit and unit not in known:
-        raise ExtractError(
-            f"{unit!r} is not a unit of {objective}", where=where, hint=_spelling(objective)
-        )
-    return number * known[unit] if unit else number
+TIME = Quantity(
+    (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)), "s"
+)
+BYTES = Quantity(
+    (*_BINARY, ("B", 1.0)),
+    "B",
+    tuple((f"{p}B", 10.0**e) for p, e in zip("PTGMKk", (15, 12, 9, 6, 3, 3), strict=True)),
+)
+ENERGY = Quantity((*_decimal("J", "GMk"), *_SMALL), "J")
+OPERATIONS = Quantity(_decimal("FLOP", "EPTGMk"), "FLOP")
+NUMBER = Quantity((("", 1.0),), "")
 
 
 def _float(value: float) -> float:
@@ -102,27 +106,6 @@ def _float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def _spelling(objective: str) -> str:
-    names = [name for name, _ in QUANTITIES[objective].units if name]
-    return (
-        f"Write a number, with a unit if you like: {', '.join(names)}."
-        if names
-        else ("Write a number.")
-    )
-
-
-def format_quantity(value: float, objective: str, digits: int = 3) -> str:
-    """`value` in a unit that gives it one to three leading digits.
-
-    >>> format_quantity(64424509440, "peak_bytes"), format_quantity(0.0123, "seconds")
-    ('60 GiB', '12.3 ms')
-    """
-    if not math.isfinite(value):
-        return str(value)
-    name, size = QUANTITIES[objective].unit_for(value)
-    return f"{format_number(value / size, digits)} {name}".rstrip()
 
 
 def format_number(value: float, digits: int = 3) -> str:

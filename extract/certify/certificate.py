@@ -7,11 +7,12 @@ bound.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME, amounts, named
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.quantities import format_quantity, parse_quantity
 from tapestry_egg.schedule.kernels import Schedule
 
 from .recount import Certificate, Ground, Walk
@@ -52,20 +53,21 @@ def certify_all(
 
 def _certified(plan: Plan, ground: Ground, limits: Mapping[str, float | str]) -> Certificate:
     found = Walk(plan, ground).certificate()
-    for name in ("seconds", "joules", "flops", "wire_bytes", "peak_bytes"):
-        said, true = float(getattr(plan.costs, name)), float(getattr(found, name))
+    recounted = replace(plan, costs=found.costs)
+    for name, objective in OBJECTIVES_BY_NAME.items():
+        said, true = objective.value(plan), objective.value(recounted)
         if abs(said - true) > _TOLERANCE * max(abs(said), abs(true)) + 1e-18:
             raise ExtractError(
                 f"the plan says {name} {said!r}, the certificate finds {true!r}",
                 where=f"certificate of plan {plan.name} on {plan.mesh}",
                 hint="This is a defect of tapestry-egg; please report the program.",
             )
-    for name, limit in limits.items():
-        value = float(plan.mesh.devices if name == "devices" else getattr(found, name))
-        if value > parse_quantity(limit, name) * (1 + _TOLERANCE):
+    for name, limit in amounts(limits).items():
+        objective = named(name)
+        if objective.value(recounted) > limit * (1 + _TOLERANCE):
             raise ExtractError(
-                f"{name} is {format_quantity(value, name)}, over the limit "
-                f"{format_quantity(parse_quantity(limit, name), name)}",
+                f"{name} is {objective.format(objective.value(recounted))}, over the limit "
+                f"{objective.format(limit)}",
                 where=f"certificate of plan {plan.name} on {plan.mesh}",
             )
     if plan.bound > found.seconds * (1 + _TOLERANCE):

@@ -28,7 +28,7 @@ from tapestry_egg.machine.costs import (
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.plans.collectives import after
-from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.schedule.kernels import Schedule, Unit
 
 from .buffers import Copied, Lives
@@ -49,6 +49,11 @@ class Certificate:
     wire_bytes: float
     peak_bytes: int
     profile: tuple[float, ...]
+
+    @property
+    def costs(self) -> Costs:
+        """What a plan should say of itself."""
+        return Costs(self.seconds, self.peak_bytes, self.joules, self.wire_bytes, self.flops)
 
 
 class Refused(ExtractError):

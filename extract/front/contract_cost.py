@@ -11,7 +11,7 @@ from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search.archive import Archive
 from tapestry_egg.extract.search.search import Effort, Search
 from tapestry_egg.machine.mesh_contract import MeshContract
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import TIME
 
 # With more rows to choose from than these the search for the other plan would take too long.
 _ROWS = 60_000
@@ -50,7 +50,7 @@ def contract_cost(
         found = f"the mesh {contract} costs no time that was found"
         return found + (f", and at most {most:.1%}" if _SLIGHT <= most < np.inf else "")
     return (
-        f"the mesh {contract} costs {share:.1%}: {format_quantity(within, 'seconds')}, and "
-        f"{format_quantity(least, 'seconds')} where layouts at the boundary are free"
-        + (f" (at least {format_quantity(proven, 'seconds')})" if proven > 0 else "")
+        f"the mesh {contract} costs {share:.1%}: {TIME.format(within)}, and "
+        f"{TIME.format(least)} where layouts at the boundary are free"
+        + (f" (at least {TIME.format(proven)})" if proven > 0 else "")
     )

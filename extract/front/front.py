@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.search import pareto
-from tapestry_egg.machine.objectives import KNOWN_OBJECTIVES
+from tapestry_egg.machine.objectives import (
+    JOULES,
+    OBJECTIVES,
+    PEAK_BYTES,
+    SECONDS,
+    WIRE_BYTES,
+    Objective,
+    amounts,
+    named,
+    objective,
+)
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import format_quantity as show
-from tapestry_egg.quantities import parse_quantity as parse
+from tapestry_egg.quantities import BYTES
 
 
 class UnknownPlan(ExtractError, KeyError, IndexError):
@@ -37,7 +46,7 @@ class Front:
     for (`optimize(..., keep_stages=True)`)."""
 
     plans: tuple[Plan, ...]
-    objectives: tuple[str, ...] = ("seconds", "peak_bytes", "joules")
+    objectives: tuple[str | Objective, ...] = OBJECTIVES
     target: str = ""
     graph_name: str = ""
     epsilon: float = float("inf")
@@ -65,17 +74,23 @@ class Front:
         raise UnknownPlan(f"there is no plan {key!r:.60}", hint=f"The front has {names or 'none'}.")
 
     def best(
-        self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
+        self,
+        objective: str | Objective = SECONDS.name,
+        limits: Mapping[str, float | str] | None = None,
     ) -> Plan:
         """The plan with the least `objective` within the limits (`{"peak_bytes": "40GiB"}`).
 
+        For an `Objective` of your own it is the one of this front's plans; plans that are better in
+        it alone are here only where `optimize` was given it too.
         Without a limit on `peak_bytes` the usable memory of a device is one.
         Raises ExtractError that says which limit cannot be met and the least that is reachable.
         """
         return self.ranked(objective, limits)[0]
 
     def ranked(
-        self, objective: str = "seconds", limits: Mapping[str, float | str] | None = None
+        self,
+        objective: str | Objective = SECONDS.name,
+        limits: Mapping[str, float | str] | None = None,
     ) -> list[Plan]:
         """The plans within the limits by rising `objective`: `best`, and what comes after it.
 
@@ -84,15 +99,15 @@ class Front:
         bounds = self.limits(limits)
         fitting = [p for p in self.plans if within(p, bounds)]
         if not fitting:
-            own = limits is None or "peak_bytes" not in limits
+            own = limits is None or PEAK_BYTES.name not in limits
             raise unmet(self.plans, bounds, self.usable_bytes if own else None)
         return sorted(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
 
     def limits(self, limits: Mapping[str, float | str] | None = None) -> dict[str, float]:
         """The limits in base units, with the usable memory of a device unless they speak of it."""
-        bounds = {k: parse(v, k) for k, v in (limits or {}).items()}
+        bounds = amounts(limits)
         if self.usable_bytes is not None:
-            bounds.setdefault("peak_bytes", float(self.usable_bytes))
+            bounds.setdefault(PEAK_BYTES.name, float(self.usable_bytes))
         return bounds
 
     def fits(self, plan: Plan) -> bool:
@@ -121,14 +136,15 @@ class Front:
         if reference is None:
             most = tuple(1.1 * max(column) for column in zip(*values, strict=True))
         else:
-            missing = [k for k in self.objectives if k not in reference]
+            known = [objective(k) for k in self.objectives]
+            missing = [o.name for o in known if o.name not in reference]
             if missing:
                 raise ExtractError(
                     f"no amount of {missing[0]}",
                     where="reference",
-                    hint=f"The front's objectives are {', '.join(self.objectives)}.",
+                    hint=f"The front's objectives are {', '.join(o.name for o in known)}.",
                 )
-            most = tuple(parse(reference[k], k) for k in self.objectives)
+            most = tuple(o.parse(reference[o.name]) for o in known)
         return pareto.hypervolume(values, most) if values else 0.0
 
     def merge(self, other: Front) -> Front:
@@ -164,7 +180,7 @@ class Front:
             plans=in_order(kept),
             # What is dominated in these objectives may have been all that was so fast, or so small.
             epsilon=max(self.epsilon, other.epsilon)
-            if {"seconds", "peak_bytes"} <= set(self.objectives)
+            if {SECONDS.name, PEAK_BYTES.name} <= set(self.objectives)
             else math.inf,
             saturated=self.saturated and other.saturated,
             notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
@@ -193,11 +209,7 @@ class Front:
             {
                 "plan": p.name,
                 "mesh": str(p.mesh),
-                "seconds": p.costs.seconds,
-                "peak_bytes": p.costs.peak_bytes,
-                "joules": p.costs.joules,
-                "wire_bytes": p.costs.wire_bytes,
-                "flops": p.costs.flops,
+                **asdict(p.costs),
                 "bound": p.bound,
                 "gap": p.gap,
                 "fits": self.fits(p),
@@ -206,17 +218,14 @@ class Front:
         ]
 
     def __str__(self) -> str:
-        titles = ("seconds", "peak", "joules", "wire")
-        head = f"{'plan':6} {'mesh':10} " + " ".join(f"{t:>12}" for t in titles) + f" {'gap':>7}"
+        columns = (SECONDS, PEAK_BYTES, JOULES, WIRE_BYTES)
+        titles = " ".join(f"{o.name.removesuffix('_bytes'):>12}" for o in columns)
+        head = f"{'plan':6} {'mesh':10} {titles} {'gap':>7}"
         lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
         for p in (*self.plans, *([self.original] if self.original else [])):
-            c = p.costs
-            peak = show(c.peak_bytes, "peak_bytes") + ("" if self.fits(p) else " !")
-            lines.append(
-                f"{p.name:6} {p.mesh!s:10} {show(c.seconds, 'seconds'):>12}"
-                f" {peak:>12} {show(c.joules, 'joules'):>12}"
-                f" {show(c.wire_bytes, 'wire_bytes'):>12} {p.gap:>7.2%}"
-            )
+            mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
+            cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>12}" for o in columns)
+            lines.append(f"{p.name:6} {p.mesh!s:10} {cells} {p.gap:>7.2%}")
         if self.original:
             lines.append("given: the shardings given, spread operation by operation")
         if words := self.over_memory():
@@ -231,7 +240,7 @@ class Front:
         shown = (*self.plans, *([self.original] if self.original else []))
         if self.usable_bytes is None or all(self.fits(p) for p in shown):
             return ""
-        return f"above the {show(self.usable_bytes, 'peak_bytes')} that a device has for programs"
+        return f"above the {BYTES.format(self.usable_bytes)} that a device has for programs"
 
     def report(self, folder: str | Path) -> Path:
         """Write the front as a folder of static pages; returns the first page's path."""
@@ -282,9 +291,10 @@ def unmet(
         others = {} if alone else {n: x for n, x in bounds.items() if n != k}
         fitting = [value(p, k) for p in plans if within(p, others)]
         if fitting:
-            least = f"{show(min(fitting), k)}{' within the other limits' if others else ''}"
-            own = k == "peak_bytes" and usable_bytes is not None
-            asked = f"a device has {show(bounds[k], k)}" if own else f"asked {show(bounds[k], k)}"
+            show = named(k).format
+            least = f"{show(min(fitting))}{' within the other limits' if others else ''}"
+            own = k == PEAK_BYTES.name and usable_bytes is not None
+            asked = f"{'a device has' if own else 'asked'} {show(bounds[k])}"
             words.append(f"{k}: {asked}, least reachable {least}")
     return ExtractError(
         "no plan meets the limits" if plans else "there is no plan",
@@ -293,16 +303,6 @@ def unmet(
     )
 
 
-def value(plan: Plan, objective: str) -> float:
-    """A plan's predicted value of an objective, by name.
-
-    Raises ExtractError for an unknown objective.
-    """
-    if objective == "devices":
-        return float(plan.mesh.devices)
-    if objective not in KNOWN_OBJECTIVES:
-        raise ExtractError(
-            f"unknown objective {objective!r:.60}",
-            hint=f"Objectives are {', '.join(KNOWN_OBJECTIVES)}.",
-        )
-    return float(getattr(plan.costs, objective))
+def value(plan: Plan, what: str | Objective) -> float:
+    """A plan's predicted value of an objective. Raises ExtractError for an unknown one."""
+    return objective(what).value(plan)

@@ -13,6 +13,7 @@ from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.search import SLIVER
+from tapestry_egg.machine.objectives import SEARCHED, Objective, objective
 from tapestry_egg.plans.plan import Plan
 
 from .front import Front, in_order, unmet, value, within
@@ -42,7 +43,7 @@ class MeshResult:
 
 def merge(
     results: Sequence[MeshResult],
-    objectives: Sequence[str],
+    objectives: Sequence[str | Objective],
     limits: Mapping[str, float],
     target: str,
     name: str,
@@ -110,27 +111,30 @@ def _checked(bound: float, seconds: float) -> float:
 
 
 def worth_a_plan(
-    results: Sequence[MeshResult], objectives: Sequence[str], limits: Mapping[str, float]
+    results: Sequence[MeshResult],
+    objectives: Sequence[str | Objective],
+    limits: Mapping[str, float],
 ) -> list[tuple[PlanProblem, Candidate]]:
     """The candidates of all meshes; only those that the front shows where that can be told from
     what a search counts. Where none meets the limits, those that come nearest."""
     found = [(r.assembled, c) for r in results for c in r.archive.candidates]
-    index = {"seconds": 0, "peak_bytes": 1, "joules": 2}
-    if not index.keys() >= {*objectives, *limits}:
+    wanted, asked = [objective(k) for k in objectives], [objective(k) for k in limits]
+    if any(o not in SEARCHED for o in wanted + asked):
         return found
     costs = np.array([c.costs for _, c in found])
     over = np.zeros(len(found))  # by which share of a limit at most
-    for k, limit in limits.items():
-        over = np.maximum(over, costs[:, index[k]] / max(limit, 1e-300) - 1.0)
+    most = {SEARCHED.index(o): limit for o, limit in zip(asked, limits.values(), strict=True)}
+    for k, limit in most.items():
+        over = np.maximum(over, costs[:, k] / max(limit, 1e-300) - 1.0)
     if not (over <= 0).any():
-        return _nearest(found, costs, {index[k]: limit for k, limit in limits.items()})
-    wanted = costs[:, [index[k] for k in objectives]]
+        return _nearest(found, costs, most)
+    columns = costs[:, [SEARCHED.index(o) for o in wanted]]
     worth = []
     # What is just over a limit may yet make a plan within it, which holds copies no longer than
     # they are read.
     for some in (over <= 0, (over > 0) & (over <= _JUST)):
         at = np.flatnonzero(some)
-        worth += [found[at[i]] for i in shown(wanted[at])]
+        worth += [found[at[i]] for i in shown(columns[at])]
     return worth
 
 

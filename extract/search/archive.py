@@ -27,6 +27,7 @@ class Candidate:
 
     @property
     def costs(self) -> tuple[float, float, float]:
+        """What it has of each objective that a search counts (`machine.objectives.SEARCHED`)."""
         return (self.seconds, self.peak, self.joules)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Problem
 from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, capacity, completed, tell
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import TIME
 
 from .archive import Archive, Candidate, shown
 from .pareto import excess
@@ -268,8 +268,8 @@ def so_far(archives: Sequence[Archive]) -> str:
     return "  ".join(
         [
             f"front {len(points)}",
-            f"best {format_quantity(best, 'seconds')}",
-            f"bound {format_quantity(min(best, bound), 'seconds') if bound > 0 else '-'}",
+            f"best {TIME.format(best)}",
+            f"bound {TIME.format(min(best, bound)) if bound > 0 else '-'}",
             f"gap {f'{gap:.2%}' if gap < 1e3 else '-'}",
         ]
     )

@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tapestry_egg.errors import TapestryError
+from tapestry_egg.machine.objectives import (
+    KNOWN,
+    OBJECTIVES,
+    OBJECTIVES_BY_NAME,
+    PEAK_BYTES,
+    SECONDS,
+    Objective,
+)
 from tapestry_egg.parallel.deadline import end_as_interrupted
 from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import QUANTITIES, format_quantity
 
 from . import census, kernels
 from . import read as cli_read
@@ -135,7 +142,7 @@ def optimize(
     out: Out = "out",
     objective: Annotated[
         list[str] | None,
-        typer.Option(metavar="OBJECTIVE", help="Default: seconds, peak_bytes, joules."),
+        typer.Option(metavar="OBJECTIVE", help=f"Default: {', '.join(OBJECTIVES)}."),
     ] = None,
     limit: Limit = None,
     rules: Rules = None,
@@ -178,12 +185,12 @@ def optimize(
 
     host_only()
     for name in objective or ():
-        if name not in QUANTITIES:
-            raise typer.BadParameter(f"unknown objective {name!r}; known: {', '.join(QUANTITIES)}")
+        if name not in OBJECTIVES_BY_NAME:
+            raise typer.BadParameter(f"unknown objective {name!r}. {KNOWN}")
     load_target(target)
     settings = BatchRequest(
         target,
-        tuple(objective or ("seconds", "peak_bytes", "joules")),
+        tuple(objective or OBJECTIVES),
         tuple(sorted(parse_limits(limit or ()).items())),
         tuple(rules or ()),
         seconds,
@@ -253,8 +260,8 @@ def _summary(outcome: Outcome) -> str:
         [
             outcome.name,
             f"{outcome.plans} plan{'' if outcome.plans == 1 else 's'}",
-            _range(outcome.seconds_best, outcome.seconds_worst, "seconds"),
-            _range(outcome.peak_least, outcome.peak_most, "peak_bytes"),
+            _range(outcome.seconds_best, outcome.seconds_worst, SECONDS),
+            _range(outcome.peak_least, outcome.peak_most, PEAK_BYTES),
             f"gap {percent(outcome.gap)}",
             "as before" if outcome.skipped else f"{outcome.took:.1f} s",
             *outcome.notes,
@@ -263,8 +270,8 @@ def _summary(outcome: Outcome) -> str:
     return printable(words)
 
 
-def _range(low: float, high: float, objective: str) -> str:
-    first, last = format_quantity(low, objective), format_quantity(high, objective)
+def _range(low: float, high: float, objective: Objective) -> str:
+    first, last = objective.format(low), objective.format(high)
     return first if first == last else f"{first} to {last}"
 
 

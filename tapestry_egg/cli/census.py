@@ -8,7 +8,7 @@ import typer
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.parallel.executors import host_only
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import BYTES, OPERATIONS
 from tapestry_egg.show.text import columns
 
 from .console import Json, complain, load_any, print_json
@@ -77,7 +77,7 @@ def _graph(name: str) -> BlockGraph:
 def census_text(census: Census) -> str:
     """A census as tables: per role, per kind of index dim, and what cannot be split."""
     total = census.work()
-    flops, moved = format_quantity(total.flops, "flops"), format_quantity(total.bytes, "peak_bytes")
+    flops, moved = OPERATIONS.format(total.flops), BYTES.format(total.bytes)
     title = f"{census.name}: {flops}, {moved}"
     rows = [["role", "operations", "flops", "with a split", "bytes", "with a split"]]
     for role, whole, part in [

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapestry_egg.errors import ExtractError, GraphError, TapestryError
+from tapestry_egg.machine.objectives import named
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import parse_quantity
 from tapestry_egg.scratch import scratch
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def parse_limits(limits: Iterable[str]) -> dict[str, float]:
             raise ExtractError(
                 f"{text!r} is not OBJECTIVE=AMOUNT", where="--limit", hint="peak_bytes=60GiB"
             )
-        amounts[name.strip()] = parse_quantity(amount, name.strip(), where="--limit")
+        amounts[name.strip()] = named(name.strip(), "--limit").parse(amount, "--limit")
     return amounts
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapestry_egg.errors import RuleError, TapestryError, TargetError
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import BYTES
 from tapestry_egg.show import text
 
 from .console import (
@@ -175,7 +175,7 @@ def targets(
                     "title": target.title,
                     "devices": str(target.devices),
                     "mesh shapes": ", ".join(str(mesh) for mesh in target.mesh_shapes()),
-                    "memory": format_quantity(target.hbm_bytes, "peak_bytes"),
+                    "memory": BYTES.format(target.hbm_bytes),
                     "memory rate": _rate(target.hbm_bytes_per_second),
                     "links": ", ".join(
                         f"{level.name} {_rate(level.full_bytes_per_second)}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tapestry_egg.errors import ExtractError, PlanError, TapestryError
 from tapestry_egg.extract.certify.recount import Ground, Refused, Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.machine.objectives import KNOWN_OBJECTIVES
+from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
@@ -179,7 +179,7 @@ def _check_head(front: Front, where: str) -> None:
                     hint=_HINT,
                 )
     for k, name in enumerate(front.objectives):
-        if name not in KNOWN_OBJECTIVES:
+        if name not in OBJECTIVES_BY_NAME:
             raise PlanError(
                 f"unknown objective {name!r:.80}", where=f"{where}.objectives[{k}]", hint=_HINT
             )
@@ -207,8 +207,9 @@ def _admit_plan(plan: Plan, place: str, ground: Ground, groups: Sequence[tuple[i
         raise refuse(e.what, _path(ground, e.at)) from None
     except ExtractError as e:
         raise refuse(e.what, "body") from None
-    for name in KNOWN_OBJECTIVES[:-1]:  # the number of devices is the mesh's
-        said, true = float(getattr(plan.costs, name)), float(getattr(found, name))
+    recounted = replace(plan, costs=found.costs)
+    for name, objective in OBJECTIVES_BY_NAME.items():
+        said, true = objective.value(plan), objective.value(recounted)
         if not abs(said - true) <= TOLERANCE * max(abs(said), abs(true)):
             raise refuse(f"is {said!r}, counted again it is {true!r}", f"costs.{name}")
     if not 0.0 <= plan.bound <= plan.costs.seconds * (1.0 + TOLERANCE):

@@ -10,6 +10,7 @@ import msgspec
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import GraphError, PlanError
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.tracing.graph_documents import (
     GraphRecord,
@@ -56,13 +57,21 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def front_document(front: Front) -> dict[str, Any]:
     """The front as plain data.
 
-    Raises PlanError where a plan does not fit its graph, GraphError where a graph holds objects of
+    Raises PlanError where a plan does not fit its graph or an objective is a function of the
+    user's own, GraphError where a graph holds objects of
     this process.
     """
     sources = SourceTable()
     # All plans of a front run the same program.
     if not front.plans:
         raise PlanError("a front without plans cannot be saved", where=front.graph_name)
+    for each in front.objectives:
+        if isinstance(each, Objective):
+            raise PlanError(
+                f"the objective {each.name} of one's own cannot be saved: it is a function",
+                where=front.graph_name,
+                hint="Save a front of named objectives: dataclasses.replace(front, objectives=..).",
+            )
     origin = msgspec.to_builtins(origin_record(front.plans[0], sources))
     graphs: list[dict[str, Any]] = []
     places: dict[int, int] = {}

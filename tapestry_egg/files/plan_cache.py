@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import GraphError, TapestryError
-from tapestry_egg.quantities import parse_quantity
+from tapestry_egg.quantities import BYTES
 from tapestry_egg.rules.language.book import RuleBook, load_books
 from tapestry_egg.rules.language.receipts import content
 from tapestry_egg.rules.verify.trust import cache_folder
@@ -186,7 +186,7 @@ def chosen_cache(asked: bool | str | Path | None) -> PlanCache | None:
         folder = Path(asked)
     size = os.environ.get(SIZE, "")
     try:
-        most = int(parse_quantity(size, "peak_bytes")) if size else _BYTES
+        most = int(BYTES.parse(size, "memory")) if size else _BYTES
     except TapestryError as error:
         raise TapestryError(error.what, where=SIZE, hint=error.hint) from None
     return PlanCache(folder, most)

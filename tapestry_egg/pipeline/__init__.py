@@ -4,7 +4,8 @@ In: what `tracing` made, and a target. Out: a `Front`, certified. `optimize` run
 `pipeline.py` from top to bottom.
 """
 
-from .pipeline import OBJECTIVES as OBJECTIVES
+from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
+
 from .pipeline import Front as Front
 from .pipeline import optimize as optimize
 from .settings import Settings as Settings

@@ -25,9 +25,9 @@ import msgspec
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import GraphError, TapestryError
+from tapestry_egg.machine.objectives import OBJECTIVES, amounts, named
 from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, host_only, tell
 from tapestry_egg.progress import Phase, Progress
-from tapestry_egg.quantities import parse_quantity
 from tapestry_egg.scratch import locked, scratch
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def run_batch(
 def optimize_all(
     graphs: Mapping[str, Program | BlockGraph],
     target: str,
-    objectives: Sequence[str] = ("seconds", "peak_bytes", "joules"),
+    objectives: Sequence[str] = OBJECTIVES,
     *,
     limits: Mapping[str, float | str] | None = None,
     rules: Sequence[str] = (),
@@ -172,10 +172,10 @@ def optimize_all(
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.files.files import load, save
 
-    bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
+    bounds = amounts(limits)
     settings = BatchRequest(
         target,
-        tuple(objectives),
+        tuple(named(k, "objectives").name for k in objectives),
         tuple(sorted(bounds.items())),
         tuple(rules),
         seconds,

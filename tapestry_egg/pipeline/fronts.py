@@ -11,6 +11,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult, best_given, merge, original_plan
+from tapestry_egg.machine.objectives import PEAK_BYTES, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
@@ -26,16 +27,17 @@ def search_problems(state: State) -> State:
     q = state.question
     heeded = dict(q.limits)
     if q.machine.usable_bytes is not None:
-        heeded.setdefault("peak_bytes", float(q.machine.usable_bytes))
+        heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
     wanted = search_limits(heeded)
     found = search_in_turn(state.problems, wanted, q.settings, q.executor, q.tell)
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
-    notes += omissions.of_opaque(q.graph)
+    notes += omissions.of_opaque(q.graph) + omissions.of_objectives(q.objectives)
     notes += omissions.of_meshes(q.words.unsearched)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
     results = [MeshResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
-    if {"wire_bytes", "flops"} & {*q.objectives, *q.limits} and not found.interrupted:
+    finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
+    if "traffic" in finders and not found.interrupted:
         traffic = for_traffic(state.problems, q.machine)
         again = search(traffic, wanted, q.settings, q.executor, q.tell)
         notes += again.notes + ended_by_clock(q.settings, again.archives)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import CALLS
 
@@ -85,6 +86,16 @@ def of_recomputation(found: Sequence[Form]) -> tuple[str, ...]:
     what = "that computes values twice was", "that compute values twice were"
     left = found[0].others if found else 0
     return _told(left, f"more form {what[0]}", f"more forms {what[1]}", "not searched")
+
+
+def of_objectives(objectives: Sequence[str | Objective]) -> tuple[str, ...]:
+    """What is said of objectives that nothing was searched for: functions of the user's own."""
+    return tuple(
+        f"{o.name} is compared among the plans that were found for their seconds, peak and joules; "
+        "none was searched for on its behalf, and no bound speaks of it"
+        for o in map(objective, objectives)
+        if o.finder == "plan"
+    )
 
 
 def of_opaque(graph: BlockGraph) -> tuple[str, ...]:

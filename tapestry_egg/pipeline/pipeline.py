@@ -17,6 +17,8 @@ from tapestry_egg.collector import rarely_collected
 from tapestry_egg.extract.front.front import Front as Front
 from tapestry_egg.extract.problem.pins import Pins
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
+from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
@@ -30,8 +32,6 @@ from .state import State
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.tracing.trace import Program
-
-OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ PASSES = (
 def optimize(
     graph: Program | BlockGraph,
     target: str | Path | Target,
-    objectives: Sequence[str] = OBJECTIVES,
+    objectives: Sequence[str | Objective] = OBJECTIVES,
     *,
     limits: Mapping[str, float | str] | None = None,
     rules: Sequence[str | Path | RuleBook] = (),
@@ -86,15 +86,16 @@ def optimize(
 ) -> Front:
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
 
-    Plans trade `objectives` off against each other; `limits` (`{"peak_bytes": "40GiB"}`) exclude
-    plans above them. Plans above the usable memory of a device are marked, and `best` takes none
-    unless a limit on `peak_bytes` allows it. `rules` adds rule books to those of `books`. `state`
-    pairs outputs with the inputs that they become in the next call, by path or prefix; donated
-    inputs pair by themselves. `pins` fixes the layouts of inputs by path or prefix (`{"[0]['w']":
-    (None, "x")}`, see `extract/problem/pins.py`), and so those of the outputs that feed back to
-    them; `in_shardings` and `out_shardings` do so as in `jax.jit`, and the program's own
-    constraints hold inside. Rules that change rounding are used only with `numerics="relaxed"`.
-    Every rule is verified before it is used.
+    Plans trade `objectives` off against each other: names of `machine/objectives.py`, or an
+    `Objective` of your own, by which plans are compared but not searched for. `limits`
+    (`{"peak_bytes": "40GiB"}`) exclude plans above them. Plans above the usable memory of a device
+    are marked, and `best` takes none unless a limit on `peak_bytes` allows it. `rules` adds rule
+    books to those of `books`. `state` pairs outputs with the inputs that they become in the next
+    call, by path or prefix; donated inputs pair by themselves. `pins` fixes the layouts of inputs
+    by path or prefix (`{"[0]['w']": (None, "x")}`, see `extract/problem/pins.py`), and so those of
+    the outputs that feed back to them; `in_shardings` and `out_shardings` do so as in `jax.jit`,
+    and the program's own constraints hold inside. Rules that change rounding are used only with
+    `numerics="relaxed"`. Every rule is verified before it is used.
     `mesh` (a JAX mesh or a `MeshShape`) is a contract: what crosses the boundary is laid out by its
     axes, and inside plans may divide them. Without it, shardings or constraints that name one mesh
     do. Without any, or with `mesh_shapes`, meshes are the plan's own affair.

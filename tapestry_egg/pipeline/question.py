@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.extract.problem.pins import Pins
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.objectives import Objective, amounts
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.progress import Phase, Progress
-from tapestry_egg.quantities import parse_quantity
 from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
 from tapestry_egg.rules.verify.trust import ensure_verified
 from tapestry_egg.schedule.flatten import feedback_pairs
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def read_question(
     graph: Program | BlockGraph,
     target: str | Path | Target,
-    objectives: Sequence[str],
+    objectives: Sequence[str | Objective],
     *,
     limits: Mapping[str, float | str] | None = None,
     books: Sequence[str | Path | RuleBook],
@@ -58,7 +58,7 @@ def read_question(
     check_meshes(mesh_shapes)
     check_books(books)
     machine = target if isinstance(target, Target) else load_target(target)
-    bounds = {k: parse_quantity(v, k) for k, v in (limits or {}).items()}
+    bounds = amounts(limits)
     program, block_graph = _split(graph)
     sets = permitted(load_books(books), numerics)
     ensure_verified(sets, executor)

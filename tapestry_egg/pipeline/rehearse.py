@@ -15,7 +15,7 @@ from tapestry_egg.errors import TraceError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import TIME
 
 if TYPE_CHECKING:
     from tapestry_egg.runtime.measure.compare import Comparison
@@ -100,8 +100,8 @@ class Rehearsal:
         }
 
     def __str__(self) -> str:
-        took = format_quantity(self.seconds, "seconds")
-        original = format_quantity(self.original_seconds, "seconds")
+        took = TIME.format(self.seconds)
+        original = TIME.format(self.original_seconds)
         close = sum(share <= CLOSE for _, share in self.differences)
         worst, share = max(self.differences, key=lambda pair: pair[1], default=("nothing", 0.0))
         return printable(

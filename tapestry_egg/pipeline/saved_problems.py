@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
+from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.progress import Progress
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
-from .pipeline import OBJECTIVES, PASSES, run_passes
+from .pipeline import PASSES, run_passes
 from .question import read_question
 from .settings import Settings
 from .state import State

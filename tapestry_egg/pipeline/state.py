@@ -12,6 +12,7 @@ from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Progress
 from tapestry_egg.rewrite.forms import Form
@@ -36,7 +37,7 @@ class Question:
     graph: BlockGraph
     program: Program  # the graph, and the pytrees that its user calls it by
     machine: Target
-    objectives: tuple[str, ...]
+    objectives: tuple[str | Objective, ...]
     limits: Mapping[str, float]  # base units
     books: tuple[RuleBook, ...]  # permitted, and verified
     words: Words  # shardings, constraints and the mesh, as pins

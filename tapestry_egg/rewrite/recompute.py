@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import BYTES
 from tapestry_egg.schedule.kernels import Schedule, scheduled
 from tapestry_egg.schedule.one_device import unit_seconds
 
@@ -144,7 +144,7 @@ def _form(form: Form, given: Candidate, c: Candidate) -> Form:
         (RULE,),
         f"{len(values)} values in {len(c.chosen.segments)} segments",
         f"second instances for the operations after %{c.chosen.boundary}: on one device "
-        f"{format_quantity(given.peak, 'peak_bytes')} -> {format_quantity(c.peak, 'peak_bytes')}, "
+        f"{BYTES.format(given.peak)} -> {BYTES.format(c.peak)}, "
         f"{c.seconds / given.seconds - 1.0:+.1%} time",
         digest(c.graph),
         numbers=c.chosen.numbers(),

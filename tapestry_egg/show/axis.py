@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapestry_egg.quantities import QUANTITIES, format_number
+from tapestry_egg.machine.objectives import named
+from tapestry_egg.quantities import format_number
 
 #: A logarithmic axis is chosen where the largest value is more than this times the smallest.
 LOG_FROM = 8.0
@@ -84,9 +85,9 @@ def fit_axis(
     else:
         air = 0.1 * (high - low) or 0.2 * abs(high) or 1.0
         low, high = (low - air if low > ZERO_BELOW * high else min(0.0, low)), high + air
-    quantity = QUANTITIES[objective]
+    measured = named(objective)
     middle = math.sqrt(low * high) if log else 0.5 * (low + high)
-    return Axis(quantity.title, quantity.unit_for(middle), low, high, log, start, end)
+    return Axis(measured.title, measured.quantity.unit_for(middle), low, high, log, start, end)
 
 
 def _linear_marks(low: float, high: float) -> list[float]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
-from tapestry_egg.quantities import QUANTITIES, format_quantity
+from tapestry_egg.machine.objectives import SEARCHED
 
 from .axis import Axis, fit_axis
 from .labels import SIZE, Box, Wish, place_labels, text_width
@@ -129,8 +129,8 @@ def _axes(x: Axis, y: Axis) -> list[str]:
 def _footnote(info: FrontInfo) -> list[str]:
     words = []
     if len(info.stairs) != len(info.points):
-        third = next(n for n in ("seconds", "peak_bytes", "joules") if n not in (info.x, info.y))
-        words.append(f"pale: on the front for its {QUANTITIES[third].title}")
+        third = next(o for o in SEARCHED if o.name not in (info.x, info.y))
+        words.append(f"pale: on the front for its {third.title}")
     if info.over_memory:
         words.append(f"ring: {info.over_memory}")
     if not words:
@@ -180,9 +180,7 @@ def _square(point: FrontPoint, px: float, y: Axis, info: FrontInfo) -> str:
 
 def _details(point: FrontPoint) -> str:
     gap = f"gap {100 * point.gap:.2g} %" if math.isfinite(point.gap) else "no bound"
-    numbers = (
-        format_quantity(getattr(point, name), name) for name in ("seconds", "peak_bytes", "joules")
-    )
+    numbers = (o.format(point.value(o.name)) for o in SEARCHED)
     mark = "" if point.fits else ", more than a device's memory"
     return f"{point.name} ({point.mesh}): {', '.join(numbers)}, {gap}{mark}"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import TapestryError
+from tapestry_egg.machine.objectives import named
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import QUANTITIES
 
 from .plot import FrontInfo, FrontPoint, Scale
 
@@ -54,7 +54,7 @@ def draw_front(info: FrontInfo, path: Path, scale: Scale = "auto") -> None:
     if info.original is not None:
         axes.scatter(*at(info.original), marker="s", facecolors="none", edgecolors="0.3")
     for k, name in enumerate((info.x, info.y)):
-        title = f"{QUANTITIES[name].title}, {sizes[k][0]}"
+        title = f"{named(name).title}, {sizes[k][0]}"
         values = [at(p)[k] for p in info.points]
         wide = bool(values) and min(values) > 0 and max(values) > 8 * min(values)
         which = "log" if scale == "log" or (scale == "auto" and wide) else "linear"
@@ -70,4 +70,4 @@ def draw_front(info: FrontInfo, path: Path, scale: Scale = "auto") -> None:
 
 def _units(values: list[float], objective: str) -> tuple[str, float]:
     """The unit (name, size in base units) in which the largest value reads well."""
-    return QUANTITIES[objective].unit_for(max(values, default=0.0))
+    return named(objective).quantity.unit_for(max(values, default=0.0))

@@ -19,7 +19,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.metakernels.views import View, folded_views
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import BYTES
 from tapestry_egg.zspace import ZRange
 
 from .picture import Cluster, Item, Link, Picture, to_dot
@@ -279,7 +279,7 @@ class _Drawing:
         """A box for the tensors that enter or leave a group of operations."""
         id = f"{group}-{verb}s"
         types = [self.graph.values[v] for v in values]
-        size = format_quantity(sum(t.nbytes for t in types), "wire_bytes")
+        size = BYTES.format(sum(t.nbytes for t in types))
         title = ", ".join(f"{self._called(v)} {t}" for v, t in zip(values, types, strict=True))
         one = (self._called(values[0]), str(types[0]))
         lines = one if len(values) == 1 else (f"{len(values)} tensors", size)

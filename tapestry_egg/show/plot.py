@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.plans.plan import Plan
 
 Scale = Literal["auto", "linear", "log"]
@@ -40,11 +41,11 @@ class FrontPoint:
 
     def value(self, objective: str) -> float:
         """The named cost. Raises ExtractError for a cost that a point does not have."""
-        if objective not in ("seconds", "peak_bytes", "joules"):
+        if objective not in OBJECTIVES:
             raise ExtractError(
                 f"a front cannot be drawn over {objective!r}",
                 where="axis",
-                hint="Axes are seconds, peak_bytes and joules.",
+                hint=f"Axes are {', '.join(OBJECTIVES)}.",
             )
         return float(getattr(self, objective))
 

@@ -8,21 +8,14 @@ from pathlib import Path
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.egraphs.timeline import timeline_text
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import format_quantity
 
 from .chart import front_svg
 from .plot import front_info
 from .text import percent, plan_text
 
-_COLUMNS = (
-    ("time", "seconds"),
-    ("peak", "peak_bytes"),
-    ("energy", "joules"),
-    ("sent", "wire_bytes"),
-    ("operations", "flops"),
-)
 _STYLE = """
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #1f2937; background: #fff;
        max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -87,18 +80,15 @@ def _all(front: Front) -> tuple[Plan, ...]:
 
 
 def _table(front: Front) -> str:
-    heads = ["plan", "mesh", *(word for word, _ in _COLUMNS), "gap"]
+    heads = ["plan", "mesh", *(o.column for o in COSTS), "gap"]
     rows = [f"<tr>{''.join(f'<th>{word}</th>' for word in heads)}</tr>"]
     for plan in _all(front):
         name = _escape(plan.name)
-        marks = {"peak_bytes": "" if front.fits(plan) else " !"}
+        marks = {PEAK_BYTES.name: "" if front.fits(plan) else " !"}
         cells = [
             f'<a href="#{name}">{name}</a>',
             _escape(str(plan.mesh)),
-            *(
-                format_quantity(getattr(plan.costs, field), field) + marks.get(field, "")
-                for _, field in _COLUMNS
-            ),
+            *(o.format(o.value(plan)) + marks.get(o.name, "") for o in COSTS),
             percent(plan.gap),
         ]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")

@@ -12,7 +12,7 @@ from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import TIME
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.shard.encode import Encoding
@@ -90,7 +90,7 @@ def _problems(problems: Sequence[PlanProblem]) -> Iterator[str]:
 def _results(results: Sequence[MeshResult]) -> Iterator[str]:
     for r in results:
         best = min(r.archive.candidates, key=lambda c: c.costs, default=None)
-        words = "nothing" if best is None else f"from {format_quantity(best.seconds, 'seconds')}"
+        words = "nothing" if best is None else f"from {TIME.format(best.seconds)}"
         yield f"{r.assembled.choices.mesh}: {len(r.archive.candidates)} labellings {words}, " + (
             f"{len(r.archive.cuts)} bounds"
         )

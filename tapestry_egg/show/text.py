@@ -8,10 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.machine.objectives import COSTS, SECONDS
 from tapestry_egg.metakernels.views import View, folded_views
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import BYTES
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
@@ -119,16 +120,9 @@ def plan_text(plan: Plan) -> str:
 
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut.
     """
-    costs = plan.costs
-    bound = format_quantity(plan.bound, "seconds")
-    numbers = [
-        ("time per step", format_quantity(costs.seconds, "seconds")),
-        ("proven bound", f"{bound}, gap {percent(plan.gap)}" if plan.bound else "-"),
-        ("peak per device", format_quantity(costs.peak_bytes, "peak_bytes")),
-        ("energy per step", format_quantity(costs.joules, "joules")),
-        ("sent per device", format_quantity(costs.wire_bytes, "wire_bytes")),
-        ("operations per device", format_quantity(costs.flops, "flops")),
-    ]
+    numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
+    bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
+    numbers.insert(1, ("proven bound", bound))
     parts = [
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
         columns(numbers, "  "),
@@ -190,8 +184,8 @@ def _collective_rows(plan: Plan) -> list[list[str]]:
                 ",".join(one.axes),
                 str(one.group),
                 str(one.count),
-                format_quantity(one.payload_bytes, "wire_bytes"),
-                format_quantity(one.wire_bytes * one.count, "wire_bytes"),
+                BYTES.format(one.payload_bytes),
+                BYTES.format(one.wire_bytes * one.count),
                 one.value,
                 one.reader,
                 one.source,

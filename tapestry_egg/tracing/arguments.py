@@ -15,7 +15,7 @@ from tapestry_egg.errors import (
 )
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.objectives import KNOWN_OBJECTIVES
+from tapestry_egg.machine.objectives import KNOWN, Objective, named, objective
 
 from .trace import Program
 
@@ -120,29 +120,18 @@ def check_limits(limits: object, where: str = "limits") -> None:
 
 
 def check_objectives(objectives: object, where: str = "objectives") -> None:
-    """Names of objectives, one at least. Raises ExtractError for anything else."""
-    hint = f"Objectives are {', '.join(KNOWN_OBJECTIVES)}."
-    if isinstance(objectives, str) or not hasattr(objectives, "__iter__"):
+    """Objectives or their names, one at least. Raises ExtractError for anything else."""
+    if isinstance(objectives, str | Objective) or not hasattr(objectives, "__iter__"):
         raise ExtractError(
             f"expected names of objectives, given {objectives!r:.60}",
             where=where,
-            hint=f"Write them as ('seconds', 'peak_bytes'). {hint}",
+            hint=f"Write them as ('seconds', 'peak_bytes'). {KNOWN}",
         )
     names = list(objectives)
     if not names:
-        raise ExtractError("there is none", where=where, hint=hint)
-    for name in names:
-        check_objective(name, where)
-
-
-def check_objective(name: object, where: str) -> None:
-    """The name of an objective. Raises ExtractError for any other."""
-    if not isinstance(name, str) or name not in KNOWN_OBJECTIVES:
-        raise ExtractError(
-            f"unknown objective {name!r:.60}",
-            where=where,
-            hint=f"Objectives are {', '.join(KNOWN_OBJECTIVES)}.",
-        )
+        raise ExtractError("there is none", where=where, hint=KNOWN)
+    for each in names:
+        objective(each, where)
 
 
 def check_meshes(shapes: object, where: str = "mesh_shapes") -> None:
@@ -174,6 +163,6 @@ def check_jit(fn: object, mesh: object, minimize: object, limits: object, rules:
     """The arguments of `jit`. Raises what the checks of each raise."""
     check_function(fn, "jit")
     check_devices(mesh)
-    check_objective(minimize, "minimize")
+    named(minimize, "minimize")
     check_limits(limits)
     check_books(rules)

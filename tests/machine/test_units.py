@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.quantities import QUANTITIES, format_number, format_quantity, parse_quantity
+from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME, amounts, named
+from tapestry_egg.quantities import format_number
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from tapestry_egg.quantities import QUANTITIES, format_number, format_quantity, 
     ],
 )
 def test_amounts_are_read(text: str | float, objective: str, value: float) -> None:
-    assert parse_quantity(text, objective) == pytest.approx(value)
+    assert amounts({objective: text}) == {objective: pytest.approx(value)}
 
 
 @pytest.mark.parametrize(
@@ -48,18 +49,18 @@ def test_others_are_refused_with_what_to_write(
     text: str | float, objective: str, said: str
 ) -> None:
     with pytest.raises(ExtractError) as caught:
-        parse_quantity(text, objective)
+        amounts({objective: text})
     assert caught.value.what == said
     assert caught.value.hint
 
 
 @given(
-    st.sampled_from(sorted(QUANTITIES)),
+    st.sampled_from(sorted(OBJECTIVES_BY_NAME)),
     st.floats(min_value=1e-9, max_value=1e15),
 )
 def test_what_is_written_reads_back(objective: str, value: float) -> None:
-    text = format_quantity(value, objective, digits=6)
-    assert parse_quantity(text, objective) == pytest.approx(value, rel=1e-5)
+    known = named(objective)
+    assert known.parse(known.format(value, digits=6)) == pytest.approx(value, rel=1e-5)
 
 
 @given(st.floats(min_value=1e-300, max_value=1e300))

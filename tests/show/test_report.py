@@ -84,7 +84,7 @@ def test_a_plan_says_layouts_cuts_and_collectives() -> None:
     assert "x  f32[4, 8]  [x, .]" in text
     assert "neg  0/x" in text and "toy.py:3:7" in text
     assert "all_gather  x         2      3    1 KiB  1.5 KiB  %1  output  toy.py:3" in text
-    assert "proven bound           -\n" in text
+    assert "proven bound            -\n" in text
     assert "neg  whole" in plan_text(whole)
     assert "gap 0.0 %" in plan_text(whole)
     data = plan_data(cut)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.quantities import format_quantity
+from tapestry_egg.quantities import BYTES
 from tapestry_egg.runtime.compile import CompiledPlan, compile
 
 from .planning import DANGER
@@ -72,7 +72,7 @@ def _told(
     first: tuple[int, CompiledPlan], chosen: tuple[int, CompiledPlan], limit: float, tries: int
 ) -> str:
     def amount(n: float) -> str:
-        return format_quantity(n, "peak_bytes")
+        return BYTES.format(n)
 
     plan = first[1].plan
     words = (

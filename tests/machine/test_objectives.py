@@ -1,0 +1,109 @@
+"""Objectives: one record each, which costs, searches, limits and words agree with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+import tapestry_egg as te
+from models import mlp
+from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.extract.certify.recount import Certificate
+from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.machine.objectives import (
+    COSTS,
+    OBJECTIVES_BY_NAME,
+    SEARCHED,
+    Objective,
+    objective,
+)
+from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.plans.plan import Costs
+
+BRIEF = Settings(work=0.5, workers=1)
+
+
+@pytest.fixture(scope="module")
+def program() -> te.Program:
+    step, args = mlp.example()
+    return te.trace(step, *args)
+
+
+@pytest.fixture(scope="module")
+def front(program: te.Program) -> te.Front:
+    return te.optimize(program, "h100:8", ("seconds", "joules"), settings=BRIEF)
+
+
+def test_costs_are_the_objectives_that_they_are_read_by() -> None:
+    assert [o.name for o in COSTS] == [f.name for f in fields(Costs)]
+    assert {o.name for o in COSTS} <= {f.name for f in fields(Certificate)}
+    recounted = Certificate(
+        **{o.name: k for k, o in enumerate(COSTS)},  # type: ignore[arg-type]
+        profile=(),
+    )
+    assert recounted.costs == Costs(0, 1, 2, 3, 4)
+
+
+def test_a_search_counts_them_in_the_order_of_the_table(front: te.Front) -> None:
+    plan = replace(front.plans[0], costs=Costs(1.0, 2, 3.0))
+    candidate = Candidate(rows=None, seconds=1.0, peak=2.0, joules=3.0)  # type: ignore[arg-type]
+    assert candidate.costs == tuple(o.value(plan) for o in SEARCHED)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES_BY_NAME)
+def test_every_objective_orders_a_front(front: te.Front, name: str) -> None:
+    values = [objective(name).value(p) for p in front.ranked(name)]
+    assert values == sorted(values)
+    assert all(type(v) is float for v in values)
+
+
+def test_an_objective_of_ones_own_is_the_named_one_where_it_says_the_same(
+    program: te.Program, front: te.Front
+) -> None:
+    energy = Objective("energy", lambda plan: plan.costs.joules)
+    own = te.optimize(program, "h100:8", ("seconds", energy), settings=BRIEF)
+    assert own.objectives == ("seconds", energy)
+    assert own.best(energy).costs.joules == front.best("joules").costs.joules
+    assert own.best("seconds").costs.seconds == front.best("seconds").costs.seconds
+    assert front.best(energy) == front.best("joules")
+    assert own.hypervolume() > 0.0
+
+
+def test_plans_are_kept_that_only_an_objective_of_ones_own_prefers(program: te.Program) -> None:
+    """The slowest plan is best in it: no named objective but this one keeps it."""
+    slow = Objective("haste", lambda plan: 1.0 / plan.costs.seconds)
+    fastest = te.optimize(program, "h100:8", ("seconds",), settings=BRIEF)
+    both = te.optimize(program, "h100:8", ("seconds", slow), settings=BRIEF)
+    assert both.best(slow).costs.seconds > fastest.best(slow).costs.seconds
+    (note,) = [n for n in both.notes if n.startswith("haste ")]
+    assert "no bound speaks of it" in note
+    assert not any("no bound speaks of it" in n for n in fastest.notes)
+
+
+def test_a_front_of_ones_own_objective_is_not_saved(front: te.Front, tmp_path: Path) -> None:
+    own = replace(front, objectives=("seconds", Objective("area", lambda plan: 1.0)))
+    with pytest.raises(PlanError, match="area"):
+        own.save(tmp_path / "front.json")
+
+
+@pytest.mark.parametrize("given", [-1.0, math.nan, math.inf, None, "many"])
+def test_what_is_no_amount_is_refused(front: te.Front, given: object) -> None:
+    with pytest.raises(ExtractError, match="is not an amount") as caught:
+        front.best(Objective("odd", lambda plan: given))  # type: ignore[arg-type, return-value]
+    assert caught.value.where == f"objective odd of plan {front.plans[0].name}"
+
+
+@pytest.mark.parametrize("name", ["speed", "", None, 3, ("seconds",)])
+def test_unknown_objectives_are_refused_with_the_known_ones(front: te.Front, name: object) -> None:
+    with pytest.raises(ExtractError, match="unknown objective") as caught:
+        front.best(name)  # type: ignore[arg-type]
+    assert all(known in caught.value.hint for known in OBJECTIVES_BY_NAME)
+
+
+def test_limits_are_on_named_objectives(front: te.Front) -> None:
+    own = Objective("area", lambda plan: 1.0)
+    with pytest.raises(ExtractError, match="unknown objective"):
+        front.best(limits={own: 1.0})  # type: ignore[dict-item]
