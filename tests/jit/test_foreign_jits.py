@@ -80,3 +80,7 @@ def test_nnx_modules_are_updated_in_place() -> None:
     model = Model(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     assert planned.compiled(model, optimizer, X, Y).mesh.size == 8
+    plan = planned.plan(model, optimizer, X, Y)  # what is updated leaves as it came
+    pairs = dict(plan.origin.feedback)
+    assert len(pairs) == len(plan.out_shardings) - 1  # all but the loss
+    assert all(plan.out_shardings[j] == plan.in_shardings[i] for j, i in pairs.items())

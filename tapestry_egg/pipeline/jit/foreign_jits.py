@@ -25,7 +25,8 @@ def adopt(fn: Any, request: Request, words: Mapping[str, Any]) -> Adopted | None
 
     Raises TraceError where words are given that belong to the library's own `jit`.
     """
-    rebuild = _of_nnx(fn) or _of_equinox(fn)
+    nnx = _of_nnx(fn)
+    rebuild = nnx or _of_equinox(fn)
     if rebuild is None:
         return None
     for name, given in words.items():
@@ -35,17 +36,21 @@ def adopt(fn: Any, request: Request, words: Mapping[str, Any]) -> Adopted | None
                 where=name,
                 hint="Give these to its own jit; te.jit keeps them.",
             )
-    return Adopted(rebuild, request)
+    return Adopted(rebuild, request, _UPDATED if nnx else "")
+
+
+#: Where the function inside of `nnx.jit` returns its arguments' modules, as they are updated.
+_UPDATED = "[0]"
 
 
 class Adopted:
     """Called and used as the library's own function; `front`, `plan` and `compiled` as usual."""
 
-    def __init__(self, rebuild: Rebuild, request: Request) -> None:
+    def __init__(self, rebuild: Rebuild, request: Request, mirrored: str = "") -> None:
         kept: list[_Inside] = []
 
         def planned(jitted: Any) -> _Inside:
-            kept.append(_Inside(Optimized(read_signature(jitted), request)))
+            kept.append(_Inside(Optimized(read_signature(jitted), request, mirrored)))
             return kept[0]
 
         self._outer = rebuild(planned)

@@ -6,7 +6,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from .planning import Request, best_plan, compile_best, plan_program, whole_fron
 if TYPE_CHECKING:
     import jax
 
+    from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.runtime.compile import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
@@ -58,11 +59,14 @@ class Optimized:
     arguments or their `jax.ShapeDtypeStruct`s, `clear_cache`, `__wrapped__`; `jax.export` takes it.
     """
 
-    def __init__(self, signature: Signature, request: Request) -> None:
+    def __init__(self, signature: Signature, request: Request, mirrored: str = "") -> None:
+        """`mirrored` is the path in the result of what the arguments become for the next call: the
+        modules that a library updates in place."""
         functools.update_wrapper(self, signature.fn, updated=())
         self.signature = signature
         self._has_static = bool(signature.static_argnums or signature.static_argnames)
         self._request = request
+        self._mirrored = mirrored
         # By the types as they come, and by what JAX makes of them: a number is an array of no dims,
         # and where an array lies is no part of its type. The first only saves asking.
         self._known: dict[Any, _Planned] = {}
@@ -191,11 +195,25 @@ class Optimized:
         program = trace_signature(signature, args, kwargs)
         request = replace(
             self._request,
+            state=self._state(program.graph),
             in_shardings=argument_shardings(signature.in_shardings, given, named),
             out_shardings=result_shardings(signature.out_shardings, program.results()),
             committed=on_meshes(leaves),
         )
         return _Planned(program, plan_program(program, request), request)
+
+    def _state(self, graph: BlockGraph) -> Mapping[str, str] | None:
+        """Which results become which arguments: as asked, and those that mirror their arguments."""
+        state = dict(self._request.state or {})
+        inputs = dict(zip(graph.input_names, graph.inputs, strict=True)) if self._mirrored else {}
+        for name, v in zip(graph.output_names, graph.outputs, strict=False):
+            before = inputs.get(name.removeprefix(self._mirrored))
+            if before is None or not name.startswith(self._mirrored):
+                continue
+            a, b = graph.values[before], graph.values[v]
+            if (a.shape, a.dtype) == (b.shape, b.dtype):
+                state.setdefault(name, name.removeprefix(self._mirrored))
+        return state or None
 
     def _compile(self, found: _Planned) -> CompiledPlan:
         with self._planning:
