@@ -46,8 +46,13 @@ def folder(module: str) -> str:
     return inside.removeprefix("tapestry_egg").lstrip(".").replace(".", "/") or "."
 
 
-def imports(module: str) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imports(module: str) -> tuple[tuple[str, int, bool], ...]:
     """What a module of the package imports of it: (module, line, at the top of the file)."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[tuple[str, int, bool]]:
     path = modules()[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     tree = ast.parse(path.read_text("utf-8"))

@@ -168,6 +168,7 @@ def test_front_of_one_block_is_exact_within_its_gaps() -> None:
     assert exact(problem, peaks[0] * 0.5) > front[-1].costs.seconds
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_front_of_a_one_block_gpt_is_exact_within_its_gaps() -> None:
     """The whole train step, attention, normalisation and adamw included."""

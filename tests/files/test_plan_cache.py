@@ -82,6 +82,7 @@ def test_a_key_is_the_same_wherever_the_program_stands() -> None:
     assert key(program=te.trace(f, X)) == key()
 
 
+@pytest.mark.slow
 def test_a_key_is_the_same_in_another_process() -> None:
     code = "from tests.files.test_plan_cache import key; print(key())"
     root = Path(__file__).parents[2]

@@ -64,6 +64,7 @@ def check(problem: ChoiceProblem, method: str) -> None:
 
 
 # 10 000 problems in all; the automatic choice ends in elimination on problems so small.
+@pytest.mark.long
 @pytest.mark.slow
 @cases(4500)
 @given(and_or.problems("positive"))

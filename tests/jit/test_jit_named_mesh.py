@@ -89,7 +89,13 @@ def step_of(loss: Any) -> Any:
     return step
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(AxisType.Auto, id="auto"),
+        pytest.param(AxisType.Explicit, id="explicit", marks=pytest.mark.long),
+    ],
+)
 def test_a_training_step_keeps_every_word_with_the_algebra_on(kind: AxisType) -> None:
     mesh = user_mesh(kind)
     step = (auto_step if kind == AxisType.Auto else explicit_step)(mesh)

@@ -95,6 +95,7 @@ def test_an_iteration_that_explodes_is_ended_and_what_was_there_stays() -> None:
     assert len(explored.terms.nodes) >= len(again.terms.nodes)
 
 
+@pytest.mark.slow
 def test_an_iteration_that_makes_far_too_many_rows_is_taken_back() -> None:
     graph = example_graph(EXPLODING)
     rules = [r for b in load_books(("expansion",)) for r in b.rules if r.name.startswith("add-")]

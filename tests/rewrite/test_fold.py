@@ -213,6 +213,7 @@ def test_any_choice_for_a_folded_program_gives_equal_numbers(graph: BlockGraph, 
 SLOW = [pytest.param(fn, marks=pytest.mark.slow) for fn in (step, remembering)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [network, *SLOW])
 def test_the_whole_has_the_form_that_it_has_unfolded(
     fn: Any, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def programs(draw: st.DrawFn) -> BlockGraph:
     return graph
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(programs(), st.randoms(use_true_random=False))
 def test_any_choice_of_equal_operations_gives_equal_numbers(graph: BlockGraph, draw: Any) -> None:

@@ -123,6 +123,7 @@ def test_the_front_is_the_same_in_any_order() -> None:
     assert front(BOOKS) == front(shuffled(BOOKS, 3))
 
 
+@pytest.mark.slow
 def test_where_a_budget_ended_it_the_result_says_so_in_any_order() -> None:
     graph = graph_of(gradients, *CASES[1][1])
     for seed in (1, 2):

@@ -48,6 +48,7 @@ def test_all_that_fails_somewhere_is_refused_under_any_seed() -> None:
         assert [r.name for r in FALSE if not refused(r, seed)] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_that_holds_everywhere_is_accepted() -> None:
     assert [r.name for r in TRUE if refused(r)] == []

@@ -56,6 +56,7 @@ def test_no_seed_lets_one_through(seed: int) -> None:
             verify_rule(rule, seed)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_true_passes() -> None:
     for rule in SOUND:

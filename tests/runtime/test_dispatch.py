@@ -142,6 +142,7 @@ def test_a_version_of_jax_without_such_calls_makes_them_in_python(
     assert len(asked) == 3
 
 
+@pytest.mark.slow
 def test_a_function_goes_when_nobody_has_it() -> None:
     step = te.jit(lambda x: x + 1.0, cache=False)
     run = step.compiled(X)

@@ -159,6 +159,7 @@ def test_a_first_process_that_does_not_come_is_named() -> None:
     assert all("process 0 has not come within 0.5 s" in str(errors[k]) for k in (1, 2))
 
 
+@pytest.mark.slow
 def test_who_is_at_work_is_waited_for_longer() -> None:
     def run(peers: Peers) -> bytes:
         def slow() -> bytes:

@@ -104,6 +104,7 @@ def test_nothing_is_left_of_primitives_that_are_made_of_others() -> None:
             assert legal_dims(signature_of(graph, op), 8), op.kernel
 
 
+@pytest.mark.slow
 def test_random_plans_give_the_original_numbers() -> None:
     traced = trace(program, *ARGS)
     wanted = jax.tree.map(np.asarray, jax.jit(program)(*ARGS))
