@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tapestry_egg.errors import RuleError
+from tapestry_egg.parallel.child import Child
 from tapestry_egg.rules.language.book import Rule, commands
 
 from .timeline import Tick
@@ -225,50 +221,27 @@ class _Worker:
     """A process that holds an e-graph."""
 
     def __init__(self) -> None:
-        package = Path(sys.modules["tapestry_egg"].__file__ or __file__).resolve().parents[1]
-        path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tapestry_egg.egraphs.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self._rest = b""
+        self.child = Child("tapestry_egg.egraphs.worker:main")
 
     def ask(self, command: dict[str, Any], seconds: float = float("inf")) -> Any:
         """What the process answers. Raises Refused for what egglog refuses, _Gone when there is
         no answer within `seconds`."""
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        child = self.child
         try:
-            process.stdin.write(json.dumps(command).encode() + b"\n")
-            process.stdin.flush()
+            child.to.write(json.dumps(command).encode() + b"\n")
+            child.to.flush()
         except OSError:
             raise _Gone from None
-        end = time.perf_counter() + seconds
-        parts = [self._rest]
-        fd = process.stdout.fileno()
-        while b"\n" not in parts[-1]:
-            wait = None if seconds == float("inf") else max(0.0, end - time.perf_counter())
-            if not select.select([fd], [], [], wait)[0]:
-                raise _Gone(by_clock=True)
-            part = os.read(fd, 1 << 20)
-            if not part:
-                raise _Gone(process.wait() == -signal.SIGPROF)
-            parts.append(part)
-        line, _, self._rest = b"".join(parts).partition(b"\n")
-        told = json.loads(line)
+        answers = child.lines(seconds)
+        if not answers:
+            raise _Gone(by_clock=child.open or child.process.wait() == -signal.SIGPROF)
+        (told,) = answers
         if "error" in told:
             raise Refused(told["error"], told["at"])
         return told["ok"]
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        self.child.kill()
 
 
 #: Processes that wait for work.

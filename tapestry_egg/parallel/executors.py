@@ -13,8 +13,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +27,6 @@ from concurrent.futures import (
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -38,13 +35,14 @@ import msgspec
 from tapestry_egg import errors
 from tapestry_egg.errors import TapestryError
 
+from .child import Child, printed_aside, read_frame, write_frame
+
 #: Takes what a call says while it runs: the number of the call, and the data.
 Heard = Callable[[int, Any], None]
 
 #: The note on a result that an interruption cut short.
 INTERRUPTED = "interrupted: this is what was found until then"
 
-_SERVE = "from tapestry_egg.parallel.executors import serve; serve()"
 # What a frame from a worker holds: something said, the result, or why there is none.
 _SAID, _DONE, _REFUSED, _FAILED, _STOPPED = range(5)
 # What interrupts a call in its process; Ctrl-C itself reaches whoever asks.
@@ -75,7 +73,7 @@ class Processes(Executor):
         self.workers = max(1, workers or os.cpu_count() or 1)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._children: set[_Child] = set()
+        self._children: set[_Worker] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -151,13 +149,13 @@ class Processes(Executor):
 
     def _work(self) -> None:
         """Hand calls to one process after another, until there are no more."""
-        child: _Child | None = None
+        child: _Worker | None = None
         while (call := self._calls.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
                 continue
             try:
                 if child is None:
-                    child = _Child()
+                    child = _Worker()
                     with self._lock:
                         self._children.add(child)
                 call.future.set_result(child.result(call))
@@ -170,27 +168,18 @@ class Processes(Executor):
         if child is not None:
             self._end(child)
 
-    def _end(self, child: _Child) -> int:
+    def _end(self, child: _Worker) -> int:
         code = child.end()
         with self._lock:
             self._children.discard(child)
         return code
 
 
-class _Child:
+class _Worker(Child):
     """A worker process, seen from here."""
 
     def __init__(self) -> None:
-        package = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._to, self._from = self.process.stdin, self.process.stdout
+        super().__init__("tapestry_egg.parallel.executors:serve", threads=1)
         self._lock = threading.Lock()
 
     def result(self, call: _Call) -> Any:
@@ -198,7 +187,7 @@ class _Child:
         was interrupted, EOFError or OSError when the process is gone."""
         self._write([call.function, call.arguments])
         while True:
-            what, data = _read(self._from)
+            what, data = _read(self.source)
             if what == _DONE:
                 return data
             if what == _REFUSED:
@@ -214,36 +203,20 @@ class _Child:
         with suppress(OSError, ValueError):  # it has ended
             self._write(None)
 
-    def end(self) -> int:
-        for stream in (self._to, self._from):
-            with suppress(OSError):
-                stream.close()
-        return self.process.wait()
-
     def _write(self, data: Any) -> None:
         with self._lock:
-            _write(self._to, data)
+            _write(self.to, data)
 
 
-# Frames: eight bytes of length, then MessagePack
+# Frames of MessagePack
 
 
 def _write(stream: IO[bytes], data: Any) -> None:
-    text = msgspec.msgpack.encode(data)
-    stream.write(len(text).to_bytes(8, "big"))
-    stream.write(text)
-    stream.flush()
+    write_frame(stream, msgspec.msgpack.encode(data))
 
 
 def _read(stream: IO[bytes]) -> Any:
-    head = stream.read(8)
-    if len(head) < 8:
-        raise EOFError
-    size = int.from_bytes(head, "big")
-    text = stream.read(size)
-    if len(text) < size:
-        raise EOFError
-    return msgspec.msgpack.decode(text)
+    return msgspec.msgpack.decode(read_frame(stream))
 
 
 # In a worker
@@ -271,13 +244,11 @@ class _Server:
     """A worker process, seen from inside."""
 
     def __init__(self) -> None:
-        self._sink = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)
+        self._sink = printed_aside()
         self._calls: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         # Calls that have come, the last of them that was interrupted, and the one that runs.
         self._come = self._stopped = self._at = 0
         self._held = False
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(_STOP, lambda number, frame: self._check())
         threading.Thread(target=self._listen, daemon=True).start()

@@ -283,8 +283,8 @@ def test_a_process_that_is_lost_loses_only_its_own_work() -> None:
     net = network(document)
     assert net is not None
     aside = Aside(net, 60.0, 1, 1.0)
-    aside.process.kill()
-    aside.process.wait()
+    aside.child.process.kill()
+    aside.child.process.wait()
     found = Search(net, 20.0, news=aside.news, step=1.0).run()
     aside.end()
     assert found.proven and found.value == networks.least(document)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from dataclasses import replace
 from itertools import product
@@ -192,9 +191,7 @@ def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) 
     assert len(front) > 1
 
 
-def test_a_second_process_tells_of_answers_and_bounds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_process_tells_of_answers_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     document = ladder(6, 3)
     problem = iopddl.read(document, "")
     values = every(document)
@@ -202,10 +199,11 @@ def test_a_second_process_tells_of_answers_and_bounds(
     net = reduce(problem, ("consistency",), limits=np.array([top])).network
     data = io.BytesIO()
     np.savez(data, **aside._arrays(net, time.time() + 1.5, 1, 1.0, (low, top, 150)))
-    monkeypatch.setattr(sys, "stdin", type("", (), {"buffer": io.BytesIO(data.getvalue())}))
+    told: list[Any] = []
+    monkeypatch.setattr(aside, "request", data.getvalue)
+    monkeypatch.setattr(aside, "say", lambda found: told.append(json.loads(json.dumps(found))))
     monkeypatch.setattr(aside, "_OFTEN", 0.0)
     aside.work()
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     answers = [a for one in told for a in one["answers"]]
     lines = [line for one in told for line in one["lines"]]
     assert answers and lines

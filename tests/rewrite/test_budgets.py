@@ -126,8 +126,8 @@ def test_a_process_that_died_is_replaced(tmp_path: Path) -> None:
     with EGraph(tmp_path) as one:
         one.declare("(relation r (i64)) (ruleset load)")
     (worker,) = egraph_module._idle[-1:]
-    os.kill(worker._process.pid, signal.SIGKILL)
-    worker._process.wait()
+    os.kill(worker.child.process.pid, signal.SIGKILL)
+    worker.child.process.wait()
     with EGraph(tmp_path) as two:
         two.declare("(relation r (i64))")
         two.load("r", [(1,), (2,)])
@@ -140,7 +140,7 @@ def test_after_an_exhausted_step_the_graph_is_as_before(tmp_path: Path) -> None:
         graph.declare("(rule ((r x)) ((r (+ x 1))) :ruleset grow)")
         graph.load("r", [(0,)])
         assert graph.step("grow")
-        os.kill(graph._worker._process.pid, signal.SIGKILL)
+        os.kill(graph._worker.child.process.pid, signal.SIGKILL)
         with pytest.raises(Exhausted):
             graph.step("grow")
         assert sorted(row[0] for row in graph.tables(["r"])["r"]) == [0, 1]

@@ -7,13 +7,10 @@ execute), what is found comes back as lines of JSON. A process that is lost lose
 from __future__ import annotations
 
 import io
-import json
 import math
-import os
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -22,11 +19,10 @@ import numpy as np
 from tapestry_egg.extract.gym.cfn.network import program
 from tapestry_egg.extract.gym.cfn.network.known import Known
 from tapestry_egg.extract.gym.cfn.network.network import Ints, Network, Uses
+from tapestry_egg.parallel.child import Child, request, say, write_frame
 
 from .cores import CoreSearch
 from .search import Search
-
-_COMMAND = "from tapestry_egg.extract.gym.cfn.aside import work; work()"
 
 #: A second process is not worth its start for less than so many seconds.
 WORTH = 3.0
@@ -52,29 +48,18 @@ class Aside:
         step: float,
         span: tuple[int, int, int] | None = None,
     ) -> None:
-        self.held = bytearray()
-        self.open = True
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
+        self.child = Child("tapestry_egg.extract.gym.cfn.aside:work", threads=1, quiet=True)
         until = time.time() + seconds
         threading.Thread(
             target=self._send, args=(_arrays(net, until, seed, step, span),), daemon=True
         ).start()
 
     def _send(self, arrays: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with suppress(OSError, ValueError):
-            save: Any = np.savez  # whose keywords are arrays
-            save(self.process.stdin, **arrays)
-            self.process.stdin.close()
+        stream = io.BytesIO()
+        save: Any = np.savez  # whose keywords are arrays
+        save(stream, **arrays)
+        with suppress(OSError, ValueError):  # it has ended
+            write_frame(self.child.to, stream.getbuffer())
 
     def news(self, search: Search) -> None:
         """Offer a search what has come in."""
@@ -94,36 +79,18 @@ class Aside:
             for limit, bound, slope in told["lines"]:
                 known.line(limit, bound, slope)
 
-    def _told(self) -> list[Any]:
-        if not self.open:
-            return []
-        while (data := self._read()) is not None:
-            if not data:
-                self.open = False
-                break
-            self.held += data
-        *lines, rest = bytes(self.held).split(b"\n")
-        self.held = bytearray(rest)
-        return [json.loads(line) for line in lines]
+    @property
+    def open(self) -> bool:
+        """Whether it may still tell something."""
+        return self.child.open
 
-    def _read(self) -> bytes | None:
-        """What has come in; empty at the end, None where nothing is there now."""
-        assert self.process.stdout is not None
-        try:
-            return os.read(self.process.stdout.fileno(), 1 << 16)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
+    def _told(self) -> Iterator[Any]:
+        while lines := self.child.lines():
+            yield from lines
 
     def end(self) -> None:
         """End the process."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            with suppress(OSError, ValueError):
-                if stream is not None:
-                    stream.close()
+        self.child.kill()
 
 
 def _arrays(
@@ -149,7 +116,7 @@ def _arrays(
 
 def work() -> None:
     """What the second process does: reads a network, and tells of rows and bounds."""
-    a = np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False)
+    a = np.load(io.BytesIO(request()), allow_pickle=False)
     constant, until, seed, step = a["numbers"].tolist()
     uses = Uses(a["variable"], a["lower"], a["upper"], a["start"], a["amount"], a["room"])
     net = Network(a["sizes"], a["cost"], a["first"], a["second"], a["cells"], uses, constant)
@@ -166,7 +133,7 @@ def work() -> None:
             "bound": bound if math.isfinite(bound) else None,
             "infeasible": infeasible,
         }
-        print(json.dumps(line), flush=True)
+        say(line)
 
     if program.fits(net):
         found = program.solve(net, until - time.time(), np.zeros(0, dtype=np.int64))
@@ -206,7 +173,7 @@ def _work_on_limits(
             "answers": [(x.need, x.value, x.rows.tolist()) for x in answers],
             "lines": [(top, *line) for line in lines],
         }
-        print(json.dumps(found), flush=True)
+        say(found)
         last = time.time()
 
     left = until - time.time()

@@ -11,8 +11,6 @@ import io
 import json
 import math
 import os
-import selectors
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,7 @@ import numpy as np
 
 from tapestry_egg.extract.gym.choices.choices import rows
 from tapestry_egg.extract.gym.dag.egraph.form import AndOr, scaled
+from tapestry_egg.parallel.child import Child, ready, request, say, write_frame
 from tapestry_egg.parallel.deadline import held
 
 from .lazy_milp import Record, Search, expressed
@@ -55,59 +54,29 @@ def side_by_side(
     told, or known.
     """
     nodes = sorted(form.home)
-    request = _request(form, nodes, record, deadline - time.perf_counter(), seed)
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    selector = selectors.DefaultSelector()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    asked = _request(form, nodes, record, deadline - time.perf_counter(), seed)
+    children: dict[Child, str] = {}
     try:
         for name in solvers:
             with held():
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _COMMAND, name],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env=environment,
-                )
-                processes[name] = process
-            assert process.stdin is not None and process.stdout is not None
-            os.set_blocking(process.stdout.fileno(), False)
-            selector.register(process.stdout, selectors.EVENT_READ, (name, bytearray()))
-        for process in processes.values():
-            assert process.stdin is not None
+                child = Child("tapestry_egg.extract.gym.dag.solver_process:serve", name, quiet=True)
+                children[child] = name
+        for child in children:
             with suppress(BrokenPipeError):  # it died; the others go on
-                process.stdin.write(request)
-                process.stdin.close()
-        while selector.get_map():
+                write_frame(child.to, asked)
+        while waiting := [child for child in children if child.open]:
             left = deadline - time.perf_counter()
             if left <= 0:
                 return
-            for key, _ in selector.select(left):
-                name, unread = key.data
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(key.fileobj)
-                    continue
-                unread += data
-                *lines, rest = bytes(unread).split(b"\n")
-                unread[:] = rest
-                for line in lines:
-                    yield _event(name, json.loads(line), nodes, form)
+            for child in ready(waiting, left):
+                for news in child.lines():
+                    yield _event(children[child], news, nodes, form)
     finally:
         with held():
-            selector.close()
-            for process in processes.values():
-                process.kill()
-            for process in processes.values():
-                process.wait()
-                for stream in (process.stdin, process.stdout):
-                    if stream is not None and not stream.closed:
-                        stream.close()
-
-
-_COMMAND = (
-    "import sys; from tapestry_egg.extract.gym.dag.solver_process import serve; serve(sys.argv[1])"
-)
+            for child in children:
+                child.process.kill()
+            for child in children:
+                child.kill()
 
 
 def _event(name: str, news: dict[str, Any], nodes: list[int], form: AndOr) -> Event:
@@ -156,26 +125,24 @@ def _request(form: AndOr, nodes: list[int], record: Record, seconds: float, seed
     return stream.getvalue()
 
 
-def serve(solver: str) -> None:
-    """The other side: read a form from standard input, and print what the solver finds."""
+def serve() -> None:
+    """The other side: read a form from standard input, and tell what the solver finds."""
+    (solver,) = sys.argv[1:]
     arrived = time.perf_counter()
-    with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as data:
-        request = dict(data)
-    settings = json.loads(request["settings"].tobytes())
-    column, scale = scaled(request["costs"])
+    with np.load(io.BytesIO(request()), allow_pickle=False) as data:
+        asked = dict(data)
+    settings = json.loads(asked["settings"].tobytes())
+    column, scale = scaled(asked["costs"])
     form = AndOr(1, settings["acyclic"], (scale,))
     form.members = {c: [] for c in range(settings["classes"])}
-    form.roots = set(request["roots"].tolist())
-    for i, (home, cost) in enumerate(zip(request["home"].tolist(), column, strict=True)):
-        a, b = request["need_start"][i : i + 2]
-        n = form.add(home, request["needs"][a:b].tolist(), (cost,), ((home, i),))
-        a, b = request["cover_start"][i : i + 2]
+    form.roots = set(asked["roots"].tolist())
+    for i, (home, cost) in enumerate(zip(asked["home"].tolist(), column, strict=True)):
+        a, b = asked["need_start"][i : i + 2]
+        n = form.add(home, asked["needs"][a:b].tolist(), (cost,), ((home, i),))
+        a, b = asked["cover_start"][i : i + 2]
         if b > a:
-            form.covers[n] = set(request["covers"][a:b].tolist())
-    form.next_cover = int(request["covers"].max(initial=-1)) + 1
-
-    def say(news: dict[str, Any]) -> None:
-        print(json.dumps(news), flush=True)
+            form.covers[n] = set(asked["covers"][a:b].tolist())
+    form.next_cover = int(asked["covers"].max(initial=-1)) + 1
 
     def bounded(bound: int | float) -> None:
         if bound in (math.inf, -math.inf):
@@ -188,7 +155,7 @@ def serve(solver: str) -> None:
         math.inf if most is None else math.ceil(Fraction(most) * scale),
     )
     if settings["start"]:
-        record.picks = [(int(request["home"][i]), i) for i in settings["start"]]
+        record.picks = [(int(asked["home"][i]), i) for i in settings["start"]]
     deadline, seed = arrived + settings["seconds"], settings["seed"]
     if solver == "cp-sat":
         from .cp_sat import solve
