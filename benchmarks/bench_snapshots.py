@@ -100,7 +100,7 @@ def alpa(choices: UnitChoices) -> Problem:
 def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     """Search the front of one depth and print its line."""
     from tapestry_egg.extract.problem.assemble import assemble
-    from tapestry_egg.extract.search.search import Effort
+    from tapestry_egg.extract.search.settling import Effort
     from tapestry_egg.extract.search.worker import search_all
 
     choices = choices_of(layers, size)
@@ -131,7 +131,8 @@ def beside_alpa(layers: int, size: Size, runs: int, seconds: float) -> None:
     """The fastest plan by both, interleaved, and a line of medians."""
     from tapestry_egg.extract.problem.assemble import assemble
     from tapestry_egg.extract.search import exact
-    from tapestry_egg.extract.search.search import Effort, Search
+    from tapestry_egg.extract.search.search import Search
+    from tapestry_egg.extract.search.settling import Effort
 
     choices = choices_of(layers, size)
     ours, theirs = [], []

@@ -9,7 +9,8 @@ import numpy as np
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.quantities import TIME
 

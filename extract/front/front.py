@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tapestry_egg import pareto
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.search import pareto
 from tapestry_egg.machine.objectives import (
     JOULES,
     OBJECTIVES,

@@ -12,7 +12,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
-from tapestry_egg.extract.search.search import SLIVER
+from tapestry_egg.extract.search.settling import SLIVER
 from tapestry_egg.machine.objectives import SEARCHED, Objective, objective
 from tapestry_egg.plans.plan import Plan
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tapestry_egg import pareto
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.problem import Ints, Problem
-from tapestry_egg.extract.search import pareto
 from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.search import Effort
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.extract.search.worker import search_all, so_far
 from tapestry_egg.files import problem_file as snapshot_format
 

@@ -4,46 +4,30 @@ Limits on memory and energy are exchanged for prices on bytes at each time and o
 prices message passing bounds the problem and elimination finds what is very nearly the best
 labelling; where that exceeds a limit the price rises, elsewhere it falls (ascent on the Lagrangian
 dual; the prices of bytes are multiplied, not added to). Between plans that are found so, prices
-are those at which they balance (`chords.py`). Every labelling met on the way is kept if
-nothing dominates it; every bound met on the way is a cut that holds for all limits.
+are those at which they balance (`balance.py`). What is done at fixed prices stands in
+`settling.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
-from tapestry_egg.work import Work
+from tapestry_egg.extract.problem.problem import Floats
 
-from . import exact
 from .archive import Archive, Candidate, shown
-from .balance import Pool, hull, slope
-from .descent import Descent
-from .dual import Cut, Dual, Messages, Prices
-from .elimination import Elimination
+from .balance import hull, slope
+from .dual import Prices
 from .price_steps import mixed, stepped, weights_after
 from .products import dot
-
-# Memory limits closer together than this share of them are not told apart.
-SLIVER = 1e-5
-
-# Rows per variable that elimination looks at, and at first, where a legal labelling is wanted.
-_KEEP, _KEEP_MORE = 4, 16
-
-# So many places keep their messages, megabytes each; from earlier ones they are passed anew.
-_REMEMBERED = 64
+from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
 
 # The walk from low to high prices may take this share of the work, in no fewer prices than these.
 _WALK, _FEWEST = 0.5, 5
-
-# Passes among the layers that stand for equal ones, whenever prices change.
-_REHEARSALS = 8
 
 # So often a bound is raised, by some passes each time, where known plans balance, and so often
 # prices are sought between the same two plans.
@@ -63,13 +47,6 @@ _REPAIRS = 6
 # anything to so much that only the peak counts.
 _TOTALS = (0.05, 64.0)
 
-# So near to its bound, as a share of the gap that is good enough, the solver comes.
-_NEARLY = 0.25
-
-# Seconds after which a program is given up, far above what its size lets expect: a solver heeds no
-# interruption.
-_LONGEST = 60.0
-
 # What it takes to evaluate a bound for a plan, in entries that are read.
 _PER_BOUND = 300
 
@@ -77,92 +54,8 @@ _PER_BOUND = 300
 _LONGER, _SHORTER = 1.3, 0.6
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a plan may need: peak bytes, joules."""
-
-    peak: float
-    joules: float = np.inf
-
-    def hold(self, candidate: Candidate) -> bool:
-        """Whether a candidate needs no more."""
-        return candidate.peak <= self.peak and candidate.joules <= self.joules
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How hard to search: prices of all memory to try first, steps at each, `work` in all (units of
-    `Work`, each about a second of one processor).
-
-    `moves` is how often a labelling is improved once more at given prices where one elimination
-    does not hold all of it; `gap` is what is good enough. A search may be one of `parts`, number
-    `part`, that divide the prices among them, from low to high. Without `front` it is over with the
-    fastest plan, if that is within the limits. So far the same input gives the same result; not so
-    where the search ends by the clock: after `seconds`, or after `patience` seconds without a
-    better plan or bound.
-    """
-
-    prices: int = 16
-    steps: int = 4
-    moves: int = 0
-    seconds: float = 30.0
-    gap: float = 0.004
-    seed: int = 0
-    part: int = 0
-    parts: int = 1
-    patience: float = np.inf
-    front: bool = True
-    work: float = np.inf
-
-
-@dataclass(frozen=True)
-class Place:
-    """Prices, what they prove, and the messages to go on from there, if they are still kept."""
-
-    cut: Cut
-    prices: Prices
-    messages: Messages | None
-
-
-Report = Callable[[Archive, float], None]
-
-
-class Search:
-    """Anytime search of one problem; call `run`, then read `archive`.
-
-    `rivals` [plans, objectives] are costs of plans that other problems have: where those are as
-    good as anything here can be, there is nothing to search for.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        effort: Effort,
-        report: Report | None = None,
-        rivals: Floats | None = None,
-    ) -> None:
-        self.problem = problem
-        self.rivals = np.zeros((0, 3)) if rivals is None else rivals
-        self.effort = effort
-        self.report = report
-        self.deadline = time.perf_counter() + effort.seconds
-        self.gained = time.perf_counter()
-        self.late = False  # the clock has ended the search
-        self.archive = Archive()
-        self.work = Work()
-        self.dual = Dual(problem, self.work)
-        self.elimination = Elimination(self.dual)
-        self.descent = Descent(problem, self.work)
-        self.small = exact.small(problem)
-        self.units = exact.units(problem)  # of work, about, for a program under one limit
-        self.rng = np.random.default_rng(effort.seed)
-        self.visited: list[Place] = []
-        self.pool = Pool()
-        self.range = (0.0, np.inf)  # of all memory's price, in seconds per byte: this part's
-        # Where equal layers are folded, few steps come near to what many reach.
-        folded = self.dual.folding.worth
-        self._steps = max(1, effort.steps // 2) if folded else effort.steps
-        self._longer = 2 if folded else 4
+class Search(Settling):
+    """Anytime search of one problem; call `run`, then read `archive`."""
 
     def run(self, limits: Limits | None = None) -> Archive:
         """The front from the fastest plan down to the smallest peak, then the least joules.
@@ -197,7 +90,7 @@ class Search:
         found = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
         self._remember(self._here())
         if not self.archive.candidates:
-            self.consider(self._improved([self.dual.decode()], _KEEP_MORE))
+            self.consider(self._improved([self.dual.decode()], KEEP_MORE))
         if not self.archive.candidates and self.small:
             self._exactly(np.inf)
         if not self.archive.candidates:
@@ -254,16 +147,12 @@ class Search:
             if k and self._over():  # little work, and without it nothing is said of all plans
                 break
             self.dual.price(prices)
-            self.dual.rehearse(_REHEARSALS)
+            self.dual.rehearse(REHEARSALS)
             self._none_below(max(self.dual.sweep().least_peak for _ in range(_LAST_PASSES)))
-            profile = self._evaluated(self.elimination.improve([least.rows], _KEEP, rng))[2]
+            profile = self._evaluated(self.elimination.improve([least.rows], KEEP, rng))[2]
             used = mixed(used, profile)
             prices = replace(prices, bytes=weights_after(prices.bytes, used, 1.0))
         self.dual.resume(before)
-
-    def _none_below(self, peak: float) -> None:
-        """Note that every peak has so many bytes at least, but for rounding."""
-        self.archive.cuts.append(Cut(np.inf, 0.0, 0.0, peak * (1 - 0.1 * SLIVER)))
 
     def _totals(self) -> Floats:
         """This part's total prices of memory, fewer of them where a step is much work."""
@@ -321,7 +210,7 @@ class Search:
         self.work.add(0, _PER_BOUND * len(every) * len(self.archive.cuts))
         for seconds, peak, joules in every[shown(every)].tolist():
             by_peak = self._gap(Limits(peak))
-            own = _share(seconds, self.archive.bound(peak, joules))
+            own = share(seconds, self.archive.bound(peak, joules))
             for gap, limits in ((by_peak, Limits(peak)), (own, Limits(peak, joules))):
                 if limits.joules < np.inf and own < 1.5 * by_peak:
                     continue
@@ -340,7 +229,7 @@ class Search:
             for a, b in pairwise(hull(self.archive.candidates)):
                 limit, key = 0.5 * (a.peak + b.peak), (a.peak, b.peak)
                 known = min(0.5 * (a.seconds + b.seconds), self._rival(Limits(limit)))
-                gap = _share(known, self.archive.bound(limit, np.inf))
+                gap = share(known, self.archive.bound(limit, np.inf))
                 mine = self.range[0] <= slope(a, b) <= self.range[1]
                 if mine and gap > enough and tries.get(key, 0) < _CHORDS:
                     out = max(out or (gap, key), (gap, key))
@@ -432,94 +321,6 @@ class Search:
             prices = replace(prices, joule=0.1 * known / limits.joules)
         return replace(place, prices=prices)
 
-    def _here(self) -> Place:
-        return Place(self.archive.cuts[-1], self.dual.prices, self.dual.messages())
-
-    def _remember(self, place: Place) -> None:
-        self.visited.append(place)
-        if len(self.visited) > _REMEMBERED:
-            old = self.visited[-1 - _REMEMBERED]
-            self.visited[-1 - _REMEMBERED] = replace(old, messages=None)
-
-    def _settle(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
-        """Bound and solve the problem at fixed prices; the best labelling found for them."""
-        if prices is not self.dual.prices:
-            self.dual.price(prices)
-            self.dual.rehearse(_REHEARSALS)
-        last = -np.inf
-        for _ in range(sweeps):
-            cut = self.dual.sweep()
-            risen = cut.value - last
-            last = cut.value
-            if risen <= self.effort.gap * 0.05 * abs(last):
-                break
-        self.archive.cuts.append(cut)
-        return self.consider(self._improved(known or [self.dual.decode()], _KEEP))
-
-    def _improved(self, known: Sequence[Ints], keep: int) -> Ints:
-        """What elimination makes of known labellings at the present prices."""
-        rows = self.elimination.improve(known, keep, self.rng)
-        for _ in range(self.effort.moves):
-            if self.elimination.held:
-                break
-            rows = self.elimination.improve([rows, *known], keep, self.rng)
-        return rows
-
-    def _descended(self, found: Candidate, limit: float) -> Candidate:
-        """What single moves make of a plan within a memory limit."""
-        return self.consider(self.descent.into(found.rows, limit))
-
-    def consider(self, rows: Ints) -> Candidate:
-        """Evaluate a labelling and offer it to the archive."""
-        seconds, joules, profile = self._evaluated(rows)
-        candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
-        if np.isfinite(seconds):
-            self.pool.add(seconds, profile)
-        if self.archive.add(candidate):
-            self.gained = time.perf_counter()
-            if self.report is not None:
-                self.report(self.archive, max(0.0, self.deadline - self.gained))
-        return candidate
-
-    def _used(self, candidate: Candidate) -> Floats:
-        """Bytes at each time, then joules."""
-        return np.append(self._evaluated(candidate.rows)[2], candidate.joules)
-
-    def _evaluated(self, rows: Ints) -> tuple[float, float, Floats]:
-        self.work.add(*self.problem.evaluation)
-        return self.problem.evaluate(rows)
-
-    def _gap(self, limits: Limits) -> float:
-        """How far the best plan known, rivals included, may be from the best of this problem."""
-        return _share(self._known(limits), self.archive.bound(limits.peak, limits.joules))
-
-    def _known(self, limits: Limits) -> float:
-        """Seconds of the fastest plan within limits here or among the rivals."""
-        return min(self._upper(limits), self._rival(limits))
-
-    def _rival(self, limits: Limits) -> float:
-        """Seconds of the fastest rival within limits; infinite if none is."""
-        within = (self.rivals[:, 1] <= limits.peak) & (self.rivals[:, 2] <= limits.joules)
-        return float(self.rivals[within, 0].min(initial=np.inf))
-
-    def _beaten(self, found: Candidate) -> bool:
-        """Whether some rival is better in everything."""
-        return bool((self.rivals < np.array(found.costs)).all(axis=1).any())
-
-    def _upper(self, limits: Limits) -> float:
-        """Seconds of the fastest plan known within limits; infinite if none is."""
-        best = self.archive.best(limits.peak, limits.joules)
-        return best.seconds if best else np.inf
-
-    def _over(self) -> bool:
-        """Whether the effort is spent."""
-        if self.work.units >= self.effort.work:
-            return True
-        now = time.perf_counter()
-        if now > self.deadline or now > self.gained + self.effort.patience:
-            self.late = self.archive.by_clock = True
-        return self.late
-
     # Small problems are settled by mixed-integer programming
 
     def _close(self) -> None:
@@ -540,49 +341,6 @@ class Search:
             settled.add(limit)
             if self._gap(Limits(limit)) > self.effort.gap and self._affordable():
                 self._exactly(limit)
-
-    def _affordable(self) -> bool:
-        """Whether there is work left for a solver, which cannot be ended by what it does."""
-        left = min(self.effort.work, self.effort.seconds) - self.work.units
-        return self.small and self.units <= left
-
-    def _exactly(self, limit: float) -> None:
-        """Settle one memory limit by mixed-integer programming."""
-        left = min(self.deadline - time.perf_counter(), _LONGEST)
-        peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
-        smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
-        if limit < smallest < np.inf:
-            least, by_clock = exact.least_peak(
-                self.problem, smallest, left, peaks, self.work, exact.NODES
-            )
-            self._told(by_clock)
-            self._none_below(least)
-            # What the solver's tolerances cannot tell apart is as good.
-            if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
-                return
-            left = min(self.deadline - time.perf_counter(), _LONGEST)
-        gap = max(_NEARLY * self.effort.gap, 1e-4)
-        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES)
-        self._told(found.by_clock)
-        if found.rows is not None:
-            self.consider(found.rows)
-        # A solver that overlooks a plan that is known has lost its way in its tolerances. Where it
-        # finds that nothing is within the limit, the bound is infinite, and a bound all the same.
-        known = self._upper(Limits(limit))
-        if found.bound <= known * (1 + 1e-6):
-            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
-
-    def _told(self, by_clock: bool) -> None:
-        """Note whether the clock ended the solver: the next program would take as long."""
-        self.archive.by_clock |= by_clock
-        self.small &= not by_clock
-
-
-def _share(seconds: float, bound: float) -> float:
-    """By which share of a bound some plan may be slower than the best there is."""
-    if seconds <= bound:
-        return 0.0
-    return seconds / bound - 1.0 if bound > 0 else np.inf
 
 
 def _ratio(a: float, b: float) -> float:

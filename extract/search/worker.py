@@ -22,11 +22,12 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Problem
 from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, capacity, completed, tell
+from tapestry_egg.pareto import excess
 from tapestry_egg.quantities import TIME
 
 from .archive import Archive, Candidate, shown
-from .pareto import excess
-from .search import Effort, Limits, Search
+from .search import Search
+from .settling import Effort, Limits
 from .transport import archive_arrays, archive_from, packed, problem_arrays, problem_from, unpacked
 
 # Problems with fewer rows than this are searched sooner than a process has started.

@@ -11,6 +11,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult, best_given, merge, original_plan
+from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import PEAK_BYTES, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
@@ -18,7 +19,7 @@ from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.kernels import Schedule
 
 from . import omissions
-from .searches import ended_by_clock, for_traffic, search, search_in_turn, search_limits
+from .searches import ended_by_clock, for_traffic, search, search_in_turn
 from .state import Question, State
 
 
@@ -28,7 +29,7 @@ def search_problems(state: State) -> State:
     heeded = dict(q.limits)
     if q.machine.usable_bytes is not None:
         heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
-    wanted = search_limits(heeded)
+    wanted = Limits.of(heeded)
     found = search_in_turn(state.problems, wanted, q.settings, q.executor, q.tell)
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     notes += omissions.of_opaque(q.graph) + omissions.of_objectives(q.objectives)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.search import Effort, Limits
+from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.machine.target import Target
 from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress
@@ -32,13 +32,6 @@ _EVEN = 20.0
 # How much more work than others is spent on forms that compute values twice: they reach from the
 # middle of the front to its end, where the search takes longest.
 _TWICE = 2.0
-
-
-def search_limits(bounds: Mapping[str, float]) -> Limits | None:
-    """What the search must heed of the limits: those on what speed is exchanged for."""
-    if not {"peak_bytes", "joules"} & set(bounds):
-        return None
-    return Limits(bounds.get("peak_bytes", math.inf), bounds.get("joules", math.inf))
 
 
 def search_in_turn(

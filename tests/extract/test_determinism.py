@@ -17,7 +17,8 @@ import pytest
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.extract.search import search as search_module
 from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.extract.search.worker import search_all
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize

@@ -19,7 +19,8 @@ from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.descent import Descent
 from tapestry_egg.extract.search.dual import Dual, Prices
 from tapestry_egg.extract.search.elimination import Elimination
-from tapestry_egg.extract.search.search import Effort, Limits, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.extract.search.transport import (
     archive_arrays,
     archive_from,
@@ -382,7 +383,7 @@ def test_small_amounts_are_told_apart() -> None:
 def test_a_search_that_forgets_messages_proves_no_less_truly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tapestry_egg.extract.search.search._REMEMBERED", 1)
+    monkeypatch.setattr("tapestry_egg.extract.search.settling._REMEMBERED", 1)
     monkeypatch.setattr("tapestry_egg.extract.search.exact.COLUMNS", 0)
     looked = 0
     for seed in range(8):

@@ -18,7 +18,8 @@ from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.archive import Candidate
-from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize

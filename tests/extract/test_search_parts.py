@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Problem, Variable
 from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.extract.search.worker import search_all
 
 from .test_batches import ladder

@@ -10,7 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.search.search import Effort, Limits, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort, Limits
 
 from .test_batches import ladder
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapestry_egg import pareto
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.choice_front import ChoiceFront, choice_front, with_node_count
 from tapestry_egg.extract.gym.choices.check import evaluate
 from tapestry_egg.extract.gym.choices.choices import ChoiceProblem, Pairs
-from tapestry_egg.extract.search import pareto
 from tests.gym import and_or
 from tests.gym.test_and_or import cases, hard
 

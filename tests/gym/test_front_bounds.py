@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapestry_egg import pareto
 from tapestry_egg.extract.gym.choice_front import with_node_count
 from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
 from tapestry_egg.extract.gym.dag.egraph.form import AndOr, working_form
@@ -23,7 +24,6 @@ from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
 from tapestry_egg.extract.gym.dag.front_bounds import FrontBounds, Point
 from tapestry_egg.extract.gym.dag.lazy_milp import Record
 from tapestry_egg.extract.gym.dag.weighted_sum import Relaxation, weighted
-from tapestry_egg.extract.search import pareto
 from tests.gym import and_or
 from tests.gym.test_and_or import cases
 

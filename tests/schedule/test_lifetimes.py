@@ -21,7 +21,8 @@ from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
 from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.search.archive import Candidate
-from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tapestry_egg import pareto
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.cfn.network import program
 from tapestry_egg.extract.gym.cfn.network.known import Known
@@ -23,7 +24,6 @@ from tapestry_egg.extract.gym.cfn.network.reductions import Begun, Reduced, begi
 from tapestry_egg.extract.gym.choices.check import evaluate
 from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Number
 from tapestry_egg.extract.gym.choices.front import ChoiceFront, ChoicePoint
-from tapestry_egg.extract.search import pareto
 from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tapestry_egg.parallel.executors import INTERRUPTED
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tapestry_egg import pareto
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.search import pareto
 
 from .choices import Choice, ChoiceProblem, Number
 

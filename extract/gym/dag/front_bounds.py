@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from tapestry_egg.extract.gym.dag.egraph.cost_unit import Scaled, unit_of
 from tapestry_egg.extract.gym.dag.egraph.form import AndOr
-from tapestry_egg.extract.search.pareto import excess
+from tapestry_egg.pareto import excess
 
 # Floats that differ by less than this share are the same: the tolerance of the programs solved.
 _SAME = 1e-7
