@@ -34,11 +34,13 @@ class Candidate:
 @dataclass
 class Archive:
     """The candidates that no other dominates, and every cut proved so far; whether the search ended
-    `by_clock`, so that another one may find something else."""
+    `by_clock`, so that another one may find something else. `unsettled` are limits on the peak for
+    which a solver of integer programs was ended before it had proven what is wanted."""
 
     candidates: list[Candidate] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     by_clock: bool = False
+    unsettled: tuple[float, ...] = ()
 
     def add(self, new: Candidate) -> bool:
         """Keep a candidate unless another is as good in everything; drop what it dominates."""
@@ -56,6 +58,7 @@ class Archive:
             self.add(candidate)
         self.cuts += other.cuts
         self.by_clock |= other.by_clock
+        self.unsettled += other.unsettled
 
     def bound(self, peak: float, joules: float) -> float:
         """The best proved bound on seconds of any plan within these limits."""

@@ -241,7 +241,12 @@ class Settling:
         return self.small and self.units <= left
 
     def _exactly(self, limit: float) -> None:
-        """Settle one memory limit by mixed-integer programming."""
+        """Settle one memory limit by mixed-integer programming, or note that the solver gave up."""
+        self._solve(limit)
+        if self._gap(Limits(limit)) > self.effort.gap:
+            self.archive.unsettled += (limit,)
+
+    def _solve(self, limit: float) -> None:
         left = min(self.deadline - time.perf_counter(), _LONGEST)
         peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
         smallest = min((c.peak for c in self.archive.candidates), default=np.inf)

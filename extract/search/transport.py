@@ -106,6 +106,7 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
         "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
         "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 4),
         "by_clock": np.array(archive.by_clock),
+        "unsettled": np.array(archive.unsettled, dtype=float),
     }
 
 
@@ -116,4 +117,5 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
         for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
     ]
     cuts = [Cut(*map(float, cut)) for cut in data["cuts"]]
-    return Archive(candidates, cuts, bool(data["by_clock"]))
+    unsettled = tuple(data["unsettled"].tolist())
+    return Archive(candidates, cuts, bool(data["by_clock"]), unsettled)

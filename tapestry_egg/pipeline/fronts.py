@@ -32,6 +32,8 @@ def search_problems(state: State) -> State:
     wanted = Limits.of(heeded)
     found = search_in_turn(state.problems, wanted, q.settings, q.executor, q.tell)
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
+    if q.settings.front and not found.interrupted:
+        notes += omissions.of_programs(state.problems, found.archives, q.settings.gap)
     notes += omissions.of_opaque(q.graph) + omissions.of_objectives(q.objectives)
     notes += omissions.of_meshes(q.words.unsearched)
     if not q.settings.front:

@@ -6,6 +6,7 @@ nothing was left out, nothing is said.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from tapestry_egg.metakernels.signatures.signature import CALLS
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
+    from tapestry_egg.extract.search.archive import Archive
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.rewrite.forms import Form
@@ -145,6 +147,44 @@ def of_endings(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
     return (
         f"of {_count(most, 'value', 'values')}, small or of many readers, not every reader was "
         f"tried as the last of a copy that they share",
+    )
+
+
+def of_programs(
+    problems: Sequence[PlanProblem], archives: Sequence[Archive], gap: float
+) -> tuple[str, ...]:
+    """What is said of gaps that the solver of integer programs has left open: for limits at which
+    it was ended, and in problems that are too large for it."""
+    from tapestry_egg.extract.search import exact
+
+    def known(peak: float, joules: float = math.inf) -> float:
+        found = [a.best(peak, joules) for a in archives]
+        return min((c.seconds for c in found if c is not None), default=math.inf)
+
+    def is_open(archive: Archive, peak: float, joules: float = math.inf) -> bool:
+        return known(peak, joules) > archive.bound(peak, joules) * (1.0 + gap)
+
+    ended = sum(is_open(a, peak) for a in archives for peak in set(a.unsettled))
+    points = [(c.peak, c.joules) for a in archives for c in a.corners()]
+    large = sum(
+        not exact.small(p.problem) and any(is_open(a, *point) for point in points)
+        for p, a in zip(problems, archives, strict=True)
+    )
+    return (
+        *_told(
+            ended,
+            "limit on memory was given up by the solver of integer programs,",
+            "limits on memory were given up by the solver of integer programs,",
+            "and its gap is what was proven until then",
+        ),
+        *(
+            (
+                f"{_count(large, 'problem has', 'problems have')} more than {exact.COLUMNS} "
+                "columns, too many to be settled by integer programs: gaps are what prices prove",
+            )
+            if large
+            else ()
+        ),
     )
 
 

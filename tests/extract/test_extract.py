@@ -166,9 +166,10 @@ def test_problems_and_archives_travel_as_arrays(seed: int) -> None:
         seconds, joules, profile = again.evaluate(np.array(rows, dtype=np.int64))
         assert (seconds, joules) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
         assert profile.tolist() == pytest.approx(expected[2])
-    archive = Archive([Candidate(np.zeros(len(problem.variables), np.int64), 1.0, 2.0, 3.0)], [])
-    back = archive_from(archive_arrays(archive))
+    found = [Candidate(np.zeros(len(problem.variables), np.int64), 1.0, 2.0, 3.0)]
+    back = archive_from(archive_arrays(Archive(found, [], unsettled=(4.0, np.inf))))
     assert [c.costs for c in back.candidates] == [(1.0, 2.0, 3.0)] and back.cuts == []
+    assert back.unsettled == (4.0, np.inf)
 
 
 # Bounds
