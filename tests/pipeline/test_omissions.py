@@ -278,3 +278,16 @@ def test_kernels_of_the_users_own_are_told() -> None:
     assert told.startswith("1 operation without a template (pallas_call) runs whole")
     plain = te.trace(lambda x: x @ x, jnp.ones((16, 16))).graph
     assert of_opaque(plain) == ()
+
+
+@pytest.mark.parametrize("front", [False, True])
+def test_a_first_call_on_an_explicit_mesh_says_that_it_was_not_divided(front: bool) -> None:
+    from jax.sharding import AxisType
+
+    from tapestry_egg.pipeline.jit.planning import Request, plan_program
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    request = Request(mesh=mesh, settings=replace(QUICK, front=front), cache=False)
+    notes = plan_program(te.trace(product, X, X), request).notes
+    said = "only the mesh 8data as it is named was searched, none that divides its axes"
+    assert (said in notes) == (not front)
