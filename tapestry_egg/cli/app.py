@@ -103,6 +103,9 @@ def trace(
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="PATH", help="The graph file to write.")
     ],
+    loom: Annotated[
+        bool, typer.Option("--loom", help="Write Loom JSON, which other tools read, too.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Trace a JAX function into a graph file.
@@ -113,10 +116,10 @@ def trace(
     from tapestry_egg.progress import reporter
 
     with reporter(quiet=quiet) as on_progress:
-        _trace_to(program, Path(out), on_progress)
+        _trace_to(program, Path(out), on_progress, loom)
 
 
-def _trace_to(program: str, out: Path, on_progress: Progress) -> None:
+def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False) -> None:
     from tapestry_egg.files.files import save
     from tapestry_egg.progress import Phase
     from tapestry_egg.tracing.entry import load_entry
@@ -127,7 +130,12 @@ def _trace_to(program: str, out: Path, on_progress: Progress) -> None:
     from tapestry_egg.tracing.trace import trace as trace_function
 
     traced = trace_function(entry.function, *entry.arguments, name=entry.name)
-    save(traced, out)
+    if loom:
+        from tapestry_egg.loom import to_loom, write_loom
+
+        write_loom(to_loom(traced), out)
+    else:
+        save(traced, out)
     words = f"{len(traced.graph.operations)} operations -> {out}"
     on_progress(Phase("trace", words, 1.0, entry.name))
 

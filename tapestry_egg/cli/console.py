@@ -110,6 +110,15 @@ def load_any(name: str) -> Any:
         return load(path)
 
 
+def load_sharded(name: str) -> tuple[Any, dict[tuple[int, ...], Any]]:
+    """The same, and the shards that a Loom graph has of its operations."""
+    from tapestry_egg.files.files import load_sharded as load
+
+    with stdin_as_file(name) as path:
+        loaded, covers = load(path)
+        return loaded, dict(covers)
+
+
 def load_front(name: str) -> Front:
     """The front in a file. Raises GraphError where the file holds something else."""
     return _as_front(load_any(name), name)

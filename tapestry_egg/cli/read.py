@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ from .console import (
     complain,
     load_any,
     load_front,
+    load_sharded,
     print_json,
     say,
 )
@@ -44,21 +45,32 @@ def show(
         list[str] | None,
         typer.Option(
             metavar="N:DIM=PARTS,...",
-            help="Draw operation N in shards; may be repeated. A plan brings its own.",
+            help="Operation N in shards, drawn or in Loom; may be repeated. A plan brings its own.",
         ),
     ] = None,
+    loom: Annotated[
+        bool, typer.Option("--loom", help="Print a graph as Loom JSON, which other tools read.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a saved graph, plan or front, or draw a graph or plan."""
+    """Print a saved graph, plan or front, or draw a graph or plan.
+
+    Loom graphs are read as well as our own files, here and wherever a graph is read.
+    """
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.plans.plan import Plan
 
-    loaded = load_any(file)
+    if loom and (svg or operations or as_json):
+        raise typer.BadParameter("--loom goes with --cover only")
+    loaded, shards = load_sharded(file) if svg or loom else (load_any(file), {})
     if svg:
-        _draw(loaded, svg, operations, cover or ())
+        _draw(loaded, svg, operations, shards, cover or ())
+        return
+    if loom:
+        _print_loom(loaded, shards, cover or (), file)
         return
     if operations or cover:
-        raise typer.BadParameter("--operations and --cover need --svg")
+        raise typer.BadParameter("--operations needs --svg, --cover --svg or --loom")
     if isinstance(loaded, Front):
         print_json(loaded.table()) if as_json else print(loaded)
     elif isinstance(loaded, Plan):
@@ -68,8 +80,32 @@ def show(
         print_json(text.graph_data(graph)) if as_json else print(text.graph_text(graph))
 
 
-def _draw(loaded: Any, path: str, operations: str, covers: Sequence[str]) -> None:
-    """Draw a graph, or a plan in the shards that it makes."""
+def _print_loom(
+    loaded: Any, shards: Mapping[tuple[int, ...], Any], covers: Sequence[str], file: str
+) -> None:
+    """Print a graph as Loom JSON, in the shards that its file has and those asked for."""
+    from tapestry_egg.loom import loom_text, to_loom
+    from tapestry_egg.show.drawing import parse_cover
+    from tapestry_egg.tracing.trace import Program
+
+    if not isinstance(loaded, Program):
+        raise TapestryError(
+            "holds plans; Loom has graphs and shards, but no layouts",
+            where=file,
+            hint="Print the graph that they were made of.",
+        )
+    asked = dict(parse_cover(loaded.graph, text) for text in covers)
+    print(loom_text(to_loom(loaded, {**shards, **asked})), end="")
+
+
+def _draw(
+    loaded: Any,
+    path: str,
+    operations: str,
+    shards: Mapping[tuple[int, ...], Any],
+    covers: Sequence[str],
+) -> None:
+    """Draw a graph in the shards that its file has, or a plan in those that it makes."""
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.show.drawing import MOST_OPERATIONS, draw, parse_cover, plan_covers
@@ -81,7 +117,7 @@ def _draw(loaded: Any, path: str, operations: str, covers: Sequence[str]) -> Non
         raise typer.BadParameter(f"{operations!r} is no range A:B of operations")
     graph = loaded.body.graph if isinstance(loaded, Plan) else loaded.graph
     chosen = range(int(first), int(after)) if operations else range(len(graph.operations))
-    shards = {}
+    shards = {at: boxes for at, boxes in shards.items() if at[0] in chosen}
     if isinstance(loaded, Plan) and len(chosen) <= MOST_OPERATIONS:
         shards = {at: boxes for at, boxes in plan_covers(loaded).items() if at[0] in chosen}
     shards.update(parse_cover(graph, text) for text in covers)

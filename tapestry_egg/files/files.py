@@ -6,7 +6,7 @@ A path that ends in `.gz` is compressed. What a file says is checked before it i
 JSON, its records (`documents.py`, `plan_documents.py`), its parameters (`codec.py`) and the
 invariants of the graph. Files of plans hold the program as it was given beside the forms that run,
 and are certified when they are loaded (`admission.py`). Their digests, one for each section, only
-say where a file was damaged by accident.
+say where a file was damaged by accident. Loom graphs (`loom/`) are read as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -51,6 +51,9 @@ from .plan_documents import (
     plan_from_record,
     plan_record,
 )
+
+if TYPE_CHECKING:
+    from tapestry_egg.loom.tags import Covers
 
 #: Versions by kind. Plans and fronts of version 1 held no program that they could be held against.
 VERSIONS = {"graph": 1, "plan": 2, "front": 2}
@@ -105,8 +108,9 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
 def load(
     path: str | Path, *, rules: Sequence[str | Path | RuleBook] = (), certify: bool = True
 ) -> Program | Plan | Front:
-    """The program, plan or front in a file that `save` wrote.
+    """The program, plan or front in a file that `save` wrote, or the program of a Loom graph.
 
+    Shards that a Loom graph has are checked, and left aside; `load_sharded` gives them.
     Plans are certified: they compute what the program in the file does, are legal, and cost what
     they say. `rules` gives the user's rule books that plans were made with, where they are no
     longer at their place. `certify=False` reads plans without believing them; do not run those.
@@ -116,14 +120,45 @@ def load(
     holds a graph that breaks an invariant; PlanError when a plan does not fit its graph, or what
     the file says of it is not so.
     """
+    return _load(path, rules, certify, shards=False)[0]
+
+
+def load_sharded(path: str | Path) -> tuple[Program | Plan | Front, Covers]:
+    """What `load` gives, and the covers of those operations that a Loom graph has in shards.
+
+    Raises GraphError, too, for shards of a kernel without a template.
+    """
+    return _load(path, (), True, shards=True)
+
+
+def _load(
+    path: str | Path, rules: Sequence[str | Path | RuleBook], certify: bool, shards: bool
+) -> tuple[Program | Plan | Front, Covers]:
     document = _read(path)
     where = f"{path}: $"
+    try:
+        if "tapestry_egg" not in document and "nodes" in document:
+            from tapestry_egg.loom import loom_from_json, program_from_loom
+
+            return program_from_loom(loom_from_json(document, where), where, shards=shards)
+        return _loaded(document, where, rules, certify, Path(path).parent), {}
+    except RecursionError:
+        raise GraphError("nested too deeply", where=where) from None
+
+
+def _loaded(
+    document: dict[str, Any],
+    where: str,
+    rules: Sequence[str | Path | RuleBook],
+    certify: bool,
+    folder: Path,
+) -> Program | Plan | Front:
     kind, version = document.get("tapestry_egg"), document.get("version")
     if not isinstance(kind, str) or kind not in VERSIONS:
         raise GraphError(
             "not a graph, plan or front of tapestry-egg",
             where=f"{where}.tapestry_egg",
-            hint="Files are made by `tapestry-egg trace` and te.save.",
+            hint="Files are made by `tapestry-egg trace` and te.save; Loom graphs have `nodes`.",
         )
     if type(version) is not int or version != VERSIONS[kind]:
         old = type(version) is int and version < VERSIONS[kind]
@@ -135,25 +170,22 @@ def load(
             if old
             else "Save it again with this version, or upgrade.",
         )
-    try:
-        if kind == "graph":
-            return _program(document, where)
-        if kind == "plan":
-            found: Plan | Front = _plan(document, where)
+    if kind == "graph":
+        return _program(document, where)
+    if kind == "plan":
+        found: Plan | Front = _plan(document, where)
+    else:
+        known = {
+            k: v for k, v in document.items() if k not in ("tapestry_egg", "version", "digests")
+        }
+        found = front_from_document(known, where)
+    _check_digests(document, where)
+    if certify:
+        if isinstance(found, Front):
+            admit_front(found, where, rules, folder)
         else:
-            known = {
-                k: v for k, v in document.items() if k not in ("tapestry_egg", "version", "digests")
-            }
-            found = front_from_document(known, where)
-        _check_digests(document, where)
-        if certify:
-            if isinstance(found, Front):
-                admit_front(found, where, rules, Path(path).parent)
-            else:
-                admit([found], [where], where, rules, Path(path).parent)
-        return found
-    except RecursionError:
-        raise GraphError("nested too deeply", where=where) from None
+            admit([found], [where], where, rules, folder)
+    return found
 
 
 # ---- kinds of files ----------------------------------------------------------------------------

@@ -1,13 +1,12 @@
 """Loom: block graphs in the JSON form of the Tapestry project, checked against dialects.
 
-`read_loom` and `write_loom` are the files, `EXPRESSIONS` and `APPLICATIONS` the dialects, `sharded`
-makes shards from signatures, `to_loom` and `from_loom` lead from and to our own block graphs.
+`to_loom` and `from_loom` lead from and to our own block graphs, `write_loom` makes files, and
+`te.load` reads them. `EXPRESSIONS` and `APPLICATIONS` are the dialects, `sharded` makes shards from
+signatures. To print one: `tapestry-egg show g.json --loom`.
 """
 
 from __future__ import annotations
 
-from .convert import from_loom as from_loom
-from .convert import to_loom as to_loom
 from .dialects import APPLICATIONS as APPLICATIONS
 from .dialects import EXPRESSIONS as EXPRESSIONS
 from .dialects import Dialect as Dialect
@@ -16,7 +15,10 @@ from .issues import ValidationIssue as ValidationIssue
 from .nodes import LoomGraph as LoomGraph
 from .nodes import Node as Node
 from .nodes import loom_from_json as loom_from_json
+from .nodes import loom_text as loom_text
 from .nodes import loom_to_json as loom_to_json
-from .nodes import read_loom as read_loom
 from .nodes import write_loom as write_loom
+from .read import from_loom as from_loom
+from .read import program_from_loom as program_from_loom
 from .sharding import sharded as sharded
+from .write import to_loom as to_loom

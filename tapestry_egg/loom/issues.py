@@ -58,6 +58,9 @@ class LoomError(GraphError):
         self.issues = tuple(issues)
         more = len(self.issues) - 1
         tail = f" (and {more} more issue{'' if more == 1 else 's'})" if more else ""
+        place = next((c.jsonpath for c in self.issues[0].contexts if c.jsonpath), "")
+        if where.endswith("$"):
+            where += place.removeprefix("$")
         hint = "\n  ".join(line for issue in issues[:5] for line in str(issue).splitlines())
         super().__init__(f"{self.issues[0].summary}{tail}", where=where, hint=hint)
 

@@ -9,13 +9,14 @@ schema is that of Tapestry's Loom, version 2024-01; `loom:Tensor` is short for t
 
 from __future__ import annotations
 
-import json
+import gzip
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import GraphError
 from tapestry_egg.zspace import Projection, ZRange, ZSpaceError
 
@@ -232,23 +233,17 @@ def loom_to_json(graph: LoomGraph) -> dict[str, Any]:
     return {"id": graph.id, "nodes": [msgspec.to_builtins(node) for node in graph.nodes]}
 
 
-def read_loom(path: str | Path) -> LoomGraph:
-    """The graph in a JSON file. Raises GraphError naming the file and the place of a fault."""
-    try:
-        data = json.loads(Path(path).read_bytes())
-    except OSError as e:
-        raise GraphError(f"cannot be read: {e.strerror or e}", where=str(path)) from None
-    except json.JSONDecodeError as e:
-        raise GraphError(f"not JSON: {e.msg}", where=f"{path}:{e.lineno}:{e.colno}") from None
-    except (ValueError, RecursionError) as e:
-        raise GraphError(f"not JSON: {e}", where=str(path)) from None
-    return loom_from_json(data, f"{path}: $")
+def loom_text(graph: LoomGraph) -> str:
+    """A graph as the text of a JSON file, one node per line."""
+    lines = ",\n".join(msgspec.json.encode(node).decode() for node in graph.nodes)
+    head = msgspec.json.encode(graph.id).decode()
+    return f'{{"id": {head}, "nodes": [\n{lines}\n]}}\n'
 
 
 def write_loom(graph: LoomGraph, path: str | Path) -> None:
-    """Write a graph to a JSON file, one node per line, whole or not at all."""
-    from tapestry_egg.atomic import write_atomic
+    """Write a graph to a JSON file, whole or not at all; compressed where its name ends in `.gz`.
 
-    lines = ",\n".join(msgspec.json.encode(node).decode() for node in graph.nodes)
-    head = msgspec.json.encode(graph.id).decode()
-    write_atomic(Path(path), f'{{"id": {head}, "nodes": [\n{lines}\n]}}\n'.encode())
+    `te.load` reads it back.
+    """
+    data = loom_text(graph).encode()
+    write_atomic(Path(path), gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from tapestry_egg.loom import (
     from_loom,
     loom_from_json,
     loom_to_json,
-    read_loom,
     sharded,
     to_loom,
     write_loom,
 )
-from tapestry_egg.loom.convert import PROGRAMS, _folded
 from tapestry_egg.loom.nodes import APPLICATION, IPF_SIGNATURE, OPERATION, body_of
+from tapestry_egg.loom.tags import PROGRAMS
+from tapestry_egg.loom.write import _folded
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature
 from tapestry_egg.reference.executor import execute
@@ -158,7 +159,7 @@ def test_equal_graphs_make_equal_files(graph: BlockGraph, tmp_path: Path) -> Non
     for name in ("one.json", "two.json"):
         write_loom(to_loom(graph), tmp_path / name)
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-    again, _ = from_loom(read_loom(tmp_path / "one.json"))
+    again, _ = from_loom(loom_from_json(json.loads((tmp_path / "one.json").read_text())))
     assert graph_document(again) == graph_document(graph)
 
 

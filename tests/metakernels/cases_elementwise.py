@@ -192,11 +192,9 @@ def clamp(draw: Draw, kernel: str) -> Case:
 
 @of("elementwise", "select_n")
 def select(draw: Draw, kernel: str) -> Case:
-    shape, cases = draw.shape(), draw.size(1, 3)
+    shape, cases = draw.shape(), draw.size(2, 3)  # one case is no choice: it is not traced
     at = shape if draw.coin() else ()
     which = draw.flags(at) if cases == 2 else draw.integers(at, 0, cases)
-    if cases == 1:
-        which = np.zeros_like(which)
     return lax.select_n, (which, *(draw.floats(shape) for _ in range(cases)))
 
 
