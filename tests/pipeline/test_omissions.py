@@ -20,7 +20,8 @@ from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search import exact
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.dual import Cut
-from tapestry_egg.extract.search.search import Effort, Search
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.omissions import (
