@@ -30,7 +30,8 @@ from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rules.language.book import Rule
 
 from .evaluate import FIELD, Array, Program, elementwise, one_shape
-from .instances import Instance, Node
+from .instances import Instance
+from .laws import Node
 
 _LAW = 1e-9
 #: Roundings of the dtype in which a pattern computes that an operation may be off by.

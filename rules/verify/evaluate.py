@@ -28,7 +28,8 @@ from tapestry_egg.reference.kernels import prepared
 from tapestry_egg.rewrite.requests import Applied
 from tapestry_egg.rules.language.families import MAP, MAP2
 
-from .instances import Instance, Node
+from .instances import Instance
+from .laws import Node
 from .values import Landmarks, drawn
 
 Array = NDArray[Any]

@@ -26,7 +26,8 @@ from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.requests import Applied
 
 from .evaluate import Array, elementwise
-from .instances import Instance, Node
+from .instances import Instance
+from .laws import Node
 
 #: The solver's steps for one formula.
 _STEPS = 400_000

@@ -39,7 +39,8 @@ from .compare import (
 )
 from .evaluate import Array, NoReference, Numbers, Program, has_field
 from .facts import refuse_facts
-from .instances import Drawn, Instance, Side, instances, sides
+from .instances import Drawn, Instance, instances
+from .laws import Side, sides
 from .proofs import Prover
 from .values import EXTREME, FINITE, MASKS, MODERATE, ROUNDED, Landmarks, landmarks, mixtures
 

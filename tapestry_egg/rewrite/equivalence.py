@@ -10,8 +10,8 @@ what they make of it. Nothing of the search is used, and nothing that a file say
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels.signatures.parameters import exact
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
+
+from .pieces import Class, New, Piece, piece_of, proven
 
 # Operations of the program around a group that its rules may look at: first few, then many.
 _NEAR = (48, 400)
@@ -60,37 +62,22 @@ def _types(graph: BlockGraph, values: Sequence[int]) -> tuple[TensorType, ...]:
     return tuple([graph.values[v] for v in values])
 
 
-#: What a value is: a number shared by equal values. Those of the program come first.
-_Class = int
-
-
 @dataclass
 class _Table:
     """Classes by what makes them: equal operations on equal operands share one."""
 
-    classes: dict[Any, _Class] = field(default_factory=dict)
+    classes: dict[Any, Class] = field(default_factory=dict)
     count: int = 0
 
-    def fresh(self) -> _Class:
+    def fresh(self) -> Class:
         self.count += 1
         return self.count - 1
 
-    def of(self, key: Any) -> _Class:
+    def of(self, key: Any) -> Class:
         found = self.classes.get(key)
         if found is None:
             found = self.classes[key] = self.fresh()
         return found
-
-
-@dataclass(frozen=True)
-class _New:
-    """An operation of the form that the program does not have, on classes."""
-
-    op: Operation
-    operands: tuple[_Class, ...]
-    inputs: tuple[TensorType, ...]
-    output: TensorType
-    number: int  # its place in the form, for messages
 
 
 class _Matching:
@@ -105,9 +92,9 @@ class _Matching:
     ) -> None:
         self.given, self.form, self.named, self.rules = given, form, named, rules
         self.table = _Table()
-        self.class_of: dict[int, _Class] = {}  # value of the program
-        self.value_of: dict[_Class, int] = {}  # the first value of each class
-        self.effects: dict[Any, list[tuple[_Class, ...]]] = {}
+        self.class_of: dict[int, Class] = {}  # value of the program
+        self.value_of: dict[Class, int] = {}  # the first value of each class
+        self.effects: dict[Any, list[tuple[Class, ...]]] = {}
         self.maker = given.producers()
         self.region_keys: dict[tuple[int, int], str] = {}
         self._read_given()
@@ -115,8 +102,8 @@ class _Matching:
         # for each the first, which it is taken for.
         self.claims: dict[tuple[int, int], None] = {}
         self.stands: dict[int, int] = {}
-        self.new: dict[_Class, _New] = {}
-        self.form_class: dict[int, _Class] = {}
+        self.new: dict[Class, New] = {}
+        self.form_class: dict[int, Class] = {}
 
     # The program
 
@@ -137,14 +124,14 @@ class _Matching:
                 self._define(v, c)
         self.own = self.table.count
 
-    def _define(self, v: int, c: _Class) -> None:
+    def _define(self, v: int, c: Class) -> None:
         self.class_of[v] = c
         self.value_of.setdefault(c, v)
 
     def _key(
         self,
         op: Operation,
-        operands: tuple[_Class, ...],
+        operands: tuple[Class, ...],
         graph: BlockGraph,
         regions: tuple[str, ...] | None = None,
     ) -> Any:
@@ -181,14 +168,14 @@ class _Matching:
     def _pass(self) -> bool:
         """Give every value of the form its class; whether something new stands for another."""
         form, before = self.form, len(self.claims)
-        self.raw: dict[int, _Class] = {}
+        self.raw: dict[int, Class] = {}
         self.form_class, self.new = {}, {}
         made = _Table(count=self.own)  # classes that the program does not have
-        equal: dict[_Class, _Class] = {}  # .. and what they must be equal to
+        equal: dict[Class, Class] = {}  # .. and what they must be equal to
         left = {key: list(classes) for key, classes in self.effects.items()}
         self.unmatched: list[tuple[int, Operation]] = []
 
-        def define(b: int, c: _Class) -> None:
+        def define(b: int, c: Class) -> None:
             self.raw[b] = c
             if b in self.stands and c >= self.own:
                 equal.setdefault(c, self.class_of[self.stands[b]])
@@ -218,7 +205,7 @@ class _Matching:
                 outputs = tuple([made.of((key, q)) for q in range(len(op.outputs))])
                 if len(op.outputs) == 1:
                     types = _types(form, op.inputs), form.values[op.outputs[0]]
-                    self.new.setdefault(outputs[0], _New(op, operands, *types, number))
+                    self.new.setdefault(outputs[0], New(op, operands, *types, number))
             for b, c in zip(op.outputs, outputs, strict=True):
                 define(b, c)
         for b, v in zip(form.outputs, self.given.outputs, strict=True):
@@ -228,8 +215,8 @@ class _Matching:
         return len(self.claims) > before
 
     def _lookup(
-        self, op: Operation, key: Any, left: dict[Any, list[tuple[_Class, ...]]]
-    ) -> tuple[_Class, ...] | None:
+        self, op: Operation, key: Any, left: dict[Any, list[tuple[Class, ...]]]
+    ) -> tuple[Class, ...] | None:
         """The classes of the program's operation of that key, if it has one."""
         if op.effectful:
             return left[key].pop(0) if left.get(key) else None
@@ -246,7 +233,7 @@ class _Matching:
         return model if model.outputs == op.outputs else None
 
     def _alike(self, op: Operation, model: Operation, regions: tuple[str, ...]) -> bool:
-        none: tuple[_Class, ...] = ()
+        none: tuple[Class, ...] = ()
         return len(op.inputs) == len(model.inputs) and self._key(
             op, none, self.form, regions
         ) == self._key(model, none, self.given)
@@ -307,10 +294,10 @@ class _Matching:
             group.pairs = list(dict.fromkeys(group.pairs))
             yield group
 
-    def _new_below(self, c: _Class) -> list[_Class]:
+    def _new_below(self, c: Class) -> list[Class]:
         """The new operations that a class is made of, each after those that it reads."""
-        order: list[_Class] = []
-        seen: set[_Class] = set()
+        order: list[Class] = []
+        seen: set[Class] = set()
         stack = [(c, False)]
         while stack:
             at, leaving = stack.pop()
@@ -323,7 +310,7 @@ class _Matching:
                     stack += [(d, False) for d in self.new[at].operands]
         return order
 
-    def place(self, c: _Class) -> str:
+    def place(self, c: Class) -> str:
         """Where a new class is made, for messages."""
         if c in self.new:
             return f"operation {self.new[c].number} ({self.new[c].op.kernel})"
@@ -337,8 +324,8 @@ class _Group:
     """Classes of a form with those of the program that they stand for, and the new operations that
     they are made of, each after those that it reads."""
 
-    pairs: list[tuple[_Class, _Class]]
-    new: dict[_Class, None]
+    pairs: list[tuple[Class, Class]]
+    new: dict[Class, None]
 
 
 class _Proof:
@@ -366,7 +353,7 @@ class _Proof:
                 (known, few, True),
                 (known, few, False),
             ):
-                if _proven(self._piece(most, stop), rules):
+                if proven(self._piece(most, stop), rules):
                     return
         b, v = self.group.pairs[0]
         by = ", ".join(sorted(m.named)) or "none"
@@ -375,13 +362,13 @@ class _Proof:
             where=m.place((lost or [b])[0]),
         )
 
-    def _fits(self, b: _Class, v: _Class) -> bool:
+    def _fits(self, b: Class, v: Class) -> bool:
         made = self.m.new.get(b)
         value = self.m.given.values[self.m.value_of[v]]
         own = made.output if made else self.m.given.values[self.m.value_of[b]]
         return own == value
 
-    def _piece(self, most: int, stop: bool) -> _Piece:
+    def _piece(self, most: int, stop: bool) -> Piece:
         """The piece of the program from what the group reads to what it stands for; with `stop`
         nothing from before what it reads. At most so many operations."""
         m = self.m
@@ -406,101 +393,9 @@ class _Proof:
                     taken[k] = None
                     near += op.inputs
             ring = near
-        return _piece(m, sorted(taken), wanted, self.group)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A small graph, values of it by class, and new operations that must be equal to some of it."""
-
-    graph: BlockGraph
-    at: Mapping[_Class, int]
-    new: tuple[tuple[_Class, _New], ...]
-    pairs: tuple[tuple[_Class, _Class], ...]
-
-    def key(self) -> Any:
-        """Equal for pieces that differ in names alone, as those of equal layers do."""
-        from .derivation import digest
-
-        number = {c: k for k, (c, _) in enumerate(self.new)}
-
-        def name(c: _Class) -> Any:
-            return ("new", number[c]) if c in number else self.at.get(c)
-
-        said = [
-            (n.op.kernel, exact(n.op.params), [name(d) for d in n.operands], n.inputs, n.output)
-            for _, n in self.new
-        ]
-        return digest(self.graph), repr((said, [(name(b), name(v)) for b, v in self.pairs]))
-
-
-def _piece(m: _Matching, taken: Sequence[int], wanted: Sequence[int], group: _Group) -> _Piece:
-    """Operations `taken` of the program as a graph of their own."""
-    first = m.value_of
-
-    def same(v: int) -> int:
-        return first[m.class_of[v]]
-
-    operations = [m.given.operations[k] for k in taken]
-    made = {op.outputs[0] for op in operations}
-    read = {same(v) for op in operations for v in op.inputs} | {same(v) for v in wanted} | made
-    number = {v: k for k, v in enumerate(sorted(read))}
-    graph = BlockGraph(
-        name="piece",
-        values=tuple([m.given.values[v] for v in number]),
-        operations=tuple(
-            [
-                replace(
-                    op,
-                    inputs=tuple([number[same(v)] for v in op.inputs]),
-                    outputs=(number[op.outputs[0]],),
-                    remat=None,
-                    scope="",
-                )
-                for op in operations
-            ]
-        ),
-        inputs=tuple(
-            [k for v, k in number.items() if v not in made and v not in m.given.constants]
-        ),
-        outputs=tuple([number[same(v)] for v in wanted]),
-        constants={number[v]: m.given.constants[v] for v in read if v in m.given.constants},
-    )
-    at = {m.class_of[v]: k for v, k in number.items()}
-    new = tuple([(c, m.new[c]) for c in group.new])
-    return _Piece(graph, at, new, tuple(group.pairs))
-
-
-#: What was proven in this process, by the piece and the rules.
-_PROVEN: dict[Any, bool] = {}
-
-
-def _proven(piece: _Piece, rules: Sequence[Rule]) -> bool:
-    """Whether the new operations are among what the rules make of the piece."""
-    from .forms import explore
-
-    key = (piece.key(), tuple([(r.name, r.egg) for r in rules]))
-    if key in _PROVEN:
-        return _PROVEN[key]
-    explored = explore(piece.graph, rules)
-    terms = explored.terms
-    signatures = {
-        (a.kernel, exact(a.params), a.inputs, a.output): s for s, a in enumerate(explored.catalogue)
-    }
-    class_of: dict[tuple[int, tuple[int, ...]], int] = {
-        (n.signature, n.operands): c for c, nodes in enumerate(terms.nodes) for n in nodes
-    }
-    found = {c: terms.class_of[k] for c, k in piece.at.items()}
-    for c, new in piece.new:
-        s = signatures.get((new.op.kernel, exact(new.op.params), new.inputs, new.output))
-        operands = [found.get(d) for d in new.operands]
-        made = None if s is None or None in operands else class_of.get((s, tuple(operands)))  # type: ignore[arg-type]
-        if made is None:
-            break
-        found[c] = made
-    proven = all(b in found and v in found and found[b] == found[v] for b, v in piece.pairs)
-    _PROVEN[key] = proven
-    return proven
+        graph, at = piece_of(m.given, m.class_of, m.value_of, sorted(taken), wanted)
+        new = tuple([(c, m.new[c]) for c in self.group.new])
+        return Piece(graph, at, new, tuple(self.group.pairs))
 
 
 def _operations(form: BlockGraph) -> Iterator[tuple[int, Operation]]:

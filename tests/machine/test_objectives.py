@@ -13,6 +13,7 @@ from models import mlp
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.recount import Certificate
 from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import (
     COSTS,
     OBJECTIVES_BY_NAME,
@@ -107,3 +108,9 @@ def test_limits_are_on_named_objectives(front: te.Front) -> None:
     own = Objective("area", lambda plan: 1.0)
     with pytest.raises(ExtractError, match="unknown objective"):
         front.best(limits={own: 1.0})  # type: ignore[dict-item]
+
+
+def test_a_search_heeds_limits_on_what_speed_is_exchanged_for() -> None:
+    assert Limits.of({"peak_bytes": 5.0, "wire_bytes": 1.0}) == Limits(5.0)
+    assert Limits.of({"joules": 2.0}) == Limits(math.inf, 2.0)
+    assert Limits.of({"seconds": 1.0, "devices": 8.0}) is None

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
-from tests.pipeline.test_words import QUICK, arguments, constrained, holds, same_numbers, user_mesh
+from tests.pipeline.test_words import QUICK, arguments, same_numbers, user_mesh
+from tests.pipeline.test_words_constraints import constrained, holds
 
 Asked = Callable[..., jax.Array]
 MEETING: dict[str, Callable[[Asked, jax.Array], jax.Array]] = {
