@@ -14,7 +14,8 @@ from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.quantities import TIME
 
-# With more rows to choose from than these the search for the other plan would take too long.
+# With more rows to choose from than these the search for the other plan would take too long, and
+# the note says that instead. No measurement of the number is kept.
 _ROWS = 60_000
 # A difference below this share of the seconds is none.
 _SLIGHT = 1e-3

@@ -67,7 +67,7 @@ class PlanProblem:
 
     problem: Problem
     choices: UnitChoices
-    unit_row: tuple[Ints, ...]
+    unit_row: tuple[Ints, ...]  # per unit [rows of its variable]
     sharing: tuple[Sharing, ...]
     fewer_endings: int = 0
 
@@ -84,10 +84,10 @@ class _Holding:
     what it was made from, produces layout number `have[r]` and keeps a copy in layout `copy[r]`
     until reader `until[r]`, both -1 where it keeps none."""
 
-    base: Ints
-    have: Ints
-    copy: Ints
-    until: Ints
+    base: Ints  # [rows]
+    have: Ints  # [rows]
+    copy: Ints  # [rows]
+    until: Ints  # [rows], a place among the readers
     rows: tuple[tuple[Layout, Kept], ...]
 
 

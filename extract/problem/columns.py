@@ -25,9 +25,9 @@ class Wanted:
     """In which layouts the rows of a unit read one value: per row a label, per label the numbers
     of the distinct layouts; `anywhere` says of each layout whether some row wants it."""
 
-    label: Ints
+    label: Ints  # [rows]
     sets: tuple[tuple[int, ...], ...]
-    anywhere: NDArray[np.bool_]
+    anywhere: NDArray[np.bool_]  # [layouts]
 
 
 class Columns:

@@ -34,12 +34,12 @@ class CopyTable:
 
     tensor: TensorType
     layouts: tuple[Layout, ...]
-    local_bytes: NDArray[np.int64]
-    seconds: Matrix
-    joules: Matrix
-    wire: Matrix
-    scratch: Matrix
-    following: NDArray[np.int64]  # next layout on the path
+    local_bytes: NDArray[np.int64]  # [layouts], on one device
+    seconds: Matrix  # [from, to]
+    joules: Matrix  # [from, to], of all devices
+    wire: Matrix  # [from, to], bytes per device
+    scratch: Matrix  # [from, to], bytes on one device
+    following: NDArray[np.int64]  # [from, to], next layout on the path
     step_of: dict[tuple[int, int], Step]
 
     @cached_property

@@ -28,10 +28,10 @@ from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.constraints import Constraint, Wanted
 
 #: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
-#: counted as `truncated`.
+#: counted as `truncated`: the front's notes say so. No measurement of this number is kept.
 ROWS = 600
 # The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
-# than so many.
+# than so many. Counted among the above; no measurement of these is kept.
 _STEPS, _FEWEST = 60_000, 100
 
 
@@ -42,9 +42,9 @@ class UnitRows:
     choice: NDArray[np.int32]  # [rows, members] strategy number in the member's signature
     needs: tuple[tuple[Layout, ...], ...]  # per row: one layout per read of the unit
     gives: tuple[tuple[Layout, ...], ...]  # per row: one layout per output
-    seconds: NDArray[np.float64]
-    joules: NDArray[np.float64]
-    flops: NDArray[np.float64]
+    seconds: NDArray[np.float64]  # [rows], of one run
+    joules: NDArray[np.float64]  # [rows], of one run, all devices
+    flops: NDArray[np.float64]  # [rows], of one run, per device
 
     def __len__(self) -> int:
         return len(self.seconds)

@@ -17,7 +17,10 @@ _PLAIN = frozenset((int, float, bool, str, type(None)))
 class Once:
     """Values by key, each made at its first use; arrays and tables in a key stand for themselves.
 
-    A key holds on to its objects, so that no other object can take their place.
+    The identity of an array is its name, not its content: whoever asks with the same array gets the
+    same array back, and so all that follows from equal layers is made once, and is recognised as
+    equal by identity again (`search/pricing.py`). To compare contents would be to read every table.
+    A key holds on to its objects: an identity is a name only as long as its object is alive.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class Use:
 
     start: int
     end: int
-    amount: Floats
+    amount: Floats  # [rows] or [labels of a, labels of b], bytes on one device
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Variable:
     """One choice to make; all arrays have one entry per row."""
 
     name: str
-    seconds: Floats
-    joules: Floats
+    seconds: Floats  # [rows], in one run of the program; inf forbids
+    joules: Floats  # [rows], of all devices
     uses: tuple[Use, ...] = ()
 
     def __len__(self) -> int:
@@ -50,10 +50,10 @@ class Pair:
 
     a: int
     b: int
-    label_a: Ints  # row of a -> label
-    label_b: Ints
+    label_a: Ints  # [rows of a], each one's label
+    label_b: Ints  # [rows of b]
     seconds: Floats  # [labels of a, labels of b]; inf forbids
-    joules: Floats
+    joules: Floats  # [labels of a, labels of b], of all devices
     uses: tuple[Use, ...] = ()  # amounts shaped like `seconds`
 
 
@@ -64,7 +64,7 @@ class Problem:
     variables: tuple[Variable, ...]
     pairs: tuple[Pair, ...]
     times: int
-    constant: Floats = field(default_factory=lambda: np.zeros(0))  # bytes at each time
+    constant: Floats = field(default_factory=lambda: np.zeros(0))  # [times], bytes
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""

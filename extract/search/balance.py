@@ -31,10 +31,10 @@ _PER_PROGRAM, _PER_ITERATION = 5000, 50
 
 @dataclass(frozen=True)
 class Balance:
-    """The least seconds of a mixture, and what a byte costs at each time: [times]."""
+    """The least seconds of a mixture, and what a byte costs at each time."""
 
     seconds: float
-    bytes: Floats
+    bytes: Floats  # [times], seconds per byte
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Pool:
     """Seconds and bytes at each time of the labellings that a search has met."""
 
     seconds: list[float] = field(default_factory=list)
-    profiles: list[Floats] = field(default_factory=list)
+    profiles: list[Floats] = field(default_factory=list)  # each [times], bytes
 
     def add(self, seconds: float, profile: Floats) -> None:
         """Remember a labelling."""

@@ -52,8 +52,8 @@ class Slot:
 
     kind: int
     is_a: bool
-    at: slice | Ints
-    others: Ints
+    at: slice | Ints  # [members]
+    others: Ints  # [members]
     later: bool
 
 
@@ -61,7 +61,7 @@ class Slot:
 class Batch:
     """Variables `members` and their pairs."""
 
-    members: Ints
+    members: Ints  # [members], variables
     slots: tuple[Slot, ...]
     share: float  # of a belief that goes into each message
 

@@ -8,6 +8,7 @@ from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
 from tapestry_egg.work import Work
 
 # So many of the cheapest rows of a variable are tried in a move that looks at the memory profile.
+# No measurement of it is kept.
 _OPTIONS = 40
 
 # Calls per variable that is looked at and per pair of it, and per use of memory of one that moves.

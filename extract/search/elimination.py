@@ -25,10 +25,12 @@ from tapestry_egg.extract.problem.problem import Floats, Ints, pooled
 
 from .dual import Dual
 
-# A bucket's table has at most this many entries.
+# A bucket's table has at most this many entries: a megabyte. No measurement of it is kept. Where it
+# cuts domains the labelling may be worse than the best; gaps tell, as bounds do without this.
 _CELLS = 1 << 17
 
-# So many entries are eliminated at once, so that they stay in the processor's cache.
+# So many entries are eliminated at once, half a megabyte, so that they stay in the processor's
+# cache. No measurement of it is kept; it orders the work alone.
 _TOGETHER = 1 << 16
 
 # Calls per variable that it takes to find the order, per group of buckets, and per variable that
@@ -47,10 +49,10 @@ class _Level:
     left are shaped in their tables, and which they are: per bucket one number.
     """
 
-    buckets: Ints
-    scope: Ints
-    pairs: tuple[tuple[Shape, Ints], ...]
-    left: tuple[tuple[Shape, Ints], ...]
+    buckets: Ints  # [buckets], their numbers
+    scope: Ints  # [buckets, axes], variables
+    pairs: tuple[tuple[Shape, Ints], ...]  # each [buckets]
+    left: tuple[tuple[Shape, Ints], ...]  # each [buckets]
 
 
 class Elimination:
@@ -73,6 +75,11 @@ class Elimination:
         self._gather(edges, at)
         dual.work.add(_SET_UP * len(self.scopes), 0)
 
+    # A bucket is a variable with the neighbours that are left when its turn comes. Its table is
+    # minimised over the variable, and what remains, over the neighbours, is added to the bucket of
+    # whichever of them comes next. So buckets form a forest, and one waits only for those below it:
+    # those of one depth whose tables are shaped alike are done together, as arrays.
+
     def _levels(self, edges: Sequence[int], at: Mapping[int, int]) -> list[_Level]:
         scopes = self.scopes
         pairs: list[list[tuple[Shape, int]]] = [[] for _ in scopes]
@@ -84,6 +91,7 @@ class Elimination:
         depth = [0] * len(scopes)
         for k, (_, *later) in enumerate(scopes):
             if later:  # what is left goes to the next of these to be eliminated
+                # `later` stands in the order of elimination, so its first is that one.
                 n = at[later[0]]
                 left[n].append((_shape(later, scopes[n]), k))
                 depth[n] = max(depth[n], depth[k] + 1)
@@ -145,6 +153,8 @@ class Elimination:
             entries = sizes[level.scope].astype(float).prod(axis=1)
             for scope in level.scope[entries > self.cells].tolist():
                 while prod(sizes[scope].tolist()) > self.cells:
+                    # Rows of known labellings stand first (`_domains`), so the last to go is that
+                    # of the first labelling: what is found is never worse than it.
                     wide = [i for i in scope if sizes[i] > 1]
                     sizes[wide[rng.integers(len(wide))]] //= 2
                     held = False
@@ -176,6 +186,7 @@ class Elimination:
                 for k, table in zip(level.buckets[some], best, strict=True):
                     left[k] = table
         picked = np.zeros(len(domains), dtype=np.int64)
+        # Backwards: the neighbours in a bucket were eliminated later, so they are known by now.
         for scope, choice in reversed(taken):
             later = [picked[scope[:, d]] for d in range(1, scope.shape[1])]
             picked[scope[:, 0]] = choice[(np.arange(len(scope)), *later)]

@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
 from tapestry_egg.work import Work
 
-# Programs of more columns than this are left to the bounds.
+# Programs of more columns than this are left to the bounds, which the front's notes count: one of
+# this size takes about 25 units of work, a good part of the usual 90.
 COLUMNS = 40_000
 
 # A program of so many columns takes about a unit of work, others by the square of theirs (measured
 # on the example of README, 12 224 columns, and on random problems of 5 191 columns).
 _COLUMNS_PER_UNIT = 8_000
 
-#: So many nodes of branch and bound are worth the proof of one limit.
+#: So many nodes of branch and bound are worth the proof of one limit. No measurement of it is kept;
+#: limits that it leaves open are counted in the front's notes.
 NODES = 200
 # So many take as long as what comes before the first.
 _AS_LONG = 50
@@ -43,7 +45,7 @@ class Exact:
     """The best labelling within the limit, if one was found, and a proven bound on seconds;
     whether the solver was ended `by_clock`."""
 
-    rows: Ints | None
+    rows: Ints | None  # [variables]
     bound: float
     by_clock: bool = False
 

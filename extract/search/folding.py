@@ -21,6 +21,9 @@ from tapestry_egg.extract.problem.problem import Ints, Problem
 from .batches import Batch, Slot
 from .pricing import Tables
 
+# Of these numbers no measurement is kept. They choose where message passing starts, no more: bounds
+# are proven on the whole program from any start.
+
 # How many links far around a variable its part is told by.
 _AROUND = 4
 

@@ -23,15 +23,15 @@ Link = tuple[int, bool]  # a pair's number, and whether the variable is its firs
 class _Group:
     """Variables `members`, each linked by a pair of one kind, its first end if `is_a`, to one of
     `others`; `at` are the pairs' places among their kind, `own` and `there` where the rows of
-    either lie: [members, rows]."""
+    either lie."""
 
-    members: Ints
-    others: Ints
+    members: Ints  # [members], variables
+    others: Ints  # [members], variables
     kind: int
     is_a: bool
-    at: slice | Ints
-    own: Ints
-    there: Ints
+    at: slice | Ints  # [members]
+    own: Ints  # [members, rows]
+    there: Ints  # [members, rows]
 
 
 class Leaves:

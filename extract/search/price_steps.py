@@ -9,6 +9,8 @@ from tapestry_egg.extract.problem.problem import Floats
 from .dual import Prices
 from .products import dot
 
+# Of these numbers no measurement is kept: steps of any length lead to valid bounds, some sooner.
+
 # How fast prices follow what is used: where memory is dear, how dear it is, and energy.
 _WHERE, _TOTAL, _JOULES = 10.0, 2.0, 8.0
 

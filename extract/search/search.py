@@ -26,6 +26,8 @@ from .price_steps import mixed, stepped, weights_after
 from .products import dot
 from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
 
+# Where these numbers come from: see `settling.py`.
+
 # The walk from low to high prices may take this share of the work, in no fewer prices than these.
 _WALK, _FEWEST = 0.5, 5
 

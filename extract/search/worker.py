@@ -30,6 +30,8 @@ from .search import Search
 from .settling import Effort, Limits
 from .transport import archive_arrays, archive_from, packed, problem_arrays, problem_from, unpacked
 
+# Of these numbers no measurement is kept.
+
 # Problems with fewer rows than this are searched sooner than a process has started.
 _SMALL = 4000
 # So many about equal parts of the work are worth what it takes to begin each: as many on every

@@ -19,7 +19,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from .topology import factorizations
 
 # A plan's mesh has at most so many axes where the user's has more: with each further axis a tensor
-# has some six times as many layouts.
+# has some six times as many layouts. The front's notes count the meshes that this leaves out.
 MOST_AXES = 3
 
 Dims = tuple[tuple[str, ...], ...]

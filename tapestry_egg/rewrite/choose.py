@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from tapestry_egg.work import Work
 
+# Of these numbers no measurement is kept.
+
 # A change must save this share of the total; below it is the noise of adding floats.
 _LEAST = 1e-9
 _ROUNDS = 3

@@ -22,7 +22,8 @@ from .rebuild import Builder
 from .repeats import Ints, Net, Stretch, stretches
 from .requests import Applied
 
-#: Programs with fewer operations are searched as they are.
+#: Programs with fewer operations are searched as they are. No measurement of this or of the numbers
+#: below is kept; the front's notes count the operations of which the rules saw another copy only.
 LEAST_OPERATIONS = 1500
 # A folded program that is not this much shorter is not worth what its edges hide.
 _LEAST_SHARE = 0.75
@@ -108,6 +109,9 @@ class _Folder:
         """Append one copy of a stretch. What is read from outside counts as one value where it is
         one in every copy. Values keep the order that they have in the program."""
         net, graph = self.net, self.graph
+        # A value of the part is told by what it is in the copies, an array [copies] of values of the
+        # program; its bytes are the key. Two operands are one value here only if they are one in
+        # every copy: what holds of the part then holds of each.
         position = {int(o): t for t, o in enumerate(s.images[:, s.model])}
         reads: list[list[tuple[Ints, bool]]] = []  # values of all copies, made in the part or not
         gives: list[list[Ints]] = []
@@ -116,6 +120,8 @@ class _Folder:
             reads.append([])
             for p in range(len(net.inputs[model])):
                 copies = np.ascontiguousarray(net.operand[net.begin[image] + p])
+                # Made in the part only if in every copy the same position makes it, as the same
+                # output; where one copy reads from elsewhere (the first layer), it is an input.
                 source = position.get(int(net.producer[copies[s.model]]))
                 slots = net.slot[copies]
                 joined = (
@@ -130,6 +136,8 @@ class _Folder:
                     for q in range(len(net.outputs[model]))
                 ]
             )
+        # In the order of the model copy's values, which is the program's: of equal values the
+        # earliest, by which a class is computed as it is written, is the earliest here too.
         every = {c.tobytes(): c for row in reads for c, _ in row}
         every.update({c.tobytes(): c for row in gives for c in row})
         ordered = sorted(every.values(), key=lambda c: (int(c[s.model]), c.tobytes()))
@@ -139,6 +147,7 @@ class _Folder:
         outside = {number[c.tobytes()] for row in reads for c, joined in row if not joined}
         for v in sorted(outside):
             given = int(stands[v][s.model])
+            # A constant stays one if it has this content in every copy; else rules must not see it.
             if given in graph.constants and (net.given[stands[v]] == net.given[given]).all():
                 self.constants[v] = graph.constants[given]
             else:
@@ -150,9 +159,13 @@ class _Folder:
             op = graph.operations[int(image[s.model])]
             remat = None
             if op.remat is not None:
+                # Recomputed regions have numbers of the whole program, as different in the copies as
+                # their values, and are told by the tuple of them in the same way.
                 regions = tuple([graph.operations[o].remat for o in image.tolist()])
                 remat = remats.setdefault(regions, self.remats + len(remats))
             scope = str(len(self.operations))
+            # The scope names the operation, so that its weight is found again in what rules make of
+            # it. Context weighs nothing: its own copy or stretch pays for it.
             self.weights[scope] = float(s.copies) if s.owned[t] else 0.0
             inputs = tuple([number[c.tobytes()] for c, _ in reads[t]])
             outputs = tuple([number[c.tobytes()] for c in gives[t]])
@@ -163,6 +176,7 @@ class _Folder:
                 owned += outputs
             for v in outputs:
                 copies = stands[v]
+                # Read by others than this part in some copy, or an output: it must stay computable.
                 if (net.leaves[copies] > 0).any() or (net.readers[copies] > inner[v]).any():
                     self.outputs.append(v)
         self.remats += len(remats)

@@ -34,6 +34,9 @@ from .folded_program import Folded, class_weights, fold, unfold
 from .rebuild import Rebuilt, rebuild
 from .requests import OPERATORS, Answers, Applied, Catalogue, rule_forms, splat
 
+# Of these numbers no measurement is kept. The front's notes count the forms and regions that they
+# leave out, and tell of rules that a budget ended.
+
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
 #: How far the rules may go on one graph: the program's algebra saturates early or not at all.

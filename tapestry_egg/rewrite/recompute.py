@@ -26,6 +26,9 @@ from .second_instances import Recomputation, with_second_instances
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "recompute"
+# Of these numbers no measurement is kept. The grid of prices and sizes is where forms are looked
+# for; of those that it finds, the front's notes count what is not searched.
+
 #: Forms with second instances that are searched at most.
 MOST_FORMS = 1
 #: The share of the peak on one device that a form must save.

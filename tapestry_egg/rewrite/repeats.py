@@ -25,6 +25,9 @@ from tapestry_egg.rules.language.families import FAMILIES
 
 Ints = NDArray[np.int64]
 
+# Of these numbers no measurement is kept. Operations that they keep out of all stretches are in the
+# folded program themselves.
+
 #: Fewer copies than this are not worth finding.
 LEAST_COPIES = 4
 # How far around an operation its colour looks.

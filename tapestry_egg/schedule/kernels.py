@@ -19,9 +19,11 @@ from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .flatten import FlatProgram, Instance, flatten
 
-# A producer this many times smaller than what it expands to is cheaper to repeat than to store.
+# A producer this many times smaller than what it expands to is cheaper to repeat than to store: a
+# reader then reads a quarter of the bytes at most. No measurement of the number is kept.
 _EXPANSION = 4
-# Bytes that must be freed for an operation to run before its turn. The updates of biases and
+# Bytes that must be freed for an operation to run before its turn; no measurement of the number is
+# kept. The updates of biases and
 # scales stay together at the end, so that the compiler can merge their collectives.
 _SMALL = 1 << 16
 
@@ -266,6 +268,7 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
                 for _, _, v in units[u].reads
             }
         )
+    # How many other groups each must wait for; at nought it may run before its turn.
     waiting = [len({maker[v] for v in vs if v in maker} - {g}) for g, vs in enumerate(reads)]
     followers: dict[int, set[int]] = defaultdict(set)
     users: dict[int, set[int]] = defaultdict(set)
@@ -274,11 +277,14 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
             users[v].add(g)
             if v in maker and maker[v] != g:
                 followers[maker[v]].add(g)
+    # A state port holds the state that enters and the value that takes its place in the end. The
+    # new one is no growth once the last reader of the old one has run: it is written over it.
     renewed = {
         program.instances[u.root].inputs[0]: program.instances[u.root].outputs[0]
         for u in units
         if program.instances[u.root].port == "state"
     }
+    # What is in memory from beginning to end, or must be there at the end: no reader frees it.
     resident = {
         v
         for u in units
@@ -288,7 +294,7 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
     leaving = {
         v for u in units if program.instances[u.root].port == "output" for _, _, v in u.reads
     }
-    left = {v: len(gs) for v, gs in users.items()}
+    left = {v: len(gs) for v, gs in users.items()}  # readers that have not run yet
     done = [False] * len(groups)
     order: list[Unit] = []
 
@@ -310,6 +316,9 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
         return grown - freed
 
     def run(g: int) -> None:
+        # Group g, then whatever can free memory now, then what those enable, before the next group
+        # in program order. Only groups that free are moved, and only to an earlier place, so all
+        # else keeps the user's order.
         stack = [g]
         while stack:
             now = stack.pop()
