@@ -109,9 +109,9 @@ class _Folder:
         """Append one copy of a stretch. What is read from outside counts as one value where it is
         one in every copy. Values keep the order that they have in the program."""
         net, graph = self.net, self.graph
-        # A value of the part is told by what it is in the copies, an array [copies] of values of the
-        # program; its bytes are the key. Two operands are one value here only if they are one in
-        # every copy: what holds of the part then holds of each.
+        # A value of the part is told by what it is in the copies, an array [copies] of values of
+        # the program; its bytes are the key. Two operands are one value here only if they are one
+        # in every copy: what holds of the part then holds of each.
         position = {int(o): t for t, o in enumerate(s.images[:, s.model])}
         reads: list[list[tuple[Ints, bool]]] = []  # values of all copies, made in the part or not
         gives: list[list[Ints]] = []
@@ -159,8 +159,8 @@ class _Folder:
             op = graph.operations[int(image[s.model])]
             remat = None
             if op.remat is not None:
-                # Recomputed regions have numbers of the whole program, as different in the copies as
-                # their values, and are told by the tuple of them in the same way.
+                # Recomputed regions have numbers of the whole program, as different in the copies
+                # as their values, and are told by the tuple of them in the same way.
                 regions = tuple([graph.operations[o].remat for o in image.tolist()])
                 remat = remats.setdefault(regions, self.remats + len(remats))
             scope = str(len(self.operations))
