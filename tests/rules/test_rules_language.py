@@ -10,6 +10,7 @@ from tapestry_egg.errors import RuleError
 from tapestry_egg.metakernels.language.expressions import Origin
 from tapestry_egg.rewrite.forms import explore
 from tapestry_egg.rules import Rule, load_book
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.language.families import FAMILIES, SELECTED, kernels_of
 from tapestry_egg.rules.language.terms import Apply, Constant, Tensor, read_term
 from tapestry_egg.rules.verify.example import example_graph
@@ -33,6 +34,14 @@ def fires(rule: Rule, text: str) -> bool:
     """Whether a rule makes anything of a program."""
     found = explore(example_graph(text), [rule]).terms.made
     return any(rule.name in names for names in found.values())
+
+
+def test_shipped_rules_on_programs_are_terms_but_for_those_that_need_the_next_sibling() -> None:
+    books = [load_book(name) for name in book_names()]
+    program = [r for b in books for r in b.rules if r.ruleset in PROGRAM_RULESETS]
+    text = [r for r in program if not r.text]
+    assert len(program) > 150 and {r.book for r in text} == {"fusion"}
+    assert all("(following s" in r.egg for r in text)
 
 
 def test_a_term_is_names_numbers_and_kernels_on_terms() -> None:
