@@ -35,7 +35,7 @@ class UnknownPlan(ExtractError, KeyError, IndexError):
 
 @dataclass(frozen=True)
 class Front:
-    """Non-dominated plans by rising seconds. `epsilon`: every plan of the snapshots searched is
+    """Non-dominated plans by rising seconds. `epsilon`: every plan of what was searched is
     (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
     what happened on the way, such as an interruption; `timeline` tells what the rules did.
     `usable_bytes` is what a program may use of one device; plans of larger peaks are shown, marked,
@@ -231,7 +231,7 @@ class Front:
         if words := self.over_memory():
             lines.append(f"! {words}")
         if not self.saturated:
-            lines.append("saturated: false; the bounds speak of the snapshot reached")
+            lines.append("saturated: false; the bounds speak of what was reached")
         lines += self.notes
         return printable("\n".join(lines))
 

@@ -11,7 +11,7 @@ from tapestry_egg.extract.problem.assemble import PlanProblem, Sharing
 from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.order import read_position
@@ -101,7 +101,7 @@ class _Builder:
         self.given: dict[int, Layout] = {}  # flat value -> layout it is produced in
         self.needed: dict[tuple[int, int], Layout] = {}  # (instance, operand) -> layout
         self.strategies: dict[int, Strategy] = {}  # instance -> strategy
-        self.copies: dict[int, dict[tuple[int, Layout, Layout], tuple[Step, ...]]]
+        self.copies: dict[int, dict[tuple[int, Layout, Layout], tuple[Change, ...]]]
         self.copies = defaultdict(dict)
         self.kept: dict[int, dict[int, Kept]] = defaultdict(dict)
         self.flops = 0.0

@@ -1,4 +1,4 @@
-"""Assemble: from a snapshot to an extraction problem.
+"""Assemble: from unit choices to an extraction problem.
 
 A variable is a unit together with what becomes of the value it makes: a row says how the unit runs
 and which copy of its output (if any) is *kept*: made at the first reader and shared by the readers
@@ -73,7 +73,7 @@ class PlanProblem:
 
 
 def assemble(choices: UnitChoices, weights: Weights | None = None) -> PlanProblem:
-    """Build the problem of one snapshot. Its "seconds" are what `weights` make of them; the rows
+    """Build the problem of the choices. Its "seconds" are what `weights` make of them; the rows
     are the same for all weights."""
     return _Assembler(choices, weights or Weights()).build()
 
@@ -95,8 +95,8 @@ class _Assembler:
     def __init__(self, choices: UnitChoices, weights: Weights) -> None:
         self.choices = choices
         self.weights = weights
-        self.plan = choices.schedule
-        self.program = self.plan.program
+        self.schedule = choices.schedule
+        self.program = self.schedule.program
         self.columns = Columns(choices)
         self.once = self.columns.once
         self.memory = Memory(choices, self.columns)
@@ -110,7 +110,7 @@ class _Assembler:
 
     def build(self) -> PlanProblem:
         extra: list[int] = []
-        for u, unit in enumerate(self.plan.units):
+        for u, unit in enumerate(self.schedule.units):
             shared = [v for v in unit.outputs if len(self.columns.others(v)) > 1]
             self._unit(u, shared[0] if shared else None)
             extra.extend(shared[1:])
@@ -119,7 +119,7 @@ class _Assembler:
         for v in range(len(self.program.types)):
             others = self.columns.others(v)
             if len(others) == 1:
-                self._direct(v, self.plan.producer[v], others[0])
+                self._direct(v, self.schedule.producer[v], others[0])
             elif len(others) > 1:
                 self._shared(v)
         problem = Problem(
@@ -139,10 +139,10 @@ class _Assembler:
     # Units
 
     def _unit(self, u: int, shared: int | None) -> None:
-        unit, rows = self.plan.units[u], self.choices.rows[u]
+        unit, rows = self.schedule.units[u], self.choices.rows[u]
         root = self.program.instances[unit.root]
         weight = self.program.bodies[root.body].weight if not root.port else root.weight
-        own = tuple(self._own_copy(u, v) for v in unit.outputs if u in self.plan.readers[v])
+        own = tuple(self._own_copy(u, v) for v in unit.outputs if u in self.schedule.readers[v])
         if shared is None:
             base: Ints = self.once(lambda: np.arange(len(rows)), "every row", rows)
             held: tuple[Floats, ...] = ()
@@ -168,7 +168,7 @@ class _Assembler:
 
     def _separate(self, v: int) -> None:
         """A variable of its own for a shared value, tied to its producer by the produced layout."""
-        u = self.plan.producer[v]
+        u = self.schedule.producer[v]
         given = self.columns.gives(v)
         number, haves = self.once(lambda: _distinct(given), "distinct", given)
         holding = self._rows_that_keep(v, haves)

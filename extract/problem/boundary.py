@@ -1,4 +1,4 @@
-"""The boundary: which rows of a snapshot's inputs and outputs the user's words leave."""
+"""The boundary: which rows of a program's inputs and outputs the user's words leave."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fixed:
 
 
 def restrict(choices: UnitChoices, fixed: Fixed) -> UnitChoices:
-    """The snapshot with only those rows of the inputs and outputs that give pinned layouts, and
+    """The choices with only those rows of the inputs and outputs that give pinned layouts, and
     layouts that the axes of a named mesh express.
 
     An input that an output feeds back into pins the output too: one identity makes both.

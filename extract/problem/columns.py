@@ -1,6 +1,6 @@
 """Columns: what the rows of a unit give and need, as layout numbers, once per kind of unit.
 
-Units of equal structure share their rows (`snapshot.py`), so what follows from the rows alone is
+Units of equal structure share their rows (`joiner.py`), so what follows from the rows alone is
 worked out once, however deep the program is: equal units get the very same arrays here.
 """
 
@@ -31,10 +31,14 @@ class Wanted:
 
 
 class Columns:
-    """Layout numbers of the units of one snapshot, and who reads what in which order."""
+    """Layout numbers of the units of one program, and who reads what in which order."""
 
     def __init__(self, choices: UnitChoices) -> None:
-        self.choices, self.plan, self.program = choices, choices.schedule, choices.schedule.program
+        self.choices, self.schedule, self.program = (
+            choices,
+            choices.schedule,
+            choices.schedule.program,
+        )
         self.once = Once()
         self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
@@ -52,8 +56,8 @@ class Columns:
 
     def gives(self, v: int) -> Ints:
         """Per row of its producer: the number of the layout in which a value is made."""
-        u = self.plan.producer[v]
-        q = self.plan.units[u].outputs.index(v)
+        u = self.schedule.producer[v]
+        q = self.schedule.units[u].outputs.index(v)
         rows, table = self.choices.rows[u], self.table(v)
         return self.once(
             lambda: np.array([table.number[g[q]] for g in rows.gives], dtype=np.int64),
@@ -65,7 +69,7 @@ class Columns:
 
     def wanted(self, u: int, v: int) -> Wanted:
         """The layouts in which the rows of unit u read value v."""
-        ports = tuple(k for k, (_, _, w) in enumerate(self.plan.units[u].reads) if w == v)
+        ports = tuple(k for k, (_, _, w) in enumerate(self.schedule.units[u].reads) if w == v)
         rows, table = self.choices.rows[u], self.table(v)
 
         def read() -> Wanted:
@@ -79,7 +83,7 @@ class Columns:
 
     def copy_weight(self, u: int, v: int) -> float:
         """How often unit u makes a copy of value v in one run of the program."""
-        for i, p, w in self.plan.units[u].reads:
+        for i, p, w in self.schedule.units[u].reads:
             if w == v:
                 instance = self.program.instances[i]
                 return instance.input_weights[p] if instance.input_weights else instance.weight
@@ -102,10 +106,12 @@ class Columns:
 
     def _reading(self, v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if v not in self._others:
-            u = self.plan.producer[v]
+            u = self.schedule.producer[v]
             if u < 0:
                 return (), ()
-            places = {r: read_position(self.plan, r, v) for r in self.plan.readers[v] if r != u}
+            places = {
+                r: read_position(self.schedule, r, v) for r in self.schedule.readers[v] if r != u
+            }
             order = sorted(places, key=lambda r: (places[r], r))
             distinct = sorted(set(places.values()))
             self._others[v] = tuple(order), tuple(distinct.index(places[r]) for r in order)

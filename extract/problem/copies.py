@@ -18,7 +18,7 @@ from tapestry_egg.machine.costs import (
     collective_wire_bytes,
 )
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import Step
+from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow
 
 Matrix = NDArray[np.float64]
@@ -40,7 +40,7 @@ class CopyTable:
     wire: Matrix  # [from, to], bytes per device
     scratch: Matrix  # [from, to], bytes on one device
     following: NDArray[np.int64]  # [from, to], next layout on the path
-    step_of: dict[tuple[int, int], Step]
+    step_of: dict[tuple[int, int], Change]
 
     @cached_property
     def number(self) -> dict[Layout, int]:
@@ -58,7 +58,7 @@ class CopyTable:
             dtype=np.bool_,
         ).reshape(len(self.layouts), len(self.layouts))
 
-    def path(self, source: Layout, target: Layout) -> tuple[Step, ...]:
+    def path(self, source: Layout, target: Layout) -> tuple[Change, ...]:
         """The elementary steps of the cheapest copy."""
         a, b = self.number[source], self.number[target]
         steps = []
@@ -93,7 +93,7 @@ def copy_table(
     seconds, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(4))
     for matrix in (seconds, joules, wire, scratch):
         np.fill_diagonal(matrix, 0.0)
-    step_of: dict[tuple[int, int], Step] = {}
+    step_of: dict[tuple[int, int], Change] = {}
     for change in changes:
         a, b = number.get(change.source), number.get(change.target)
         if a is None or b is None:
@@ -124,9 +124,9 @@ def copy_table(
     return CopyTable(tensor, usable, local, seconds, joules, wire, scratch, following, step_of)
 
 
-def _step(change: ChangeRow, monoids: Sequence[str]) -> Step:
+def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:
     dim = change.dim if change.dim >= 0 else None
     if change.kind in ("all_reduce", "reduce_scatter", "to_partial"):
-        return Step(change.kind, change.axes, dim, monoid=monoids[change.other])
+        return Change(change.kind, change.axes, dim, monoid=monoids[change.other])
     other = change.other if change.other >= 0 else None
-    return Step(change.kind, change.axes, dim, other)
+    return Change(change.kind, change.axes, dim, other)

@@ -19,10 +19,14 @@ from .unit_choices import UnitChoices
 
 
 class Memory:
-    """Uses of memory for the variables and pairs of one snapshot's problem."""
+    """Uses of memory for the variables and pairs of one problem."""
 
     def __init__(self, choices: UnitChoices, columns: Columns | None = None) -> None:
-        self.choices, self.plan, self.program = choices, choices.schedule, choices.schedule.program
+        self.choices, self.schedule, self.program = (
+            choices,
+            choices.schedule,
+            choices.schedule.program,
+        )
         self.columns = columns or Columns(choices)
         self.once = self.columns.once
         self.lives = lifetimes(choices.schedule)
@@ -81,7 +85,7 @@ class Memory:
         """
         table, free = self.columns.table(v), self.lives.free[v]
         # A copy of a new state is made in the old one's place.
-        state = self.program.instances[self.plan.units[reader].root].port == "state"
+        state = self.program.instances[self.schedule.units[reader].root].port == "state"
 
         def amounts() -> tuple[Floats, Floats, Floats, Floats, Floats]:
             shape = (len(have), len(wanted.sets))
@@ -116,8 +120,8 @@ class Memory:
 
     def first(self, v: int) -> int:
         """The tick of the first copy that could be made of a value."""
-        producer = self.plan.producer[v]
-        return min(self.lives.reads_at[r, v] for r in self.plan.readers[v] if r != producer)
+        producer = self.schedule.producer[v]
+        return min(self.lives.reads_at[r, v] for r in self.schedule.readers[v] if r != producer)
 
     def _span(self, v: int) -> tuple[int, int]:
         """From when up to before when a value that is read as it was produced is in memory."""
@@ -126,13 +130,15 @@ class Memory:
 
     def _reads_last(self, reader: int, v: int) -> bool:
         """Whether a unit alone is what a value is kept for in the end."""
-        producer, last = self.plan.producer[v], self.lives.last[v]
-        at = [r for r in self.plan.readers[v] if self.lives.reads_until[r, v] == last]
+        producer, last = self.schedule.producer[v], self.lives.last[v]
+        at = [r for r in self.schedule.readers[v] if self.lives.reads_until[r, v] == last]
         return at == [reader] and reader != producer
 
     def _read_before(self, reader: int, v: int) -> int:
         """Before which tick everything else that reads a value is done with it."""
-        others = [r for r in self.plan.readers[v] if r not in (reader, self.plan.producer[v])]
+        others = [
+            r for r in self.schedule.readers[v] if r not in (reader, self.schedule.producer[v])
+        ]
         return max((self.lives.reads_until[r, v] + 2 for r in others), default=0)
 
     def _passing(self, v: int) -> bool:
@@ -141,7 +147,7 @@ class Memory:
 
     def _copy_ends(self, reader: int, v: int) -> int:
         """Before which tick a copy that a unit reads is no longer in memory."""
-        root = self.program.instances[self.plan.units[reader].root]
+        root = self.program.instances[self.schedule.units[reader].root]
         if root.port == "output":
             return self.times
         return min(self.lives.reads_until[reader, v] + 2, self.times)

@@ -14,15 +14,15 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, check_machine
 from tapestry_egg.plans.plan import (
-    STEP_FIELDS,
+    CHANGE_FIELDS,
     BodyPlan,
+    Change,
     Costs,
     Kept,
     Origin,
     Plan,
     PlannedCollective,
     RuleStep,
-    Step,
     Strategy,
 )
 from tapestry_egg.printable import brief
@@ -78,7 +78,7 @@ class BodyRecord(
     outputs: list[int]
     strategies: list[StrategyRecord]
     kept: dict[str, tuple[int, int]] = {}
-    copies: list[tuple[int, int, int, list[Step]]] = []
+    copies: list[tuple[int, int, int, list[Change]]] = []
     groups: list[int] = []
 
 
@@ -257,7 +257,7 @@ class _Reader:
                 self.axes(step.axes, f"{at}[3][{n}].axes")
                 given = ("dim", "to_dim", "monoid")
                 said = frozenset(k for k in given if getattr(step, k) is not None)
-                if said != STEP_FIELDS.get(step.kind):
+                if said != CHANGE_FIELDS.get(step.kind):
                     raise PlanError(f"{step.kind} with {sorted(said)}", where=f"{at}[3][{n}]")
             key_ = (v, self.layout(source, at, rank), self.layout(target, at, rank))
             if key_ in copies:

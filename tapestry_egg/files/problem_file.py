@@ -1,4 +1,4 @@
-"""Snapshots as JSON: what is left to choose once a program has been saturated for one mesh.
+"""Problems as JSON: what is left to choose once a program has been saturated for one mesh.
 
     {"tapestry_egg": "problem", "version": 1, "name": .., "times": 7, "constant": [..],
      "tables": [[..], [[..], ..], ..], "labels": [[..], ..],
@@ -48,7 +48,7 @@ class PairRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uses: list[tuple[int, int, int]] = []
 
 
-class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProblemFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole file."""
 
     tapestry_egg: Literal["problem"]
@@ -118,7 +118,7 @@ def read(document: Any, source: str = "problem") -> Problem:
     table, tables of a shape that does not fit, negative costs, missing bytes, times out of range.
     """
     try:
-        file = msgspec.convert(document, SnapshotFile)
+        file = msgspec.convert(document, ProblemFile)
         return _Reader(file).problem()
     except msgspec.ValidationError as e:
         what, _, place = str(e).partition(" - at ")
@@ -138,7 +138,7 @@ def answer(problem: Problem, rows: Ints) -> dict[str, int]:
 class _Reader:
     """Checks a file's numbers one by one, and builds the problem of it."""
 
-    def __init__(self, file: SnapshotFile) -> None:
+    def __init__(self, file: ProblemFile) -> None:
         self.file = file
         self.tables = [_array(t, f"$.tables[{i}]") for i, t in enumerate(file.tables)]
         self.labels = [np.array(x, dtype=np.int64) for x in file.labels]

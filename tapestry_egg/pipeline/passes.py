@@ -75,8 +75,8 @@ def find_forms(state: State) -> State:
 
 def schedule_kernels(state: State) -> State:
     """For every form: which operations run as one kernel, and in which order."""
-    plans = [_of(form, scheduled(form.graph, state.question.pairs)) for form in state.forms]
-    return replace(state, schedules=tuple(plans))
+    made = [_of(form, scheduled(form.graph, state.question.pairs)) for form in state.forms]
+    return replace(state, schedules=tuple(made))
 
 
 def recompute_values(state: State) -> State:
@@ -85,32 +85,32 @@ def recompute_values(state: State) -> State:
     q = state.question
     q.tell(Phase("saturate", "", None, "recomputation"))
     fastest = 1 if len(state.forms) > 1 else 0
-    form, plan = state.forms[fastest], state.schedules[fastest]
-    made = recomputing(form, plan, q.machine, q.settings.recompute)
+    form, schedule = state.forms[fastest], state.schedules[fastest]
+    made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made]
     q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
     return replace(
         state,
         forms=state.forms + tuple(form for form, _ in made),
-        schedules=state.schedules + tuple(_of(form, plan) for form, plan in made),
+        schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in made),
         notes=state.notes + omissions.of_recomputation([form for form, _ in made]),
     )
 
 
-def _of(form: Form, plan: Schedule) -> Schedule:
+def _of(form: Form, schedule: Schedule) -> Schedule:
     """The schedule of a form, with the rules that made the form and the steps that led to it."""
-    return replace(plan, program=replace(plan.program, rules=form.rules, steps=form.steps))
+    return replace(schedule, program=replace(schedule.program, rules=form.rules, steps=form.steps))
 
 
 def encode_facts(state: State) -> State:
     """Every form on every mesh shape as facts of integers."""
     made: list[Encoding] = []
-    for plan in state.schedules:
+    for schedule in state.schedules:
         for shape in state.shapes:
             name = state.at(len(made))
-            words = f"{len(plan.program.instances)} operations"
+            words = f"{len(schedule.program.instances)} operations"
             state.question.tell(Phase("encode", words, None, name))
-            made.append(encode(plan.program, shape))
+            made.append(encode(schedule.program, shape))
             words = f"{len(made[-1].signatures)} signatures"
             state.question.tell(Phase("encode", words, 1.0, name))
     return replace(state, encodings=tuple(made))
@@ -156,8 +156,8 @@ def join_units(state: State) -> State:
     free: list[UnitChoices] = []
     for k, found in enumerate(state.strategies):
         form, shape = divmod(k, len(state.shapes))
-        plan, mesh = state.schedules[form], state.shapes[shape]
-        every = unit_choices(plan, found, mesh, q.machine, fixed.contract)
+        schedule, mesh = state.schedules[form], state.shapes[shape]
+        every = unit_choices(schedule, found, mesh, q.machine, fixed.contract)
         if fixed.contract is not None and not form:
             free.append(restrict(every, replace(fixed, bounded=False)))
         made.append(restrict(every, fixed))

@@ -1,7 +1,7 @@
 """The elementary changes of layout: what each does to a layout, to a local array, and to the wire.
 
-A `Step` over several axes treats them as one, ordered major to minor: block j of the cut is that of
-the device whose coordinates along `axes`, in this order, ravel to j. JAX's collectives order the
+A `Change` over several axes treats them as one, ordered major to minor: block j of the cut is that
+of the device whose coordinates along `axes`, in this order, ravel to j. JAX's collectives order the
 devices of a group by the axis names in the order given, so the order is passed on as it is.
 """
 
@@ -19,7 +19,7 @@ from tapestry_egg.monoids import Monoid, monoids, single_monoids
 from tapestry_egg.monoids.fold import combine
 from tapestry_egg.monoids.fold import zero as neutral_state
 
-from .plan import Step
+from .plan import Change
 
 if TYPE_CHECKING:
     import jax
@@ -37,7 +37,7 @@ class Traffic:
     payload_bytes: int
 
 
-def after(step: Step, layout: Layout, where: str = "") -> Layout:
+def after(step: Change, layout: Layout, where: str = "") -> Layout:
     """The layout that `step` leads to. Raises PlanError where it does not apply to `layout`."""
     dims, axes = list(layout.dims), step.axes
     partial = layout.partial
@@ -81,7 +81,7 @@ def after(step: Step, layout: Layout, where: str = "") -> Layout:
     return Layout(tuple(dims), partial, monoid)
 
 
-def traffic(step: Step, layout: Layout, type_: TensorType, mesh: MeshShape) -> Traffic | None:
+def traffic(step: Change, layout: Layout, type_: TensorType, mesh: MeshShape) -> Traffic | None:
     """What `step`, applied to a tensor in `layout`, puts on the wire; None when nothing moves."""
     axes = tuple(a for a in step.axes if mesh.sizes[a] > 1)
     if not axes or step.kind in ("slice", "to_partial"):
@@ -97,7 +97,7 @@ def traffic(step: Step, layout: Layout, type_: TensorType, mesh: MeshShape) -> T
     return Traffic("all_gather", axes, before * parts)
 
 
-def apply(x: jax.Array, step: Step, mesh: MeshShape) -> jax.Array:
+def apply(x: jax.Array, step: Change, mesh: MeshShape) -> jax.Array:
     """The local block after `step`, from the local block before; inside `shard_map` over `mesh`.
 
     Raises PlanError for a monoid whose partial values are not single tensors, and for PRNG keys
@@ -171,7 +171,7 @@ def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:
     return neutral
 
 
-def _native(step: Step, dtype: str) -> bool:
+def _native(step: Change, dtype: str) -> bool:
     """Whether one collective does the whole step, as XLA has it."""
     return carried_as(step.kind, step.monoid, dtype) == step.kind
 
@@ -195,7 +195,7 @@ def _local_bytes(type_: TensorType, layout: Layout, mesh: MeshShape) -> int:
     return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
 
 
-def _block(n: int, parts: int, step: Step) -> int:
+def _block(n: int, parts: int, step: Change) -> int:
     """Size of one of `parts` equal blocks."""
     if n % parts:
         raise PlanError(f"{step.kind} cannot cut {n} elements into {parts} equal blocks")

@@ -14,7 +14,7 @@ from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.graph.layout import Layout
 
 from .collectives import after
-from .plan import BodyPlan, Step
+from .plan import BodyPlan, Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Fetch:
     have: Layout
     need: Layout
     origin: Literal["produced", "kept", "own", "copy"]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Change, ...] = ()
     keep: bool = False
     again: bool = False
 
@@ -77,7 +77,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
     have = produced_layouts(body)
     operations = body.graph.operations
     made: set[int] = set()  # values whose kept copy exists
-    moved: set[tuple[int, tuple[Step, ...]]] = set()
+    moved: set[tuple[int, tuple[Change, ...]]] = set()
     shared: dict[int, set[tuple[int, Layout]]] = {}  # kernel -> copies that its operations made
     readers: list[tuple[Fetch, ...]] = []
     for k in range(len(operations) + 1):
@@ -88,7 +88,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
         found: list[Fetch] = []
         group = group_of(body, k)
         own: set[tuple[int, Layout]] = set() if group < 0 else shared.setdefault(group, set())
-        fresh: list[tuple[int, tuple[Step, ...]]] = []
+        fresh: list[tuple[int, tuple[Change, ...]]] = []
         for v, need in wanted:
             if need == have[v]:
                 found.append(Fetch(v, have[v], need, "produced"))
@@ -126,11 +126,11 @@ def place(body: BodyPlan, k: int) -> str:
     return f"operation {k} ({op.kernel}, {op.source}) of {body.graph.name}"
 
 
-def _moves(step: Step) -> bool:
+def _moves(step: Change) -> bool:
     return step.kind not in ("slice", "to_partial")
 
 
-def _steps(body: BodyPlan, v: int, have: Layout, need: Layout, k: int) -> tuple[Step, ...]:
+def _steps(body: BodyPlan, v: int, have: Layout, need: Layout, k: int) -> tuple[Change, ...]:
     steps = body.copies.get((v, have, need))
     if steps is None:
         raise PlanError(

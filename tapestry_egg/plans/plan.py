@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Change:
     """One elementary change of layout over one or more mesh axes.
 
     kind            meaning for the tensor's local block
@@ -35,8 +35,8 @@ class Step:
     monoid: str | None = None
 
 
-#: What a step of each kind says besides its axes.
-STEP_FIELDS: Mapping[str, frozenset[str]] = {
+#: What a change of each kind says besides its axes.
+CHANGE_FIELDS: Mapping[str, frozenset[str]] = {
     "all_gather": frozenset({"dim"}),
     "all_reduce": frozenset({"monoid"}),
     "reduce_scatter": frozenset({"dim", "monoid"}),
@@ -76,8 +76,8 @@ class BodyPlan:
     `inputs[i]` and `constants[v]` are the layouts in which values enter, `outputs[j]` those in
     which they leave; `strategies[k]` belongs to `graph.operations[k]`. A reader that needs a value
     in another layout than the produced one takes it from `kept[value]` when that has the layout
-    and the reader is not after `until`, otherwise it makes a copy of its own. `paths` says, for
-    every (value type, source layout, target layout) that occurs, by which steps a copy is made.
+    and the reader is not after `until`, otherwise it makes a copy of its own. `copies` says, for
+    every (value type, source layout, target layout) that occurs, by which changes a copy is made.
     `groups[k]` numbers the kernel that `operations[k]` runs in, -1 for none: operations of one
     kernel share the copies that the first of them makes. Without `groups` each is on its own.
     """
@@ -87,7 +87,7 @@ class BodyPlan:
     outputs: tuple[Layout, ...]
     strategies: tuple[Strategy, ...]
     kept: Mapping[int, Kept] = field(default_factory=dict)
-    copies: Mapping[tuple[int, Layout, Layout], tuple[Step, ...]] = field(default_factory=dict)
+    copies: Mapping[tuple[int, Layout, Layout], tuple[Change, ...]] = field(default_factory=dict)
     groups: tuple[int, ...] = ()
 
 
@@ -152,7 +152,7 @@ class Origin:
 @dataclass(frozen=True)
 class Plan:
     """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
-    least `seconds` any plan of the same snapshot can have within this plan's other costs."""
+    least `seconds` that any plan of what was searched can have within this plan's other costs."""
 
     name: str
     mesh: MeshShape

@@ -37,7 +37,7 @@ class Flow:
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self.plan, self.program = schedule, schedule.program
+        self.schedule, self.program = schedule, schedule.program
         self.lives: Lifetimes = lifetimes(schedule)
         self.local = {v: k for k, v in enumerate(self.program.bodies[0].values)}
         self._stored: dict[int, frozenset[int]] = {}
@@ -47,7 +47,7 @@ class Flow:
         """Bytes alive at each tick on one device, f64[ticks]."""
         change = np.zeros(self.lives.times + 1)
         for v, size in enumerate(self.program.sizes):
-            if self.plan.producer[v] >= 0 and not self.lives.free[v]:
+            if self.schedule.producer[v] >= 0 and not self.lives.free[v]:
                 end = min(self.lives.last[v] + 2, self.lives.times)
                 change[min(self.lives.made[v], end - 1)] += size
                 change[end] -= size
@@ -60,11 +60,11 @@ class Flow:
     @cached_property
     def turn(self) -> int:
         """The unit that runs when most is alive; before a region, if that is in one. -1: none."""
-        if not self.plan.units:
+        if not self.schedule.units:
             return -1
-        turn = min(int(self.profile.argmax()) // 2, len(self.plan.units) - 1)
+        turn = min(int(self.profile.argmax()) // 2, len(self.schedule.units) - 1)
         for start, stop in self.program.spans.values():
-            inside = [u for u, x in enumerate(self.plan.units) if start <= x.root < stop]
+            inside = [u for u, x in enumerate(self.schedule.units) if start <= x.root < stop]
             if inside and inside[0] <= turn <= inside[-1]:
                 turn = inside[0] - 1
         return turn
@@ -80,7 +80,7 @@ class Flow:
         }
         numbers = [
             inside.get(i, self.program.instances[i].operation)
-            for unit in self.plan.units[: self.turn + 1]
+            for unit in self.schedule.units[: self.turn + 1]
             for i in unit.members
         ]
         return max(numbers, default=-1)
@@ -107,40 +107,40 @@ class Flow:
 
     def _through(self, v: int) -> tuple[int, ...]:
         """What a value that is not stored is a view of, or computed from where it is read."""
-        u = self.plan.producer[v]
+        u = self.schedule.producer[v]
         if u < 0 or not self.passing[u]:
             return ()
-        return tuple(dict.fromkeys(w for _, _, w in self.plan.units[u].reads))
+        return tuple(dict.fromkeys(w for _, _, w in self.schedule.units[u].reads))
 
     @cached_property
     def passing(self) -> tuple[bool, ...]:
         """Per unit, whether it stores nothing: a view, or computed inside every reader."""
-        fused: Fusion = fusion(self.plan)
+        fused: Fusion = fusion(self.schedule)
         found = []
-        for u, unit in enumerate(self.plan.units):
+        for u, unit in enumerate(self.schedule.units):
             members = [self.program.instances[i] for i in unit.members]
             view = all(m.signature.fusion == "view" for m in members)
             found.append(not members[-1].port and (view or fused.within[u]))
         return tuple(found)
 
     def root_port(self, u: int) -> str:
-        return self.program.instances[self.plan.units[u].root].port
+        return self.program.instances[self.schedule.units[u].root].port
 
     @cached_property
     def sources(self) -> tuple[frozenset[int], ...]:
         none: frozenset[int] = frozenset()
         return tuple(
-            none.union(*(self.stored(v) for _, _, v in unit.reads)) for unit in self.plan.units
+            none.union(*(self.stored(v) for _, _, v in unit.reads)) for unit in self.schedule.units
         )
 
     def makes(self, u: int) -> tuple[int, ...]:
         """The stored values that unit u makes."""
-        return () if self.passing[u] else self.plan.units[u].outputs
+        return () if self.passing[u] else self.schedule.units[u].outputs
 
     def repeatable(self, u: int) -> bool:
         """Whether a unit may run twice: plain operations of the program itself that have no
         effects and are not themselves a recomputation."""
-        for i in self.plan.units[u].members:
+        for i in self.schedule.units[u].members:
             instance = self.program.instances[i]
             if instance.port or instance.body or instance.signature.opaque:
                 return False
@@ -155,13 +155,15 @@ class Checkpoints:
 
     def __init__(self, flow: Flow, target: Target) -> None:
         self.flow, self.target = flow, target
-        self.plan, self.program = flow.plan, flow.program
+        self.schedule, self.program = flow.schedule, flow.program
         self.size = self.program.sizes
 
     @cached_property
     def _seconds(self) -> tuple[float, ...]:
         """Per unit, its time."""
-        return tuple([unit_seconds(self.program, unit, self.target) for unit in self.plan.units])
+        return tuple(
+            [unit_seconds(self.program, unit, self.target) for unit in self.schedule.units]
+        )
 
     @cached_property
     def seconds(self) -> float:
@@ -172,7 +174,7 @@ class Checkpoints:
     def _first(self) -> dict[int, int]:
         """Value made up to the turn -> the first unit past it that reads it."""
         found: dict[int, int] = {}
-        for u in range(len(self.plan.units) - 1, self.flow.turn, -1):
+        for u in range(len(self.schedule.units) - 1, self.flow.turn, -1):
             if not self.flow.passing[u]:
                 found.update(dict.fromkeys(filter(self._own, self.flow.sources[u]), u))
         return found
@@ -184,7 +186,7 @@ class Checkpoints:
 
     def _own(self, v: int) -> bool:
         """Whether a value is made up to the turn, and is not in memory from then on anyway."""
-        u, lives = self.plan.producer[v], self.flow.lives
+        u, lives = self.schedule.producer[v], self.flow.lives
         resident = self.flow.root_port(u) in _RESIDENT or lives.last[v] >= lives.times
         return 0 <= u <= self.flow.turn and not resident
 
@@ -208,7 +210,7 @@ class Checkpoints:
         change = np.zeros(self.flow.turn + 3)
         for v, last in self._last.items():
             if self._own(v):
-                change[self.plan.producer[v] + 1] += self.size[v]
+                change[self.schedule.producer[v] + 1] += self.size[v]
                 change[last + 1] -= self.size[v]
         return np.cumsum(change)[:-1]
 
@@ -218,7 +220,7 @@ class Checkpoints:
         n = self.flow.turn + 1
         made = np.zeros(n + 1)
         for v in self.late:
-            made[self.plan.producer[v] + 1] += self.size[v]
+            made[self.schedule.producer[v] + 1] += self.size[v]
         total = np.cumsum(made)
         best = np.full(n + 1, np.inf)
         best[0] = 0.0
@@ -242,9 +244,9 @@ class Checkpoints:
         ends = [0, *cuts, self.flow.turn + 1]
         sizes = [0.0] * (len(ends) - 1)
         for v in self.late:
-            sizes[int(np.searchsorted(ends, self.plan.producer[v], side="right")) - 1] += self.size[
-                v
-            ]
+            sizes[int(np.searchsorted(ends, self.schedule.producer[v], side="right")) - 1] += (
+                self.size[v]
+            )
         return float(sum(self.passed[c] for c in cuts) + max(sizes, default=0.0))
 
     def units(self, cuts: Sequence[int], price: float) -> dict[int, int]:
@@ -302,13 +304,13 @@ class Checkpoints:
             if u in again:
                 number = again[u]
             elif flow.passing[u] and flow.repeatable(u):
-                read = [segment[v] for _, _, v in self.plan.units[u].reads if v in segment]
+                read = [segment[v] for _, _, v in self.schedule.units[u].reads if v in segment]
                 if not read:
                     continue
                 number = max(read)
             else:
                 continue
-            for i in self.plan.units[u].members:
+            for i in self.schedule.units[u].members:
                 segment.update(dict.fromkeys(self.program.instances[i].outputs, number))
         numbers = {s: k for k, s in enumerate(sorted(set(segment.values())))}
         segments: list[list[int]] = [[] for _ in numbers]
@@ -324,7 +326,7 @@ class Checkpoints:
         and what it is made of that is kept stays until then. That kernels fuse differently around
         second instances is left out.
         """
-        flow, lives, producer = self.flow, self.flow.lives, self.plan.producer
+        flow, lives, producer = self.flow, self.flow.lives, self.schedule.producer
         change = np.zeros(lives.times + 1)
         needed, until = dict(self._first), dict[int, int]()  # in units, and in ticks
         ends: dict[int, int] = {}  # value -> the last unit up to the turn that reads its first

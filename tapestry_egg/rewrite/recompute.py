@@ -47,7 +47,7 @@ class Candidate:
     one device."""
 
     graph: BlockGraph
-    plan: Schedule
+    schedule: Schedule
     chosen: Recomputation
     seconds: float
     peak: float
@@ -93,9 +93,9 @@ def _candidate(
     graph: BlockGraph, chosen: Recomputation, feedback: Mapping[int, int], target: Target
 ) -> Candidate:
     made = with_second_instances(graph, chosen)
-    plan = scheduled(made, feedback)
-    seconds = sum(unit_seconds(plan.program, unit, target) for unit in plan.units)
-    return Candidate(made, plan, chosen, seconds, Flow(plan).peak)
+    schedule = scheduled(made, feedback)
+    seconds = sum(unit_seconds(schedule.program, unit, target) for unit in schedule.units)
+    return Candidate(made, schedule, chosen, seconds, Flow(schedule).peak)
 
 
 def _front(found: Sequence[Candidate]) -> list[Candidate]:
@@ -112,7 +112,7 @@ def recomputing(
     form: Form, schedule: Schedule, target: Target, most: int = MOST_FORMS
 ) -> tuple[tuple[Form, Schedule], ...]:
     """At most `most` forms that compute some of a form's values twice and hold less memory, with
-    their schedules; `plan` is that of the form.
+    their schedules; `schedule` is that of the form.
 
     Those whose product of seconds and peak is least: the areas that they add to a front.
     """
@@ -123,7 +123,7 @@ def recomputing(
     picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
     left = len(others) - len(picked) + given.others
     return tuple(
-        (replace(_form(form, given, c), others=left), c.plan)
+        (replace(_form(form, given, c), others=left), c.schedule)
         for c in sorted(picked, key=lambda c: c.seconds)
     )
 

@@ -43,7 +43,7 @@ def lifetimes(schedule: Schedule) -> Lifetimes:
 
 class _Lives:
     def __init__(self, schedule: Schedule) -> None:
-        self.plan, self.program = schedule, schedule.program
+        self.schedule, self.program = schedule, schedule.program
         self.fusion: Fusion = fusion(schedule)
         self.end = 2 * len(schedule.units) + 2
         n = len(schedule.program.types)
@@ -70,7 +70,7 @@ class _Lives:
         )
 
     def _make(self) -> None:
-        for u, unit in enumerate(self.plan.units):
+        for u, unit in enumerate(self.schedule.units):
             root = self.program.instances[unit.root]
             for v in unit.outputs:
                 self.made[v] = 2 * u + 1
@@ -82,7 +82,7 @@ class _Lives:
 
     def _read(self) -> None:
         """What leaves the program, or a region, is read when it is made."""
-        for u, unit in enumerate(self.plan.units):
+        for u, unit in enumerate(self.schedule.units):
             root = self.program.instances[unit.root]
             for i, _, v in unit.reads:
                 inside = self.program.instances[i].body != self.program.body_of[v]
@@ -98,7 +98,7 @@ class _Lives:
 
     def _hold(self) -> None:
         """Views, fused units and what a region reads from outside keep their sources alive."""
-        for u, unit in reversed(list(enumerate(self.plan.units))):
+        for u, unit in reversed(list(enumerate(self.schedule.units))):
             members = [self.program.instances[i] for i in unit.members]
             port = members[-1].port
             view = not port and all(m.signature.fusion == "view" for m in members)
@@ -111,12 +111,14 @@ class _Lives:
                         self.last[source] = max(self.last[source], until)
 
     def _boundary(self) -> None:
-        for unit in self.plan.units:
+        for unit in self.schedule.units:
             root = self.program.instances[unit.root]
             if root.port == "state":
                 (new,), (old,) = root.inputs, root.outputs
-                new = constrained_source(self.plan, new)
-                maker = self.program.instances[self.plan.units[self.plan.producer[new]].root]
+                new = constrained_source(self.schedule, new)
+                maker = self.program.instances[
+                    self.schedule.units[self.schedule.producer[new]].root
+                ]
                 if not maker.port:
                     # Written where the old state was, unless that is still to be read; a view of
                     # something else is not written at all.
@@ -130,7 +132,7 @@ class _Lives:
     def _take_over(self) -> None:
         """Results that are written over an operand that nothing reads any more."""
         types = self.program.types
-        for u, unit in enumerate(self.plan.units):
+        for u, unit in enumerate(self.schedule.units):
             root = self.program.instances[unit.root]
             if root.port or len(unit.outputs) != 1 or self.free[unit.outputs[0]]:
                 continue

@@ -23,7 +23,7 @@ from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import after
-from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.zspace import Projection, ZRange
@@ -234,22 +234,22 @@ def every_layout(tensor: TensorType, mesh: MeshShape, monoids: tuple[str, ...]) 
     return list(out)
 
 
-def every_step(rank: int, mesh: MeshShape, monoids: tuple[str, ...]) -> Iterator[Step]:
+def every_step(rank: int, mesh: MeshShape, monoids: tuple[str, ...]) -> Iterator[Change]:
     """Every elementary change of layout that could be written down."""
     axes = range(len(mesh.sizes))
     for count in range(1, len(mesh.sizes) + 1):
         for order in permutations(axes, count):
             for k in range(rank):
-                yield Step("all_gather", order, k)
-                yield Step("slice", order, k)
+                yield Change("all_gather", order, k)
+                yield Change("slice", order, k)
                 for other in range(rank):
                     if other != k:
-                        yield Step("all_to_all", order, k, other)
+                        yield Change("all_to_all", order, k, other)
                 for monoid in monoids:
-                    yield Step("reduce_scatter", order, k, monoid=monoid)
+                    yield Change("reduce_scatter", order, k, monoid=monoid)
             for monoid in monoids:
-                yield Step("all_reduce", order, monoid=monoid)
-                yield Step("to_partial", order, monoid=monoid)
+                yield Change("all_reduce", order, monoid=monoid)
+                yield Change("to_partial", order, monoid=monoid)
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Paths:
     """Cheapest copies of one tensor from one layout: seconds and steps by target layout."""
 
     seconds: dict[Layout, float]
-    steps: dict[Layout, tuple[Step, ...]]
+    steps: dict[Layout, tuple[Change, ...]]
 
 
 def paths(
@@ -270,7 +270,7 @@ def paths(
     """Dijkstra's algorithm over every step."""
     steps = list(every_step(tensor.rank, mesh, monoids))
     found, best = {}, {source: 0.0}
-    how: dict[Layout, tuple[Step, ...]] = {source: ()}
+    how: dict[Layout, tuple[Change, ...]] = {source: ()}
     queue = [(0.0, 0, source)]
     count = 0
     while queue:

@@ -351,7 +351,7 @@ def test_costs_of_a_plan_by_hand() -> None:
     (instance,) = [i for i in plan_schedule.program.instances if not i.port]
     names = [d.role for d in instance.signature.index]
     cuts = tuple((0,) if role == "reduce" else () for role in names)
-    from tapestry_egg.plans.plan import Step, Strategy
+    from tapestry_egg.plans.plan import Change, Strategy
 
     w, x, y = Layout(((0,), ())), Layout(((), (0,))), Layout(((), ()), (0,), "sum")
     graph = plan_schedule.program.bodies[0].graph
@@ -363,7 +363,7 @@ def test_costs_of_a_plan_by_hand() -> None:
         (w, x),
         (whole,),
         (Strategy(cuts, needs, (y,)),),
-        copies={(op.outputs[0], y, whole): (Step("all_reduce", (0,), monoid="sum"),)},
+        copies={(op.outputs[0], y, whole): (Change("all_reduce", (0,), monoid="sum"),)},
     )
     found = recompute(Plan("p", mesh, "cpu:2", body, Costs(0, 0, 0)), plan_schedule, target)
     assert found.flops == 2 * 4 * 4 * 16

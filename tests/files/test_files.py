@@ -28,7 +28,7 @@ from tapestry_egg.graph import pytrees
 from tapestry_egg.graph.arrays import decode_array, encode_array
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, PlannedCollective, Step, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, PlannedCollective, Strategy
 from tapestry_egg.tracing import codec
 from tapestry_egg.tracing.trace import Program, trace
 
@@ -342,7 +342,7 @@ def random_plan(rng: random.Random) -> Plan:
         )
         v = rng.randrange(len(graph.values))
         source, target = all_((v, v))
-        steps = (Step("all_gather", (0, 1), dim=0), Step("all_reduce", (1,), monoid="sum"))
+        steps = (Change("all_gather", (0, 1), dim=0), Change("all_reduce", (1,), monoid="sum"))
         return BodyPlan(
             graph,
             all_(graph.inputs),

@@ -15,7 +15,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import after
-from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Step, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.zspace import Projection, ZRange
 
 Cuts = tuple[tuple[int, ...], ...]
@@ -109,12 +109,12 @@ def strategy(
     return Strategy(full, tuple(layouts[:inputs]), tuple(layouts[inputs:]))
 
 
-def path(source: Layout, target: Layout, rng: random.Random | None = None) -> tuple[Step, ...]:
+def path(source: Layout, target: Layout, rng: random.Random | None = None) -> tuple[Change, ...]:
     """Steps from one layout to another; with `rng`, by way of shortcuts taken at random."""
-    steps: list[Step] = []
+    steps: list[Change] = []
     layout = source
 
-    def go(step: Step) -> None:
+    def go(step: Change) -> None:
         nonlocal layout
         steps.append(step)
         layout = after(step, layout)
@@ -128,16 +128,16 @@ def path(source: Layout, target: Layout, rng: random.Random | None = None) -> tu
         ahead = axes[len(layout.dims[k]) :]
         if axes[: len(layout.dims[k])] == layout.dims[k] and ahead and coin():
             if set(ahead) <= set(pending):
-                go(Step("reduce_scatter", ahead, k, monoid=source.monoid))
+                go(Change("reduce_scatter", ahead, k, monoid=source.monoid))
                 pending = tuple(a for a in pending if a not in ahead)
             for other in range(len(layout.dims)):
                 if other != k and layout.dims[other][-len(ahead) :] == ahead:
-                    go(Step("all_to_all", ahead, other, k))
+                    go(Change("all_to_all", ahead, other, k))
     if pending:
         order = list(pending)
         if rng is not None:
             rng.shuffle(order)
-        go(Step("all_reduce", tuple(order), monoid=source.monoid))
+        go(Change("all_reduce", tuple(order), monoid=source.monoid))
     for k, axes in enumerate(target.dims):
         common = 0
         for a, b in zip(layout.dims[k], axes, strict=False):
@@ -145,13 +145,13 @@ def path(source: Layout, target: Layout, rng: random.Random | None = None) -> tu
                 break
             common += 1
         if layout.dims[k][common:]:
-            go(Step("all_gather", layout.dims[k][common:], k))
+            go(Change("all_gather", layout.dims[k][common:], k))
     for k, axes in enumerate(target.dims):
         if axes[len(layout.dims[k]) :]:
-            go(Step("slice", axes[len(layout.dims[k]) :], k))
+            go(Change("slice", axes[len(layout.dims[k]) :], k))
     fresh = tuple(a for a in target.partial if a not in layout.partial)
     if fresh:
-        go(Step("to_partial", fresh, monoid=target.monoid))
+        go(Change("to_partial", fresh, monoid=target.monoid))
     assert layout == target, (source, target, layout)
     return tuple(steps)
 

@@ -14,7 +14,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.collectives import after, apply, traffic
-from tapestry_egg.plans.plan import Step
+from tapestry_egg.plans.plan import Change
 from tapestry_egg.runtime.measure.hlo import hlo_stats
 
 FLAT = MeshShape(("a", "b"), (2, 4))
@@ -55,7 +55,7 @@ def devices(mesh: MeshShape) -> list[tuple[int, ...]]:
     return list(itertools.product(*map(range, mesh.sizes)))
 
 
-def run(step: Step, blocks: list[np.ndarray], mesh: MeshShape) -> np.ndarray:
+def run(step: Change, blocks: list[np.ndarray], mesh: MeshShape) -> np.ndarray:
     grid = Mesh(np.array(jax.devices()[: mesh.devices]).reshape(mesh.sizes), mesh.names)
     over_all = PartitionSpec(mesh.names)
     mapped = jax.shard_map(
@@ -68,7 +68,7 @@ def run(step: Step, blocks: list[np.ndarray], mesh: MeshShape) -> np.ndarray:
     return np.asarray(jax.jit(mapped)(np.stack(blocks)))
 
 
-def check(step: Step, source: Layout, mesh: MeshShape, dtype: str = "float32") -> None:
+def check(step: Change, source: Layout, mesh: MeshShape, dtype: str = "float32") -> None:
     array = values(source, mesh, dtype)
     got = run(step, [block(array, source, mesh, at) for at in devices(mesh)], mesh)
     target = after(step, source)
@@ -98,20 +98,20 @@ NESTED = [(2, (0, 1)), (2, (1, 0)), (0, (2, 1)), (0, (1, 2)), (1, (0, 2)), (1, (
 
 @pytest.mark.parametrize("axes", ORDERS)
 def test_gather_and_slice_and_exchange(axes: tuple[int, ...]) -> None:
-    check(Step("all_gather", axes, 0), cut(axes, (), ()), FLAT)
-    check(Step("slice", axes, 2), cut((), (), ()), FLAT)
-    check(Step("all_to_all", axes, 0, 2), cut(axes, (), ()), FLAT)
-    check(Step("all_to_all", axes, 2, 1), cut((), (), axes), FLAT)
+    check(Change("all_gather", axes, 0), cut(axes, (), ()), FLAT)
+    check(Change("slice", axes, 2), cut((), (), ()), FLAT)
+    check(Change("all_to_all", axes, 0, 2), cut(axes, (), ()), FLAT)
+    check(Change("all_to_all", axes, 2, 1), cut((), (), axes), FLAT)
 
 
 @pytest.mark.parametrize(("outer", "axes"), NESTED)
 def test_the_minor_cut_moves_and_the_major_cut_stays(outer: int, axes: tuple[int, ...]) -> None:
-    check(Step("all_gather", axes, 0), cut((outer, *axes), (), ()), CUBE)
-    check(Step("slice", axes, 0), cut((outer,), (), ()), CUBE)
-    check(Step("all_to_all", axes, 0, 1), cut((outer, *axes), (), ()), CUBE)
-    check(Step("all_to_all", axes, 0, 2), cut(axes, (), (outer,)), CUBE)
+    check(Change("all_gather", axes, 0), cut((outer, *axes), (), ()), CUBE)
+    check(Change("slice", axes, 0), cut((outer,), (), ()), CUBE)
+    check(Change("all_to_all", axes, 0, 1), cut((outer, *axes), (), ()), CUBE)
+    check(Change("all_to_all", axes, 0, 2), cut(axes, (), (outer,)), CUBE)
     sums = cut((outer,), (), (), partial=tuple(sorted(axes)), monoid="sum")
-    check(Step("reduce_scatter", axes, 0, monoid="sum"), sums, CUBE)
+    check(Change("reduce_scatter", axes, 0, monoid="sum"), sums, CUBE)
 
 
 @pytest.mark.parametrize("axes", [(1,), (1, 0)])
@@ -122,59 +122,62 @@ def test_the_minor_cut_moves_and_the_major_cut_stays(outer: int, axes: tuple[int
 )  # fmt: skip
 def test_reductions(axes: tuple[int, ...], monoid: str, dtype: str) -> None:
     source = cut((), (), (), partial=tuple(sorted(axes)), monoid=monoid)
-    check(Step("all_reduce", axes, monoid=monoid), source, FLAT, dtype)
-    check(Step("reduce_scatter", axes, 2, monoid=monoid), source, FLAT, dtype)
-    check(Step("to_partial", axes, monoid=monoid), cut((), (), ()), FLAT, dtype)
+    check(Change("all_reduce", axes, monoid=monoid), source, FLAT, dtype)
+    check(Change("reduce_scatter", axes, 2, monoid=monoid), source, FLAT, dtype)
+    check(Change("to_partial", axes, monoid=monoid), cut((), (), ()), FLAT, dtype)
 
 
 def test_some_axes_of_several_partial_ones() -> None:
     source = cut((), (2,), (), partial=(0, 1), monoid="sum")
-    check(Step("all_reduce", (1,), monoid="sum"), source, CUBE)
-    check(Step("reduce_scatter", (0,), 1, monoid="sum"), source, CUBE)
+    check(Change("all_reduce", (1,), monoid="sum"), source, CUBE)
+    check(Change("reduce_scatter", (0,), 1, monoid="sum"), source, CUBE)
 
 
 @pytest.mark.parametrize(
     ("step", "source"),
     [
-        (Step("all_gather", (1,), 0), cut((1, 0), ())),  # not the minor-most
-        (Step("all_gather", (0,), 1), cut((0,), ())),
-        (Step("all_to_all", (0,), 0, 0), cut((0,), ())),
-        (Step("all_reduce", (0,), monoid="max"), cut((), (), partial=(0,), monoid="sum")),
-        (Step("reduce_scatter", (0,), 5, monoid="sum"), cut((), (), partial=(0,), monoid="sum")),
-        (Step("slice", (0,), 1), cut((0,), ())),
-        (Step("to_partial", (0,), monoid="sum"), cut((0,), ())),
-        (Step("to_partial", (0,), monoid="sum"), cut((), (), partial=(1,), monoid="max")),
-        (Step("teleport", (0,), 0), cut((0,), ())),
+        (Change("all_gather", (1,), 0), cut((1, 0), ())),  # not the minor-most
+        (Change("all_gather", (0,), 1), cut((0,), ())),
+        (Change("all_to_all", (0,), 0, 0), cut((0,), ())),
+        (Change("all_reduce", (0,), monoid="max"), cut((), (), partial=(0,), monoid="sum")),
+        (Change("reduce_scatter", (0,), 5, monoid="sum"), cut((), (), partial=(0,), monoid="sum")),
+        (Change("slice", (0,), 1), cut((0,), ())),
+        (Change("to_partial", (0,), monoid="sum"), cut((0,), ())),
+        (Change("to_partial", (0,), monoid="sum"), cut((), (), partial=(1,), monoid="max")),
+        (Change("teleport", (0,), 0), cut((0,), ())),
     ],
 )
-def test_steps_that_do_not_apply_are_refused(step: Step, source: Layout) -> None:
+def test_steps_that_do_not_apply_are_refused(step: Change, source: Layout) -> None:
     with pytest.raises(PlanError):
         after(step, source)
 
 
 def test_random_keys_do_not_add_up() -> None:
     with pytest.raises(PlanError, match="keys"):
-        apply(jax.random.split(jax.random.key(0), 8), Step("all_reduce", (0,), monoid="sum"), FLAT)
+        apply(
+            jax.random.split(jax.random.key(0), 8), Change("all_reduce", (0,), monoid="sum"), FLAT
+        )
 
 
 @pytest.mark.parametrize(
     ("step", "source", "dtype"),
     [
-        (Step("all_gather", (1, 0), 0), cut((1, 0), (), ()), "float32"),
-        (Step("all_to_all", (1,), 0, 1), cut((1,), (), ()), "int32"),
-        (Step("all_reduce", (0, 1), monoid="sum"), cut((), (), (), partial=(0, 1), monoid="sum"),
+        (Change("all_gather", (1, 0), 0), cut((1, 0), (), ()), "float32"),
+        (Change("all_to_all", (1,), 0, 1), cut((1,), (), ()), "int32"),
+        (Change("all_reduce", (0, 1), monoid="sum"), cut((), (), (), partial=(0, 1), monoid="sum"),
          "float32"),
-        (Step("all_reduce", (1,), monoid="prod"), cut((0,), (), (), partial=(1,), monoid="prod"),
+        (Change("all_reduce", (1,), monoid="prod"), cut((0,), (), (), partial=(1,), monoid="prod"),
          "float32"),
-        (Step("all_reduce", (1,), monoid="or"), cut((), (), (), partial=(1,), monoid="or"), "bool"),
-        (Step("reduce_scatter", (0, 1), 0, monoid="sum"),
+        (Change("all_reduce", (1,), monoid="or"), cut((), (), (), partial=(1,), monoid="or"),
+         "bool"),
+        (Change("reduce_scatter", (0, 1), 0, monoid="sum"),
          cut((), (), (), partial=(0, 1), monoid="sum"), "float32"),
-        (Step("reduce_scatter", (1,), 0, monoid="max"),
+        (Change("reduce_scatter", (1,), 0, monoid="max"),
          cut((), (), (), partial=(1,), monoid="max"), "float32"),
-        (Step("slice", (1,), 0), cut((), (), ()), "float32"),
+        (Change("slice", (1,), 0), cut((), (), ()), "float32"),
     ],
 )  # fmt: skip
-def test_traffic_is_what_xla_compiles(step: Step, source: Layout, dtype: str) -> None:
+def test_traffic_is_what_xla_compiles(step: Change, source: Layout, dtype: str) -> None:
     grid = Mesh(np.array(jax.devices()).reshape(FLAT.sizes), FLAT.names)
     local = source.local_shape(SHAPE, FLAT)
     mapped = jax.shard_map(
@@ -193,7 +196,7 @@ def test_traffic_is_what_xla_compiles(step: Step, source: Layout, dtype: str) ->
 def test_axes_of_one_device_move_nothing() -> None:
     mesh = MeshShape(("a", "b"), (1, 8))
     type_ = TensorType(SHAPE, "float32")
-    assert traffic(Step("all_gather", (0,), 0), cut((0,), (), ()), type_, mesh) is None
-    moved = traffic(Step("all_gather", (0, 1), 0), cut((0, 1), (), ()), type_, mesh)
+    assert traffic(Change("all_gather", (0,), 0), cut((0,), (), ()), type_, mesh) is None
+    moved = traffic(Change("all_gather", (0, 1), 0), cut((0, 1), (), ()), type_, mesh)
     assert moved is not None and (moved.axes, moved.payload_bytes) == ((1,), type_.nbytes)
-    check(Step("all_gather", (0, 1), 0), cut((0, 1), (), ()), mesh)
+    check(Change("all_gather", (0, 1), 0), cut((0, 1), (), ()), mesh)

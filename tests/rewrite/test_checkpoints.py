@@ -141,7 +141,7 @@ def test_checkpoints_pass_the_fewest_bytes(graph: BlockGraph, share: float) -> N
 
     legal = [cuts for cuts in subsets(list(range(1, n))) if fits(cuts)]
     best = min(sum(map(passed, cuts)) for cuts in legal)
-    first = min(u for u, unit in enumerate(points.plan.units) if points.flow.repeatable(u))
+    first = min(u for u, unit in enumerate(points.schedule.units) if points.flow.repeatable(u))
     found = points.cuts(largest)
     assert sum(points.passed[c] for c in found) == pytest.approx(best)
     ours = tuple(sorted({c - first for c in found} - {0}))
@@ -192,7 +192,7 @@ def test_what_a_second_instance_is_made_of_stays_until_then() -> None:
     operations = [matmul(read, 1 + k) for k, read in enumerate([*early, *late])]
     graph = BlockGraph("", (square,) * 12, tuple(operations), (0,), (11,))
     points, plain = checkpoints(graph)
-    (u,) = [u for u, unit in enumerate(points.plan.units) if unit.outputs == (2,)]
+    (u,) = [u for u, unit in enumerate(points.schedule.units) if unit.outputs == (2,)]
     made = with_second_instances(plain.graph, points.recomputation({u: 0}))
     held = 7 * square.nbytes
     assert points.flow.peak == Flow(schedule(flatten(made, {}))).peak == held

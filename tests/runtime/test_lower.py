@@ -13,7 +13,7 @@ from jax import lax
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.plans.plan import Kept, Plan, Step
+from tapestry_egg.plans.plan import Change, Kept, Plan
 from tapestry_egg.runtime import compare, compile, planned_collectives
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import (
@@ -68,7 +68,7 @@ def test_tensor_parallel_reduces_once(output: Layout, expected: Any) -> None:
     )
     if output.dims[0] == (X, Y):
         key = next(iter(plan.body.copies))
-        steps = (Step("reduce_scatter", (Y,), 0, monoid="sum"),)
+        steps = (Change("reduce_scatter", (Y,), 0, monoid="sum"),)
         plan = replace(plan, body=replace(plan.body, copies={key: steps}))
     assert moved(plan) == expected
     check(plan, *MLP)
@@ -191,7 +191,7 @@ def test_missing_and_misleading_steps_are_refused() -> None:
     with pytest.raises(PlanError, match="no steps between them"):
         planned_collectives(missing)
     ((key, _),) = plan.body.copies.items()
-    wrong = {key: (Step("all_gather", (Y,), 0), Step("slice", (X,), 1))}
+    wrong = {key: (Change("all_gather", (Y,), 0), Change("slice", (X,), 1))}
     with pytest.raises(PlanError, match="lead from"):
         planned_collectives(replace(plan, body=replace(plan.body, copies=wrong)))
 
@@ -200,7 +200,7 @@ def test_an_operand_that_does_not_hold_what_the_block_reads_is_refused() -> None
     plan = mlp_plan({}, (cut((), ()), cut((), ()), cut((), ())), cut((), ()))
     first, *rest = plan.body.strategies
     bad = replace(first, cuts=((X,), (), ()), needs=(cut((), (Y,)), first.needs[1]))
-    copies = {(plan.graph.inputs[0], cut((), ()), cut((), (Y,))): (Step("slice", (Y,), 1),)}
+    copies = {(plan.graph.inputs[0], cut((), ()), cut((), (Y,))): (Change("slice", (Y,), 1),)}
     body = replace(plan.body, strategies=(bad, *rest), copies=copies)
     with pytest.raises(PlanError, match="outside the block"):
         compile(replace(plan, body=body))(*MLP)

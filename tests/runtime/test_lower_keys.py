@@ -19,7 +19,7 @@ from tapestry_egg.extract.certify.legality import Illegal, check_layout
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.plans.collectives import apply
-from tapestry_egg.plans.plan import Step
+from tapestry_egg.plans.plan import Change
 from tapestry_egg.runtime import compare, compile
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import random_plan, signature_of
@@ -107,7 +107,7 @@ def test_keys_lie_in_blocks_and_are_never_partial() -> None:
     with pytest.raises(Illegal, match="never partial"):
         check_layout(Layout(((),), (0,), "sum"), (4,), "key<fry>", MESH)
     with pytest.raises(PlanError, match="do not add up"):
-        apply(KEYS, Step("all_reduce", (0,), monoid="sum"), MESH)
+        apply(KEYS, Change("all_reduce", (0,), monoid="sum"), MESH)
 
 
 def test_planned_keys_move_the_planned_bytes() -> None:

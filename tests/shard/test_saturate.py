@@ -400,7 +400,7 @@ def test_changes_are_the_elementary_steps() -> None:
     """What the collectives' rules derive is what the steps' meaning allows, and all of it."""
     from tapestry_egg.errors import PlanError
     from tapestry_egg.plans.collectives import after
-    from tapestry_egg.plans.plan import Step
+    from tapestry_egg.plans.plan import Change
 
     signature = OperationSignature(
         "sum",
@@ -418,7 +418,7 @@ def test_changes_are_the_elementary_steps() -> None:
         reduces = c.kind in ("all_reduce", "reduce_scatter", "to_partial")
         dim = c.dim if c.dim >= 0 else None
         other = c.other if c.other >= 0 and not reduces else None
-        step = Step(c.kind, c.axes, dim, other, monoids[c.other] if reduces else None)
+        step = Change(c.kind, c.axes, dim, other, monoids[c.other] if reduces else None)
         assert after(step, c.source) == c.target
         mine.add((c.source, c.target, c.kind))
     for layout in found.encoding.algebra.layouts:
