@@ -60,6 +60,5 @@ def row_costs(problem: Problem, rows: Sequence[int]) -> RowCosts:
     held, peak = Fraction(0), Fraction(0)
     for t in range(problem.times):
         held += steps[t]
-        fixed = float(problem.constant[t]) if len(problem.constant) else 0.0
-        peak = max(peak, held + Fraction(fixed))
+        peak = max(peak, held)
     return RowCosts(float(seconds), float(peak), float(joules), tuple(wrong))

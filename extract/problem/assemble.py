@@ -126,7 +126,6 @@ class _Assembler:
             tuple(self.variables),
             merge_parallel(self.pairs, self.once),
             self.memory.times,
-            np.zeros(self.memory.times),
         )
         return PlanProblem(
             problem,

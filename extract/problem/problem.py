@@ -8,7 +8,7 @@ small as what the pair can tell apart. A finite `seconds` table entry is a legal
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -59,12 +59,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Problem:
-    """Variables, pairs, and the memory that is occupied whatever is chosen."""
+    """Variables and pairs, and at how many times memory is counted."""
 
     variables: tuple[Variable, ...]
     pairs: tuple[Pair, ...]
     times: int
-    constant: Floats = field(default_factory=lambda: np.zeros(0))  # [times], bytes
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
@@ -79,7 +78,7 @@ class Problem:
         shared = f.pair_use_amount[f.pair_use_start + pair[f.pair_use_of]]
         steps = np.bincount(f.begin, np.concatenate((own, shared)), self.times + 1)
         steps -= np.bincount(f.stop, np.concatenate((own, shared)), self.times + 1)
-        profile = np.cumsum(steps)[: self.times] + self.constant
+        profile = np.cumsum(steps, dtype=np.float64)[: self.times]
         return float(seconds), float(joules), profile
 
     @cached_property

@@ -197,8 +197,7 @@ class Dual:
         value, self.beliefs = self._pass(self.batches, self.rows_of, False)
         self.work.add(*self._pass_work)
         value += self.constant
-        constant = dot(self.prices.bytes, self.problem.constant)
-        return Cut(value + constant, float(self.prices.bytes.sum()), self.prices.joule)
+        return Cut(value, float(self.prices.bytes.sum()), self.prices.joule)
 
     def _pass(
         self, batches: Sequence[Batch], rows_of: Sequence[Ints], forward: bool

@@ -93,9 +93,8 @@ def solve(
             return Exact(None, bound, True)
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
         if times:
-            room = limit - problem.constant[times]
             unit = 1.0 / max(limit, 1.0)
-            constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, room * unit))
+            constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, limit * unit))
         found = milp(
             model.cost * model.unit,
             integrality=model.integral,
@@ -154,7 +153,7 @@ def least_peak(
         bounds=Bounds(np.zeros(columns + 1), np.append(model.possible, np.inf)),
         constraints=[
             LinearConstraint(equal, model.right, model.right),
-            LinearConstraint(memory, -np.inf, -problem.constant[times] * unit),
+            LinearConstraint(memory, -np.inf, 0.0),
         ],
         options={"time_limit": seconds, "node_limit": nodes, "mip_rel_gap": 1e-6},
     )

@@ -61,7 +61,6 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
         uses += [(u.start, u.end, table(u.amount)) for u in part.uses]
     return {
         "counts": np.array([len(p.variables), p.times]),
-        "constant": p.constant,
         "names": np.array([v.name for v in p.variables], dtype=np.str_),
         "parts": np.array(parts, dtype=np.int64).reshape(-1, 7),
         "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
@@ -96,7 +95,7 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
     found = [x for x in made if isinstance(x, Variable)]
     assert len(found) == variables
     pairs = tuple(x for x in made if isinstance(x, Pair))
-    return Problem(tuple(found), pairs, times, data["constant"])
+    return Problem(tuple(found), pairs, times)
 
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Problems as JSON: what is left to choose once a program has been saturated for one mesh.
 
-    {"tapestry_egg": "problem", "version": 1, "name": .., "times": 7, "constant": [..],
+    {"tapestry_egg": "problem", "version": 1, "name": .., "times": 7,
      "tables": [[..], [[..], ..], ..], "labels": [[..], ..],
      "variables": [{"name": .., "seconds": 0, "joules": 1, "uses": [[0, 3, 2]]}, ..],
      "pairs": [{"variables": [0, 1], "labels": [0, 1], "seconds": 3, "joules": 4, "uses": []}, ..]}
@@ -9,9 +9,10 @@ A variable is a unit of the program, its rows are the ways to run it. `seconds`,
 third number of a use are indices into `tables`, so that what equal layers share is there once. A
 variable's table has an entry per row. A pair's has one per label of the first variable's row and
 label of the second's; `labels` are lists of one label per row. The entry `null` forbids. A use
-[start, end, table] occupies that many bytes at the times from start to before end, beside the
-`constant` bytes of each time; a pair's may be negative, where its two variables count too much. One
-row per variable is an answer: seconds and joules are sums, the peak is the most bytes at any time.
+[start, end, table] occupies that many bytes at the times from start to before end; a pair's may be
+negative, where its two variables count too much. One row per variable is an answer: seconds and
+joules are sums, the peak is the most bytes at any time. A file may have `constant`, bytes of each
+time that are there whatever is chosen: read as one more variable, of one row.
 """
 
 from __future__ import annotations
@@ -103,7 +104,6 @@ def write(problem: Problem, name: str = "") -> dict[str, Any]:
         "version": VERSION,
         "name": name,
         "times": problem.times,
-        "constant": problem.constant.tolist(),
         "tables": tables,
         "labels": labels,
         "variables": variables,
@@ -145,15 +145,21 @@ class _Reader:
 
     def problem(self) -> Problem:
         file = self.file
-        constant = np.array(file.constant or [0.0] * max(file.times, 0), dtype=np.float64)
         _need(file.times >= 0, "$.times", "must not be negative")
-        _need(len(constant) == file.times, "$.constant", f"{file.times} entries expected")
-        _need(bool((constant >= 0).all()), "$.constant", "bytes must not be negative")
         variables = tuple(
             self.variable(v, f"$.variables[{i}]") for i, v in enumerate(file.variables)
         )
         pairs = tuple(self.pair(p, variables, f"$.pairs[{i}]") for i, p in enumerate(file.pairs))
-        return Problem(variables, pairs, file.times, constant)
+        return Problem((*variables, *self.fixed()), pairs, file.times)
+
+    def fixed(self) -> tuple[Variable, ...]:
+        """The variable of one row that holds what is there whatever is chosen, if anything is."""
+        given = self.file.constant
+        fits = len(given) in (0, self.file.times)
+        _need(fits, "$.constant", f"{self.file.times} entries expected")
+        _need(all(b >= 0 for b in given), "$.constant", "bytes must not be negative")
+        uses = tuple(Use(t, t + 1, np.array([b])) for t, b in enumerate(given) if b)
+        return (Variable("constant", np.zeros(1), np.zeros(1), uses),) if uses else ()
 
     def variable(self, record: VariableRecord, where: str) -> Variable:
         seconds, joules = self.costs(record, where)

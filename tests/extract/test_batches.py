@@ -48,7 +48,7 @@ def ladder(seed: int, layers: int) -> Problem:
                 i, j = 3 * layer + a, 3 * (layer + on) + b
                 uses = (Use(*span(), amount),)
                 pairs.append(Pair(i, j, label_a, label_b, seconds, joules, uses))
-    return Problem(tuple(variables), tuple(pairs), TIMES, rng.random(TIMES))
+    return Problem(tuple(variables), tuple(pairs), TIMES)
 
 
 def prices(seed: int) -> Prices:
@@ -165,7 +165,7 @@ def with_leaves(seed: int) -> Problem:
             link(at, at + 1)
     variables += [Variable("apart", leaf, leaf), Variable("single too", one, one)]
     link(single, len(variables) - 1)
-    return Problem(tuple(variables), tuple(pairs), TIMES, core.constant)
+    return Problem(tuple(variables), tuple(pairs), TIMES)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def chain(seed: int, length: int, rows: int) -> Problem:
         Pair(k, k + 1, each, each, 0.3 * rng.random((rows, rows)), np.zeros((rows, rows)))
         for k in range(length - 1)
     )
-    return Problem(variables, pairs, 1, np.zeros(1))
+    return Problem(variables, pairs, 1)
 
 
 @settings(max_examples=15, deadline=None)

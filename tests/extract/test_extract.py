@@ -67,8 +67,15 @@ def random_problem(seed: int, shape: Shape = Shape(), tree: bool = False) -> Pro
         seconds[rng.random(size) < shape.forbidden] = np.inf
         uses = tuple(random_use(rng, size, shape.times) for _ in range(rng.integers(0, 2)))
         pairs.append(Pair(a, b, label_a, label_b, seconds, random_costs(rng, size), uses))
-    constant = rng.integers(0, 3, shape.times).astype(float)
-    return Problem(tuple(variables), tuple(pairs), shape.times, constant)
+    if variables:
+        variables[0] = whatever(variables[0], rng.integers(0, 3, shape.times).astype(float))
+    return Problem(tuple(variables), tuple(pairs), shape.times)
+
+
+def whatever(v: Variable, amounts: np.ndarray) -> Variable:
+    """The variable, with bytes that it holds at each time whatever row is chosen."""
+    uses = (Use(t, t + 1, np.full(len(v), b)) for t, b in enumerate(amounts))
+    return replace(v, uses=(*v.uses, *uses))
 
 
 def random_costs(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
@@ -94,7 +101,7 @@ seeds = st.integers(0, 10**6)
 def cost(problem: Problem, rows: tuple[int, ...]) -> tuple[float, float, list[float]]:
     """Seconds, joules and bytes at each time of one labelling, entry by entry."""
     seconds = joules = 0.0
-    profile = [float(x) for x in problem.constant]
+    profile = [0.0] * problem.times
 
     def occupy(use: Use, amount: float) -> None:
         for t in range(use.start, use.end):
@@ -368,7 +375,6 @@ def test_small_amounts_are_told_apart() -> None:
                 for p in problem.pairs
             ),
             problem.times,
-            problem.constant * 1e9,
         )
         found = labellings(small)
         if not found:
@@ -417,7 +423,7 @@ def test_an_empty_problem_has_one_plan() -> None:
 
 def test_a_problem_without_memory() -> None:
     cheap = Variable("v", np.array([3.0, 1.0]), np.zeros(2))
-    archive = searched(Problem((cheap, single(1)), (), 3, np.zeros(3)))
+    archive = searched(Problem((cheap, single(1)), (), 3))
     assert [c.costs for c in archive.candidates] == [(2.0, 0.0, 0.0)]
 
 
@@ -425,7 +431,7 @@ def test_single_rows_leave_nothing_to_choose() -> None:
     pair = Pair(
         0, 1, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1)), np.ones((1, 1))
     )
-    problem = Problem((single(1), single(1)), (pair,), 2, np.array([5.0, 7.0]))
+    problem = Problem((whatever(single(1), np.array([5.0, 7.0])), single(1)), (pair,), 2)
     archive = searched(problem)
     assert [c.costs for c in archive.candidates] == [(3.0, 7.0, 1.0)]
     assert archive.bound(7.0, 1.0) == pytest.approx(3.0)
@@ -436,7 +442,7 @@ def test_forbidden_pairs_are_never_chosen() -> None:
     seconds = np.array([[np.inf, 0.0], [0.0, np.inf]])
     pair = Pair(0, 1, np.arange(2), np.arange(2), seconds, np.zeros((2, 2)))
     v = Variable("v", np.array([0.0, 10.0]), np.zeros(2))
-    archive = searched(Problem((v, v), (pair,), 1, np.zeros(1)))
+    archive = searched(Problem((v, v), (pair,), 1))
     assert min(c.seconds for c in archive.candidates) == 10.0
     assert archive.bound(np.inf, np.inf) <= 10.0 + 1e-9
 
@@ -446,7 +452,7 @@ def test_no_legal_labelling_is_said() -> None:
         0, 1, np.zeros(2, np.int64), np.arange(2), np.full((1, 2), np.inf), np.zeros((1, 2))
     )
     with pytest.raises(ExtractError, match="no legal combination"):
-        searched(Problem((single(2), single(2)), (pair,), 1, np.zeros(1)))
+        searched(Problem((single(2), single(2)), (pair,), 1))
 
 
 def test_an_archive_keeps_only_what_nothing_covers() -> None:

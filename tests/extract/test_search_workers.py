@@ -218,7 +218,7 @@ def table(rows: int, variables: int = 2) -> Problem:
     ends = [Variable(end, np.zeros(rows), np.zeros(rows)) for end in "ab"]
     label, costs = np.arange(rows), np.zeros((rows, rows))
     pair = Pair(0, 1, label, label, costs, costs)
-    return Problem((*ends, *rest), (pair,), 1, np.zeros(1))
+    return Problem((*ends, *rest), (pair,), 1)
 
 
 def test_workers_are_busy_to_the_end() -> None:

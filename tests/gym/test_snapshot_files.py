@@ -29,11 +29,10 @@ SMALL = {
     "version": 1,
     "name": "two units",
     "times": 3,
-    "constant": [10, 0, 0],
-    "tables": [[2, 1], [1, 1], [0, 8], [[0, None], [1, 0]], [[0, 0], [0, 0]]],
+    "tables": [[2, 1], [1, 1], [0, 8], [[0, None], [1, 0]], [[0, 0], [0, 0]], [10, 10]],
     "labels": [[0, 1]],
     "variables": [
-        {"name": "first", "seconds": 0, "joules": 1, "uses": [[0, 2, 2]]},
+        {"name": "first", "seconds": 0, "joules": 1, "uses": [[0, 2, 2], [0, 1, 5]]},
         {"name": "second", "seconds": 0, "joules": 1, "uses": [[1, 3, 2]]},
     ],
     "pairs": [{"variables": [0, 1], "labels": [0, 0], "seconds": 3, "joules": 4}],
@@ -64,6 +63,17 @@ def test_the_example_of_two_units() -> None:
     assert [p.values for p in front] == [(2.0, 18.0, 2.0), (4.0, 10.0, 2.0)]
     assert [p.rows.tolist() for p in front] == [[1, 1], [0, 0]]
     assert front.exact and front.knee() in front.points
+
+
+def test_bytes_that_are_always_there_are_a_variable_of_one_row() -> None:
+    bare = json.loads(json.dumps(SMALL))
+    bare["variables"][0]["uses"].pop()
+    held = problem_file.read({**bare, "constant": [10, 0, 0]})
+    assert [(v.name, len(v)) for v in held.variables][2:] == [("constant", 1)]
+    assert every_cost(held) == every_cost(problem_file.read(SMALL))
+    nothing = problem_file.read({**bare, "constant": [0, 0, 0]})
+    assert len(nothing.variables) == 2
+    assert every_cost(nothing) == every_cost(problem_file.read(bare))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -144,7 +154,7 @@ def test_rows_that_are_not_there_are_violations() -> None:
 
 def test_equal_arrays_are_written_once() -> None:
     problem = random_problem(3)
-    twice = Problem(problem.variables * 2, (), problem.times, problem.constant)
+    twice = Problem(problem.variables * 2, (), problem.times)
     once = problem_file.write(problem)
     assert len(problem_file.write(twice)["tables"]) <= len(once["tables"])
 
@@ -216,7 +226,8 @@ def test_the_command_prints_fronts_of_snapshots(
 def test_the_command_tells_what_is_wrong_with_a_snapshot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = {**SMALL, "tables": [*SMALL["tables"][:3], [[None, None], [None, None]], [[0]]]}  # type: ignore[index]
+    wrong = [[[None, None], [None, None]], [[0]], [10, 10]]
+    document = {**SMALL, "tables": [*SMALL["tables"][:3], *wrong]}  # type: ignore[index]
     assert main([saved(tmp_path, document), "--seconds", "5"]) == 1
     assert "pairs[0].joules" in capsys.readouterr().err
     forbidden = {**SMALL, "tables": [[None, None], *SMALL["tables"][1:]]}  # type: ignore[index]

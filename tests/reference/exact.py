@@ -53,8 +53,7 @@ def exact(problem: Problem, limit: float) -> float:
         entries = [(t, c, x / limit) for t, terms in enumerate(bytes_at) for c, x in terms if x]
         r, c, x = zip(*entries, strict=True)
         memory = csr_matrix((x, (r, c)), shape=(problem.times, len(cost)))
-        room = 1.0 - problem.constant / limit
-        constraints.append(LinearConstraint(memory, -np.inf, room))
+        constraints.append(LinearConstraint(memory, -np.inf, 1.0))
     integral = np.zeros(len(cost))
     integral[: start[-1]] = 1
     found = milp(
