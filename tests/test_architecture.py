@@ -146,3 +146,33 @@ def test_modules_inside_a_folder_do_not_import_in_circles() -> None:
 
     for module in modules():
         walk(module, ())
+
+
+def test_the_page_tells_of_the_passes_as_the_table_has_them() -> None:
+    from tapestry_egg.pipeline.pipeline import PASSES
+
+    table = [(p.verb, ", ".join(f"`{m}`" for m in p.makes), p.run.__name__) for p in PASSES]
+    told = re.findall(r"^\| (\w+) \| (`[^|]*`) \| `(\w+)` \|", PAGE.read_text("utf-8"), re.M)
+    assert told == table
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
+    """The pages of docs, and the docstrings and comments of modules."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        yield page, page.read_text("utf-8")
+    for path in modules().values():
+        yield path, path.read_text("utf-8")
+
+
+def test_files_that_are_named_are_there() -> None:
+    homes = (*(ROOT / d for d in ("tapestry_egg", "docs", "models", "tests", "benchmarks")), ROOT)
+    missing = []
+    for path, text in _texts():
+        for name in re.findall(r"`((?:\w+/)*[a-z_]+\.(?:py|yaml|egg|lark))`", text):
+            near = [path.parent / name, *(home / name for home in homes)]
+            if path.suffix == ".md":  # a table names the folder once
+                near += list(ROOT.glob(f"*/**/{name}")) if "/" not in name else []
+            # Files of users, in examples.
+            if name not in ("mine.yaml", "json.py") and not any(p.exists() for p in near):
+                missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not missing, "\n".join(missing)

@@ -1,10 +1,11 @@
 """Which arrays a plan holds in memory, and from when to when, two ticks for every unit.
 
-The rules of `lifetimes.py` and `memory.py`, worked out again by other means, for the certificate:
-at the even tick of a unit the copies that it reads are made, at the odd one it runs. A value lives
-from the tick at which its unit runs to its last reader's; what is only another view of it, what its
-readers compute for themselves from it, and what a region reads of it, keeps it alive. Inputs live
-throughout; a new state is written into the old one's memory where nothing reads that any more.
+The rules of `schedule/lifetimes.py` and `extract/problem/memory.py`, worked out again by other
+means, for the certificate: at the even tick of a unit the copies that it reads are made, at the odd
+one it runs. A value lives from the tick at which its unit runs to its last reader's; what is only
+another view of it, what its readers compute for themselves from it, and what a region reads of it,
+keeps it alive. Inputs live throughout; a new state is written into the old one's memory where
+nothing reads that any more.
 """
 
 from __future__ import annotations

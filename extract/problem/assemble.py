@@ -6,7 +6,7 @@ up to some last one. A kept copy gathers or combines what the value has spread o
 need another layout make a copy of their own, which lives while they run. (A unit with several
 outputs that others share has a further variable for each output after the first.)
 
-`lifetimes.py` says what lives when, `memory.py` how many bytes.
+`schedule/lifetimes.py` says what lives when, `memory.py` how many bytes.
 """
 
 from __future__ import annotations

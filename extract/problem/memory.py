@@ -1,4 +1,4 @@
-"""Memory: the bytes that every choice occupies, on the time line of `lifetimes.py`.
+"""Memory: the bytes that every choice occupies, on the time line of `schedule/lifetimes.py`.
 
 What XLA's buffer assignment holds when the lowered plan runs in order: a value while it is read as
 it was produced, a copy while it is made and read. Amounts are bytes of one device's block.

@@ -365,7 +365,7 @@ def _reversed(left: _Side, right: _Side) -> tuple[_Side, _Side]:
 
 def defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of a kernel as JAX has them: those that a rule did not name, and dtypes and
-    modes in the form of `codec.py`."""
+    modes in the form of `tracing/codec.py`."""
     out = {**DEFAULTS.get(kernel, {}), **params}
     for key in ("new_dtype", "preferred_element_type", "index_dtype", "dtype"):
         if isinstance(out.get(key), str):

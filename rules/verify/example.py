@@ -6,9 +6,9 @@
     b = a(w, x)
 
 A line with `:` is an input, and one with `:` and `=` a scalar constant (`z: float32 = 0`). `{...}`
-holds the parameters in the plain form of `codec.py`; the name of an earlier operation in place of a
-kernel's takes kernel and parameters from there. Lines that are indented continue the one before.
-Values that nothing reads are the outputs.
+holds the parameters in the plain form of `tracing/codec.py`; the name of an earlier operation in
+place of a kernel's takes kernel and parameters from there. Lines that are indented continue the one
+before. Values that nothing reads are the outputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """States of monoids over the axes of a device mesh, inside `shard_map`: combined, or scattered.
 
-Where a monoid has a mesh form, its states are combined by psum, pmax and pmin as `monoids.yaml`
-says (logsumexp: pmax, rescale, psum). Else they are gathered, or exchanged, and combined on every
-device in the order of the devices, so that monoids that do not commute are right too.
+Where a monoid has a mesh form, its states are combined by psum, pmax and pmin as
+`monoids/monoids.yaml` says (logsumexp: pmax, rescale, psum). Else they are gathered, or exchanged,
+and combined on every device in the order of the devices, so that monoids that do not commute are
+right too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Kernels that stream over scores: JAX primitives for the templates of `streaming.yaml`.
+"""Kernels that stream over scores: JAX primitives, in blocks that are never all stored.
+
+Their templates are `metakernels/templates/streaming.yaml`.
 
 Scores x·w are made, used and forgotten in blocks along their longest dim that only one of x and w
 has, so that a block stays in a cache. A softmax over several blocks carries

@@ -1,11 +1,11 @@
 """Admission: what a file says of plans, certified before it is believed.
 
 Nothing in a file counts as evidence, its digests least of all. The form that a plan runs must
-compute what the program in the file does (`equivalence.py`); every strategy, layout, copy and
-boundary must be legal, and every cost, counted again from the plan, the program and the machine in
-the file, must be what the plan says (`extract/certify/recount.py`). Bounds cannot be proven again
-without the search: they are only held against the costs. `steps`, `notes`, `timeline` and `epsilon`
-tell how plans were found; nothing that runs depends on them.
+compute what the program in the file does (`rewrite/equivalence.py`); every strategy, layout, copy
+and boundary must be legal, and every cost, counted again from the plan, the program and the machine
+in the file, must be what the plan says (`extract/certify/recount.py`). Bounds cannot be proven
+again without the search: they are only held against the costs. `steps`, `notes`, `timeline` and
+`epsilon` tell how plans were found; nothing that runs depends on them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     {"tapestry_egg": "graph", "version": 1, "name": .., "values": [..], "operations": [..], ..}
 
 A path that ends in `.gz` is compressed. What a file says is checked before it is believed: its
-JSON, its records (`documents.py`, `plan_documents.py`), its parameters (`codec.py`) and the
-invariants of the graph. Files of plans hold the program as it was given beside the forms that run,
-and are certified when they are loaded (`admission.py`). Their digests, one for each section, only
-say where a file was damaged by accident. Loom graphs (`loom/`) are read as well.
+JSON, its records (`tracing/graph_documents.py`, `plan_documents.py`), its parameters
+(`tracing/codec.py`) and the invariants of the graph. Files of plans hold the program as it was
+given beside the forms that run, and are certified when they are loaded (`admission.py`). Their
+digests, one for each section, only say where a file was damaged by accident. Loom graphs (`loom/`)
+are read as well.
 """
 
 from __future__ import annotations

@@ -102,10 +102,10 @@ class Operation:
     """One application of a kernel: value ids in, value ids out.
 
     `kernel` names a metakernel template (JAX's primitive name for traced programs); `params` are
-    plain data (numbers, strings, lists, dicts; see `codec.py` for how JAX's parameter classes
-    become plain). Control flow (`scan`, `while`, `cond`) is a region operation: `regions` holds
-    the nested graphs in the order of JAX's parameters (scan: body; while: condition, body; cond:
-    the branches). Values do not cross into a region except through its inputs.
+    plain data (numbers, strings, lists, dicts; see `tracing/codec.py` for how JAX's parameter
+    classes become plain). Control flow (`scan`, `while`, `cond`) is a region operation: `regions`
+    holds the nested graphs in the order of JAX's parameters (scan: body; while: condition, body;
+    cond: the branches). Values do not cross into a region except through its inputs.
     """
 
     kernel: str

@@ -8,7 +8,7 @@ primitives are the files in `templates/`, and `opaque.yaml` says of the others w
 * `signatures` holds what it answers, and `splits` says which cuts of the index space are legal, and
   what each does to every tensor;
 * `language` reads templates: YAML to `template`, with the expression language, its grammar
-  `template.lark`, shape patterns and projections;
+  `language/template.lark`, shape patterns and projections;
 * applying: `binding` matches operands, `index_space` and `instantiate` make the signature.
 """
 

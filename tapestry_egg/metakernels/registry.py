@@ -86,8 +86,8 @@ def signature(
 ) -> OperationSignature:
     """The operation projection signature of one operation.
 
-    `params` is plain data as in `codec.py`. A kernel without a template, one whose guards all
-    fail, or a region operation gets the opaque signature, for which `output_types` is needed.
+    `params` is plain data as in `tracing/codec.py`. A kernel without a template, one whose guards
+    all fail, or a region operation gets the opaque signature, for which `output_types` is needed.
     Raises TemplateError when a template contradicts `output_types`.
     """
     inputs = tuple(input_types)

@@ -1,4 +1,4 @@
-"""The passes: each takes the state, and returns it with the one field that it makes."""
+"""The passes: each takes the state, and returns it with what it makes and notes of what it left."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def find_forms(state: State) -> State:
     return replace(state, forms=found, timeline=timeline, notes=notes)
 
 
-def schedule_kernels(state: State) -> State:
-    """For every form: which operations run as one kernel, and in which order."""
-    made = [_of(form, scheduled(form.graph, state.question.pairs)) for form in state.forms]
-    return replace(state, schedules=tuple(made))
+def schedule_units(state: State) -> State:
+    """For every form its units: which operations run as one, and in which order."""
+    plans = [_of(form, scheduled(form.graph, state.question.pairs)) for form in state.forms]
+    return replace(state, schedules=tuple(plans))
 
 
 def recompute_values(state: State) -> State:
-    """More forms, with their kernels: those that hold less memory and compute values again, made of
+    """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time."""
     q = state.question
     q.tell(Phase("saturate", "", None, "recomputation"))
@@ -146,7 +146,7 @@ def derive_strategies(state: State) -> State:
 
 
 def join_units(state: State) -> State:
-    """For every kernel, its ways to run: strategies of its operations, joined where values pass
+    """For every unit its ways to run: strategies of its operations, joined where values pass
     between them; only those that the user's words leave."""
     from tapestry_egg.extract.problem.unit_choices import unit_choices
 

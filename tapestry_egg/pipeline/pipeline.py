@@ -1,8 +1,8 @@
 """The pipeline: what `optimize` does, as a table of passes from a question to a certified front.
 
 `trace` stands before it, `lower` and `run` after it (`runtime`). A pass takes the state and returns
-it with the field that it makes; what it made is checked before the next one reads it. Progress, the
-timeline and `Front.stages` tell of these passes by these names.
+it with what it makes, which is checked before the next one reads it. Progress tells which verb is
+at work on what, the timeline which rules; `Front.stages` holds what the passes made.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pass:
-    """One step: the verb that it is part of, the field of the state that it makes, and what checks
-    what it made."""
+    """One step: the verb that it is part of, the fields of the state that it makes, and what checks
+    them."""
 
     verb: Verb
-    makes: str
+    makes: tuple[str, ...]
     run: Callable[[State], State]
-    check: Callable[[State], None] = verify.nothing
+    check: Callable[[State], None]
 
 
 #: From a question to a front. Rules work twice: on the program as a whole (`forms`), where they
 #: find others that compute the same, and on the facts of each form on each mesh (`strategies`).
 PASSES = (
-    Pass("trace", "shapes", passes.choose_shapes),
-    Pass("saturate", "forms", passes.find_forms, verify.forms),
-    Pass("saturate", "schedules", passes.schedule_kernels, verify.schedules),
-    Pass("saturate", "forms", passes.recompute_values, verify.schedules),
-    Pass("encode", "encodings", passes.encode_facts, verify.encodings),
-    Pass("saturate", "strategies", passes.derive_strategies, verify.strategies),
-    Pass("extract", "choices", passes.join_units, verify.choices),
-    Pass("extract", "problems", passes.pose_problems, verify.problems),
-    Pass("extract", "results", fronts.search_problems, verify.results),
-    Pass("extract", "front", fronts.merge_front),
-    Pass("extract", "front", fronts.certify_front),
-    Pass("extract", "front", fronts.tell_origins),
+    Pass("trace", ("shapes",), passes.choose_shapes, verify.shapes),
+    Pass("saturate", ("forms",), passes.find_forms, verify.forms),
+    Pass("saturate", ("schedules",), passes.schedule_units, verify.schedules),
+    Pass("saturate", ("forms", "schedules"), passes.recompute_values, verify.forms_and_schedules),
+    Pass("encode", ("encodings",), passes.encode_facts, verify.encodings),
+    Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies),
+    Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
+    Pass("extract", ("problems",), passes.pose_problems, verify.problems),
+    Pass("extract", ("results",), fronts.search_problems, verify.results),
+    Pass("extract", ("front",), fronts.merge_front, verify.front),
+    Pass("extract", ("front",), fronts.certify_front, verify.front),
+    Pass("extract", ("front",), fronts.tell_origins, verify.front),
 )
 
 
@@ -141,5 +141,6 @@ def run_passes(
         state = each.run(state)
         each.check(state)
         if keep:
-            stages[each.makes] = Stage(each.verb, each.makes, getattr(state, each.makes))
+            for name in each.makes:
+                stages[name] = Stage(each.verb, name, getattr(state, name))
     return state, stages

@@ -128,10 +128,10 @@ def rehearse(
 ) -> Rehearsal:
     """Run `plan` and the original program on the same arguments, and compare.
 
-    The arguments are those of `program` (`FILE.py:NAME`, see `entry.py`), else random ones drawn
-    with `seed`: numbers in [0, 1), integers 0 and 1, so that roots and indices are in their domain.
-    Raises TargetError where the machine lacks devices, TraceError where the program's arguments are
-    not the plan's.
+    The arguments are those of `program` (`FILE.py:NAME`, see `tracing/entry.py`), else random ones
+    drawn with `seed`: numbers in [0, 1), integers 0 and 1, so that roots and indices are in their
+    domain. Raises TargetError where the machine lacks devices, TraceError where the program's
+    arguments are not the plan's.
     """
     simulate_devices(plan.mesh.devices)
     import jax

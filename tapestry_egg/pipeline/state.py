@@ -60,7 +60,7 @@ LONG = 2500
 
 @dataclass(frozen=True)
 class State:
-    """A question, and what each pass has added; a pass reads what is above its own field.
+    """A question, and what each pass has added; a pass reads what those before it made.
 
     Tuples from `encodings` on hold one entry for every form on every shape: those of the first
     form on all shapes, then those of the second.

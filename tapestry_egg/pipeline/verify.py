@@ -14,8 +14,11 @@ from tapestry_egg.graph.blockgraph import verify_graph
 from .state import State
 
 
-def nothing(state: State) -> None:
-    """No check: the passes around it check the same."""
+def shapes(state: State) -> None:
+    """There is a mesh shape, and each has all of the machine's devices."""
+    _holds(bool(state.shapes), "no mesh shape", "mesh shapes")
+    for shape in state.shapes:
+        _holds(shape.devices == state.question.machine.devices, "other devices", str(shape))
 
 
 def _holds(fact: bool, what: str, where: str) -> None:
@@ -56,6 +59,12 @@ def schedules(state: State) -> None:
 
 def _body(state: State, k: int, unit: int) -> int:
     return state.schedules[k].units[unit].body
+
+
+def forms_and_schedules(state: State) -> None:
+    """Both, one schedule for each form."""
+    forms(state)
+    schedules(state)
 
 
 def encodings(state: State) -> None:
@@ -120,3 +129,12 @@ def results(state: State) -> None:
         true = np.array([seconds, float(profile.max(initial=0.0)), joules])
         close = bool(np.allclose(said, true, rtol=1e-9, atol=0.0))
         _holds(close, f"the search says {said}, the problem {true}", f"search of {state.at(k)}")
+
+
+def front(state: State) -> None:
+    """The front has a plan, and no plan is faster than its bound."""
+    found = state.front
+    _holds(found is not None and len(found) > 0, "no plan", "front")
+    for plan in found or ():
+        sound = plan.bound <= plan.costs.seconds * (1 + 1e-6)
+        _holds(sound, f"the bound {plan.bound} is above {plan.costs.seconds}", f"plan {plan.name}")

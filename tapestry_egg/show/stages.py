@@ -107,6 +107,7 @@ _LINES: dict[str, Callable[[Any], Iterator[str]]] = {
     "encodings": _encodings,
     "strategies": _strategies,
     "choices": _choices,
+    "free": _choices,
     "problems": _problems,
     "results": _results,
     "front": _front,

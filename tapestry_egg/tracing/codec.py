@@ -16,7 +16,7 @@ one key that starts with `$`:
     {"$class": "GatherDimensionNumbers", field: value, ..}
     {"$primitive": "ge"}                     a JAX primitive
     {"$key_impl": "threefry2x32"}            an implementation of random keys
-    {"$tree": ..}                            a pytree structure (see `trees.py`)
+    {"$tree": ..}                            a pytree structure (see `graph/pytrees.py`)
     {"$jaxpr": {..}, "closed": true}         a computation on scalars, as a graph document
     {"$handle": 3}                           an object of this process (a callback, a mesh)
 

@@ -19,8 +19,8 @@ class Program:
     """A block graph together with the pytrees that the user's function takes and returns.
 
     `in_tree` is the structure of `(args, kwargs)` without the static arguments, `out_tree` that of
-    the result, both in the plain form of `trees.py`. `static` holds the static arguments that the
-    graph was made with: (position or name, value); they are not stored in files.
+    the result, both in the plain form of `graph/pytrees.py`. `static` holds the static arguments
+    that the graph was made with: (position or name, value); they are not stored in files.
     """
 
     graph: BlockGraph

@@ -1,13 +1,14 @@
 """One tensor's story: `w["up"]` of README's example, as every stage of the pipeline holds it.
 
-`python -m tests.story.one_tensor` writes the printouts into docs/architecture.md, each into the
-block that its name marks; `test_one_tensor.py` fails where the page says anything else.
+`python -m tests.story.one_tensor` prints it, with `--write` into docs/architecture.md, each part
+into the block that its name marks; `test_one_tensor.py` fails where the page says anything else.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,7 +95,7 @@ class Story:
         return "\n".join(lines)
 
     def forms(self) -> str:
-        lines = [f"{len(self.stage('forms'))} forms"]
+        lines = []
         for k, form in enumerate(self.stage("forms")):
             steps = "; ".join(f"{', '.join(s.rules)}: {s.made}" for s in form.steps) or "as given"
             lines.append(f"form {k + 1}: {len(form.graph.operations)} operations, {steps}")
@@ -153,7 +154,7 @@ class Story:
                 )
                 cost = f"{table.seconds[a, b] * 1e6:6.1f} us {table.wire[a, b] / 2**20:5.1f} MiB"
                 lines.append(f"{to.show(mesh):16} {cost}  {steps}")
-        return "\n".join(lines[:9])
+        return "\n".join([*lines[:9], f"... and {len(lines) - 9} more"])
 
     def problems(self) -> str:
         posed = self.stage("problems")[self.mesh_number]
@@ -167,7 +168,8 @@ class Story:
             lines.append(f"row {r:2}: {have:9} {variable.seconds[r] * 1e6:.1f} us, {most:.0f} MiB")
         pairs = [p for p in posed.problem.pairs if unit in (p.a, p.b)]
         names = [posed.problem.variables[p.b if p.a == unit else p.a].name for p in pairs]
-        return "\n".join([*lines[:8], f"pairs with {', '.join(names)}"])
+        more = f"... and {len(lines) - 8} more rows"
+        return "\n".join([*lines[:8], more, f"pairs with {', '.join(names)}"])
 
     def results(self) -> str:
         found = self.stage("results")[self.mesh_number]
@@ -284,4 +286,8 @@ def filled(page: str, story: Story) -> str:
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    PAGE.write_text(filled(PAGE.read_text("utf-8"), Story.told()), "utf-8")
+    told = Story.told()
+    if "--write" in sys.argv:
+        PAGE.write_text(filled(PAGE.read_text("utf-8"), told), "utf-8")
+    else:
+        print("\n\n".join(f"{name}\n\n{block(told)}" for name, block in BLOCKS.items()))

@@ -19,7 +19,7 @@ def test_the_page_has_a_block_for_every_stage() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_page_says_what_the_stage_prints(name: str, story: Story) -> None:
-    """Write it anew where this fails: `python -m tests.story.one_tensor`."""
+    """Write it anew where this fails: `python -m tests.story.one_tensor --write`."""
     assert blocks_of(PAGE.read_text("utf-8"))[name].rstrip("\n") == BLOCKS[name](story)
 
 

@@ -2,8 +2,8 @@
 
 A format is a module with four functions: `recognises(document)`, `read(document, name)` to a
 `ChoiceProblem`, `write(problem)` back to a JSON document, and `answer(problem, choice)`, the chosen
-nodes as a JSON document from which others can recompute the costs. Snapshots of programs, which
-join costs by labels and occupy memory pair by pair, are problems of another type (`snapshot.py`).
+nodes as a JSON document from which others can recompute the costs. Problems of programs, which join
+costs by labels and occupy memory pair by pair, are of another type (`files/problem_file.py`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def plain(value: Any) -> Any:
 def readable(value: Any) -> Any:
     """A parameter as expressions see it: tuples, and dtypes, enums and primitives by name.
 
-    Accepts the plain forms of `codec.py` and the Python objects that they stand for.
+    Accepts the plain forms of `tracing/codec.py` and the Python objects that they stand for.
     """
     if isinstance(value, np.generic):
         return value.item()

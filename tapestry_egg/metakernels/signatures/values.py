@@ -271,7 +271,7 @@ def _fail(message: str) -> Any:
 
 
 def _record(name: str, *fields: Any) -> dict[str, Any]:
-    """A parameter of several fields, as `codec.py` has it: names and values in turn."""
+    """A parameter of several fields, as `tracing/codec.py` has it: names and values in turn."""
     if len(fields) % 2:
         raise ValueError("record(NAME, field, value, ...) has a name for every value")
     return {"$class": name, **dict(zip(fields[::2], fields[1::2], strict=True))}

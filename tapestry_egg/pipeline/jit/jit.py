@@ -77,12 +77,12 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     the compiled module needs more than the limit, the next plan runs, and a warning says so.
 
     Plans are kept on disk and found there by the next run: `cache` is a folder for them, False
-    keeps none (see `plan_cache.py`). Under `jax.distributed` all processes that own devices of the
-    mesh call it alike, as with `jax.jit`: the first of them plans for all, host arrays and numbers
-    must be the same on each, and results are arrays over all processes. Where processes differ, or
-    one does not come, all raise PeerError instead of waiting for ever.
-    Raises TargetError for devices that no target file describes, TypeError or ValueError as
-    `jax.jit` does for arguments that `fn` does not have, and what `optimize` raises.
+    keeps none (see `files/plan_cache.py`). Under `jax.distributed` all processes that own devices
+    of the mesh call it alike, as with `jax.jit`: the first of them plans for all, host arrays and
+    numbers must be the same on each, and results are arrays over all processes. Where processes
+    differ, or one does not come, all raise PeerError instead of waiting for ever. Raises
+    TargetError for devices that no target file describes, TypeError or ValueError as `jax.jit` does
+    for arguments that `fn` does not have, and what `optimize` raises.
     """
     if fn is None:
         return functools.partial(jit, **{k: v for k, v in locals().items() if k != "fn"})

@@ -58,7 +58,7 @@ class Request:
     user said nothing at all. `committed` is where the arguments of the first call lay: the
     `NamedSharding` of those that were put on a mesh, None for the others; empty where none was.
     With `arguments="free"` that is no pin. `cache` is where fronts are kept (None: as the
-    environment says, see `plan_cache.py`; False: nowhere).
+    environment says, see `files/plan_cache.py`; False: nowhere).
     """
 
     mesh: Any = None
