@@ -85,9 +85,10 @@ class Tables:
 def _made_of(part: Variable | Pair) -> tuple[int, ...]:
     """What parts of one kind have in common: the arrays themselves.
 
-    Identity, not content: equal layers were given the very same arrays (`problem/once.py`), so
-    their parts are found without reading a table. Arrays that are equal by chance make two kinds,
-    which costs time and nothing else. Parts hold on to their arrays, so no number is used twice.
+    Identity, not content: equal layers were given the very same arrays (`extract/problem/once.py`),
+    so their parts are found without reading a table. Arrays that are equal by chance make two
+    kinds, which costs time and nothing else. Parts hold on to their arrays, so no number is used
+    twice.
     """
     arrays: list[NDArray[Any]] = [part.seconds, part.joules, *(u.amount for u in part.uses)]
     if isinstance(part, Pair):
