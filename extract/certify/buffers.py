@@ -51,7 +51,9 @@ class Lives:
         self.schedule, self.program = schedule, schedule.program
         self.body_of = body_of
         self.end = 2 * len(schedule.units) + 2
-        self.maker = {v: u for u, unit in enumerate(schedule.units) for v in unit.outputs}
+        self.maker: dict[int, int] = {
+            v: u for u, unit in enumerate(schedule.units) for v in unit.outputs
+        }
         self.users: dict[int, list[int]] = {}
         for u, unit in enumerate(schedule.units):
             for v in dict.fromkeys(v for _, _, v in unit.reads):

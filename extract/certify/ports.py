@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tapestry_egg.graph.ids import BodyId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
@@ -72,7 +73,7 @@ def _region(
         for n, body in enumerate(program.bodies)
         if (body.parent, body.operation) == (b, k)
     ]
-    start, stop = program.spans[b, k]
+    start, stop = program.spans[BodyId(b), k]
     ports: dict[str, list[int]] = {}
     for i in range(start, stop):
         instance = program.instances[i]

@@ -16,6 +16,7 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
     carried_as,
@@ -83,8 +84,12 @@ class Ground:
     def __init__(self, schedule: Schedule, target: Target) -> None:
         self.schedule, self.target = schedule, target
         self.program = schedule.program
-        self.body_of = {v: b for b, body in enumerate(self.program.bodies) for v in body.values}
-        self.local = {v: k for body in self.program.bodies for k, v in enumerate(body.values)}
+        self.body_of: dict[int, int] = {
+            v: b for b, body in enumerate(self.program.bodies) for v in body.values
+        }
+        self.local: dict[int, int] = {
+            v: k for body in self.program.bodies for k, v in enumerate(body.values)
+        }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of)
         self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
@@ -105,7 +110,7 @@ class Ground:
         return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
 
     @cached_property
-    def reads(self) -> tuple[tuple[tuple[int, int, int, int, bool], ...], ...]:
+    def reads(self) -> tuple[tuple[tuple[InstanceId, int, FlatId, int, bool], ...], ...]:
         """Per unit: (instance, operand, value, operation that reads it, whether in a region)."""
         return tuple(
             tuple((i, p, v, *self._reader(i, self.body_of[v])) for i, p, v in unit.reads)

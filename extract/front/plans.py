@@ -10,6 +10,7 @@ import numpy as np
 from tapestry_egg.extract.problem.assemble import PlanProblem, Sharing
 from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.graph.ids import BodyId, InstanceId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.plans.planned import planned_collectives
@@ -110,7 +111,7 @@ class _Builder:
         self._keep(assembled, rows)
         self._route()
 
-    def _unit(self, u: int, row: int, members: tuple[int, ...]) -> None:
+    def _unit(self, u: int, row: int, members: tuple[InstanceId, ...]) -> None:
         unit_rows = self.choices.rows[u]
         root = self.program.instances[members[-1]]
         self.flops += float(unit_rows.flops[row]) * root.weight
@@ -187,7 +188,7 @@ class _Builder:
 
     def _ports(self, b: int, operation: int) -> dict[str, list[int]]:
         """The ports of one region operation by kind, in order."""
-        start, stop = self.program.spans[b, operation]
+        start, stop = self.program.spans[BodyId(b), operation]
         ports: dict[str, list[int]] = defaultdict(list)
         for i in range(start, stop):
             instance: Instance = self.program.instances[i]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_joules, collective_seconds, joules, kernel_seconds
 from tapestry_egg.machine.mesh_contract import MeshContract
@@ -180,7 +181,7 @@ class Joiner:
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         leaving = set(unit.outputs) & inside
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # what is shown, numbered
-        pending: list[int] = []  # values whose layouts the ways' `open` are
+        pending: list[FlatId] = []  # values whose layouts the ways' `open` are
         ways = [_Way((), -1, 0.0, 0.0, 0, None)]
         most = max(_FEWEST, min(ROWS, _STEPS // len(unit.members)))
         for i in reversed(unit.members):
@@ -265,7 +266,7 @@ class Joiner:
             for m in range(len(members)):  # the last joined is the first member
                 assert link is not None
                 choice[r, m], link = link
-        place = {i: m for m, i in enumerate(members)}
+        place: dict[int, int] = {i: m for m, i in enumerate(members)}
         maker = {v: (i, q) for i in members for q, v in enumerate(self.instances[i].outputs)}
 
         def layouts(i: int, port: int) -> list[Layout]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.ids import InstanceId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
@@ -36,10 +37,10 @@ class UnitChoices:
     copies: Mapping[TensorType, CopyTable]
     truncated: tuple[int, int]
 
-    def signature(self, instance: int) -> OperationSignature:
+    def signature(self, instance: InstanceId) -> OperationSignature:
         return self.schedule.program.instances[instance].signature
 
-    def strategy(self, instance: int, number: int) -> StrategyRow:
+    def strategy(self, instance: InstanceId, number: int) -> StrategyRow:
         which = self.saturated.encoding.signature_of[instance]
         return self.saturated.strategies[which][number]
 

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.kernels import Fusion, Schedule, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
@@ -299,7 +300,7 @@ class Checkpoints:
 
     def recomputation(self, again: Mapping[int, int]) -> Recomputation:
         """The values of the units to run again, and of what is computed from them on the fly."""
-        flow, segment = self.flow, dict[int, int]()
+        flow, segment = self.flow, dict[FlatId, int]()
         for u in range(flow.turn + 1):
             if u in again:
                 number = again[u]

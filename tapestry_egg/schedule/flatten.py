@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from tapestry_egg.errors import ExtractError, GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.ids import BodyId, FlatId
 from tapestry_egg.metakernels.signatures.signature import (
     IndexDim,
     OperationSignature,
@@ -45,10 +46,10 @@ class Instance:
     """One operation or port of the flat program; value ids are the flat program's."""
 
     signature: OperationSignature
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[FlatId, ...]
+    outputs: tuple[FlatId, ...]
     weight: float  # how often one step runs it
-    body: int
+    body: BodyId
     operation: int = -1  # index in the body's graph; -1 for ports
     port: str = ""
     input_weights: tuple[float, ...] = ()  # how often a copy made for each operand would run
@@ -59,11 +60,11 @@ class Body:
     """One graph of the nest. `values[v]` is the flat id of the graph's value v."""
 
     graph: BlockGraph
-    parent: int  # body that holds the region operation; -1 for the program itself
+    parent: BodyId  # the one that holds the region operation; -1 for the program itself
     operation: int  # the region operation in the parent's graph
     region: int
     weight: float
-    values: tuple[int, ...]
+    values: tuple[FlatId, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class FlatProgram:
     instances: tuple[Instance, ...]
     types: tuple[TensorType, ...]
     feedback: Mapping[int, int]  # graph output position -> graph input position
-    spans: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    # (body, region operation) -> from which instance up to before which its region runs
+    spans: Mapping[tuple[BodyId, int], tuple[int, int]] = field(default_factory=dict)
     rules: tuple[str, ...] = ()  # those that made this form of the program from the one given
     steps: tuple[RuleStep, ...] = ()  # and how
 
@@ -84,12 +86,12 @@ class FlatProgram:
         return tuple([t.nbytes for t in self.types])
 
     @cached_property
-    def body_of(self) -> tuple[int, ...]:
+    def body_of(self) -> tuple[BodyId, ...]:
         """Value -> the body that it is a value of."""
-        out = [0] * len(self.types)
+        out = [BodyId(0)] * len(self.types)
         for b, body in enumerate(self.bodies):
             for v in body.values:
-                out[v] = b
+                out[v] = BodyId(b)
         return tuple(out)
 
 
@@ -224,19 +226,19 @@ class _Flattener:
         self.types: list[TensorType] = []
         self.bodies: list[Body] = []
         self.instances: list[Instance] = []
-        self.spans: dict[tuple[int, int], tuple[int, int]] = {}
+        self.spans: dict[tuple[BodyId, int], tuple[int, int]] = {}
 
-    def value(self, tensor: TensorType) -> int:
+    def value(self, tensor: TensorType) -> FlatId:
         self.types.append(tensor)
-        return len(self.types) - 1
+        return FlatId(len(self.types) - 1)
 
     def port(
         self,
         kind: str,
         signature: OperationSignature,
-        reads: list[int],
-        gives: list[int],
-        body: int,
+        reads: list[FlatId],
+        gives: list[FlatId],
+        body: BodyId,
         weight: float,
         input_weights: tuple[float, ...] | None = None,
     ) -> None:
@@ -255,9 +257,9 @@ class _Flattener:
     def identity(
         self,
         kind: str,
-        reads: list[int],
-        gives: list[int],
-        body: int,
+        reads: list[FlatId],
+        gives: list[FlatId],
+        body: BodyId,
         weight: float,
         *,
         partial: bool,
@@ -271,16 +273,16 @@ class _Flattener:
         self.port(kind, signature, reads, gives, body, weight, input_weights)
 
     def open_body(
-        self, graph: BlockGraph, parent: int, operation: int, region: int, weight: float
-    ) -> int:
+        self, graph: BlockGraph, parent: BodyId, operation: int, region: int, weight: float
+    ) -> BodyId:
         values = tuple(self.value(t) for t in graph.values)
         self.bodies.append(Body(graph, parent, operation, region, weight, values))
-        number = len(self.bodies) - 1
+        number = BodyId(len(self.bodies) - 1)
         for v in graph.constants:
             self.identity("constant", [], [values[v]], number, weight, partial=False, whole=True)
         return number
 
-    def fill_body(self, number: int) -> None:
+    def fill_body(self, number: BodyId) -> None:
         from tapestry_egg.metakernels import registry
 
         body = self.bodies[number]
@@ -311,7 +313,9 @@ class _Flattener:
                 )
             )
 
-    def region(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+    def region(
+        self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
+    ) -> None:
         handler = {"scan": self.scan, "while": self.while_, "cond": self.cond}.get(op.kernel)
         if handler is None:
             raise GraphError(
@@ -321,7 +325,9 @@ class _Flattener:
             )
         handler(op, i, outer, reads, gives)
 
-    def scan(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+    def scan(
+        self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
+    ) -> None:
         consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
         length = int(op.params["length"])
         w = self.bodies[outer].weight
@@ -349,7 +355,9 @@ class _Flattener:
             signature = stack_signature("port_stack", self.types[leaving[k]], length, inside=False)
             self.port("stack", signature, [leaving[k]], [gives[k]], outer, w, (inner_w,))
 
-    def while_(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+    def while_(
+        self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
+    ) -> None:
         nc, nb = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
         w = self.bodies[outer].weight
         test = self.open_body(op.regions[0], outer, i, 0, w)
@@ -375,7 +383,9 @@ class _Flattener:
         self.identity("predicate", [verdict], [], outer, w, partial=False, whole=True)
         self.fill_body(body)
 
-    def cond(self, op: Operation, i: int, outer: int, reads: list[int], gives: list[int]) -> None:
+    def cond(
+        self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
+    ) -> None:
         w = self.bodies[outer].weight
         self.identity("predicate", [reads[0]], [], outer, w, partial=False, whole=True)
         branches = [self.open_body(g, outer, i, r, w) for r, g in enumerate(op.regions)]
@@ -402,7 +412,7 @@ def flatten(graph: BlockGraph, feedback: Mapping[int, int] | None = None) -> Fla
     """
     pairs = dict(feedback_pairs(graph) if feedback is None else feedback)
     f = _Flattener()
-    top = f.open_body(graph, -1, -1, 0, 1.0)
+    top = f.open_body(graph, BodyId(-1), -1, 0, 1.0)
     values = f.bodies[top].values
     returning = {i: j for j, i in pairs.items()}
     for i, v in enumerate(graph.inputs):

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.ids import BodyId, FlatId, InstanceId, UnitId
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
@@ -37,13 +38,13 @@ class Unit:
     comes from outside as (instance, operand port, value).
     """
 
-    members: tuple[int, ...]  # instances, in program order; the root is last
-    reads: tuple[tuple[int, int, int], ...]
-    outputs: tuple[int, ...]
-    body: int
+    members: tuple[InstanceId, ...]  # in program order; the root is last
+    reads: tuple[tuple[InstanceId, int, FlatId], ...]
+    outputs: tuple[FlatId, ...]
+    body: BodyId
 
     @property
-    def root(self) -> int:
+    def root(self) -> InstanceId:
         return self.members[-1]
 
 
@@ -53,8 +54,8 @@ class Schedule:
 
     program: FlatProgram
     units: tuple[Unit, ...]
-    producer: tuple[int, ...]  # value -> unit that makes it, -1 inside a unit or never
-    readers: tuple[tuple[int, ...], ...]
+    producer: tuple[UnitId, ...]  # value -> unit that makes it, -1 inside a unit or never
+    readers: tuple[tuple[UnitId, ...], ...]
 
 
 def repeat_cheap(graph: BlockGraph) -> BlockGraph:
@@ -238,9 +239,9 @@ def fuse(program: FlatProgram) -> list[Unit]:
             unit_of[i] = len(roots)
             roots.append(i)
             inline[i] = not instance.port and fusion in ("loop", "reduce", "view") and not asked
-    members: dict[int, list[int]] = defaultdict(list)
+    members: dict[int, list[InstanceId]] = defaultdict(list)
     for i, u in enumerate(unit_of):
-        members[u].append(i)
+        members[u].append(InstanceId(i))
     leaving = {v for i, leaf in zip(instances, leaves, strict=True) if leaf for v in i.inputs}
     units = [_unit(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
@@ -257,7 +258,7 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
     groups, group_of = _groups(program, units)
     maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
     late = ("state", "output")
-    reads: list[set[int]] = []
+    reads: list[set[FlatId]] = []
     for group in groups:
         ports = [program.instances[units[u].root].port in late for u in group]
         reads.append(
@@ -376,7 +377,7 @@ class Fusion:
     """
 
     within: tuple[bool, ...]
-    operands: tuple[frozenset[int], ...]
+    operands: tuple[frozenset[FlatId], ...]
 
 
 def fusion(schedule: Schedule) -> Fusion:
@@ -439,7 +440,7 @@ def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:
     return len(shapes) == 1 and other.signature.fusion == "loop"
 
 
-def _unit(program: FlatProgram, members: list[int], leaving: set[int]) -> Unit:
+def _unit(program: FlatProgram, members: list[InstanceId], leaving: set[FlatId]) -> Unit:
     inside = {v for i in members[:-1] for v in program.instances[i].outputs}
     reads = tuple(
         (i, p, v)
@@ -453,9 +454,10 @@ def _unit(program: FlatProgram, members: list[int], leaving: set[int]) -> Unit:
 
 
 def _arranged(program: FlatProgram, units: Sequence[Unit]) -> Schedule:
-    producer = [-1] * len(program.types)
-    readers: list[list[int]] = [[] for _ in program.types]
-    for u, unit in enumerate(units):
+    producer = [UnitId(-1)] * len(program.types)
+    readers: list[list[UnitId]] = [[] for _ in program.types]
+    for k, unit in enumerate(units):
+        u = UnitId(k)
         for v in unit.outputs:
             producer[v] = u
         for v in dict.fromkeys(v for _, _, v in unit.reads):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .kernels import Fusion, Schedule, fusion
@@ -93,8 +94,8 @@ class _Lives:
                 self.reads_at[u, v] = at
                 self.last[v] = max(self.last[v], self.end if root.port == "output" else at)
         self.reads_until = dict(self.reads_at)
-        for v, t in enumerate(self.made):
-            self.last[v] = max(self.last[v], t - 1)
+        for k, t in enumerate(self.made):
+            self.last[k] = max(self.last[k], t - 1)
 
     def _hold(self) -> None:
         """Views, fused units and what a region reads from outside keep their sources alive."""
@@ -151,7 +152,7 @@ class _Lives:
                 self.made[v] = max(self.made[v], 2 * u + 2)
 
 
-def constrained_source(schedule: Schedule, value: int) -> int:
+def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:
     """What a value is that only asks how another lies: that one."""
     unit = schedule.units[schedule.producer[value]]
     if (

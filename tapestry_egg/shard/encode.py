@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.ids import SignatureId
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.graph.layout_algebra import LayoutAlgebra
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -25,19 +26,19 @@ class Encoding:
     program: FlatProgram
     algebra: LayoutAlgebra
     signatures: tuple[OperationSignature, ...]
-    signature_of: tuple[int, ...]  # instance -> signature
+    signature_of: tuple[SignatureId, ...]  # by instance
     facts: Mapping[str, list[Row]]
 
 
 def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
     """Number the signatures of a flat program and write its facts for one mesh shape."""
-    numbers: dict[OperationSignature, int] = {}
-    by_identity: dict[int, int] = {}
+    numbers: dict[OperationSignature, SignatureId] = {}
+    by_identity: dict[int, SignatureId] = {}
     signature_of = []
     for instance in program.instances:
         key = id(instance.signature)
         if key not in by_identity:
-            by_identity[key] = numbers.setdefault(instance.signature, len(numbers))
+            by_identity[key] = numbers.setdefault(instance.signature, SignatureId(len(numbers)))
         signature_of.append(by_identity[key])
     signatures = tuple(numbers)
     ranks = sorted({t.rank for s in signatures for t in (*s.input_types, *s.output_types)} | {0})
