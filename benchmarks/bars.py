@@ -144,11 +144,10 @@ def _first_calls(which: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         _command("benchmarks.bench_libraries", "--json", str(path), "--limit", "120")
-        rows = json.loads(path.read_text())
+        told = json.loads(path.read_text())
     if which == "different":
-        return float(sum(row.get("equal") is False for row in rows))
-    ratios = sorted(row["ratio"] for row in rows if row.get("ratio"))
-    return float(ratios[len(ratios) // 2])
+        return float(sum(row["outcome"] != "equal" for row in told["programs"].values()))
+    return float(told["totals"]["median ratio of seconds"])
 
 
 def _iopddl() -> float:
