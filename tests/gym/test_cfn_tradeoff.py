@@ -49,8 +49,16 @@ def covers(points: list[tuple[int, int]], value: tuple[int, int], epsilon: float
     return any(c <= share * value[0] and m <= share * value[1] for c, m in points)
 
 
+def joined_and_forbidden() -> dict[str, Any]:
+    """Two nodes that one table makes one, while another forbids a row of what they make."""
+    never = networks.INFINITE
+    edges = [(0, 1, [never, 0, never, 0, 0, never]), (0, 1, [0, never, never, never, 0, never])]
+    return networks.document([[0, 0], [0, 0]], [[0, 0], [0, 0, 0]], [[0, 0], [0, 0, 0]], edges, 0)
+
+
 @pytest.mark.slow
 @example(document=networks.document([], [], [], [], 3))
+@example(document=joined_and_forbidden())
 @given(networks.problems())
 @settings(max_examples=40, deadline=None)
 def test_small_fronts_are_whole(document: dict[str, Any]) -> None:

@@ -113,12 +113,17 @@ class _Rows:
             before, links = self.alive.copy(), len(self.links)
             visited = [self._visited(block, consistency, merge) for block in self.blocks]
             self.blocks = [block for block in visited if len(block.first)]
-            if len(self.links) > links:
+            joins = len(self.links) > links
+            if joins:
                 self._join()
             elif self.links:
                 self._fell()
             self.touched[:] = False
             self.touched[self.owner[before & ~self.alive]] = True
+            if joins:  # tables between classes that are one now say less
+                for block in self.blocks:
+                    one = self._one(block.first, block.second)
+                    self.touched[block.first[one]] = True
             self._complain("inconsistent rows")
         dropped = len(self.alive) - int(self.alive.sum()) - self.counts["forbidden rows"]
         self.counts["inconsistent rows"] = dropped
@@ -132,6 +137,10 @@ class _Rows:
         a = self.begin[block.first[seen]][:, None] + np.arange(block.legal.shape[1])
         b = self.begin[block.second[seen]][:, None] + np.arange(block.legal.shape[2])
         legal = block.legal[seen] & self.alive[a][:, :, None] & self.alive[b][:, None, :]
+        one = self._one(block.first[seen], block.second[seen])
+        if one.any():  # of two classes that are one, rows meet only those that they are one with
+            meets = self.component[a][:, :, None] == self.component[b][:, None, :]
+            legal &= meets | ~one[:, None, None]
         by_first, by_second = legal.sum(axis=2), legal.sum(axis=1)
         if consistency:
             self.alive[a[by_first == 0]] = False
@@ -149,6 +158,10 @@ class _Rows:
         rest = np.ones(len(block.first), dtype=bool)
         rest[seen[match]] = False
         return _Block(block.first[rest], block.second[rest], block.legal[rest])
+
+    def _one(self, first: Ints, second: Ints) -> Flags:
+        """Which of some pairs of classes have been joined, directly or by others."""
+        return self.together[first] == self.together[second]
 
     def _join(self) -> None:
         """Rows that links lead between are one; if two of a class are, they are none."""
