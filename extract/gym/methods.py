@@ -7,6 +7,7 @@ method is optimal for is what it proves when it ends in time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -83,6 +84,8 @@ def extract(
         over = (lambda: bool(standing.enough(gap, patience))) if gap or patience < inf else None
         with ends_at(deadline, over):
             run(problem, standing, deadline, seed)
+        if not standing.proven and time.perf_counter() >= deadline:
+            raise TimeUp  # which the method saw itself, before it was interrupted
     except TimeUp:
         standing.notes.append(standing.enough(gap, patience) or "time was up")
     except KeyboardInterrupt:

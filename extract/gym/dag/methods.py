@@ -21,6 +21,7 @@ from tapestry_egg.extract.gym.dag.egraph.form import AndOr, problem_choice, trim
 from tapestry_egg.extract.gym.dag.egraph.greedy import Chosen, Improvement, bottom_up, greedy_dag
 from tapestry_egg.extract.gym.dag.egraph.reductions import keep_derivable, reduce
 from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
+from tapestry_egg.parallel.deadline import TimeUp
 
 from .lazy_milp import Record, Search, split, trivial_bound
 from .solver_process import available, side_by_side
@@ -88,7 +89,10 @@ class _Run:
             self.standing.raise_bound(_value(self.form, bound))
 
     def solve(self, form: AndOr, record: Record, solvers: Sequence[str]) -> None:
-        """Run solvers side by side on a form, until one has proven its answer."""
+        """Run solvers side by side on a form, until one has proven its answer.
+
+        Raises TimeUp where none has in time.
+        """
         for event in side_by_side(form, record, solvers, self.deadline - _GRACE, self.seed):
             if event.picks is not None:
                 self.offer(form.picks(event.picks), event.solver)
@@ -96,6 +100,8 @@ class _Run:
                 self.bounded(event.bound)
             if self.standing.proven:
                 return
+        if time.perf_counter() >= self.deadline - _GRACE:
+            raise TimeUp
 
 
 def _opened(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> _Run | None:
