@@ -27,12 +27,13 @@ from tapestry_egg.machine.costs import (
     kernel_seconds,
 )
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.metakernels.signatures.signature import evaluate
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.schedule.kernels import Schedule, Unit
 
 from .buffers import Copied, Lives
+from .contractions import gemm_of, is_contraction
 from .legality import Illegal, check_layout, check_strategy
 from .ports import PortLayouts, port_layouts
 
@@ -394,12 +395,18 @@ class Walk:
             traffic += _elements(self.program.types[v], self.given[v], self) * (
                 self.program.types[v].itemsize
             )
-        contraction = any(
-            x.signature.fusion == "kernel" and _is_contraction(x.signature) for x in instances
-        )
+        contractions = [
+            i
+            for i, x in zip(unit.members, instances, strict=True)
+            if x.signature.fusion == "kernel" and is_contraction(x.signature)
+        ]
+        contraction, gemm = bool(contractions), None
+        if len(contractions) == 1:
+            i = contractions[0]
+            gemm = gemm_of(self.program.instances[i].signature, extents[i])
         types = instances[-1].signature.output_types
-        dtype = types[0].dtype if types else "float32"
-        seconds = float(kernel_seconds(flops, traffic, dtype, self.target, contraction))
+        dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
+        seconds = float(kernel_seconds(flops, traffic, dtype, self.target, contraction, gemm))
         energy = joules(
             flops, traffic, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
         )
@@ -496,15 +503,3 @@ def _elements(tensor: TensorType, layout: Layout, walk: Walk) -> int:
 def _bytes(tensor: TensorType, layout: Layout, walk: Walk) -> int:
     """Memory of one device's block; what has no bytes of its own still takes one per element."""
     return _elements(tensor, layout, walk) * max(tensor.itemsize, 1)
-
-
-def _is_contraction(signature: OperationSignature) -> bool:
-    """Whether some dim that no output has runs through two operands, so that the matrix units can
-    do it."""
-    kept = {d for p in signature.outputs for row in p.matrix for d, a in enumerate(row) if a}
-    return any(
-        d not in kept
-        and dim.role in ("reduce", "whole")
-        and sum(any(row[d] for row in p.matrix) for p in signature.inputs) > 1
-        for d, dim in enumerate(signature.index)
-    )

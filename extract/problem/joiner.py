@@ -20,6 +20,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_joules, collective_seconds, joules, kernel_seconds
+from tapestry_egg.machine.gemm import Gemm
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
@@ -100,6 +101,7 @@ class Joiner:
             tuple[int, Wanted | None], Mapping[tuple[int, ...], list[_Strategy]]
         ] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
+        self.gemm_shapes: dict[int, NDArray[np.float64]] = {}  # [strategies, (batch, m, n, k)]
         self.cut: set[tuple[object, ...]] = set()
         # Units that have fewer rows than there are: kernels, and ports.
         self.truncated = [0, 0]
@@ -279,7 +281,7 @@ class Joiner:
             made.append(layouts(i, len(self.instances[i].inputs) + q))
         needs = list(zip(*read, strict=True)) if read else [()] * len(ways)
         gives = list(zip(*made, strict=True)) if made else [()] * len(ways)
-        flops, seconds, energy = self._costs(unit, ways, read, made)
+        flops, seconds, energy = self._costs(unit, ways, read, made, self._gemm(unit, choice))
         best: dict[int, int] = {}  # what is shown -> the row
         for r, way in enumerate(ways):
             known = best.setdefault(way.shown, r)
@@ -301,6 +303,7 @@ class Joiner:
         ways: Sequence[_Way],
         read: Sequence[Sequence[Layout]],
         made: Sequence[Sequence[Layout]],
+        gemm: Gemm[NDArray[np.float64]] | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Flops per device, seconds, and joules of the whole mesh, of one run of the unit, per
         way."""
@@ -319,12 +322,42 @@ class Joiner:
             moved += self._bytes(v, column)
         contraction = any([s.contracts for s in signatures])
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
-        seconds = kernel_seconds(flops, moved, dtype, self.target, contraction)
+        if gemm is not None:
+            dtype = gemm.dtype
+        seconds = kernel_seconds(flops, moved, dtype, self.target, contraction, gemm)
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction
         )
         wait, power = self._sent(root.signature)
         return flops, seconds + wait, energy + power
+
+    def _gemm(self, unit: Unit, choice: NDArray[np.int32]) -> Gemm[NDArray[np.float64]] | None:
+        """The local product of matrices that the unit's kernel is, per way; None where it is none,
+        or more than one."""
+        found = [
+            (m, self.signature_of[i], self.instances[i].signature)
+            for m, i in enumerate(unit.members)
+            if self.instances[i].signature.contracts
+        ]
+        if len(found) != 1 or found[0][2].gemm is None:
+            return None
+        (m, signature, model), dims = found[0], found[0][2].gemm
+        if signature not in self.gemm_shapes:
+            self.gemm_shapes[signature] = np.array(
+                [
+                    dims.shape(
+                        [
+                            d.size // self.mesh.parts(c)
+                            for d, c in zip(model.index, s.cuts, strict=True)
+                        ]
+                    )
+                    for s in self.saturated.strategies[signature]
+                ],
+                dtype=np.float64,
+            )
+        batch, rows, columns, depth = self.gemm_shapes[signature][choice[:, m]].T
+        lhs, rhs = model.input_types[dims.lhs].dtype, model.input_types[dims.rhs].dtype
+        return Gemm(batch, rows, columns, depth, lhs, rhs)
 
     def _sent(self, signature: OperationSignature) -> tuple[float, float]:
         """(seconds, joules) of sending what one device computes for all to the others."""

@@ -19,6 +19,7 @@ from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.monoids import monoids
 
+from .gemm import Gemm
 from .target import Target
 from .topology import Span
 
@@ -30,13 +31,19 @@ LOCAL = ("slice", "to_partial")
 
 
 def kernel_seconds(
-    flops: Amount, hbm_bytes: Amount, dtype: str, target: Target, contraction: bool
+    flops: Amount,
+    hbm_bytes: Amount,
+    dtype: str,
+    target: Target,
+    contraction: bool,
+    gemm: Gemm[Amount] | None = None,
 ) -> Amount:
     """Time of one kernel: max(flops / rate, hbm_bytes / bandwidth) + launch.
 
     The roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), with sustained instead of
     peak rates, plus the floor that a kernel takes however small. `dtype` is that of the operands;
-    `contraction` says that the matrix units can do the work (dots, convolutions).
+    `contraction` says that the matrix units can do the work (dots, convolutions), and `gemm` as
+    which product of matrices, where it is one.
     """
     compute = flops / target.rate(dtype, contraction)
     memory = hbm_bytes / target.hbm_bytes_per_second

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.costs import kernel_seconds
+from tapestry_egg.machine.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constants import without_prepared
@@ -22,12 +23,13 @@ def least_seconds(signature: OperationSignature, target: Target) -> float:
     """
     if signature.fusion == "view":
         return 0.0
-    dtype = signature.output_types[0].dtype if signature.output_types else "float32"
+    gemm = whole_gemm([signature])
+    dtype = _arithmetic(signature, gemm)
     flops = signature.whole_flops
     if signature.fusion != "kernel":
         return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
     moved = signature.output_bytes + sum(signature.read_bytes)
-    return float(kernel_seconds(flops, moved, dtype, target, signature.contracts))
+    return float(kernel_seconds(flops, moved, dtype, target, signature.contracts, gemm))
 
 
 def program_seconds(
@@ -86,6 +88,25 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
     moved = float(sum([program.sizes[v] for v in unit.outputs]))
     for i, p, _ in unit.reads:
         moved += program.instances[i].signature.read_bytes[p]
-    dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
+    gemm = whole_gemm([m.signature for m in members])
+    dtype = _arithmetic(root.signature, gemm)
     matrix = any(m.signature.contracts for m in members)
-    return root.weight * float(kernel_seconds(flops, moved, dtype, target, matrix))
+    return root.weight * float(kernel_seconds(flops, moved, dtype, target, matrix, gemm))
+
+
+def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
+    """The product of matrices that a kernel of these operations is on one device, if it is one."""
+    found = [m for m in members if m.contracts]
+    if len(found) != 1 or found[0].gemm is None:
+        return None
+    dims, (one,) = found[0].gemm, found
+    batch, m, n, k = dims.shape(one.extents)
+    lhs, rhs = one.input_types[dims.lhs].dtype, one.input_types[dims.rhs].dtype
+    return Gemm(float(batch), float(m), float(n), float(k), lhs, rhs)
+
+
+def _arithmetic(root: OperationSignature, gemm: Gemm[float] | None) -> str:
+    """The dtype in which a kernel computes: of a product's operands, else of what it makes."""
+    if gemm is not None:
+        return gemm.dtype
+    return root.output_types[0].dtype if root.output_types else "float32"

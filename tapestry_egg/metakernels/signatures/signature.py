@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
+from math import prod
 from typing import Literal
 
 from tapestry_egg.graph.blockgraph import TensorType
@@ -43,6 +46,30 @@ class Passage:
     inputs: tuple[int, ...]
     monoid_in: str
     monoid_out: str
+
+
+@dataclass(frozen=True, slots=True)
+class GemmDims:
+    """Index dims of a contraction, sorted as those of a batched product of matrices.
+
+    `lhs` and `rhs` number the two operands; `batch` dims run through both and the output, `m` only
+    through `lhs`, `n` only through `rhs`, `k` through both and no output. At one index point
+    `window` products are summed (the window of a convolution has no index dims).
+    """
+
+    lhs: int
+    rhs: int
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    window: int
+
+    def shape(self, extents: Sequence[int]) -> tuple[int, int, int, int]:
+        """(batch, m, n, k) at the given index extents."""
+        dims = self.batch, self.m, self.n, self.k
+        batch, m, n, k = [prod([extents[d] for d in x]) for x in dims]
+        return batch, m, n, k * self.window
 
 
 @dataclass(frozen=True)
@@ -135,6 +162,34 @@ class OperationSignature:
             if dim.role in ("reduce", "whole")
             and not any(row[d] for p in self.outputs for row in p.matrix)
         )
+
+    @cached_property
+    def gemm(self) -> GemmDims | None:
+        """The contraction as a product of matrices: the first two operands that share a summed dim.
+
+        Which dim is which follows from the projections alone; a convolution is its implicit
+        product. None where nothing contracts, or a dim belongs to neither operand (an attention).
+        """
+        if not self.contracts:
+            return None
+        inside = [{d for row in p.matrix for d, a in enumerate(row) if a} for p in self.inputs]
+        kept = {d for p in self.outputs for row in p.matrix for d, a in enumerate(row) if a}
+        for lhs, rhs in combinations(range(len(inside)), 2):
+            shared = inside[lhs] & inside[rhs]
+            if shared <= kept:
+                continue
+            if (inside[lhs] | inside[rhs]) != set(range(len(self.index))):
+                return None
+            return GemmDims(
+                lhs,
+                rhs,
+                tuple(sorted(shared & kept)),
+                tuple(sorted(inside[lhs] - shared)),
+                tuple(sorted(inside[rhs] - shared)),
+                tuple(sorted(shared - kept)),
+                min(prod(self.inputs[p].shape) for p in (lhs, rhs)),
+            )
+        return None
 
     def beyond(self, p: int) -> str | int | None:
         """What lies outside operand p; None where nothing may reach there."""
