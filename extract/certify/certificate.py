@@ -6,14 +6,15 @@ bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME, amounts, named
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import Plan
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.plans.plan import Lane, Plan
+from tapestry_egg.schedule.flatten import flatten
+from tapestry_egg.schedule.kernels import Schedule, schedule
 
 from .recount import Certificate, Ground, Walk
 
@@ -54,8 +55,7 @@ def certify_all(
 def _certified(plan: Plan, ground: Ground, limits: Mapping[str, float | str]) -> Certificate:
     found = Walk(plan, ground).certificate()
     recounted = replace(plan, costs=found.costs)
-    for name, objective in OBJECTIVES_BY_NAME.items():
-        said, true = objective.value(plan), objective.value(recounted)
+    for name, said, true in said_and_true(plan, recounted):
         if abs(said - true) > _TOLERANCE * max(abs(said), abs(true)) + 1e-18:
             raise ExtractError(
                 f"the plan says {name} {said!r}, the certificate finds {true!r}",
@@ -79,6 +79,29 @@ def _certified(plan: Plan, ground: Ground, limits: Mapping[str, float | str]) ->
     return found
 
 
+def said_and_true(plan: Plan, recounted: Plan) -> Iterator[tuple[str, float, float]]:
+    """What a plan says that it costs, and what it costs as counted again, by name."""
+    for name, objective in OBJECTIVES_BY_NAME.items():
+        yield name, objective.value(plan), objective.value(recounted)
+    yield "serial_seconds", plan.costs.serial_seconds, recounted.costs.serial_seconds
+
+
 def recompute(plan: Plan, schedule: Schedule, target: Target) -> Certificate:
     """The costs of a legal plan, whoever made it. Raises ExtractError where it is not legal."""
     return Walk(plan, Ground(schedule, target)).certificate()
+
+
+def lanes(plan: Plan) -> tuple[Lane, ...]:
+    """What every device does when in one step of a plan, in the order in which it begins.
+
+    Raises ExtractError where it is not told what machine the plan was made for.
+    """
+    if plan.origin is None:
+        raise ExtractError(
+            "it is not told what machine the plan was made for",
+            where=f"lanes of plan {plan.name}",
+            hint="Plans of a front know it, and those that were loaded from a file.",
+        )
+    found = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
+    ground = Ground(found, plan.origin.machine)
+    return ground.streams.lanes(Walk(plan, ground).certificate().step)

@@ -8,7 +8,7 @@ which operations run as one kernel, and in which order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
 
@@ -35,6 +35,7 @@ from tapestry_egg.schedule.kernels import Schedule, Unit
 from .buffers import Copied, Lives
 from .contractions import gemm_of, is_contraction
 from .legality import Illegal, check_layout, check_strategy
+from .longest_path import Sending, Step, Streams
 from .ports import PortLayouts, port_layouts
 
 
@@ -42,7 +43,8 @@ from .ports import PortLayouts, port_layouts
 class Certificate:
     """Costs of a plan, recomputed: per device and step, except `joules` (the whole mesh).
 
-    `profile[t]` are the bytes alive while unit t of the schedule runs.
+    `profile[t]` are the bytes alive while unit t of the schedule runs. `serial_seconds` are the sum
+    of all kernels and copies, `step` says what runs when.
     """
 
     seconds: float
@@ -51,11 +53,20 @@ class Certificate:
     wire_bytes: float
     peak_bytes: int
     profile: tuple[float, ...]
+    serial_seconds: float
+    step: Step = field(compare=False, repr=False)
 
     @property
     def costs(self) -> Costs:
         """What a plan should say of itself."""
-        return Costs(self.seconds, self.peak_bytes, self.joules, self.wire_bytes, self.flops)
+        return Costs(
+            self.seconds,
+            self.peak_bytes,
+            self.joules,
+            self.wire_bytes,
+            self.flops,
+            self.serial_seconds,
+        )
 
 
 class Refused(ExtractError):
@@ -93,6 +104,7 @@ class Ground:
         }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of)
+        self.streams = Streams(schedule, target.overlap_slowdown)
         self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
 
     @cached_property
@@ -147,22 +159,26 @@ class Walk:
         self._legal()
         self._boundary()
         self._find_moves()
-        seconds = energy = flops = 0.0
+        serial = energy = flops = 0.0
+        kernels: list[float] = []
+        sendings: list[Sending] = []
         for u, unit in enumerate(self.schedule.units):
             kernel = self._kernel(u, unit)
             weight = self.times[self.body_of_instance(unit.root)]
-            seconds, energy, flops = (
+            serial, energy, flops = (
                 total + weight * one
-                for total, one in zip((seconds, energy, flops), kernel, strict=True)
+                for total, one in zip((serial, energy, flops), kernel, strict=True)
             )
+            kernels.append(weight * kernel[0])
         for move in self.moves:
             copy = self._copy(move)
             weight = self.times[self.body_of[move.value]]
-            seconds, energy = seconds + weight * copy[0], energy + weight * copy[1]
+            serial, energy = serial + weight * copy[0], energy + weight * copy[1]
+            sendings.append(self._sending(move, weight * (copy[0] - copy[3]), weight * copy[3]))
+        step = self.ground.streams.step(kernels, sendings)
         profile = self._profile()
-        return Certificate(
-            seconds, energy, flops, self._wire(0), round(max(profile, default=0.0)), profile
-        )
+        peak = round(max(profile, default=0.0))
+        return Certificate(serial, energy, flops, self._wire(0), peak, profile, serial, step)
 
     # The nest of bodies
 
@@ -290,15 +306,16 @@ class Walk:
                     own.add((v, need))
                     self.moves.append(_Move(v, have, need, u, (b, at), region))
 
-    def _copy(self, move: _Move) -> tuple[float, float, float]:
-        """(seconds, joules of the mesh, wire bytes) of one copy, walked step by step."""
+    def _copy(self, move: _Move) -> tuple[float, float, float, float]:
+        """(seconds, joules of the mesh, wire bytes, seconds within a device) of one copy, walked
+        step by step."""
         b = self.body_of[move.value]
         tensor = self.program.types[move.value]
         steps = self.bodies[b].copies.get((self.local[move.value], move.have, move.need))
         if steps is None:
             words = f"no steps lead from {move.have.show(self.mesh)} to {move.need.show(self.mesh)}"
             raise self._refuse(*move.reader, f"value {self.local[move.value]} {tensor}: {words}")
-        layout, seconds, energy, wire = move.have, 0.0, 0.0, 0.0
+        layout, seconds, energy, wire, local = move.have, 0.0, 0.0, 0.0, 0.0
         for step in steps:
             before = float(_bytes(tensor, layout, self))
             try:
@@ -307,7 +324,9 @@ class Walk:
             except (PlanError, Illegal) as e:
                 raise self._refuse(*move.reader, f"a copy of {tensor}: {e}") from None
             kind = carried_as(step.kind, step.monoid, tensor.dtype)
-            seconds += collective_seconds(kind, before, step.axes, self.mesh, self.target)
+            took = collective_seconds(kind, before, step.axes, self.mesh, self.target)
+            seconds += took
+            local += took if step.kind in ("slice", "to_partial") else 0.0
             energy += collective_joules(kind, before, step.axes, self.mesh, self.target)
             wire += collective_wire_bytes(kind, before, self.mesh.parts(step.axes))
         if layout != move.need:
@@ -316,7 +335,19 @@ class Walk:
                 f"a copy of {tensor} leads to {layout.show(self.mesh)}, "
                 f"not to {move.need.show(self.mesh)}",
             )
-        return seconds, energy, wire
+        return seconds, energy, wire, local
+
+    def _sending(self, move: _Move, links: float, local: float) -> Sending:
+        steps = self.bodies[self.body_of[move.value]].copies[
+            self.local[move.value], move.have, move.need
+        ]
+        kinds = [step.kind for step in steps if step.kind not in ("slice", "to_partial")]
+        users = self.ground.lives.users.get(move.value, ())
+        maker = self.ground.lives.maker[move.value]
+        readers = (move.unit,) if move.unit >= 0 else tuple(u for u in users if u != maker)
+        combines = bool(set(move.have.partial) - set(move.need.partial))
+        name = f"{' then '.join(kinds)} %{self.local[move.value]}"
+        return Sending(move.value, readers, links, local, combines, name)
 
     def copy_of(self, b: int, v: int, have: Layout, need: Layout) -> Layout:
         """Where the steps of a plan's copy lead, legal ones all; whether or not it is made."""

@@ -34,6 +34,7 @@ def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: fl
             peak_bytes=round(float(profile.max(initial=0.0))),
             joules=joules,
             flops=builder.flops,
+            serial_seconds=assembled.problem.serial(rows),
         ),
         bound=bound,
         rules=choices.schedule.program.rules,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
+    LOCAL,
     carried_as,
     collective_joules,
     collective_seconds,
@@ -29,13 +30,15 @@ class CopyTable:
     """Shortest copies of one tensor type between the numbered layouts `layouts`.
 
     `seconds[a, b]`, `joules`, `wire` (bytes sent per device) of the cheapest path by seconds, inf
-    where there is none. `scratch[a, b]`: bytes of the largest intermediate block on the way.
+    where there is none; `local` of its seconds pass within a device. `scratch[a, b]`: bytes of the
+    largest intermediate block on the way.
     """
 
     tensor: TensorType
     layouts: tuple[Layout, ...]
     local_bytes: NDArray[np.int64]  # [layouts], on one device
     seconds: Matrix  # [from, to]
+    local: Matrix  # [from, to], seconds
     joules: Matrix  # [from, to], of all devices
     wire: Matrix  # [from, to], bytes per device
     scratch: Matrix  # [from, to], bytes on one device
@@ -55,6 +58,14 @@ class CopyTable:
                 [a.dims == b.dims and set(b.partial) < set(a.partial) for b in self.layouts]
                 for a in self.layouts
             ],
+            dtype=np.bool_,
+        ).reshape(len(self.layouts), len(self.layouts))
+
+    @cached_property
+    def combines(self) -> NDArray[np.bool_]:
+        """[a, b]: whether partial values of a are combined on the way to b."""
+        return np.array(
+            [[bool(set(a.partial) - set(b.partial)) for b in self.layouts] for a in self.layouts],
             dtype=np.bool_,
         ).reshape(len(self.layouts), len(self.layouts))
 
@@ -90,8 +101,8 @@ def copy_table(
         [int(np.prod(x.local_shape(tensor.shape, mesh), dtype=np.int64)) for x in usable],
         dtype=np.int64,
     ).reshape(n) * max(tensor.itemsize, 1)
-    seconds, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(4))
-    for matrix in (seconds, joules, wire, scratch):
+    seconds, inside, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(5))
+    for matrix in (seconds, inside, joules, wire, scratch):
         np.fill_diagonal(matrix, 0.0)
     step_of: dict[tuple[int, int], Change] = {}
     for change in changes:
@@ -103,6 +114,7 @@ def copy_table(
         cost = collective_seconds(kind, float(local[a]), change.axes, mesh, target)
         if cost < seconds[a, b]:
             seconds[a, b] = cost
+            inside[a, b] = cost if kind in LOCAL else 0.0
             group = mesh.parts(change.axes)
             wire[a, b] = collective_wire_bytes(kind, float(local[a]), group)
             joules[a, b] = collective_joules(kind, float(local[a]), change.axes, mesh, target)
@@ -117,11 +129,13 @@ def copy_table(
         if not better.any():
             continue
         seconds[better] = through[better]
+        inside[better] = (inside[:, k, None] + inside[None, k, :])[better]
         wire[better] = (wire[:, k, None] + wire[None, k, :])[better]
         joules[better] = (joules[:, k, None] + joules[None, k, :])[better]
         scratch[better] = via[better]
         following[better] = np.broadcast_to(following[:, k, None], (n, n))[better]
-    return CopyTable(tensor, usable, local, seconds, joules, wire, scratch, following, step_of)
+    costs = (seconds, inside, joules, wire, scratch)
+    return CopyTable(tensor, usable, local, *costs, following, step_of)
 
 
 def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:

@@ -3,6 +3,9 @@
 A weighted pairwise model (a cost function network) with several additive objectives and a memory
 profile over time. Rows of a variable are grouped by *label* per pair, so that a pair's table is as
 small as what the pair can tell apart. A finite `seconds` table entry is a legal combination.
+
+Where collectives run beside kernels, seconds are not additive but a longest path over events; the
+`spans` of variables and pairs then say to which events their seconds belong.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .once import Once
+from .timeline import Timeline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,6 +36,15 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Seconds that each row (or pair of labels) adds to one event of the timeline; nothing where
+    it is forbidden."""
+
+    event: int
+    amount: Floats  # [rows] or [labels of a, labels of b]
+
+
+@dataclass(frozen=True)
 class Variable:
     """One choice to make; all arrays have one entry per row."""
 
@@ -39,6 +52,7 @@ class Variable:
     seconds: Floats  # [rows], in one run of the program; inf forbids
     joules: Floats  # [rows], of all devices
     uses: tuple[Use, ...] = ()
+    spans: tuple[Span, ...] = ()  # what `seconds` are made of, where there is a timeline
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -55,15 +69,18 @@ class Pair:
     seconds: Floats  # [labels of a, labels of b]; inf forbids
     joules: Floats  # [labels of a, labels of b], of all devices
     uses: tuple[Use, ...] = ()  # amounts shaped like `seconds`
+    spans: tuple[Span, ...] = ()  # shaped like `seconds`, and what they are made of
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Variables and pairs, and at how many times memory is counted."""
+    """Variables and pairs, and at how many times memory is counted; without a `timeline` seconds
+    are additive."""
 
     variables: tuple[Variable, ...]
     pairs: tuple[Pair, ...]
     times: int
+    timeline: Timeline | None = None
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
@@ -72,6 +89,8 @@ class Problem:
         pair += f.label_b[f.b_start + rows[f.pair_b]]
         seconds = f.seconds[f.row_start + rows].sum()
         seconds += f.pair_seconds[f.pair_start + pair].sum()
+        if self.timeline is not None and np.isfinite(seconds):
+            seconds = self.timeline.seconds(f.lengths(rows, pair, len(self.timeline)))
         joules = f.joules[f.joule_start + rows].sum()
         joules += f.pair_joules[f.pair_joule_start + pair].sum()
         own = f.use_amount[f.use_start + rows[f.use_of]]
@@ -81,10 +100,30 @@ class Problem:
         profile = np.cumsum(steps, dtype=np.float64)[: self.times]
         return float(seconds), float(joules), profile
 
+    def lengths(self, rows: Ints) -> Floats:
+        """Seconds of every event of the timeline, for one row per variable."""
+        f = self._flat
+        assert self.timeline is not None
+        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
+        pair += f.label_b[f.b_start + rows[f.pair_b]]
+        return f.lengths(rows, pair, len(self.timeline))
+
+    def serial(self, rows: Ints) -> float:
+        """The sum of all seconds of one row per variable, as if nothing ran beside anything."""
+        f = self._flat
+        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
+        pair += f.label_b[f.b_start + rows[f.pair_b]]
+        seconds = f.seconds[f.row_start + rows].sum()
+        return float(seconds + f.pair_seconds[f.pair_start + pair].sum())
+
     @cached_property
     def evaluation(self) -> tuple[int, int]:
         """Calls and entries that an evaluation reads."""
-        return 40, 8 * len(self._flat.begin) + 6 * len(self.pairs) + 4 * self.times
+        f = self._flat
+        entries = 8 * len(f.begin) + 6 * len(self.pairs) + 4 * self.times
+        if self.timeline is None:
+            return 40, entries
+        return 60 + len(self.timeline), entries + 8 * len(f.event)
 
     @cached_property
     def _flat(self) -> _Flat:
@@ -114,6 +153,20 @@ class _Flat:
         both = [u for _, u in (*own, *shared)]
         self.begin = np.array([u.start for u in both], dtype=np.int64)
         self.stop = np.array([u.end for u in both], dtype=np.int64)
+        spans = [(i, s) for i, v in enumerate(variables) for s in v.spans]
+        pair_spans = [(i, s) for i, p in enumerate(pairs) for s in p.spans]
+        self.span_of = np.array([i for i, _ in spans], dtype=np.int64)
+        self.span_amount, self.span_start = pooled([s.amount for _, s in spans])
+        self.pair_span_of = np.array([i for i, _ in pair_spans], dtype=np.int64)
+        self.pair_span_amount, self.pair_span_start = pooled([s.amount for _, s in pair_spans])
+        self.event = np.array([s.event for _, s in (*spans, *pair_spans)], dtype=np.int64)
+
+    def lengths(self, rows: Ints, pair: Ints, events: int) -> Floats:
+        """Seconds of every event, for one row per variable and one entry per pair."""
+        own = self.span_amount[self.span_start + rows[self.span_of]]
+        shared = self.pair_span_amount[self.pair_span_start + pair[self.pair_span_of]]
+        found: Floats = np.bincount(self.event, np.concatenate((own, shared)), events).astype(float)
+        return found
 
 
 def pooled(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
@@ -177,9 +230,10 @@ def _merged(a: int, b: int, group: Sequence[Pair], once: Once) -> Pair:
         for k, p in enumerate(turned)
         for use in p.uses
     ]
+    spans = [Span(x.event, spread(k, x.amount)) for k, p in enumerate(turned) for x in p.spans]
     seconds = total(tuple(p.seconds for p in turned))
     energy = total(tuple(p.joules for p in turned))
-    return Pair(a, b, label_a, label_b, seconds, energy, tuple(uses))
+    return Pair(a, b, label_a, label_b, seconds, energy, tuple(uses), tuple(spans))
 
 
 def _transposed(p: Pair, once: Once) -> Pair:
@@ -187,4 +241,5 @@ def _transposed(p: Pair, once: Once) -> Pair:
         return once(lambda: np.ascontiguousarray(table.T), "turned", table)
 
     uses = tuple(Use(u.start, u.end, turn(u.amount)) for u in p.uses)
-    return Pair(p.b, p.a, p.label_b, p.label_a, turn(p.seconds), turn(p.joules), uses)
+    spans = tuple(Span(x.event, turn(x.amount)) for x in p.spans)
+    return Pair(p.b, p.a, p.label_b, p.label_a, turn(p.seconds), turn(p.joules), uses, spans)

@@ -16,13 +16,8 @@ from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 
-from tapestry_egg.errors import (
-    ExtractError,
-    PlanError,
-    RuleError,
-    TapestryError,
-    TemplateError,
-)
+from tapestry_egg.errors import ExtractError, PlanError, TapestryError
+from tapestry_egg.extract.certify.certificate import said_and_true
 from tapestry_egg.extract.certify.recount import Ground, Refused, Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -58,8 +53,7 @@ def admit(
         raise
     except TapestryError as e:
         place = f"{where}, {e.where}" if e.where else where
-        hint = e.hint if isinstance(e, RuleError | TemplateError) and e.hint else _HINT
-        raise PlanError(e.what, where=place, hint=hint) from None
+        raise PlanError(e.what, where=place, hint=_HINT) from None
     except (
         *(ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
         *(AssertionError, MemoryError, StopIteration),
@@ -215,8 +209,7 @@ def _admit_plan(plan: Plan, place: str, ground: Ground, groups: Sequence[tuple[i
     except ExtractError as e:
         raise refuse(e.what, "body") from None
     recounted = replace(plan, costs=found.costs)
-    for name, objective in OBJECTIVES_BY_NAME.items():
-        said, true = objective.value(plan), objective.value(recounted)
+    for name, said, true in said_and_true(plan, recounted):
         if not abs(said - true) <= TOLERANCE * max(abs(said), abs(true)):
             raise refuse(f"is {said!r}, counted again it is {true!r}", f"costs.{name}")
     if not 0.0 <= plan.bound <= plan.costs.seconds * (1.0 + TOLERANCE):

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tapestry_egg.loom.tags import Covers
 
 #: Versions by kind. Plans and fronts of version 1 held no program that they could be held against.
-VERSIONS = {"graph": 1, "plan": 2, "front": 2}
+VERSIONS = {"graph": 1, "plan": 3, "front": 3}
 
 
 class GraphFile(GraphRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -61,6 +61,9 @@ class Target:
     sources: tuple[str, ...] = ()
     retrieved: str = ""
     shared_memory: bool = False  # one memory for all devices, so none is a limit of one of them
+    # Seconds that compute loses to every second of communication that runs beside it; None where
+    # nothing runs beside anything.
+    overlap_slowdown: float | None = None
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -276,6 +279,10 @@ def check_machine(target: Target, where: str) -> None:
         ("power.link_share", power.link_share),
         *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
     ]
+    if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
+        raise TargetError(
+            f"{target.overlap_slowdown!r} is out of range", where=f"{where}.overlap_slowdown"
+        )
     for name, value in positive + others:
         if not isfinite(value) or value < 0 or (value == 0 and (name, value) in positive):
             raise TargetError(f"{value!r} is out of range", where=f"{where}.{name}")
@@ -294,6 +301,11 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
     if node is None:
         raise TargetError("the file is empty", where=file)
     top = _Table(node, file, "the file")
+    slowdown: float | None = None
+    if "overlap" in top.keys():
+        overlap = top.table("overlap")
+        slowdown = overlap.number("slowdown", zero=True, most=1)
+        overlap.finish()
 
     peak, vector = top.table("peak"), top.table("vector")
     rates = [tuple((k, t.number(k)) for k in t.keys()) for t in (peak, vector)]
@@ -341,6 +353,7 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
         sources=sources,
         retrieved=retrieved,
         shared_memory=shared,
+        overlap_slowdown=slowdown,
     )
 
 

@@ -106,15 +106,36 @@ class PlannedCollective:
     source: str = ""  # file:line of the user's program
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """When a device does something in one step: a bar of a picture of the plan.
+
+    `stream` is `compute` or `links`; times are in seconds from the step's begin. What a loop's body
+    does `count` times is one bar as long as all of them together. `hidden` seconds of a collective
+    run beside kernels. `body` numbers the graph of the nest, 0 the program.
+    """
+
+    stream: str
+    name: str
+    start: float
+    end: float
+    hidden: float = 0.0
+    body: int = 0
+    count: float = 1.0
+    source: str = ""  # file:line of the user's program
+
+
 @dataclass(frozen=True)
 class Costs:
-    """Predicted costs of one step on one device of the mesh."""
+    """Predicted costs of one step on one device of the mesh. `serial_seconds` are the sum of all
+    kernels and collectives, what a step would take if nothing ran beside anything."""
 
     seconds: float
     peak_bytes: int
     joules: float
     wire_bytes: float = 0.0
     flops: float = 0.0
+    serial_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +187,15 @@ class Plan:
     # What the plan's function takes and returns in the user's pytrees, where it was traced.
     program: Program | None = field(default=None, compare=False, repr=False)
     origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    def lanes(self) -> tuple[Lane, ...]:
+        """What every device does when in one step: kernels, and collectives beside them.
+
+        Raises ExtractError for a plan of which it is not told what machine it was made for.
+        """
+        from tapestry_egg.extract.certify.certificate import lanes
+
+        return lanes(self)
 
     def explain(self) -> str:
         """The plan in words: the layout of every tensor, and every collective with its reason."""

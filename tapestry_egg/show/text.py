@@ -123,6 +123,7 @@ def plan_text(plan: Plan) -> str:
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
     numbers.insert(1, ("proven bound", bound))
+    numbers.insert(2, ("one after another", SECONDS.format(plan.costs.serial_seconds)))
     parts = [
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
         columns(numbers, "  "),

@@ -39,13 +39,15 @@ def front(program: te.Program) -> te.Front:
 
 
 def test_costs_are_the_objectives_that_they_are_read_by() -> None:
-    assert [o.name for o in COSTS] == [f.name for f in fields(Costs)]
+    assert [*(o.name for o in COSTS), "serial_seconds"] == [f.name for f in fields(Costs)]
     assert {o.name for o in COSTS} <= {f.name for f in fields(Certificate)}
     recounted = Certificate(
         **{o.name: k for k, o in enumerate(COSTS)},  # type: ignore[arg-type]
         profile=(),
+        serial_seconds=5,
+        step=None,  # type: ignore[arg-type]
     )
-    assert recounted.costs == Costs(0, 1, 2, 3, 4)
+    assert recounted.costs == Costs(0, 1, 2, 3, 4, 5)
 
 
 def test_a_search_counts_them_in_the_order_of_the_table(front: te.Front) -> None:
