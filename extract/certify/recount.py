@@ -25,6 +25,7 @@ from tapestry_egg.machine.costs import (
     collective_wire_bytes,
     joules,
     kernel_seconds,
+    like_roofline,
 )
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import evaluate
@@ -437,7 +438,9 @@ class Walk:
             gemm = gemm_of(self.program.instances[i].signature, extents[i])
         types = instances[-1].signature.output_types
         dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
-        seconds = float(kernel_seconds(flops, traffic, dtype, self.target, contraction, gemm))
+        own = instances[-1].signature
+        work = like_roofline(own.kernel, own.measured, flops, dtype, self.target, contraction)
+        seconds = float(kernel_seconds(work, traffic, dtype, self.target, contraction, gemm))
         energy = joules(
             flops, traffic, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
         )

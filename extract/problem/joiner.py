@@ -19,7 +19,13 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import collective_joules, collective_seconds, joules, kernel_seconds
+from tapestry_egg.machine.costs import (
+    collective_joules,
+    collective_seconds,
+    joules,
+    kernel_seconds,
+    like_roofline,
+)
 from tapestry_egg.machine.gemm import Gemm
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
@@ -324,7 +330,9 @@ class Joiner:
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
         if gemm is not None:
             dtype = gemm.dtype
-        seconds = kernel_seconds(flops, moved, dtype, self.target, contraction, gemm)
+        own = root.signature
+        work = like_roofline(own.kernel, own.measured, flops, dtype, self.target, contraction)
+        seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm)
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction
         )

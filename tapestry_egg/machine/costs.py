@@ -8,6 +8,7 @@ monotone in its amounts, and `joules` is linear.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.monoids import monoids
 
 from .gemm import Gemm
+from .kernel_rates import kernel_rate
 from .target import Target
 from .topology import Span
 
@@ -48,6 +50,20 @@ def kernel_seconds(
     compute = flops / target.rate(dtype, contraction)
     memory = hbm_bytes / target.hbm_bytes_per_second
     return _larger(compute, memory) + target.launch_seconds
+
+
+def like_roofline(
+    kernel: str,
+    measured: Sequence[float] | None,
+    flops: Amount,
+    dtype: str,
+    target: Target,
+    contraction: bool,
+) -> Amount:
+    """The flops that take as long at the target's sustained rate as these do in a kernel whose own
+    rate has been measured (`kernel_rates.py`); the same ones for all others."""
+    rate = kernel_rate(kernel, measured, dtype, target.name)
+    return flops if rate is None else flops * (target.rate(dtype, contraction) / rate)
 
 
 def carried_as(kind: str, monoid: str | None, dtype: str) -> str:

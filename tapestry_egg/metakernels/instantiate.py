@@ -87,6 +87,7 @@ def instantiate(
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
+        measured=_measured(template, names),
         outside=outside,
     )
     return Instance(template, signature, names)
@@ -293,6 +294,16 @@ def _polynomial(text: Expression, scope: Mapping[str, Any]) -> Polynomial:
         key = tuple(sorted(dims))
         merged[key] = merged.get(key, 0.0) + coefficient
     return tuple((c, dims) for dims, c in merged.items() if c)
+
+
+def _measured(template: Template, names: Names) -> tuple[float, ...] | None:
+    text = template.measured
+    if text is None:
+        return None
+    value = text(names)
+    if not isinstance(value, tuple) or not all(isinstance(x, int | float) for x in value):
+        raise text.error(f"{value!r} is not a list of numbers")
+    return tuple(map(float, value))
 
 
 def _reads(

@@ -38,6 +38,44 @@ def _attention(call: Call) -> Array:
     return _values(call, weights, wide(call.operands[2]))
 
 
+def _flash_attention(call: Call) -> tuple[Array, Array]:
+    q, k, v = map(wide, call.operands)
+    scores = _grouped_scores(call, q, k)
+    stats = _log_of_sum(scores, (4,))
+    weights = np.exp(scores - stats[..., None])
+    out = np.einsum("bgrts,bsgh->btgrh", weights, v)
+    return out.reshape(q.shape), stats.reshape(q.shape[0], q.shape[2], q.shape[1])
+
+
+def _flash_attention_backward(call: Call) -> tuple[Array, Array, Array]:
+    q, k, v, stats, out, grad = map(wide, call.operands)
+    scores = _grouped_scores(call, q, k)
+    shape = _grouped(q, k).shape
+    weights = np.exp(scores - stats.reshape(*scores.shape[:-1], 1))
+    given, query = grad.reshape(shape), q.reshape(shape)
+    dv = np.einsum("bgrts,btgrh->bsgh", weights, given)
+    by_weight = np.einsum("btgrh,bsgh->bgrts", given, v)
+    delta = np.einsum("btgrh,btgrh->bgrt", given, out.reshape(shape))
+    by_score = weights * (by_weight - delta[..., None]) * call.params["scale"]
+    dq = np.einsum("bgrts,bsgh->btgrh", by_score, k).reshape(q.shape)
+    return dq, np.einsum("bgrts,btgrh->bsgh", by_score, query), dv
+
+
+def _grouped(q: Array, k: Array) -> Array:
+    batch, rows, heads, width = q.shape
+    return q.reshape(batch, rows, k.shape[2], heads // k.shape[2], width)
+
+
+def _grouped_scores(call: Call, q: Array, k: Array) -> Array:
+    scores = call.params["scale"] * np.einsum("btgrh,bsgh->bgrts", _grouped(q, k), k)
+    if call.params["causal"]:
+        first = call.inputs[0].start[1]
+        rows, keys = scores.shape[3:]
+        seen = np.arange(first, first + rows)[:, None] >= np.arange(keys)[None, :]
+        scores = np.where(seen, scores, -np.inf)
+    return np.asarray(scores)
+
+
 def _scores(call: Call) -> Array:
     return dot(wide(call.operands[0]), wide(call.operands[1]), *call.params["scores"])
 
@@ -75,4 +113,6 @@ STREAMING: Mapping[str, Reference] = {
     "dot_logsumexp": _dot_logsumexp,
     "exp_dot": _exp_dot,
     "attention": _attention,
+    "flash_attention": _flash_attention,
+    "flash_attention_backward": _flash_attention_backward,
 }

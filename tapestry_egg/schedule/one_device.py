@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.machine.costs import kernel_seconds
+from tapestry_egg.machine.costs import kernel_seconds, like_roofline
 from tapestry_egg.machine.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -29,7 +29,9 @@ def least_seconds(signature: OperationSignature, target: Target) -> float:
     if signature.fusion != "kernel":
         return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
     moved = signature.output_bytes + sum(signature.read_bytes)
-    return float(kernel_seconds(flops, moved, dtype, target, signature.contracts, gemm))
+    matrix = signature.contracts
+    work = like_roofline(signature.kernel, signature.measured, flops, dtype, target, matrix)
+    return float(kernel_seconds(work, moved, dtype, target, matrix, gemm))
 
 
 def program_seconds(
@@ -91,7 +93,9 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
     gemm = whole_gemm([m.signature for m in members])
     dtype = _arithmetic(root.signature, gemm)
     matrix = any(m.signature.contracts for m in members)
-    return root.weight * float(kernel_seconds(flops, moved, dtype, target, matrix, gemm))
+    own = root.signature
+    work = like_roofline(own.kernel, own.measured, flops, dtype, target, matrix)
+    return root.weight * float(kernel_seconds(work, moved, dtype, target, matrix, gemm))
 
 
 def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:

@@ -387,6 +387,7 @@ _PRIMITIVE_MODULES = (
     "jax._src.ad_util",
     "jax._src.interpreters.ad",
     "tapestry_egg.runtime.lower.streaming",
+    "tapestry_egg.runtime.lower.attention",
 )
 
 

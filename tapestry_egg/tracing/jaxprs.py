@@ -23,6 +23,7 @@ from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
 from .empty import is_constant, joined_operands, unchanged_operand
 from .expansion import constants_among, expansion
+from .fused_attention import missing_results, recognized
 from .shard_maps import opened, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -172,6 +173,13 @@ class _Flattener:
             return [inputs[1]]
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
+        attention = recognized(kernel, eqn.params, [self.values[v] for v in inputs])
+        if attention is not None:
+            ours, params, read = attention
+            types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
+            types += missing_results(types, ours)
+            made = self.applied(ours, [inputs[p] for p in read], types, params, here)
+            return made[: len(eqn.outvars)]
         if kernel == "empty2":
             return [self.zeros(self.typed(eqn.outvars[0].aval, kernel, here))]
         if not (kernel in registry.templates() or kernel in REGIONS or kernel in CALLS):
@@ -211,6 +219,29 @@ class _Flattener:
             return [self.constrained(v, wanted, True, here) for v in outputs]
         return outputs
 
+    def applied(
+        self,
+        kernel: str,
+        inputs: Sequence[int],
+        types: Sequence[TensorType],
+        params: Mapping[str, Any],
+        here: _Context,
+    ) -> Sequence[int]:
+        """The outputs of an operation that no equation spells."""
+        outputs = tuple(self.new(t) for t in types)
+        self.operations.append(
+            Operation(
+                kernel,
+                tuple(inputs),
+                outputs,
+                params,
+                source=here.source or Source(),
+                scope=here.scope,
+                remat=here.remat,
+            )
+        )
+        return outputs
+
     def placed(self, eqn: Any, inputs: list[int], here: _Context) -> list[int]:
         """What is asked for of a value by its place, as an operation where that says anything."""
         sharding = eqn.params.get(_PLACEMENT[eqn.primitive.name])
@@ -222,19 +253,7 @@ class _Flattener:
         asked = constraint_of(sharding, self.values[v].rank, explicit)
         if asked is None:
             return v
-        made = self.new(self.values[v])
-        self.operations.append(
-            Operation(
-                kernel=CONSTRAINT,
-                inputs=(v,),
-                outputs=(made,),
-                params=asked.params(),
-                source=here.source or Source(),
-                scope=here.scope,
-                remat=here.remat,
-            )
-        )
-        return made
+        return self.applied(CONSTRAINT, (v,), (self.values[v],), asked.params(), here)[0]
 
     def call(self, eqn: Any, callee: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
         kernel = eqn.primitive.name
@@ -272,20 +291,8 @@ class _Flattener:
         """A reduction of one value over some of its dims."""
         type_ = self.values[v]
         shape = tuple(n for d, n in enumerate(type_.shape) if d not in axes)
-        out = self.new(TensorType(shape, type_.dtype, type_.weak))
-        params = {"axes": axes, "out_sharding": None}
-        self.operations.append(
-            Operation(
-                kernel,
-                (v,),
-                (out,),
-                params,
-                source=here.source or Source(),
-                scope=here.scope,
-                remat=here.remat,
-            )
-        )
-        return out
+        made = TensorType(shape, type_.dtype, type_.weak)
+        return self.applied(kernel, (v,), (made,), {"axes": axes, "out_sharding": None}, here)[0]
 
     def located(self, eqn: Any, context: _Context) -> _Context:
         if not self.sources:

@@ -12,6 +12,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, known_of
 
 from .call_signature import Call, Signature, read_signature
+from .fused_attention import available
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # hashed by identity, so that jax.jit takes it
@@ -185,7 +186,8 @@ def trace_signature(
     positions = [i for i in range(len(args)) if i not in static]
     within = _TRACING.set(True)
     try:
-        traced = signature.jitted.trace(*args, **kwargs)
+        with available():
+            traced = signature.jitted.trace(*args, **kwargs)
     except (TypeError, ValueError, OverflowError) as e:
         _check_arguments(call, positions, e)
         raise

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from tapestry_egg.runtime.lower.attention import flash_attention_backward_p, flash_attention_p
 from tapestry_egg.runtime.lower.streaming import PRIMITIVES
 from tests.metakernels.cases import Array, Case, Draw, of
 from tests.metakernels.cases_contraction import arranged
@@ -78,6 +79,27 @@ def weighted(draw: Draw, kernel: str) -> Case:
     return (
         lambda x, w, v, mask, fill: PRIMITIVES[kernel].bind(x, w, v, mask, fill, **_plain(params)),
         (x, w, v, jnp.asarray(mask), fill),
+    )
+
+
+@of("streaming", "flash_attention", "flash_attention_backward")
+def fused(draw: Draw, kernel: str) -> Case:
+    batch, rows, keys, groups, shared, width = (draw.size(1, 4) for _ in range(6))
+    causal = draw.coin()
+    params = {"scale": 0.5, "causal": causal}
+    q = draw.floats((batch, rows, groups * shared, width))
+    k, v = (draw.floats((batch, keys, groups, width)) for _ in range(2))
+    if kernel == "flash_attention":
+        return lambda q, k, v: flash_attention_p.bind(q, k, v, **params), (q, k, v)
+    out, grad = draw.floats(q.shape), draw.floats(q.shape)
+    stats = 3.0 + draw.floats((batch, groups * shared, rows))
+    return lambda *operands: flash_attention_backward_p.bind(*operands, **params), (
+        q,
+        k,
+        v,
+        stats,
+        out,
+        grad,
     )
 
 

@@ -31,6 +31,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       outside: {operand: sum}                 what its boxes find outside it: see below
       flops: 2                                per index point, or a polynomial in `@groups`
       reads: {operand: "@m"}                  elements read, where not the footprint
+      measured: "[$causal, $width]"           where its rates are in tables of measured kernels
       fusion: kernel                          view | loop | reduce | kernel
       local: {shape: $out.shape}              parameters that differ when run on local boxes
 
@@ -91,7 +92,7 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial outside flops reads fusion local"
+    "passages initial outside flops reads measured fusion local"
 ).split()
 
 
@@ -144,6 +145,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         outside=table("outside"),
         flops=one("flops"),
         reads=table("reads"),
+        measured=one("measured"),
         fusion=cast(Fusion, fusion),
         local=table("local"),
     )

@@ -90,6 +90,7 @@ class OperationSignature:
     (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
     footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
     movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
+    `measured` are the coordinates at which tables of measured kernels hold its rate, if any do.
     `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
     With `once` one device runs it for all, and sends them the outputs.
     """
@@ -105,6 +106,7 @@ class OperationSignature:
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
+    measured: tuple[float, ...] | None = None
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
     once: bool = False

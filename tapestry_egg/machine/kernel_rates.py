@@ -1,0 +1,140 @@
+"""Kernels with rates of their own: measured flop/s by device, dtype and shape, read from tables.
+
+A template says with `measured:` at which coordinates tables hold its kernel. The first ones must be
+as given, for all others the nearest in the logarithm counts, and along the last one rates are
+interpolated in its logarithm and end where the table does. Where no table speaks for a kernel on a
+device, the roofline of its flops and bytes does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tapestry_egg.errors import TargetError
+from tapestry_egg.yaml_nodes import compose_yaml_text
+
+_FIELDS = {"devices", "dtype", "at", "flops"}
+_ADDED: list[Mapping[str, tuple[Rate, ...]]] = []
+#: Dtypes that run as another one does.
+_LIKE = {"float16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Flop/s of a kernel on some devices, for operands of one dtype, at the given coordinates."""
+
+    devices: tuple[str, ...]
+    dtype: str
+    at: tuple[float, ...]
+    flops: float
+
+
+def kernel_rate(kernel: str, at: Sequence[float] | None, dtype: str, device: str) -> float | None:
+    """Measured flop/s of a kernel at some coordinates; None where no table holds it."""
+    if at is None:
+        return None
+    return _rate(kernel, tuple(at), _LIKE.get(dtype, dtype), device, len(_ADDED))
+
+
+def add_kernel_rates(path: str | Path) -> None:
+    """Read a file of your own, of the form of `machine/kernels/attention.yaml`; its rates count
+    before those that ship.
+
+    Raises TargetError, with file, line and column, for a malformed one.
+    """
+    _ADDED.append(_read(Path(path).read_text("utf-8"), str(path)))
+
+
+@cache
+def _rate(kernel: str, at: tuple[float, ...], dtype: str, device: str, _files: int) -> float | None:
+    for table in (*reversed(_ADDED), _shipped()):
+        rows = [
+            r
+            for r in table.get(kernel, ())
+            if device in r.devices and r.dtype == dtype and len(r.at) == len(at)
+        ]
+        rows = [r for r in rows if not at or r.at[0] == at[0]]
+        for k in range(1, len(at) - 1):
+            nearest = min((abs(log(r.at[k] / at[k])) for r in rows), default=0.0)
+            rows = [r for r in rows if abs(log(r.at[k] / at[k])) == nearest]
+        if rows:
+            return _interpolated(sorted((r.at[-1], r.flops) for r in rows), at[-1])
+    return None
+
+
+def _interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear in the logarithm of the place; the first and last value beyond the ends."""
+    for (low, a), (high, b) in pairwise(points):
+        if low <= at <= high:
+            share = (log(at) - log(low)) / (log(high) - log(low))
+            return a + share * (b - a)
+    return points[0][1] if at < points[0][0] else points[-1][1]
+
+
+@cache
+def _shipped() -> Mapping[str, tuple[Rate, ...]]:
+    found: dict[str, tuple[Rate, ...]] = {}
+    folder = resources.files("tapestry_egg.machine") / "kernels"
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".yaml"):
+            for kernel, rates in _read(file.read_text("utf-8"), f"kernels/{file.name}").items():
+                found[kernel] = found.get(kernel, ()) + rates
+    return found
+
+
+def _read(text: str, file: str) -> Mapping[str, tuple[Rate, ...]]:
+    root = compose_yaml_text(text, TargetError, file)
+    if root is None:
+        return {}
+
+    def error(what: str, node: yaml.Node) -> TargetError:
+        mark = node.start_mark
+        return TargetError(
+            what,
+            where=f"{file}:{mark.line + 1}:{mark.column + 1}",
+            hint="A row is {devices: [h100], dtype: bfloat16, at: [1, 128, 4096], flops: 591e12}.",
+        )
+
+    def entries(node: yaml.Node, what: str) -> list[tuple[str, yaml.Node]]:
+        if not isinstance(node, yaml.MappingNode):
+            raise error(f"{what} is not a table of `key: value`", node)
+        return [(str(k.value), v) for k, v in node.value]
+
+    def items(node: yaml.Node, what: str) -> list[yaml.Node]:
+        if not isinstance(node, yaml.SequenceNode):
+            raise error(f"{what} is not a list", node)
+        return list(node.value)
+
+    def number(node: yaml.Node) -> float:
+        try:
+            value = float(node.value)
+        except (TypeError, ValueError):
+            value = -1.0
+        if not 0 <= value < 1e30:
+            raise error(f"{node.value!r:.40} is not a number, 0 at least", node)
+        return value
+
+    def row(node: yaml.Node) -> Rate:
+        fields: dict[str, Any] = dict(entries(node, "a row"))
+        if set(fields) != _FIELDS:
+            raise error("a row has other fields than devices, dtype, at and flops", node)
+        at = tuple(number(x) for x in items(fields["at"], "`at`"))
+        flops = number(fields["flops"])
+        if not flops or not all(at[1:]):
+            raise error("rates, and coordinates after the first, are above 0", node)
+        devices = tuple(str(d.value) for d in items(fields["devices"], "`devices`"))
+        return Rate(devices, str(fields["dtype"].value), at, flops)
+
+    return {
+        kernel: tuple(row(x) for x in items(node, kernel))
+        for kernel, node in entries(root, "the file")
+    }

@@ -1,0 +1,64 @@
+"""Rates of kernels from tables of measurements."""
+
+from pathlib import Path
+
+import pytest
+
+from tapestry_egg.errors import TargetError
+from tapestry_egg.machine import kernel_rates
+from tapestry_egg.machine.costs import kernel_seconds, like_roofline
+from tapestry_egg.machine.kernel_rates import add_kernel_rates, kernel_rate
+from tapestry_egg.machine.target import load_target
+
+
+def test_rates_are_the_tables_own_and_interpolated_between() -> None:
+    at = [kernel_rate("flash_attention", (1, 128, n), "bfloat16", "h100") for n in (4096, 8192)]
+    assert at == [591e12, 644e12]
+    between = kernel_rate("flash_attention", (1, 128, 5793), "bfloat16", "h100")
+    assert between == pytest.approx((591e12 + 644e12) / 2, rel=1e-4)
+    # Beyond the ends the last ones hold; other widths have those of the nearest one.
+    assert kernel_rate("flash_attention", (1, 128, 1 << 20), "bfloat16", "h100") == 688e12
+    assert kernel_rate("flash_attention", (1, 96, 4096), "float16", "h100") == 591e12
+    assert kernel_rate("flash_attention", (1, 64, 4096), "bfloat16", "h100") == 336e12
+
+
+def test_no_table_no_rate() -> None:
+    assert kernel_rate("flash_attention", (1, 128, 4096), "float32", "h100") is None
+    assert kernel_rate("flash_attention", (1, 128, 4096), "bfloat16", "v5e") is None
+    assert kernel_rate("dot_general", None, "bfloat16", "h100") is None
+
+
+def test_a_measured_rate_takes_the_place_of_the_roofline() -> None:
+    target = load_target("h100:1")
+    work = like_roofline("flash_attention", (1, 64, 4096), 336e12, "bfloat16", target, True)
+    seconds = kernel_seconds(work, 0.0, "bfloat16", target, True)
+    assert seconds - target.launch_seconds == pytest.approx(1.0)
+    assert like_roofline("dot_general", None, 7.0, "bfloat16", target, True) == 7.0
+
+
+def test_a_users_own_table_counts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_rates, "_ADDED", [])
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "flash_attention:\n  - {devices: [h100], dtype: bfloat16, at: [1, 128, 1], flops: 5e12}\n"
+    )
+    add_kernel_rates(own)
+    assert kernel_rate("flash_attention", (1, 128, 4096), "bfloat16", "h100") == 5e12
+    assert kernel_rate("flash_attention", (0, 128, 4096), "bfloat16", "h100") == 671e12
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{devices: [h100], dtype: bfloat16, at: [1]}", "other fields"),
+        ("{devices: h100, dtype: bfloat16, at: [1], flops: 1}", "not a list"),
+        ("{devices: [h100], dtype: bfloat16, at: [1, 0], flops: 1}", "above 0"),
+        ("{devices: [h100], dtype: bfloat16, at: [x], flops: 1}", "not a number"),
+    ],
+)
+def test_malformed_rows_name_the_place(tmp_path: Path, row: str, says: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(f"flash_attention:\n  - {row}\n")
+    with pytest.raises(TargetError, match=says) as caught:
+        add_kernel_rates(file)
+    assert "bad.yaml:2:" in str(caught.value)

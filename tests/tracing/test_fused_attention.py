@@ -1,0 +1,89 @@
+"""Programs that ask JAX for cuDNN's attention, planned and run where there is none."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+
+Arrays = tuple[jax.Array, ...]
+
+
+def operands(groups: int = 4) -> Arrays:
+    rng = np.random.default_rng(0)
+    shapes = [(4, 16, 8, 8), (4, 16, groups, 8), (4, 16, groups, 8)]
+    return tuple(jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
+
+
+def loss(q: Any, k: Any, v: Any, implementation: str = "cudnn") -> Any:
+    out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+    return jnp.mean(jnp.square(out.astype(jnp.float32)))
+
+
+def step(q: Any, k: Any, v: Any) -> Any:
+    return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+
+
+def kernels(program: te.Program) -> list[str]:
+    return [op.kernel for op in program.graph.operations if op.kernel.startswith("flash")]
+
+
+@pytest.mark.parametrize("groups", [8, 4])
+def test_it_is_two_kernels_that_run_anywhere(groups: int) -> None:
+    xs = operands(groups)
+    program = te.trace(step, *xs)
+    assert kernels(program) == ["flash_attention", "flash_attention_backward"]
+    ours = program(*xs)
+    theirs = jax.value_and_grad(lambda *a: loss(*a, implementation="xla"), (0, 1, 2))(*xs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.abs(a - b).max() <= 0.02 * np.abs(b).max()
+
+
+def test_a_forward_pass_alone() -> None:
+    xs = operands()
+    program = te.trace(loss, *xs)
+    assert kernels(program) == ["flash_attention"]
+    np.testing.assert_allclose(program(*xs), loss(*xs, implementation="xla"), rtol=0.02)
+
+
+def test_batch_and_heads_are_cut_and_rows_under_a_causal_mask_are_not() -> None:
+    from tapestry_egg.metakernels import registry
+
+    op = te.trace(step, *operands()).graph.operations[0]
+    graph = te.trace(step, *operands()).graph
+    types = [graph.values[v] for v in op.inputs], [graph.values[v] for v in op.outputs]
+    roles = {d.name: d.role for d in registry.signature(op.kernel, op.params, *types).index}
+    assert [n for n, r in roles.items() if r == "map"] == ["b", "g", "r"]
+    free = registry.signature(op.kernel, {**op.params, "causal": False}, *types)
+    assert [d.name for d in free.index if d.role == "map"] == ["b", "g", "r", "t"]
+
+
+def test_a_plan_of_it_gives_its_numbers() -> None:
+    xs = operands()
+    front = te.optimize(te.trace(step, *xs), target="cpu:4")
+    run = te.compile(front.best("peak_bytes"))
+    for a, b in zip(
+        jax.tree.leaves(run(*xs)), jax.tree.leaves(te.trace(step, *xs)(*xs)), strict=True
+    ):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.abs(a - b).max() <= 0.02 * np.abs(b).max()
+
+
+def test_without_a_trace_jax_is_as_it_was() -> None:
+    te.trace(loss, *operands())
+    with pytest.raises(Exception, match=r"[cC]u[dD][nN][nN]|compute"):
+        loss(*operands())
+
+
+def test_what_the_kernel_lacks_stays_jaxs_own() -> None:
+    def biased(q: Any, k: Any, v: Any) -> Any:
+        bias = jnp.zeros((1, 8, 16, 16), jnp.bfloat16)
+        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
+
+    program = te.trace(biased, *operands())
+    assert kernels(program) == []
+    assert program.graph.operations
