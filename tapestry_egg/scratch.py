@@ -12,7 +12,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -31,16 +31,18 @@ def scratch() -> Iterator[Path]:
     if _sweeping.acquire(blocking=False):  # once in a process: it is never released
         for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             remove_unheld(path)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with locked(folder):
-            if not folder.is_dir():
-                continue  # removed before it was locked
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            return
+    with ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            # Whoever sweeps may remove it, as one that nobody holds, until it is locked.
+            with suppress(FileNotFoundError):
+                stack.enter_context(locked(folder))
+                if folder.is_dir():
+                    break
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lark import Lark
+
+# Lark reads a grammar's literals by `ast.literal_eval`, which fails when several threads are in it
+# at once ("AST constructor recursion depth mismatch", until CPython 3.11.8 and 3.12.2).
+_BUILDING = threading.Lock()
 
 
 class Token(str):
@@ -61,6 +69,20 @@ class KeptTrees:
             lines = ",\n".join(f"{line(t)}:{line(tree)}" for t, tree in trees.items() if tree)
             parts.append(f"{line(start)}:{{\n{lines}\n}}")
         return f'{{"grammar":{line(self.digest())},"texts":{{\n{",".join(parts)}\n}}}}\n'
+
+
+def parser_of(grammar: Path, starts: tuple[str, ...]) -> Lark:
+    """The parser of the language of a grammar, from these symbols; one for all threads."""
+    with _BUILDING:
+        return _built(grammar, starts)
+
+
+@cache
+def _built(grammar: Path, starts: tuple[str, ...]) -> Lark:
+    from lark import Lark
+
+    text = grammar.read_text("utf-8")
+    return Lark(text, parser="lalr", start=list(starts), propagate_positions=True)
 
 
 def written(node: Any) -> Any:

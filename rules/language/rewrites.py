@@ -242,7 +242,9 @@ class _Direction:
         at = term.at + (len(term.label) + 1 if term.label else 0)
         word = f"{term.head}[{term.select}]" if term.select else term.head
         near = difflib.get_close_matches(term.head, [*words(), *self.given], 1)
-        hint = f"Did you mean {near[0]}?" if near and near[0] != term.head else ""
+        hint = "A kernel of your own needs its template: add_templates, or --kernels FILE.py."
+        if near and near[0] != term.head:
+            hint = f"Did you mean {near[0]}?"
         return self._here(at, f"there is no kernel or family {word}", hint)
 
     def _order(self) -> None:

@@ -36,17 +36,24 @@ from .console import (
     Cluster,
     File,
     Json,
+    Kernels,
     Limit,
+    Mesh,
     Minimize,
     Out,
+    Pin,
     PlanName,
     Quiet,
     Rules,
+    State,
     Target,
     Workers,
     choose_plan,
     complain,
     parse_limits,
+    parse_mesh,
+    parse_pins,
+    parse_state,
     print_json,
     say,
 )
@@ -90,6 +97,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from tapestry_egg import __version__
+
+        print(f"{NAME} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """The Pareto front of ways to run a JAX program on a mesh of devices."""
 
 
 @app.command()
@@ -153,7 +180,17 @@ def optimize(
         typer.Option(metavar="OBJECTIVE", help=f"Default: {', '.join(OBJECTIVES)}."),
     ] = None,
     limit: Limit = None,
+    pin: Pin = None,
+    state: State = None,
+    mesh: Mesh = "",
+    max_axes: Annotated[
+        int | None, typer.Option(min=1, max=3, help="Axes of a mesh at most; default: 2.")
+    ] = None,
+    numerics: Annotated[
+        str, typer.Option(help="Or relaxed: also rules that change rounding.")
+    ] = "reorders",
     rules: Rules = None,
+    kernels: Kernels = None,
     work: Annotated[
         float | None,
         typer.Option(min=0.1, help="Effort, about seconds of one processor; default: 90."),
@@ -206,6 +243,12 @@ def optimize(
         patience,
         seeds,
         work,
+        max_axes,
+        numerics,
+        tuple(parse_pins(pin or ()).items()),
+        tuple(parse_state(state or ()).items()),
+        parse_mesh(mesh),
+        tuple(kernels or ()),
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:
@@ -291,6 +334,7 @@ def problem(
     target: Target,
     out: Out = "out",
     rules: Rules = None,
+    kernels: Kernels = None,
     quiet: Quiet = False,
 ) -> None:
     """Save what is left to choose once a program is saturated.
@@ -333,6 +377,7 @@ def run(
     seed: Annotated[
         int, typer.Option(help="Of the random arguments, where there is no program.")
     ] = 0,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan on this machine's devices.

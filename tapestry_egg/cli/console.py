@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapestry_egg.errors import ExtractError, GraphError, TapestryError
+from tapestry_egg.errors import ExtractError, GraphError, TapestryError, TargetError
 from tapestry_egg.machine.objectives import named
 from tapestry_egg.printable import printable
 from tapestry_egg.scratch import scratch
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.plans.plan import Plan
 
+
+def _import_kernels(paths: list[str] | None) -> list[str] | None:
+    """Import the files before anything is read that may use what they define."""
+    from tapestry_egg.tracing.entry import import_file
+
+    for path in paths or ():
+        import_file(Path(path))
+    return paths
+
+
+Kernels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernels",
+        metavar="FILE.py",
+        callback=_import_kernels,
+        help="Kernels of yours; the file is imported, that is, run, first. May be repeated.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A saved file, or - for standard input.")]
@@ -40,6 +59,27 @@ Target = Annotated[
 Rules = Annotated[
     list[str] | None,
     typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),
+]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="PATH=AXES",
+        help="Layout of an input: the axes that cut each dim, such as [0]['w']=-,x or =x+y; "
+        "may be repeated.",
+    ),
+]
+State = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state", metavar="OUTPUT=INPUT", help="What the next call takes in; may be repeated."
+    ),
+]
+Mesh = Annotated[
+    str,
+    typer.Option(
+        "--mesh", metavar="NAME=SIZE,...", help="Your mesh, such as data=4,model=2: a contract."
+    ),
 ]
 Out = Annotated[
     str, typer.Option("--out", "-o", metavar="FOLDER", help="Where the files are written.")
@@ -88,6 +128,54 @@ def parse_limits(limits: Iterable[str]) -> dict[str, float]:
             )
         amounts[name.strip()] = named(name.strip(), "--limit").parse(amount, "--limit")
     return amounts
+
+
+def parse_pins(pins: Iterable[str]) -> dict[str, tuple[tuple[str, ...] | None, ...]]:
+    """`["[0]['w']=-,x+y"]` as layouts by path: per dim the names of its axes, major to minor.
+
+    Raises ExtractError for one that is malformed.
+    """
+    found: dict[str, tuple[tuple[str, ...] | None, ...]] = {}
+    for text in pins:
+        path, equals, layout = text.rpartition("=")
+        dims = [d.strip() for d in layout.split(",")] if layout.strip() else []
+        cut = [() if d in ("", "-", "None") else tuple(d.split("+")) for d in dims]
+        if not equals or any(not a.isidentifier() for d in cut for a in d):
+            raise ExtractError(
+                f"{text!r} is not PATH=AXES",
+                where="--pin",
+                hint="[0]['w']=-,x leaves the first dim whole and cuts the second over x; "
+                "x+y cuts over both, x outside; nothing after = replicates.",
+            )
+        found[path.strip()] = tuple(d or None for d in cut)
+    return found
+
+
+def parse_state(pairs: Iterable[str]) -> dict[str, str]:
+    """`["[0]=[0]"]` as inputs by output. Raises ExtractError for one that is malformed."""
+    found: dict[str, str] = {}
+    for text in pairs:
+        output, equals, source = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise ExtractError(
+                f"{text!r} is not OUTPUT=INPUT", where="--state", hint="[0]=[0], or a prefix."
+            )
+        found[output] = source
+    return found
+
+
+def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
+    """`data=4,model=2` as axes and sizes, major to minor. Raises TargetError for another form."""
+    axes = [part.partition("=") for part in text.split(",")] if text else []
+    sizes = [(name.strip(), size.strip()) for name, _, size in axes]
+    names = [name for name, _ in sizes]
+    if len({*names}) < len(names) or not all(
+        name.isidentifier() and size.isdecimal() and int(size) > 0 for name, size in sizes
+    ):
+        raise TargetError(
+            f"{text!r} is not NAME=SIZE,...", where="--mesh", hint="data=4,model=2, outermost first"
+        )
+    return tuple((name, int(size)) for name, size in sizes)
 
 
 @contextmanager
@@ -144,7 +232,11 @@ def choose_plan(name: str, plan: str, minimize: str, limits: Iterable[str]) -> P
     loaded = load_any(name)
     if isinstance(loaded, Plan):
         return loaded
-    front = _as_front(loaded, name)
+    return plan_of(_as_front(loaded, name), name, plan, minimize, limits)
+
+
+def plan_of(front: Front, name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:
+    """The plan of the front in file `name` that the options ask for: by name, else the best."""
     if not plan:
         return front.best(minimize, limits=parse_limits(limits))
     found = [p for p in front.plans if p.name == plan]

@@ -16,6 +16,7 @@ from tapestry_egg.show import text
 from .console import (
     File,
     Json,
+    Kernels,
     Limit,
     Minimize,
     PlanName,
@@ -24,6 +25,7 @@ from .console import (
     load_any,
     load_front,
     load_sharded,
+    plan_of,
     print_json,
     say,
 )
@@ -51,6 +53,7 @@ def show(
     loom: Annotated[
         bool, typer.Option("--loom", help="Print a graph as Loom JSON, which other tools read.")
     ] = False,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
     """Print a saved graph, plan or front, or draw a graph or plan.
@@ -133,13 +136,28 @@ def front(
     timeline: Annotated[
         bool, typer.Option("--timeline", help="What the rules did, iteration by iteration.")
     ] = False,
+    save: Annotated[
+        str,
+        typer.Option(metavar="PATH", help="Save one plan: --plan, or the best of --minimize."),
+    ] = "",
+    plan: PlanName = "",
+    minimize: Minimize = "seconds",
+    limit: Limit = None,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
-    """Print the table of a front or the timeline of its rules, or draw it."""
+    """Print the table of a front or the timeline of its rules, draw it, or save a plan of it."""
     from tapestry_egg.egraphs.timeline import timeline_text
     from tapestry_egg.show.plot import front_info, plot_front
 
     loaded = load_front(file)
+    if save:
+        from tapestry_egg.files.files import save as save_to
+
+        chosen = plan_of(loaded, file, plan, minimize, limit or ())
+        save_to(chosen, save)
+        say(f"saved: plan {chosen.name} -> {save}")
+        return
     if timeline:
         ticks = [asdict(tick) for tick in loaded.timeline]
         print_json(ticks) if as_json else print(timeline_text(loaded.timeline))
@@ -155,6 +173,7 @@ def explain(
     plan: PlanName = "",
     minimize: Minimize = "seconds",
     limit: Limit = None,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
     """Explain a plan: layouts, collectives, costs."""
@@ -260,6 +279,7 @@ def verify(
     receipts: Annotated[
         bool, typer.Option("--receipts", help="Note in the package that its own rules passed.")
     ] = False,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
     """Check saved files, and rules by trying them.

@@ -16,7 +16,13 @@ from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 
-from tapestry_egg.errors import ExtractError, PlanError, TapestryError
+from tapestry_egg.errors import (
+    ExtractError,
+    PlanError,
+    RuleError,
+    TapestryError,
+    TemplateError,
+)
 from tapestry_egg.extract.certify.certificate import said_and_true
 from tapestry_egg.extract.certify.recount import Ground, Refused, Walk
 from tapestry_egg.extract.front.front import Front
@@ -53,7 +59,8 @@ def admit(
         raise
     except TapestryError as e:
         place = f"{where}, {e.where}" if e.where else where
-        raise PlanError(e.what, where=place, hint=_HINT) from None
+        hint = e.hint if isinstance(e, RuleError | TemplateError) and e.hint else _HINT
+        raise PlanError(e.what, where=place, hint=hint) from None
     except (
         *(ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
         *(AssertionError, MemoryError, StopIteration),

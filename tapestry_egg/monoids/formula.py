@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapestry_egg.errors import TapestryError
-from tapestry_egg.syntax_trees import KeptTrees
-
-if TYPE_CHECKING:
-    from lark import Lark
+from tapestry_egg.syntax_trees import KeptTrees, parser_of
 
 #: Function name -> its number of arguments.
 FUNCTIONS: Mapping[str, int] = {
@@ -82,7 +78,7 @@ def parsed(text: str, where: str = "") -> Any:
     from lark.exceptions import UnexpectedInput
 
     try:
-        return _parser().parse(text)
+        return parser_of(KEPT.grammar, (_START,)).parse(text)
     except UnexpectedInput as e:
         at = min(int(e.pos_in_stream if e.pos_in_stream is not None else len(text)), len(text))
         if at < 0 or getattr(getattr(e, "token", None), "type", "") == "$END":
@@ -117,13 +113,6 @@ def arithmetic(xp: ModuleType) -> dict[str, Callable[..., Any]]:
         "<": xp.less,
         ">": xp.greater,
     }
-
-
-@cache
-def _parser() -> Lark:
-    from lark import Lark
-
-    return Lark(KEPT.grammar.read_text("utf-8"), parser="lalr", propagate_positions=True)
 
 
 def _compile(

@@ -45,8 +45,10 @@ class BatchRequest:
     """What `optimize` is asked for, the same for every graph of a batch.
 
     `limits` pairs objectives with amounts in base units, `rules` are paths of the user's own rule
-    files. The others say how hard to search each graph, as the pipeline's `Settings` do (None: its
-    own default).
+    files, `kernels` of Python files that define kernels of theirs, which are imported first. `pins`
+    pairs inputs with the axis names that cut each of their dims, `state` outputs with inputs, and
+    `mesh` names with sizes, as `optimize` has them. The others say how hard to search each graph,
+    as the pipeline's `Settings` do (None: its own default).
     """
 
     target: str
@@ -58,12 +60,19 @@ class BatchRequest:
     patience: float | None = None
     seeds: int | None = None
     work: float | None = None
+    max_axes: int | None = None
+    numerics: str = "reorders"
+    pins: tuple[tuple[str, tuple[tuple[str, ...] | None, ...]], ...] = ()
+    state: tuple[tuple[str, str], ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
+    kernels: tuple[str, ...] = ()
 
     def effort(self, workers: int | None) -> Settings:
         """The settings of the pipeline, for a search on so many processors."""
         from .settings import Settings
 
-        asked = {k: getattr(self, k) for k in ("seconds", "gap", "patience", "seeds", "work")}
+        fields = ("seconds", "gap", "patience", "seeds", "work", "max_axes")
+        asked = {k: getattr(self, k) for k in fields}
         return Settings(workers=workers, **{k: v for k, v in asked.items() if v is not None})
 
     def key(self, graph: bytes) -> str:
@@ -72,7 +81,7 @@ class BatchRequest:
 
         parts: dict[str, Any] = {**asdict(self), "version": __version__}
         parts["graph"] = hashlib.sha256(graph).hexdigest()
-        for name in (self.target.rpartition(":")[0], *self.rules):
+        for name in (self.target.rpartition(":")[0], *self.rules, *self.kernels):
             if Path(name).is_file():
                 parts[f"file {name}"] = hashlib.sha256(Path(name).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -218,19 +227,27 @@ def optimize_file(
     read, any other, which is a defect, with its traceback.
     """
     from tapestry_egg.files.files import load, save
+    from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.show.plot import front_info, plot_front
+    from tapestry_egg.tracing.entry import import_file
 
     from .pipeline import optimize
 
     started = time.perf_counter()
     name = path.stem
     try:
+        for module in settings.kernels:
+            import_file(Path(module))
         front = optimize(
             _graph(load(path), path),
             target=settings.target,
             objectives=settings.objectives,
             limits=dict(settings.limits),
             rules=settings.rules,
+            state=dict(settings.state) or None,
+            numerics=settings.numerics,
+            mesh=MeshShape(*zip(*settings.mesh, strict=True)) if settings.mesh else None,
+            pins=dict(settings.pins) or None,
             settings=settings.effort(workers),
             executor=executor,
             on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),

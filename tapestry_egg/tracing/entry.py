@@ -19,6 +19,9 @@ _HOW = (
     "or `NAME_args()` that returns the arguments of NAME."
 )
 
+#: Files imported on their own, by the name of their module: path and time of the last change.
+_IMPORTED: dict[str, tuple[str, int]] = {}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -92,7 +95,8 @@ def _call(path: Path, module: ModuleType, name: str) -> Any:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The user's module of a file, imported under its package's name if it lies in one.
+    """The user's module of a file, imported under its package's name if it lies in one; once,
+    unless the file changes: what it registers it registers once.
 
     Raises TraceError for a missing file or one whose import fails, at the user's own line.
     """
@@ -108,6 +112,9 @@ def import_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(folder))
     # A name of its own for a lone file, so that `json.py` does not stand in for the library.
     name = ".".join(parts) if len(parts) > 1 else f"program_{path.stem}"
+    stamp = (str(path.resolve()), path.stat().st_mtime_ns)
+    if name in sys.modules and _IMPORTED.get(name) == stamp:
+        return sys.modules[name]
     try:
         if len(parts) > 1:
             return importlib.import_module(name.removesuffix(".__init__"))
@@ -117,6 +124,7 @@ def import_file(path: Path) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
+        _IMPORTED[name] = stamp
         return module
     except TraceError:
         raise

@@ -150,6 +150,73 @@ def test_run_compares_with_the_original(work: Path, run: Run, program: bool) -> 
     assert len(data["accuracy"]) == program
 
 
+@pytest.mark.slow
+def test_run_takes_kernels_of_the_users_own(tmp_path: Path) -> None:
+    # In processes of their own: kernels stay registered.
+    rules = Path(__file__).parents[2] / "docs" / "rules"
+    cli = [sys.executable, "-m", "tapestry_egg.cli.app"]
+    front = tmp_path / "largest-program.front.json"
+    program, book = f"{rules}/largest.py:program", f"{rules}/largest-rules.yaml"
+    made = [*cli, "optimize", program, "-t", "cpu:2", "-o", tmp_path, "-q", "--rules", book]
+    subprocess.run([*made, "--work", "1"], check=True, capture_output=True)
+    alone = subprocess.run([*cli, "run", front], capture_output=True, text=True)
+    assert alone.returncode == 1
+    assert "there is no kernel or family largest" in alone.stderr
+    assert "--kernels FILE.py" in alone.stderr
+    own = [*cli, "explain", front, "--kernels", f"{rules}/largest.py"]
+    assert (
+        "largest-instead-of-sorting" in subprocess.run(own, capture_output=True, text=True).stdout
+    )
+
+
+def test_questions_are_asked_as_in_python(work: Path, run: Run, tmp_path: Path) -> None:
+    asked = ["--mesh", "data=2", "--pin", "[1]=data", "--state", "['a']=[0]['a']", "--max-axes", 1]
+    asked += ["--numerics", "relaxed", "--work", 1, "-q", "-t", "cpu:2", "-o", tmp_path]
+    assert run("optimize", work / "mlp.json", *asked) == 0
+    assert run("front", tmp_path / "mlp.front.json", "--save", tmp_path / "plan.json") == 0
+    from tapestry_egg.files.files import load
+    from tapestry_egg.plans.plan import Plan
+
+    plan = load(tmp_path / "plan.json")
+    assert isinstance(plan, Plan)
+    names, laid = (
+        plan.graph.input_names,
+        dict(zip(plan.graph.inputs, plan.body.inputs, strict=True)),
+    )
+    x = plan.graph.inputs[names.index("[1]")]
+    assert plan.mesh.names == ("data",) and laid[x].dims == ((0,), ())
+    assert plan.origin is not None and len(plan.origin.feedback) == 1
+    assert run("run", tmp_path / "plan.json", "--repeat", 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--pin", "[0]"], "'[0]' is not PATH=AXES"),
+        (["--pin", "[9]=x"], "no input lies at '[9]'"),
+        (["--pin", "[1]=x+,y"], "is not PATH=AXES"),
+        (["--state", "[0]"], "'[0]' is not OUTPUT=INPUT"),
+        (["--mesh", "data"], "'data' is not NAME=SIZE"),
+        (["--mesh", "a=2,a=2"], "is not NAME=SIZE"),
+        (["--mesh", "data=3"], "has 3 devices"),
+        (["--numerics", "loose"], "numerics is 'loose'"),
+        (["--kernels", "nowhere.py"], "nowhere.py: no such file"),
+    ],
+)
+def test_malformed_questions_say_how(
+    work: Path, run: Run, tmp_path: Path, asked: list[str], said: str
+) -> None:
+    assert run("optimize", work / "mlp.json", "-t", "cpu:2", "-o", tmp_path, "-q", *asked) == 1
+    assert said in run.err
+
+
+def test_the_version_is_told(run: Run) -> None:
+    from tapestry_egg import __version__
+
+    assert run("--version") == 0
+    assert run.out == f"tapestry-egg {__version__}\n"
+
+
 def test_verify_tells_good_from_bad_and_goes_on(work: Path, run: Run, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text((work / "mlp.json").read_text().replace('"dot_general"', '"dot', 1))

@@ -53,7 +53,7 @@ def test_a_tree_that_was_made_ahead_needs_no_parser(monkeypatch: pytest.MonkeyPa
     kept = json.loads(parsed.KEPT.file.read_text("utf-8"))["texts"]
     text = max(kept["expression"], key=len)
     before = parsing.parsed(text, "expression")
-    monkeypatch.setattr(parsing, "_parser", None)
+    monkeypatch.setattr(parsing, "parser_of", None)
     tree = parsing.parse(text, "expression")
     assert _shape(tree) == written(before)
     with pytest.raises(TypeError):
@@ -61,7 +61,7 @@ def test_a_tree_that_was_made_ahead_needs_no_parser(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_shipped_monoids_need_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formula, "_parser", None)
+    monkeypatch.setattr(formula, "parser_of", None)
     file = Path(monoids.__file__).with_name("monoids.yaml")
     read = {m.name: m for m in monoids.definition.read_monoids(file)}
     assert read.keys() == {m.name for m in monoids.monoids().values() if m.name in read}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -95,3 +96,35 @@ def test_what_someone_holds_is_left_alone(tmp_path: Path) -> None:
         assert file.exists()
     remove_unheld(file)
     assert not file.exists()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    # As another process does that looks through the temporary files between the two.
+    left = [temporary / "first", temporary / "second"]
+
+    def sweep(path: Path) -> None:
+        if path in swept:
+            swept.remove(path)
+            path.rmdir()
+
+    def make(prefix: str) -> str:
+        folder = left.pop(0)
+        folder.mkdir()
+        if not opened:
+            sweep(folder)
+        return str(folder)
+
+    def open_first(path: Path, *args: int, **options: int) -> int:
+        number = real(path, *args, **options)
+        sweep(path)
+        return number
+
+    swept, real = {left[0]}, os.open
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    monkeypatch.setattr(os, "open", open_first)
+    with scratch() as folder:
+        assert folder == temporary / "second" and folder.is_dir()
+    assert not list(temporary.iterdir())

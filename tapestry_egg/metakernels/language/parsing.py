@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from tapestry_egg.syntax_trees import parser_of
 
 from .closures import Node
 from .faults import Fault
@@ -14,21 +14,9 @@ from .parsed import KEPT
 if TYPE_CHECKING:
     from lark import Lark
 
+_STARTS = ("expression", "pattern", "passage")
 _LONGEST = 5_000  # characters; templates are written by people
 _DEEPEST = 60  # brackets within brackets
-
-
-@cache
-def _parser() -> Lark:
-    from lark import Lark
-
-    return Lark(
-        Path(__file__).with_name("template.lark").read_text("utf-8"),
-        parser="lalr",
-        start=["expression", "pattern", "passage"],
-        propagate_positions=True,
-        maybe_placeholders=True,
-    )
 
 
 _SPELLING = {
@@ -79,7 +67,7 @@ def parsed(text: str, start: str) -> Node:
         depth += (c in "([") - (c in ")]")
         if depth > _DEEPEST:
             raise Fault(at, f"more than {_DEEPEST} brackets within brackets")
-    parser = _parser()
+    parser = parser_of(KEPT.grammar, _STARTS)
     try:
         return parser.parse(text, start=start)
     except UnexpectedCharacters as e:
