@@ -9,9 +9,6 @@ OUT     ?= out/demo
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Tests and benchmarks start the package in hundreds of processes: it is compiled once, not in each.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: help setup test test-fast test-all lint format demo bench bars gpu-aot picture lock clean
 
 help:

@@ -48,11 +48,6 @@ def folder(module: str) -> str:
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
-@cache
 def imports(module: str) -> tuple[tuple[str, int, bool], ...]:
     """What a module of the package imports of it: (module, line, at the top of the file)."""
     return tuple(_imports(module))
@@ -61,14 +56,15 @@ def imports(module: str) -> tuple[tuple[str, int, bool], ...]:
 def _imports(module: str) -> Iterator[tuple[str, int, bool]]:
     path = modules()[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text("utf-8"))
     lazy = {
         id(inner)
-        for node in ast.walk(tree(path))
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1]
@@ -115,7 +111,7 @@ def test_doors_open_when_they_are_called(module: str, other: str) -> None:
 def test_imports_across_folders_are_absolute() -> None:
     wrong = []
     for path in modules().values():
-        for node in ast.walk(tree(path)):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
                 inner = (node.module or "").count(".") > 0 and path.name != "__init__.py"
                 if node.level > 1 or inner:
@@ -133,7 +129,7 @@ def test_folders_are_of_a_size_that_one_sees() -> None:
 
 @pytest.mark.parametrize("name", sorted(m for m, p in modules().items() if p.name == "__init__.py"))
 def test_every_folder_says_what_it_is(name: str) -> None:
-    said = ast.get_docstring(tree(modules()[name])) or ""
+    said = ast.get_docstring(ast.parse(modules()[name].read_text("utf-8"))) or ""
     assert said.partition("\n")[0].endswith(".") and len(said) > 60, "what comes in, what goes out"
 
 

@@ -94,7 +94,6 @@ def test_importing_and_help_load_neither_jax_nor_the_egraph(doing: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.slow
 def test_a_first_call_loads_neither_parsers_nor_what_verifies() -> None:
     """Each costs a small program a tenth of its first call or more."""
     doing = (

@@ -14,6 +14,8 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
 
+from .parallelism import summary
+
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
     """Rows of cells as aligned text; the columns in `right` are flush right.
@@ -116,7 +118,8 @@ def _operations(graph: BlockGraph) -> Iterator[Operation]:
 
 
 def plan_text(plan: Plan) -> str:
-    """All about one plan: what it costs, how every tensor lies, and why every collective is there.
+    """All about one plan: what every mesh axis does in an expert's words, what the plan costs, how
+    every tensor lies, and why every collective is there.
 
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut.
     """
@@ -126,6 +129,7 @@ def plan_text(plan: Plan) -> str:
     numbers.insert(2, ("one after another", SECONDS.format(plan.costs.serial_seconds)))
     parts = [
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
+        *(f"  {line}" for line in summary(plan).split("; ")),
         columns(numbers, "  "),
         "inputs",
         _boundary(plan, plan.graph.inputs, plan.graph.input_names, plan.in_shardings),
@@ -208,6 +212,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "target": plan.target,
         "mesh": str(plan.mesh),
         "devices": plan.mesh.devices,
+        "summary": summary(plan),
         **asdict(plan.costs),
         "bound": plan.bound,
         "gap": plan.gap,

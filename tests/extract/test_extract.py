@@ -182,7 +182,6 @@ def test_problems_and_archives_travel_as_arrays(seed: int) -> None:
 # Bounds
 
 
-@pytest.mark.slow
 @given(seeds, seeds)
 @settings(max_examples=150)
 def test_every_cut_is_below_every_labelling(seed: int, more: int) -> None:

@@ -33,7 +33,6 @@ def archive_of(problem: Problem, small: bool) -> Archive:
     return search.run()
 
 
-@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(0, 10**6), st.booleans())
 @example(4, True)  # a plan below the smallest peak shown, which another is close to

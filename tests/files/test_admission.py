@@ -277,7 +277,7 @@ def test_damage_by_accident_is_told_apart_by_digests(folder: Path) -> None:
 
 
 def test_plans_of_version_1_cannot_be_certified(folder: Path) -> None:
-    with pytest.raises(GraphError, match=r"\$\.version: file version 1, .* of 2\n.*optimize"):
+    with pytest.raises(GraphError, match=r"\$\.version: file version 1, .* of 3\n.*optimize"):
         load(changed(saved("step", folder), ("version",), 1))
 
 

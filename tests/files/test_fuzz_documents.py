@@ -125,14 +125,12 @@ def fuzz(document: Any, folder: Path, seed: int, count: int) -> int:
 COUNTS = {"graph": 850, "plan": 350, "front": 200, "loom": 200}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", COUNTS)
 def test_a_thousand_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
     """Together 1600, of which more than 1200 are refused."""
     assert fuzz(saved[kind], tmp_path, 0, COUNTS[kind]) >= 0.75 * COUNTS[kind]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["graph", "loom"])
 def test_what_still_loads_runs_or_is_refused(
     saved: dict[str, Any], tmp_path: Path, kind: str

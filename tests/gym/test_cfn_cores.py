@@ -38,7 +38,6 @@ def restricted(net: Network, document: dict[str, Any], kept: np.ndarray) -> int 
     return min(costs, default=None)
 
 
-@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=80)
 def test_the_best_of_a_core_is_the_best_of_the_rows_kept(

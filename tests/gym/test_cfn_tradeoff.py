@@ -199,7 +199,6 @@ def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) 
     assert len(front) > 1
 
 
-@pytest.mark.slow
 def test_a_second_process_tells_of_answers_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     document = ladder(6, 3)
     problem = iopddl.read(document, "")

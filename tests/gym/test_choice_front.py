@@ -44,7 +44,6 @@ def test_elimination_finds_the_whole_front(problem: ChoiceProblem) -> None:
     check(problem, widest=30)
 
 
-@pytest.mark.slow
 @cases(400)
 @given(st.one_of(and_or.problems("real"), and_or.problems("signed"), and_or.problems("huge")))
 def test_the_front_of_other_costs(problem: ChoiceProblem) -> None:

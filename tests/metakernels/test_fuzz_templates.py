@@ -130,7 +130,6 @@ def fuzz(folder: Path, seed: int, count: int) -> int:
     return faults
 
 
-@pytest.mark.slow
 def test_a_thousand_damaged_templates(tmp_path: Path) -> None:
     assert fuzz(tmp_path, 0, 1300) >= 1000
 

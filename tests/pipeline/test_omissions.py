@@ -238,7 +238,6 @@ def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -
     assert told.startswith("what the mesh 4data costs was not looked for") and "more than 3" in told
 
 
-@pytest.mark.slow
 def test_loops_that_take_next_to_nothing_are_counted() -> None:
     def looped(x: jax.Array, y: jax.Array) -> jax.Array:
         for _ in range(20):

@@ -37,7 +37,6 @@ def largest() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.slow
 def test_a_rule_for_a_kernel_of_ones_own_changes_the_plan(largest: ModuleType) -> None:
     (verdict,) = verify_rules(load_book(largest.RULES).rules)
     assert verdict.instances and "largest" in verdict.kernels

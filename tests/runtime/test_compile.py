@@ -134,7 +134,6 @@ def test_it_can_be_called_inside_jit() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_random_keys_pass_through() -> None:
     def noisy(key: jax.Array, x: jax.Array) -> Any:
         first, second = jax.random.split(key)

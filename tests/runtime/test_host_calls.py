@@ -69,7 +69,6 @@ def test_a_call_with_a_result_runs_once_and_all_devices_have_it(ordered: bool) -
     agree(make, numbers(8, 8))
 
 
-@pytest.mark.slow
 def test_ordered_calls_keep_their_order_through_loops_and_branches() -> None:
     def make(journal: Journal) -> Callable[..., Any]:
         def call(x: jax.Array) -> jax.Array:

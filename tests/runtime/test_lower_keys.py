@@ -81,7 +81,6 @@ def looped(keys: jax.Array, x: jax.Array) -> Any:
     return lax.scan(step, (keys, x[:, 0]), keys)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("fn", [sampled, folded, from_one, from_seeds, rearranged, looped])
 def test_random_plans_give_the_original_keys(fn: Callable[..., Any], seed: int) -> None:
@@ -111,7 +110,6 @@ def test_keys_lie_in_blocks_and_are_never_partial() -> None:
         apply(KEYS, Change("all_reduce", (0,), monoid="sum"), MESH)
 
 
-@pytest.mark.slow
 def test_planned_keys_move_the_planned_bytes() -> None:
     args = (jax.random.split(jax.random.key(0), 512), numbers(512, 64))
     program = trace(

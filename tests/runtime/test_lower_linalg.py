@@ -67,10 +67,10 @@ def gradient(a: jax.Array) -> Any:
 @pytest.mark.parametrize(
     "fn",
     [
-        pytest.param(solved, marks=pytest.mark.slow),
+        solved,
         factored,
         pytest.param(spectral, marks=pytest.mark.slow),
-        pytest.param(reduced, marks=pytest.mark.slow),
+        reduced,
         pytest.param(gradient, marks=pytest.mark.slow),
     ],
 )

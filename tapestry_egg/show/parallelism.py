@@ -1,0 +1,286 @@
+"""The kinds of parallelism that a plan is made of, in the words of the field, told from layouts.
+
+Every mesh axis is judged by the products with weights: those of whose two operands one comes from
+the state alone (weights) and the other from data. What such a product's cut dims belong to says
+what the axis does: to the data only, *data* parallel (*sequence* parallel where the inputs are cut
+along another dim than their first); to the weights, *tensor* parallel; to both and the output,
+*expert* parallel. Names in the program play no part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.rewrite.second_instances import Recomputation
+from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
+
+#: Shares below this are not worth a word, and above its complement all there is.
+_FEW = 0.1
+
+
+@dataclass(frozen=True)
+class AxisUse:
+    """What one mesh axis does, in shares of the flops of products with weights, or of bytes."""
+
+    name: str
+    size: int
+    levels: tuple[str, ...]  # of the machine's network, innermost first
+    data: float = 0.0
+    tensor: float = 0.0
+    expert: float = 0.0
+    inputs_first: float = 0.0  # share of the data's bytes that is cut along its first dim
+    inputs_other: float = 0.0  # and along another
+    weights_cut: float = 0.0  # share of the weights' bytes
+    others_cut: float | None = None  # of what else is state; None where there is none
+    gathered: float = 0.0  # share of tensor parallel products whose data is gathered for them
+
+    def __str__(self) -> str:
+        where = " and ".join(self.levels)
+        over = f"over {self.name} ({self.size}{f' on {where}' if where else ''})"
+        kinds = [
+            (self.data, self._of_data()),
+            (self.tensor, self._of_tensors()),
+            (self.expert, "expert parallel"),
+        ]
+        found = sorted((k for k in kinds if k[0] >= _FEW), reverse=True)
+        whole = 1.0 - self.data - self.tensor - self.expert
+        if not found:
+            words = "products not cut"
+        elif len(found) == 1 and whole < _FEW:
+            words = found[0][1]
+        else:
+            words = ", ".join(f"{word} for {share:.0%}" for share, word in found)
+            words += f", {whole:.0%} of the products not cut" if whole >= _FEW else ""
+        zero = f", {self._of_state()}" if self.data >= _FEW else ""
+        return f"{words} {over}{zero}"
+
+    def _of_data(self) -> str:
+        return "sequence parallel" if self.inputs_other > self.inputs_first else "data parallel"
+
+    def _of_tensors(self) -> str:
+        return "tensor + sequence parallel" if self.gathered > 1 - _FEW else "tensor parallel"
+
+    def _of_state(self) -> str:
+        """How much of the state is cut besides, in the words of ZeRO (Rajbhandari et al., 2020)."""
+        w, o = self.weights_cut, self.others_cut
+        if w < _FEW and (o is None or o < _FEW):
+            return "state on every device"
+        if w > 1 - _FEW and (o is None or o > 1 - _FEW):
+            return "ZeRO-3"
+        if w < _FEW and o is not None and o > 1 - _FEW:
+            return "ZeRO-1"
+        rest = "" if o is None else f" and {o:.0%} of the other state"
+        return f"{w:.0%} of the weights{rest} cut"
+
+
+def axis_uses(plan: Plan) -> tuple[AxisUse, ...]:
+    """What every mesh axis of more than one device does, major to minor."""
+    pairs = plan.origin.feedback if plan.origin else ()
+    program = flatten(plan.graph, dict(pairs))
+    sources, nest = _Sources(program, {i for _, i in pairs}), _nest(program, plan.body)
+    given = _given(program, nest)
+    tallies = {a: _Tally() for a, n in enumerate(plan.mesh.sizes) if n > 1}
+    for instance in program.instances:
+        product = sources.product(instance)
+        if product is not None:
+            cuts = nest[instance.body].strategies[instance.operation].cuts
+            reached = [given[v] for v in sources.seen_through(instance.inputs[product])]
+            for a, tally in tallies.items():
+                tally.count(instance, cuts, product, a, any(a in x.axes for x in reached))
+    return tuple(_use(plan, a, tally, sources) for a, tally in tallies.items())
+
+
+def summary(plan: Plan) -> str:
+    """The plan in one sentence, as an expert would say it: axes, what is computed twice, rules.
+
+    `data parallel over x (16 on network), ZeRO-1; tensor + sequence parallel over y (4 on nvlink)`
+    """
+    parts = [str(use) for use in axis_uses(plan)] or ["one device"]
+    twice = [Recomputation.from_numbers(s.numbers) for s in plan.steps if s.numbers]
+    if twice:
+        values = sum(len(segment) for r in twice for segment in r.segments)
+        parts.append(f"{values} value{'' if values == 1 else 's'} computed twice")
+    rules = Counter(rule for s in plan.steps if not s.numbers for rule in s.rules)
+    if rules:
+        parts.append(
+            "by " + ", ".join(f"{r} ({n} times)" if n > 1 else r for r, n in rules.items())
+        )
+    return "; ".join(parts)
+
+
+class _Tally:
+    """Flops of products with weights, by what a mesh axis cuts of them."""
+
+    def __init__(self) -> None:
+        self.flops: defaultdict[str, float] = defaultdict(float)
+
+    def count(
+        self,
+        instance: Instance,
+        cuts: Sequence[Sequence[int]],
+        data: int,
+        axis: int,
+        lay_cut: bool,
+    ) -> None:
+        """Count a product of weights with operand `data`; made in parts before, if it `lay_cut`."""
+        dims = instance.signature.gemm
+        assert dims is not None
+        cut = {d for d, axes in enumerate(cuts) if axis in axes}
+        mine, theirs = (dims.m, dims.n) if data == dims.lhs else (dims.n, dims.m)
+        flops = instance.weight * instance.signature.whole_flops
+        of = (("data", mine), ("expert", dims.batch), ("columns", theirs), ("tensor", dims.k))
+        kind = next((kind for kind, own in of if cut & set(own)), "whole")
+        if kind == "columns":  # these read all of the data
+            self.flops["gathered"] += flops if lay_cut else 0.0
+            self.flops["columns"] += flops
+            kind = "tensor"
+        self.flops[kind] += flops
+
+    def share(self, kind: str) -> float:
+        """The share of the flops that is of one kind."""
+        total = sum(self.flops[k] for k in ("data", "expert", "tensor", "whole"))
+        return self.flops[kind] / total if total else 0.0
+
+    @property
+    def gathered(self) -> float:
+        columns = self.flops["columns"]
+        return self.flops["gathered"] / columns if columns else 0.0
+
+
+class _Sources:
+    """Which values come from the state alone, and from which inputs; which from data.
+
+    State is what feeds back. Where nothing does, it is those inputs that a product reads with
+    nothing else mixed in, beside an operand of other inputs; of two such, the earlier argument, as
+    parameters mostly come first.
+    """
+
+    def __init__(self, program: FlatProgram, state: set[int]) -> None:
+        self.program = program
+        self.inputs = program.bodies[0].graph.inputs
+        self.maker = {v: instance for instance in program.instances for v in instance.outputs}
+        values = program.bodies[0].values
+        self.of: list[frozenset[int]] = [frozenset()] * len(program.types)
+        entering = {values[v]: i for i, v in enumerate(self.inputs)}
+        changed = True
+        while changed:  # loops carry what they have made into their next run
+            changed = False
+            for instance in program.instances:
+                if instance.port in ("input", "state", "constant"):
+                    for v in instance.outputs:
+                        changed |= self._add(v, {entering[v]} if v in entering else set())
+                    continue
+                found = {i for v in instance.inputs for i in self.of[v]}
+                for v in instance.outputs:
+                    changed |= self._add(v, found)
+        self.state = frozenset(state) or frozenset(self._guessed())
+        self.data = [bool(of - self.state) for of in self.of]
+        read = [self.product(instance) for instance in program.instances]
+        self.weights = frozenset(
+            i
+            for instance, p in zip(program.instances, read, strict=True)
+            if p is not None
+            for i in self._other(instance, p)
+        )
+
+    def product(self, instance: Instance) -> int | None:
+        """The operand of a product with weights that is not the weights; None for all else."""
+        dims = instance.signature.gemm
+        if instance.port or dims is None:
+            return None
+        data = [self.data[instance.inputs[p]] for p in (dims.lhs, dims.rhs)]
+        state = [bool(self.of[instance.inputs[p]]) for p in (dims.lhs, dims.rhs)]
+        if data[0] == data[1] or not all(state):
+            return None
+        return dims.lhs if data[0] else dims.rhs
+
+    def seen_through(self, v: FlatId) -> Iterator[FlatId]:
+        """A value and those that it is a view of."""
+        yield v
+        while (maker := self.maker.get(v)) is not None and maker.signature.fusion == "view":
+            if not maker.inputs or maker.port in ("carry", "state"):
+                return
+            v = maker.inputs[0]
+            yield v
+
+    def _other(self, instance: Instance, p: int) -> frozenset[int]:
+        dims = instance.signature.gemm
+        assert dims is not None
+        return self.of[instance.inputs[dims.rhs if p == dims.lhs else dims.lhs]]
+
+    def _add(self, v: int, found: set[int]) -> bool:
+        before = len(self.of[v])
+        self.of[v] = self.of[v] | found
+        return len(self.of[v]) > before
+
+    def _guessed(self) -> Iterator[int]:
+        for instance in self.program.instances:
+            dims = instance.signature.gemm
+            if instance.port or dims is None:
+                continue
+            one, two = (self.of[instance.inputs[p]] for p in (dims.lhs, dims.rhs))
+            alone = [of for of in (one, two) if len(of) == 1]
+            if one != two and alone:
+                yield min(i for of in alone for i in of)
+
+
+def _use(plan: Plan, a: int, tally: _Tally, sources: _Sources) -> AxisUse:
+    graph = plan.graph
+    sizes = [graph.values[v].nbytes for v in graph.inputs]
+
+    def cut(among: Sequence[int], first: bool | None = None) -> float:
+        total = sum(sizes[i] for i in among)
+        some = sum(sizes[i] for i in among if _cuts(plan.body.inputs[i], a, first))
+        return some / total if total else 0.0
+
+    data = [i for i in range(len(sizes)) if i not in sources.state]
+    others = sorted(sources.state - sources.weights)
+    spans = plan.origin.machine.spans(plan.mesh, (a,)) if plan.origin else ()
+    return AxisUse(
+        plan.mesh.names[a],
+        plan.mesh.sizes[a],
+        tuple(span.level for span in spans),
+        tally.share("data"),
+        tally.share("tensor"),
+        tally.share("expert"),
+        cut(data, True),
+        cut(data, False),
+        cut(sorted(sources.weights)),
+        cut(others) if others else None,
+        tally.gathered,
+    )
+
+
+def _cuts(layout: Layout, axis: int, first: bool | None) -> bool:
+    """Whether an axis cuts the first dim, another one, or (None) any."""
+    if first is None:
+        return any(axis in axes for axes in layout.dims)
+    dims = layout.dims[:1] if first else layout.dims[1:]
+    return any(axis in axes for axes in dims)
+
+
+def _nest(program: FlatProgram, body: BodyPlan) -> list[BodyPlan]:
+    """The plan of every body of the program."""
+    nest: list[BodyPlan] = []
+    for one in program.bodies:
+        outer = nest[one.parent].strategies[one.operation].bodies if one.parent >= 0 else (body,)
+        nest.append(outer[one.region if one.parent >= 0 else 0])
+    return nest
+
+
+def _given(program: FlatProgram, nest: Sequence[BodyPlan]) -> dict[FlatId, Layout]:
+    """The layout in which every value is produced, or enters its body."""
+    given: dict[FlatId, Layout] = {}
+    for one, plan in zip(program.bodies, nest, strict=True):
+        graph, values = one.graph, one.values
+        given |= {values[v]: x for v, x in zip(graph.inputs, plan.inputs, strict=True)}
+        given |= {values[v]: Layout.replicated(graph.values[v].rank) for v in graph.constants}
+        for operation, strategy in zip(graph.operations, plan.strategies, strict=True):
+            made = zip(operation.outputs, strategy.gives, strict=True)
+            given |= {values[v]: x for v, x in made}
+    return given

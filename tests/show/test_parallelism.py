@@ -1,0 +1,102 @@
+"""The words for parallelism: plans with a textbook's layouts are called by the textbook's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.show.parallelism import axis_uses, summary
+
+TOKENS, WIDTH, INNER = 1 << 16, 512, 2048
+ARRAY = jax.ShapeDtypeStruct
+
+Tree = dict[str, Any]
+
+
+def loss(w: Tree, x: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]) ** 2)
+
+
+def step(w: Tree, m: Tree, x: jax.Array) -> tuple[Tree, Tree]:
+    g = jax.grad(loss)(w, x)
+    m = jax.tree.map(lambda m, g: 0.9 * m + g, m, g)
+    return jax.tree.map(lambda w, m: w - 0.1 * m, w, m), m
+
+
+def plan_of(pins: Tree, mesh: MeshShape, target: str = "h100:4", tokens: int = TOKENS) -> Any:
+    w = {"a": ARRAY((WIDTH, INNER), "float32"), "b": ARRAY((INNER, WIDTH), "float32")}
+    graph = te.trace(jax.jit(step, donate_argnums=(0, 1)), w, w, ARRAY((tokens, WIDTH), "float32"))
+    settings = Settings(work=2, workers=1, recompute=0)
+    front = te.optimize(
+        graph,
+        target,
+        objectives=("seconds", "peak_bytes"),
+        state={"[0]": "[0]", "[1]": "[1]"},
+        pins=pins,
+        mesh=mesh,
+        settings=settings,
+    )
+    return front.best("seconds")
+
+
+ONE = MeshShape(("d",), (4,))
+WHOLE: Tree = {"[0]": (), "[1]": ()}
+
+
+@pytest.mark.parametrize(
+    ("pins", "mesh", "said"),
+    [
+        (
+            {**WHOLE, "[2]": ("d",)},
+            ONE,
+            "data parallel over d (4 on nvlink), state on every device",
+        ),
+        (
+            {"[0]": (), "[1]": ("d",), "[2]": ("d",)},
+            ONE,
+            "data parallel over d (4 on nvlink), ZeRO-1",
+        ),
+        (
+            {"[0]": ("d",), "[1]": ("d",), "[2]": ("d",)},
+            ONE,
+            "data parallel over d (4 on nvlink), ZeRO-3",
+        ),
+        ({**WHOLE, "[2]": ()}, MeshShape(("d",), (1,)), "one device"),
+    ],
+)
+def test_textbook_plans_have_the_textbooks_names(pins: Tree, mesh: MeshShape, said: str) -> None:
+    assert summary(plan_of(pins, mesh, f"h100:{mesh.devices}")) == said
+
+
+def test_two_axes_are_told_apart() -> None:
+    cut = {"['a']": (None, "t"), "['b']": ("t", None)}
+    pins = {f"[{k}]{path}": layout for k in range(2) for path, layout in cut.items()}
+    plan = plan_of({**pins, "[2]": ("d",)}, MeshShape(("d", "t"), (2, 2)), tokens=4096)
+    data, tensor = axis_uses(plan)
+    assert data.data == 1.0 and tensor.tensor == 1.0
+    assert "data parallel over d (2 on nvlink), state on every device" in summary(plan)
+    assert "tensor parallel over t (2 on nvlink)" in summary(plan)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [((), "tensor parallel"), (("d",), "tensor + sequence parallel")]
+)
+def test_a_forward_pass_has_weights_too(tokens: Any, said: str) -> None:
+    def forward(p: jax.Array, q: jax.Array, r: jax.Array) -> jax.Array:
+        return jnp.tanh(q @ p) @ r
+
+    shapes = (WIDTH, INNER), (512, WIDTH), (INNER, WIDTH)
+    front = te.optimize(
+        te.trace(forward, *(ARRAY(shape, "float32") for shape in shapes)),
+        "h100:4",
+        pins={"[0]": (None, "d"), "[1]": tokens, "[2]": ("d",)},
+        mesh=ONE,
+        settings=Settings(work=2, workers=1),
+    )
+    assert summary(front.best("seconds")) == f"{said} over d (4 on nvlink)"
