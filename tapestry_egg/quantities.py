@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .errors import ExtractError
 from .printable import brief
 
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]*)\s*\Z")
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ$]*)\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ BYTES = Quantity(
     tuple((f"{p}B", 10.0**e) for p, e in zip("PTGMKk", (15, 12, 9, 6, 3, 3), strict=True)),
 )
 ENERGY = Quantity((*_decimal("J", "GMk"), *_SMALL), "J")
+MONEY = Quantity((("USD", 1.0), ("mUSD", 1e-3), ("uUSD", 1e-6)), "USD", (("kUSD", 1e3), ("$", 1.0)))
 OPERATIONS = Quantity(_decimal("FLOP", "EPTGMk"), "FLOP")
 NUMBER = Quantity((("", 1.0),), "")
 

@@ -20,13 +20,12 @@ from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
     carried_as,
-    collective_joules,
     collective_seconds,
     collective_wire_bytes,
-    joules,
     kernel_seconds,
     like_roofline,
 )
+from tapestry_egg.machine.energy import collective_joules, dollars, joules
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import evaluate
 from tapestry_egg.plans.collectives import after
@@ -55,6 +54,7 @@ class Certificate:
     peak_bytes: int
     profile: tuple[float, ...]
     serial_seconds: float
+    dollars: float
     step: Step = field(compare=False, repr=False)
 
     @property
@@ -66,6 +66,7 @@ class Certificate:
             self.joules,
             self.wire_bytes,
             self.flops,
+            self.dollars,
             self.serial_seconds,
         )
 
@@ -179,7 +180,8 @@ class Walk:
         step = self.ground.streams.step(kernels, sendings)
         profile = self._profile()
         peak = round(max(profile, default=0.0))
-        return Certificate(serial, energy, flops, self._wire(0), peak, profile, serial, step)
+        price = dollars(serial, self.mesh.devices, self.target)
+        return Certificate(serial, energy, flops, self._wire(0), peak, profile, serial, price, step)
 
     # The nest of bodies
 

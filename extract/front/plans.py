@@ -12,6 +12,7 @@ from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.graph.ids import BodyId, InstanceId
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.energy import dollars
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import Instance
@@ -35,6 +36,7 @@ def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: fl
             joules=joules,
             flops=builder.flops,
             serial_seconds=assembled.problem.serial(rows),
+            dollars=dollars(seconds, choices.mesh.devices, choices.target),
         ),
         bound=bound,
         rules=choices.schedule.program.rules,

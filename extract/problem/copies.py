@@ -14,10 +14,10 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
     LOCAL,
     carried_as,
-    collective_joules,
     collective_seconds,
     collective_wire_bytes,
 )
+from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow

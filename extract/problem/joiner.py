@@ -19,13 +19,8 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import (
-    collective_joules,
-    collective_seconds,
-    joules,
-    kernel_seconds,
-    like_roofline,
-)
+from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, like_roofline
+from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.gemm import Gemm
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target

@@ -43,6 +43,7 @@ from .console import (
     Out,
     Pin,
     PlanName,
+    Price,
     Quiet,
     Rules,
     State,
@@ -189,6 +190,7 @@ def optimize(
     numerics: Annotated[
         str, typer.Option(help="Or relaxed: also rules that change rounding.")
     ] = "reorders",
+    price: Price = None,
     rules: Rules = None,
     kernels: Kernels = None,
     work: Annotated[
@@ -249,6 +251,7 @@ def optimize(
         tuple(parse_state(state or ()).items()),
         parse_mesh(mesh),
         tuple(kernels or ()),
+        price,
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:

@@ -56,6 +56,10 @@ Limit = Annotated[
 Target = Annotated[
     str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
 ]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0.0, metavar="DOLLARS", help="Of a device and hour; default: the target's."),
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),

@@ -31,6 +31,7 @@ from .console import (
 )
 
 if TYPE_CHECKING:
+    from tapestry_egg.machine.target import Target
     from tapestry_egg.rules import Rule
     from tapestry_egg.rules.verify.trust import Finding
 
@@ -236,7 +237,9 @@ def targets(
                         f"{level.name} {_rate(level.full_bytes_per_second)}"
                         for level in target.levels
                     ),
-                    "power": f"{target.power.idle_watts:g} to {target.power.max_watts:g} W",
+                    "power": _power(target),
+                    "clock": _clock(target),
+                    "price": _price(target),
                     "as of": target.retrieved,
                     "sources": "\n".join(target.sources),
                 }
@@ -262,6 +265,34 @@ def _target_rows() -> list[dict[str, str]]:
     if not rows:
         raise TargetError("no target files are installed", where=str(folder))
     return rows
+
+
+def _power(target: Target) -> str:
+    """Watts of a device by unit, and whether they were measured."""
+    p = target.power
+    hbm = p.joules_per_byte * target.hbm_bytes_per_second
+    links = p.joules_per_wire_byte * target.levels[0].full_bytes_per_second
+    return (
+        f"{p.idle_watts:.3g} W idle; busy: kernels {p.kernel_watts:.3g}, arithmetic "
+        f"{p.flops_watts:.3g}, memory {hbm:.3g}, links {links:.3g} W more; {p.max_watts:g} W at "
+        f"most; {'measured' if p.measured else 'estimated'}"
+    )
+
+
+def _clock(target: Target) -> str:
+    clock = target.clock
+    if clock is None:
+        return "fixed"
+    chosen = target.mhz or clock.mhz
+    return f"{chosen:g} MHz, of {clock.least_mhz:g} to {clock.most_mhz:g}"
+
+
+def _price(target: Target) -> str:
+    price = target.price
+    if price is None:
+        return "not known; give --price"
+    said = ", ".join(filter(None, (price.source, price.as_of)))
+    return f"{price.dollars_per_device_hour:g} USD for a device and hour ({said})"
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -1,9 +1,9 @@
-"""What things cost on a target: seconds, bytes on the wire, joules. Pure functions, no state.
+"""What things cost on a target: seconds and bytes on the wire. Pure functions, no state.
 
-All amounts are per device and in base units (flop, bytes, seconds); only joules are totals over
-all devices. Amounts may be floats or NumPy arrays, which broadcast. The functions price one
+All amounts are per device and in base units (flop, bytes, seconds). Joules are in `energy.py`.
+Amounts may be floats or NumPy arrays, which broadcast. The functions price one
 operation or one change of layout; costs of a plan are sums of these, so every one of them is
-monotone in its amounts, and `joules` is linear.
+monotone in its amounts.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def collective_seconds(
     if not spans:
         return local_bytes * 0.0
     if kind in LOCAL:
-        return _local_traffic(kind, local_bytes, _group(spans)) / target.hbm_bytes_per_second
+        return local_traffic(kind, local_bytes, _group(spans)) / target.hbm_bytes_per_second
     seconds = local_bytes * 0.0 + target.launch_seconds
     inside, outside = 1, _group(spans)
     for span in spans:
@@ -140,58 +140,6 @@ def collective_seconds(
     return seconds
 
 
-def collective_joules(
-    kind: str, local_bytes: Amount, axes: tuple[int, ...], mesh: MeshShape, target: Target
-) -> Amount:
-    """Energy of one change of layout over all devices: wire, memory at both ends, idle power."""
-    group = _group(target.spans(mesh, axes))
-    if kind in LOCAL:
-        memory = _local_traffic(kind, local_bytes, group) if group > 1 else local_bytes * 0.0
-    else:
-        wire = collective_wire_bytes(kind, local_bytes, group)
-        memory = wire * 2.0  # what is sent is read, and as much is received and written
-    return joules(
-        local_bytes * 0.0,
-        memory,
-        collective_wire_bytes(kind, local_bytes, group),
-        collective_seconds(kind, local_bytes, axes, mesh, target),
-        target.devices,
-        target,
-    )
-
-
-def joules(
-    flops: Amount,
-    hbm_bytes: Amount,
-    wire_bytes: Amount,
-    seconds: Amount,
-    devices: int,
-    target: Target,
-    dtype: str = "bfloat16",
-    contraction: bool = True,
-) -> Amount:
-    """Energy over all devices: devices · (P_idle·seconds + e_f·flops + e_h·bytes + e_w·wire).
-
-    Datasheets give two powers at most, so the dynamic part P_max - P_idle is divided by the shares
-    of the target's file, and each share over the rate at which that unit runs flat out: a device
-    that computes, streams memory and sends at its sustained rates all at once draws P_max.
-    `dtype` and `contraction` choose the arithmetic's rate as in `kernel_seconds`. Linear in flops,
-    bytes and seconds, hence additive over kernels. Uncalibrated: a ranking, not a forecast.
-    """
-    power = target.power
-    dynamic = power.max_watts - power.idle_watts
-    per_flop = dynamic * power.flops_share / target.rate(dtype, contraction)
-    per_byte = dynamic * power.hbm_share / target.hbm_bytes_per_second
-    per_wire_byte = dynamic * power.link_share / target.levels[0].full_bytes_per_second
-    one = (
-        seconds * power.idle_watts
-        + flops * per_flop
-        + hbm_bytes * per_byte
-        + wire_bytes * per_wire_byte
-    )
-    return one * devices
-
-
 def _group(spans: tuple[Span, ...]) -> int:
     return prod(s.group for s in spans)
 
@@ -205,7 +153,7 @@ def _steps(kind: str, span: Span) -> int:
     return 2 * span.hops
 
 
-def _local_traffic(kind: str, local_bytes: Amount, group: int) -> Amount:
+def local_traffic(kind: str, local_bytes: Amount, group: int) -> Amount:
     """Memory bytes of a change without communication: its result, read once and written once."""
     return local_bytes * (2.0 / group if kind == "slice" else 2.0)
 

@@ -9,13 +9,13 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.quantities import BYTES, ENERGY, NUMBER, OPERATIONS, TIME, Quantity
+from tapestry_egg.quantities import BYTES, ENERGY, MONEY, NUMBER, OPERATIONS, TIME, Quantity
 
 #: Who finds plans that are better in an objective. `search`: every search; it evaluates each
 #: labelling in it. `traffic`: a further search of the same rows, by weights on bytes and flops.
 #: `mesh`: nobody has to; it follows from the mesh. `plan`: nobody looks; it is read off plans that
-#: were found for other reasons.
-Finder = Literal["search", "traffic", "mesh", "plan"]
+#: were found for other reasons. `seconds`: nobody has to; at one price it grows with them.
+Finder = Literal["search", "traffic", "mesh", "plan", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,19 @@ FLOPS = Objective(
     OPERATIONS,
     "traffic",
 )
+DOLLARS = Objective(
+    "dollars", attrgetter("costs.dollars"), "price per step", "price", MONEY, "seconds"
+)
 DEVICES = Objective("devices", attrgetter("mesh.devices"), "devices", "devices", NUMBER, "mesh")
 
 OBJECTIVES_BY_NAME: Mapping[str, Objective] = {
-    o.name: o for o in (SECONDS, PEAK_BYTES, JOULES, WIRE_BYTES, FLOPS, DEVICES)
+    o.name: o for o in (SECONDS, PEAK_BYTES, JOULES, WIRE_BYTES, FLOPS, DOLLARS, DEVICES)
 }
 
 #: What a plan's `Costs` hold, in the order of their fields.
-COSTS = tuple(o for o in OBJECTIVES_BY_NAME.values() if o.finder in ("search", "traffic"))
+COSTS = tuple(
+    o for o in OBJECTIVES_BY_NAME.values() if o.finder in ("search", "traffic", "seconds")
+)
 
 #: What a search counts of every labelling, in the order of `Candidate.costs`.
 SEARCHED = tuple(o for o in OBJECTIVES_BY_NAME.values() if o.finder == "search")

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import combinations, permutations
 from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Literal, cast
 
-import yaml
-
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
+from .power import Clock as Clock
+from .power import Power as Power
+from .power import Price as Price
+from .power import at_clock, read_clock, read_power, read_price
+from .target_table import Table as Table
 from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
 from .topology import boundaries, factorizations, find_spans, is_chain
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """Watts of one device, and how the dynamic part divides at full rate (shares sum to 1).
-
-    `measured` says whether idle and max are measurements; the shares are estimates everywhere.
-    """
-
-    idle_watts: float
-    max_watts: float
-    flops_share: float
-    hbm_share: float
-    link_share: float
-    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,9 @@ class Target:
     # Seconds that compute loses to every second of communication that runs beside it; None where
     # nothing runs beside anything.
     overlap_slowdown: float | None = None
+    clock: Clock | None = None  # None where nothing is known of other clocks than the file's
+    mhz: float = 0.0  # the clock that was chosen; 0 is the file's own
+    price: Price | None = None
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -75,7 +66,22 @@ class Target:
     @property
     def spec(self) -> str:
         """The spelling that `load_target` reads: `h100:4x8`."""
-        return f"{self.name}:{'x'.join(map(str, self.shape))}"
+        chosen = f"@{self.mhz:g}" if self.mhz else ""
+        return f"{self.name}:{'x'.join(map(str, self.shape))}{chosen}"
+
+    def at_clock(self, mhz: float) -> Target:
+        """The same machine with the clock of its compute units set: its rates and watts follow.
+
+        Memory and links keep theirs. Raises TargetError for a clock that cannot be set, and where
+        the target's file says nothing of clocks.
+        """
+        return at_clock(self, mhz)
+
+    def at_price(self, dollars_per_device_hour: float) -> Target:
+        """The same machine at a price of your own. Raises TargetError for what is no price."""
+        price = Price(dollars_per_device_hour, "given")
+        price.check(self.name)
+        return replace(self, price=price)
 
     def __str__(self) -> str:
         return self.spec
@@ -101,6 +107,10 @@ class Target:
             if name in table:
                 return table[name] * self.flops_efficiency
         return table["float32"] * self.flops_efficiency
+
+    def peak_rate(self, dtype: str, contraction: bool) -> float:
+        """The published flop/s of the unit that does the work (see `rate`)."""
+        return self.rate(dtype, contraction) / self.flops_efficiency
 
     def mesh_shapes(self, max_axes: int = 2) -> tuple[MeshShape, ...]:
         """Every way to lay the devices out as a mesh of at most `max_axes` axes, all larger than 1.
@@ -232,16 +242,23 @@ def load_target(spec: str | Path) -> Target:
     """The target spelled `NAME:SHAPE`, as `h100:8`, `h100:4x8` (hosts x GPUs) or `v5e:4x4`.
 
     In place of NAME stands a known target or the path of a file of the same form as theirs
-    (`chips/mine.yaml:8`). Raises TargetError for an unknown name, a missing or malformed shape, and
+    (`chips/mine.yaml:8`). `v100:16@1200` sets the clock of the compute units, in MHz.
+    Raises TargetError for an unknown name, a missing or malformed shape, and
     a malformed file, with file, line and column.
     """
     name, colon, shape_text = str(spec).rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]+(x[0-9]+)*", shape_text):
+    shape_text, at, mhz = shape_text.partition("@")
+    numbers = re.fullmatch(r"[0-9]+(x[0-9]+)*", shape_text)
+    if not colon or not numbers or (at and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", mhz)):
         raise TargetError(
             f"target {str(spec)!r} does not say how many devices",
             hint=f"Write NAME:SHAPE, as {_bare(str(spec))}:8 or {_bare(str(spec))}:2x8.",
         )
-    shape = tuple(int(n) for n in shape_text.split("x"))
+    target = _load(name, tuple(int(n) for n in shape_text.split("x")))
+    return target.at_clock(float(mhz)) if at else target
+
+
+def _load(name: str, shape: tuple[int, ...]) -> Target:
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         return _read(read_yaml_text(Path(name), TargetError, name), name, shape)
     if name not in known_targets():
@@ -274,9 +291,11 @@ def check_machine(target: Target, where: str) -> None:
     others: list[tuple[str, float]] = [
         ("launch_seconds", target.launch_seconds),
         ("power.idle_watts", power.idle_watts),
-        ("power.flops_share", power.flops_share),
-        ("power.hbm_share", power.hbm_share),
-        ("power.link_share", power.link_share),
+        ("power.kernel_watts", power.kernel_watts),
+        ("power.flops_watts", power.flops_watts),
+        ("power.joules_per_byte", power.joules_per_byte),
+        ("power.joules_per_wire_byte", power.joules_per_wire_byte),
+        ("mhz", target.mhz),
         *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
     ]
     if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
@@ -288,6 +307,10 @@ def check_machine(target: Target, where: str) -> None:
             raise TargetError(f"{value!r} is out of range", where=f"{where}.{name}")
     if "float32" not in dict(target.vector):
         raise TargetError("there is no rate for float32", where=f"{where}.vector")
+    if target.clock is not None:
+        target.clock.check(f"{where}.clock")
+    if target.price is not None:
+        target.price.check(f"{where}.price")
     if any(level.kind == "torus" for level in target.levels[1:]):
         raise TargetError("only the innermost level can be a torus", where=f"{where}.levels")
 
@@ -300,7 +323,7 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
     node = compose_yaml_text(text, TargetError, file)
     if node is None:
         raise TargetError("the file is empty", where=file)
-    top = _Table(node, file, "the file")
+    top = Table(node, file, "the file")
     slowdown: float | None = None
     if "overlap" in top.keys():
         overlap = top.table("overlap")
@@ -317,14 +340,6 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
     if usable <= 0:
         raise hbm.error("nothing is left of hbm after reserved_bytes")
     efficiency = top.table("efficiency")
-    power = top.table("power")
-    split = power.table("split")
-    idle, most = power.number("idle", zero=True), power.number("max")
-    if idle > most:
-        raise power.error(f"power idle {idle:g} W is above max {most:g} W")
-    shares = [split.number(k, zero=True) for k in ("flops", "hbm", "link")]
-    if abs(sum(shares) - 1) > 1e-6:
-        raise split.error(f"the shares of split add up to {sum(shares):g}, not 1")
     target_levels = tuple(_read_level(t) for t in top.tables("levels"))
     if not target_levels:
         raise top.error("levels is empty")
@@ -335,8 +350,11 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
     flops_efficiency = efficiency.number("flops", most=1)
     hbm_rate = hbm.number("bytes_per_second") * efficiency.number("hbm", most=1)
     launch = top.number("launch_seconds", zero=True)
-    measured = power.flag("measured")
-    for table in (top, hbm, efficiency, power, split):
+    full_links = _published_link_rate(top.tables("levels"))
+    power = read_power(top.table("power"), hbm.number("bytes_per_second"), full_links)
+    clock = read_clock(top.table("clock")) if "clock" in top.keys() else None
+    price = read_price(top.table("price")) if "price" in top.keys() else None
+    for table in (top, hbm, efficiency):
         table.finish()
     return Target(
         name=name,
@@ -347,17 +365,26 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
         vector=rates[1],
         flops_efficiency=flops_efficiency,
         launch_seconds=launch,
-        power=Power(idle, most, shares[0], shares[1], shares[2], measured),
+        power=power,
         levels=target_levels,
         title=title,
         sources=sources,
         retrieved=retrieved,
         shared_memory=shared,
         overlap_slowdown=slowdown,
+        clock=clock,
+        price=price,
     )
 
 
-def _read_level(table: _Table) -> Level:
+def _published_link_rate(levels: Iterable[Table]) -> float:
+    """Bytes per second that a device sends with all links of the innermost level, as published."""
+    inner = next(iter(levels))
+    rank = len(inner.integers("max")) if inner.text("kind") == "torus" else 1
+    return inner.number("bytes_per_second") * (2 * rank if inner.text("kind") == "torus" else 1)
+
+
+def _read_level(table: Table) -> Level:
     kind = table.text("kind")
     if kind not in ("switch", "torus"):
         raise table.error(f"level kind {kind!r} is neither switch nor torus")
@@ -382,104 +409,3 @@ def _read_level(table: _Table) -> Level:
     )
     table.finish()
     return level
-
-
-class _Table:
-    """A YAML mapping read key by key, so that whatever is wrong is reported with its position.
-
-    Scalars are taken as text and converted here: YAML's own typing reads 80e9 as a string.
-    """
-
-    def __init__(self, node: yaml.Node, file: str, what: str) -> None:
-        self._file, self._what, self._node = file, what, node
-        if not isinstance(node, yaml.MappingNode):
-            raise self.error(f"{what} is not a table of `key: value`")
-        self._values: dict[str, yaml.Node] = {}
-        self._keys: dict[str, yaml.Node] = {}
-        self._read: set[str] = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise self.error(f"a key of {what} is not a word", key)
-            if key.value in self._values:
-                raise self.error(f"{key.value!r} occurs twice in {what}", key)
-            self._values[key.value], self._keys[key.value] = value, key
-
-    def error(self, what: str, node: yaml.Node | None = None, hint: str = "") -> TargetError:
-        mark = (node or self._node).start_mark
-        return TargetError(what, where=_at(self._file, mark), hint=hint)
-
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._values)
-
-    def finish(self) -> None:
-        """Refuse keys that nobody asked for: most are misspelt."""
-        for key, node in self._keys.items():
-            if key not in self._read:
-                known = ", ".join(sorted(self._read))
-                raise self.error(f"{self._what} has no key {key!r}", node, f"It has {known}.")
-
-    def _get(self, key: str) -> yaml.Node:
-        self._read.add(key)
-        if key not in self._values:
-            raise self.error(f"{key!r} is missing in {self._what}")
-        return self._values[key]
-
-    def _scalar(self, key: str, node: yaml.Node) -> str:
-        if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
-            raise self.error(f"{key!r} is not a single value", node)
-        return str(node.value)
-
-    def _list(self, key: str) -> list[yaml.Node]:
-        node = self._get(key)
-        if not isinstance(node, yaml.SequenceNode):
-            raise self.error(f"{key!r} is not a list", node)
-        return list(node.value)
-
-    def text(self, key: str) -> str:
-        return self._scalar(key, self._get(key))
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(self._scalar(key, node) for node in self._list(key))
-
-    def number(
-        self, key: str, *, zero: bool = False, whole: bool = False, most: float = inf
-    ) -> float:
-        """A positive (with `zero`, non-negative) finite number no greater than `most`."""
-        return self._number(key, self._get(key), zero=zero, whole=whole, most=most)
-
-    def integers(self, key: str) -> tuple[int, ...]:
-        return tuple(
-            int(self._number(key, n, zero=False, whole=True, most=inf)) for n in self._list(key)
-        )
-
-    def _number(self, key: str, node: yaml.Node, *, zero: bool, whole: bool, most: float) -> float:
-        text = self._scalar(key, node)
-        try:
-            value = float(text)
-        except ValueError:
-            raise self.error(f"{key!r} is not a number: {text!r}", node) from None
-        if not isfinite(value) or value < 0 or (value == 0 and not zero) or value > most:
-            allowed = ("at least 0" if zero else "above 0") + (
-                f" and at most {most:g}" if isfinite(most) else ""
-            )
-            raise self.error(f"{key!r} is {text}, it must be {allowed}", node)
-        if whole and value != int(value):
-            raise self.error(f"{key!r} is {text}, it must be a whole number", node)
-        return value
-
-    def flag(self, key: str) -> bool:
-        text = self.text(key)
-        if text not in ("true", "false"):
-            raise self.error(f"{key!r} is {text!r}, it must be true or false", self._get(key))
-        return text == "true"
-
-    def table(self, key: str) -> _Table:
-        return _Table(self._get(key), self._file, key)
-
-    def tables(self, key: str) -> Iterable[_Table]:
-        for k, node in enumerate(self._list(key)):
-            yield _Table(node, self._file, f"{key}[{k}]")
-
-
-def _at(file: str, mark: yaml.Mark | None) -> str:
-    return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file

@@ -66,6 +66,7 @@ class BatchRequest:
     state: tuple[tuple[str, str], ...] = ()
     mesh: tuple[tuple[str, int], ...] = ()
     kernels: tuple[str, ...] = ()
+    price: float | None = None  # dollars of a device and hour
 
     def effort(self, workers: int | None) -> Settings:
         """The settings of the pipeline, for a search on so many processors."""
@@ -248,6 +249,7 @@ def optimize_file(
             numerics=settings.numerics,
             mesh=MeshShape(*zip(*settings.mesh, strict=True)) if settings.mesh else None,
             pins=dict(settings.pins) or None,
+            price=settings.price,
             settings=settings.effort(workers),
             executor=executor,
             on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),

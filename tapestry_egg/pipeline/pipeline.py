@@ -83,6 +83,7 @@ def optimize(
     executor: Executor | None = None,
     on_progress: Progress | None = None,
     keep_stages: bool = False,
+    price: float | None = None,
 ) -> Front:
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
 
@@ -103,7 +104,8 @@ def optimize(
     searched side by side by `executor` (default: processes of this machine; a Dask cluster's
     `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
     the front holds what was found until then; its `notes` say so. With `keep_stages` what every
-    pass made is kept in `Front.stages`.
+    pass made is kept in `Front.stages`. `price` is in dollars per device and hour, in place of the
+    target's own; the objective `dollars` and limits on it need one.
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
     """
@@ -123,6 +125,7 @@ def optimize(
         settings=settings or Settings(),
         executor=executor,
         tell=on_progress,
+        price=price,
     )
     done, stages = run_passes(State(question), PASSES, keep_stages)
     assert done.front is not None, "the last passes make it"

@@ -7,9 +7,10 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tapestry_egg.errors import TargetError
 from tapestry_egg.extract.problem.pins import Pins
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.objectives import Objective, amounts
+from tapestry_egg.machine.objectives import DOLLARS, Objective, amounts
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
@@ -49,6 +50,7 @@ def read_question(
     settings: Settings,
     executor: Executor | None = None,
     tell: Progress | None = None,
+    price: float | None = None,
 ) -> Question:
     """What `optimize` is asked. Raises TargetError, RuleError, GraphError and ExtractError for what
     does not fit; every rule is verified before it is used."""
@@ -58,7 +60,10 @@ def read_question(
     check_meshes(mesh_shapes)
     check_books(books)
     machine = target if isinstance(target, Target) else load_target(target)
+    if price is not None:
+        machine = machine.at_price(price)
     bounds = amounts(limits)
+    _check_price(machine, (*objectives, *bounds))
     program, block_graph = _split(graph)
     sets = permitted(load_books(books), numerics)
     ensure_verified(sets, executor)
@@ -86,6 +91,15 @@ def read_question(
         tell=tell or _silent,
         named_shapes=mesh_shapes is not None,
     )
+
+
+def _check_price(machine: Target, asked: Sequence[str | Objective]) -> None:
+    """Raise TargetError where dollars are asked for of a machine without a price."""
+    if machine.price is None and DOLLARS.name in asked:
+        raise TargetError(
+            f"nothing is known of the price of {machine.name}",
+            hint="Give dollars per device and hour: price=2.5, or --price 2.5.",
+        )
 
 
 def _split(graph: Program | BlockGraph) -> tuple[Program, BlockGraph]:

@@ -127,14 +127,18 @@ class Lane:
 
 @dataclass(frozen=True)
 class Costs:
-    """Predicted costs of one step on one device of the mesh. `serial_seconds` are the sum of all
-    kernels and collectives, what a step would take if nothing ran beside anything."""
+    """Predicted costs of one step: of one device of the mesh, but joules and dollars of all.
+
+    `serial_seconds` are the sum of all kernels and collectives, what a step would take if nothing
+    ran beside anything. `dollars` is 0 where the target has no price.
+    """
 
     seconds: float
     peak_bytes: int
     joules: float
     wire_bytes: float = 0.0
     flops: float = 0.0
+    dollars: float = 0.0
     serial_seconds: float = 0.0
 
 

@@ -44,10 +44,10 @@ def test_costs_are_the_objectives_that_they_are_read_by() -> None:
     recounted = Certificate(
         **{o.name: k for k, o in enumerate(COSTS)},  # type: ignore[arg-type]
         profile=(),
-        serial_seconds=5,
+        serial_seconds=6,
         step=None,  # type: ignore[arg-type]
     )
-    assert recounted.costs == Costs(0, 1, 2, 3, 4, 5)
+    assert recounted.costs == Costs(0, 1, 2, 3, 4, 5, 6)
 
 
 def test_a_search_counts_them_in_the_order_of_the_table(front: te.Front) -> None:
@@ -116,3 +116,16 @@ def test_a_search_heeds_limits_on_what_speed_is_exchanged_for() -> None:
     assert Limits.of({"peak_bytes": 5.0, "wire_bytes": 1.0}) == Limits(5.0)
     assert Limits.of({"joules": 2.0}) == Limits(math.inf, 2.0)
     assert Limits.of({"seconds": 1.0, "devices": 8.0}) is None
+
+
+def test_dollars_need_a_price(program: te.Program) -> None:
+    with pytest.raises(te.TapestryError, match="nothing is known of the price of cpu"):
+        te.optimize(program, "cpu:4", ("dollars", "peak_bytes"), settings=BRIEF)
+    front = te.optimize(program, "cpu:4", ("dollars", "peak_bytes"), price=3.6, settings=BRIEF)
+    for plan in front:
+        assert plan.costs.dollars == pytest.approx(plan.costs.seconds * 4 * 0.001)
+        assert plan.origin is not None and plan.origin.machine.price is not None
+    assert front.best("dollars").costs == front.best("seconds").costs
+    least = front.best("dollars").costs.dollars
+    with pytest.raises(ExtractError, match="no plan meets the limits"):
+        front.best("peak_bytes", limits={"dollars": least / 2})
