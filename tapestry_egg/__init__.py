@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tapestry_egg.machine.target import load_target as load_target
     from tapestry_egg.pipeline.batch import optimize_all as optimize_all
     from tapestry_egg.pipeline.jit.jit import jit as jit
+    from tapestry_egg.pipeline.settings import Settings as Settings
     from tapestry_egg.plans.plan import Costs as Costs
     from tapestry_egg.plans.plan import Plan as Plan
     from tapestry_egg.plans.plan import PlannedCollective as PlannedCollective
@@ -57,6 +58,7 @@ _HOMES = {
     "Plan": "plans.plan",
     "PlannedCollective": "plans.plan",
     "Program": "tracing.trace",
+    "Settings": "pipeline.settings",
     "TapestryError": "errors",
     "Target": "machine.target",
     "TensorType": "graph.blockgraph",

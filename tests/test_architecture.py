@@ -23,6 +23,7 @@ DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.certificate"),  # Plan.lanes
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.report"),  # Front.report
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
+    ("tapestry_egg.extract.front.front", "tapestry_egg.show.chart"),  # the same, in notebooks
     ("tapestry_egg.extract.front.front", "tapestry_egg.files.files"),  # Front.save
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +34,7 @@ class UnknownPlan(ExtractError, KeyError, IndexError):
     __str__ = ExtractError.__str__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Front:
     """Non-dominated plans by rising seconds. `epsilon`: every plan of what was searched is
     (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
@@ -234,6 +235,25 @@ class Front:
             lines.append("saturated: false; the bounds speak of what was reached")
         lines += self.notes
         return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        """One line; `print` shows the table."""
+        spans = [
+            o.format(min(v)) + (f" to {o.format(max(v))}" if min(v) < max(v) else "")
+            for o in (SECONDS, PEAK_BYTES)
+            if (v := [o.value(p) for p in self.plans])
+        ]
+        words = [f"{len(self)} plan{'' if len(self) == 1 else 's'}", *spans]
+        return printable(f"Front({self.graph_name} on {self.target}: {', '.join(words)})")
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What notebooks show: the picture, and the table where they draw none."""
+        from tapestry_egg.show.chart import front_svg
+        from tapestry_egg.show.plot import front_info
+
+        table = html.escape(str(self))
+        picture = front_svg(front_info(self)) if self.plans else ""
+        return {"text/plain": str(self), "text/html": f"<div>{picture}</div><pre>{table}</pre>"}
 
     def over_memory(self) -> str:
         """What the mark at a peak means; empty where no plan has one."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import GraphError
+from tapestry_egg.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Operation:
     effectful: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockGraph:
     """A program as tensors (`values`, by id) and operations in program order.
 
@@ -137,6 +138,13 @@ class BlockGraph:
     output_names: tuple[str, ...] = ()
     donated: tuple[bool, ...] = ()
     prepared: Prepared | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """One line; `tapestry-egg show` prints the operations."""
+        return printable(
+            f"BlockGraph({self.name}: {self.size} operations, "
+            f"{len(self.inputs)} inputs, {len(self.outputs)} outputs)"
+        )
 
     @property
     def size(self) -> int:

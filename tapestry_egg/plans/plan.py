@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.printable import printable
+from tapestry_egg.quantities import BYTES, TIME
 
 if TYPE_CHECKING:
     from tapestry_egg.machine.target import Target
@@ -174,7 +176,7 @@ class Origin:
     books: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
     least `seconds` that any plan of what was searched can have within this plan's other costs."""
@@ -200,6 +202,14 @@ class Plan:
         from tapestry_egg.extract.certify.certificate import lanes
 
         return lanes(self)
+
+    def __repr__(self) -> str:
+        """One line: whose plan, and what it costs. `explain` tells the rest."""
+        costs = self.costs
+        return printable(
+            f"Plan({self.name} of {self.graph.name} on {self.target}, mesh {self.mesh}: "
+            f"{TIME.format(costs.seconds)}, {BYTES.format(costs.peak_bytes)})"
+        )
 
     def explain(self) -> str:
         """The plan in words: the layout of every tensor, and every collective with its reason."""
