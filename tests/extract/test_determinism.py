@@ -103,7 +103,15 @@ def planned(name: str, out: Path, seed: int, workers: int) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["readme", "mlp", "recomputed", "scanned"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "readme",
+        "recomputed",
+        pytest.param("mlp", marks=pytest.mark.long),
+        pytest.param("scanned", marks=pytest.mark.long),
+    ],
+)
 def test_a_front_is_the_same_alone_and_on_a_busy_machine(name: str, tmp_path: Path) -> None:
     alone = planned(name, tmp_path / "alone.json", 1, 1)
     with busy(2):

@@ -71,11 +71,12 @@ def test_some_of_what_is_true_passes(rule: Rule) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("book", sorted({r.where.rsplit(":", 2)[0] for r in SHIPPED}))
-def test_every_shipped_rule_is_true_on_other_programs(book: str) -> None:
+def test_shipped_rules_are_true_on_other_programs(book: str, every: int) -> None:
     """The receipts tell of the full check; here are fewer programs, of another seed."""
     rules = [r for r in SHIPPED if r.where.startswith(f"{book}:")]
-    found = [verify_rule(r, seed=11, wanted=8) for r in rules]
+    found = [verify_rule(r, seed=11, wanted=8) for r in rules[::every]]
     assert found.count(None) <= 1  # one only numbers the program's values
 
 
