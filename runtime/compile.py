@@ -268,6 +268,7 @@ class CompiledPlan:
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
             compiler_options=_compiler_options(self.mesh),
         )
+        dict(graph.constants)  # those of a file are computed now: a described mesh computes nothing
         with jax.set_mesh(self.mesh):
             traced: jax.stages.Traced = jitted.trace(*like, **known[1])
         return traced

@@ -87,18 +87,43 @@ class _LocalBody:
 
     @cached_property
     def remat_inputs(self) -> dict[int, tuple[int, ...]]:
-        """Per checkpoint region, the values that it reads from outside, constants excepted."""
+        """Per checkpoint region, the values that it reads from outside, constants excepted; in the
+        place of those that it computes on the fly, what they are computed from."""
         graph = self.body.graph
         makes: dict[int, set[int]] = {}
         reads: dict[int, dict[int, None]] = {}
         for op in graph.operations:
             if op.remat is not None:
                 makes.setdefault(op.remat, set()).update(op.outputs)
-                reads.setdefault(op.remat, {}).update(dict.fromkeys(op.inputs))
+                seen = reads.setdefault(op.remat, {})
+                seen.update(dict.fromkeys(u for v in op.inputs for u in self.sources.get(v, (v,))))
         return {
             r: tuple(v for v in values if v not in makes[r] and v not in graph.constants)
             for r, values in reads.items()
         }
+
+    @cached_property
+    def on_the_fly(self) -> dict[int, int]:
+        """Value that is not stored -> the operation that a later reader can take again for it:
+        a plain one that reads its operands as they were produced."""
+        return {
+            op.outputs[0]: k
+            for k, op in enumerate(self.body.graph.operations)
+            if len(op.outputs) == 1
+            and op.outputs[0] not in self.stored
+            and op.remat is None
+            and not (op.regions or op.effectful)
+            and all(f.origin == "produced" for f in self.reads[k])
+        }
+
+    @cached_property
+    def sources(self) -> dict[int, tuple[int, ...]]:
+        """Value that is computed on the fly -> the values that it is computed from in the end."""
+        found: dict[int, tuple[int, ...]] = {}
+        for v, k in self.on_the_fly.items():  # in program order
+            inputs = self.body.graph.operations[k].inputs
+            found[v] = tuple(dict.fromkeys(u for w in inputs for u in found.get(w, (w,))))
+        return found
 
     @cached_property
     def stored(self) -> frozenset[int]:
@@ -129,14 +154,16 @@ class _LocalBody:
                 frame.enter(op.remat, k)
                 frame.wait(k)
                 operands = frame.operands(k)
-                outputs, failed = self._run(k, op, self.body.strategies[k], operands, failed)
+                strategy = self.body.strategies[k]
+                outputs, failed = self.run_operation(k, op, strategy, operands, failed)
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
         return tuple(frame.operands(len(graph.operations))), failed
 
-    def _run(
+    def run_operation(
         self, k: int, op: Operation, strategy: Strategy, operands: Arrays, failed: Any
     ) -> tuple[Arrays, Any]:
+        """Its outputs, and whether a call has failed by now."""
         outputs: Arrays
         where = place(self.body, k)
         if op.regions:
@@ -204,6 +231,22 @@ class _Frame:
         self.barred[region] = produced, kept
         self.produced.update(late)
 
+    def again(self, v: int, region: int) -> None:
+        """Compute a value that is not stored from what a region has of its sources: behind a
+        barrier of its own it would be stored from its first computation to here."""
+        local, produced = self.local, self.barred[region][0]
+        stack = [v]
+        while stack:
+            k = local.on_the_fly[stack[-1]]
+            below = [w for w in local.body.graph.operations[k].inputs if w in local.on_the_fly]
+            missing = [w for w in below if w not in produced]
+            if not missing:
+                op, strategy = local.body.graph.operations[k], local.body.strategies[k]
+                operands = [self._store("produced", w)[w] for w in op.inputs]
+                outputs, _ = local.run_operation(k, op, strategy, operands, _NOT_FAILED)
+                produced[stack.pop()] = outputs[0]
+            stack += missing
+
     def _alive(self, k: int) -> tuple[int, ...]:
         """The value computed last that is in memory and that operation k or a later one reads."""
         for u in reversed(self.made_by):
@@ -243,6 +286,10 @@ class _Frame:
         reads = self.local.reads[k]
         group = group_of(self.local.body, k)
         own = {} if group < 0 else self.shared.setdefault(group, {})
+        if self.region is not None:
+            for f in reads:
+                if f.value in self.local.on_the_fly:
+                    self.again(f.value, self.region)
         for f in reads:  # first, since tying a copy to another operand replaces that operand
             if f.again:
                 own[f.value, f.need] = self._copy(f, self._late(f.value, k))

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -180,6 +181,28 @@ def test_recomputed_regions_read_their_inputs_through_a_barrier() -> None:
     check(plan, *args)
     text = compile(plan).lower().as_text()
     assert len(regions) == 2 and text.count("optimization_barrier") == 2
+
+
+def test_a_recomputed_region_computes_again_what_is_not_stored() -> None:
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        z = x @ w
+        gate = jax.nn.sigmoid(z)  # fused into what reads it
+        return (gate * z) @ w + (z * gate) @ w
+
+    args = (numbers(8, 8), numbers(8, 8))
+    program = trace(f, *args)
+    second = max(k for k, op in enumerate(program.graph.operations) if op.kernel == "mul")
+    operations = tuple(
+        replace(op, remat=0) if k == second else op for k, op in enumerate(program.graph.operations)
+    )
+    graph = replace(program.graph, operations=operations)
+    layouts = tuple(cut((), ()) for _ in graph.inputs)
+    plan = plan_by_hand(graph, MESH, {}, layouts, (cut((), ()),))
+    np.testing.assert_allclose(compile(plan)(*args)[0], jax.jit(f)(*args), rtol=1e-4)
+    text = compile(plan).lower().as_text()
+    (barrier,) = [line for line in text.splitlines() if "optimization_barrier" in line]
+    assert barrier.count("tensor<") == 2  # z, and the product of the first reader: no gate
+    assert text.count("stablehlo.exponential") == 2
 
 
 # Plans that do not fit

@@ -1,0 +1,292 @@
+"""What plans promise to hold and to send, beside what XLA's compiler for H100 makes of them.
+
+    python -m benchmarks.bench_peaks                       # every program: takes an hour or more
+    python -m benchmarks.bench_peaks unseen llama          # a set (models, unseen) or programs
+    python -m benchmarks.bench_peaks --json out.json       # also as JSON; --resume keeps its rows
+    python -m benchmarks.bench_peaks --kept out/fronts     # the fronts kept there, promised anew
+    make gpu-aot                                           # installs the compiler; no GPU is needed
+
+Of every front at least five plans are compiled: the fastest, that of the least memory, those that
+recompute, and others in between. `peak` is arguments + outputs - aliased + temporaries of one
+device; its error is compiled over promised, less one. Bytes on the wire are payloads by kind and
+group; their error is the largest, by kind and group, as a share of all that is sent. Nothing runs.
+With `--cache` modules that were compiled before are not compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.errors import TapestryError, TargetError
+from tapestry_egg.pipeline.rehearse import simulate_devices
+from tapestry_egg.quantities import BYTES
+
+if TYPE_CHECKING:
+    from tapestry_egg.pipeline import Front
+    from tapestry_egg.plans.plan import Plan
+    from tapestry_egg.tracing.trace import Program
+
+TARGET = "h100:8"
+#: Sizes for the examples of `models`, which are made to run on a CPU: no toys, quick to compile.
+_DECODER = {"layers": 2, "width": 512, "heads": 8}
+_TEXT = {"batch": 16, "sequence": 256, "vocabulary": 4096}
+SIZES: dict[str, dict[str, Any]] = {
+    "convnet": {"batch": 128, "size": 64, "channels": 32},
+    "decode": {"batch": 64, "prompt": 64, "hidden": 1408, "groups": 4, **_DECODER},
+    "graph_network": {"nodes": 512, "edges": 2048, "features": 16, "width": 256},
+    "llama": {"hidden": 1408, "groups": 4, **_DECODER, **_TEXT},
+    "lora": {"rank": 8, **_TEXT},
+    "mlp": {"widths": (256, 2048, 2048, 128), "batch": 4096},
+    "moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
+    "nnx_gpt2": _TEXT,
+    "ragged_moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
+    "recurrent": {"batch": 512, "time": 64, "inputs": 64, "hidden": 512},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status, 1 where a program fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="sets (models, unseen) or programs (all)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--resume", action="store_true", help="keep what the file has already")
+    parser.add_argument("--kept", type=Path, help="keep fronts here, and take those that are here")
+    parser.add_argument("--cache", type=Path, help="keep what was compiled here")
+    parser.add_argument("--count", type=int, default=6, help="plans of a front to compile")
+    parser.add_argument("--work", type=float, default=20.0, help="units of search for a front")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here runs on an accelerator
+    simulate_devices(1)
+    from .bench_strategies import devices_of
+
+    try:
+        devices = devices_of(TARGET)
+    except TargetError as missing:
+        print(f"skipped: {missing}")
+        return 0
+    told: dict[str, Any] = {}
+    if options.resume and options.json and options.json.exists():
+        told = json.loads(options.json.read_text("utf-8"))["programs"]
+    print(HEAD, flush=True)
+    failed = False
+    for name in wanted(options.names):
+        if name not in told or "fails" in told[name]:
+            try:
+                front = front_of(name, options.work, options.kept)
+                told[name] = measured(front, options.count, devices, options.cache)
+            except TapestryError as error:
+                told[name] = {"fails": str(error)}
+        failed |= "fails" in told[name]
+        print("\n".join(lines(name, told[name])), flush=True)
+        if options.json:
+            document = {"programs": told, "total": total(told)}
+            options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    print()
+    for key, value in total(told).items():
+        print(f"{key}: {value}")
+    return int(failed)
+
+
+def wanted(names: Sequence[str]) -> list[str]:
+    """The programs of sets and names, `models:NAME` or `unseen:MODULE:NAME`."""
+    import models
+
+    from . import unseen
+
+    every = [f"models:{n}" for n in models.PROGRAMS] + [f"unseen:{n}" for n in unseen.programs()]
+    found = [x for x in every if not names or any(_is_in(x, n) for n in names)]
+    if not found:
+        raise SystemExit(f"error: no program of {', '.join(names)}; there are {', '.join(every)}")
+    return found
+
+
+def _is_in(program: str, name: str) -> bool:
+    return program == name or name in program.split(":")
+
+
+def program(name: str) -> Program:
+    """A program, traced; what it returns in place of its first argument may take its memory."""
+    import tapestry_egg as te
+
+    of, _, rest = name.partition(":")
+    fn: Callable[..., Any]
+    if of == "unseen":
+        from . import unseen
+
+        fn, args = unseen.make(rest)
+        return te.trace(fn, *args, donate_argnums=0)
+    import importlib
+
+    if rest == "gpt2":
+        from models import gpt2
+
+        return te.trace(gpt2.step, *gpt2.abstract(gpt2.config()), donate_argnums=(0, 1))
+    fn, args = importlib.import_module(f"models.{rest}").example(**SIZES.get(rest, {}))
+    return te.trace(fn, *args, donate_argnums=1 if rest == "decode" else 0)
+
+
+def front_of(name: str, work: float, kept: Path | None) -> list[Plan]:
+    """The plans of a program's front; those kept before, with what the model says of them now."""
+    import tapestry_egg as te
+    from tapestry_egg.pipeline import Settings
+
+    path = kept / f"{name.replace(':', '-')}.json" if kept else None
+    if path and path.exists():
+        return recounted(te.load(path, certify=False), program(name))
+    front = te.optimize(
+        program(name), TARGET, ("seconds", "peak_bytes"), settings=Settings(work=work)
+    )
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        te.save(front, path)
+    return list(front)
+
+
+def recounted(front: Front, traced: Program) -> list[Plan]:
+    """Plans of a program with the costs that the model finds of them now."""
+    from dataclasses import replace
+
+    from tapestry_egg.extract.certify.recount import Ground, Walk
+    from tapestry_egg.schedule.flatten import flatten
+    from tapestry_egg.schedule.kernels import schedule
+
+    grounds: dict[int, Ground] = {}
+    found = []
+    for plan in front:
+        key = id(plan.graph)
+        if key not in grounds:
+            feedback = dict(plan.origin.feedback)
+            grounds[key] = Ground(schedule(flatten(plan.graph, feedback)), plan.origin.machine)
+        costs = Walk(plan, grounds[key]).certificate().costs
+        found.append(replace(plan, costs=costs, program=traced))
+    return found
+
+
+def chosen(front: Sequence[Plan], count: int) -> list[Plan]:
+    """Plans from one end of a front to the other, among them two that recompute if any do."""
+    last = len(front) - 1
+    places = {round(i * last / max(count - 1, 1)) for i in range(count)}
+    again = [i for i, p in enumerate(front) if "recompute" in p.rules]
+    if again:
+        places |= {again[0], again[-1]}
+    return [front[i] for i in sorted(places)]
+
+
+def measured(
+    front: Sequence[Plan], count: int, devices: Sequence[Any], cache: Path | None
+) -> dict[str, Any]:
+    """The rows of one program."""
+    from tapestry_egg.plans.planned import planned_collectives
+
+    rows = []
+    for plan in chosen(front, count):
+        compiled = compiled_as(plan, devices, cache)
+        promised: dict[str, int] = {}
+        for c in planned_collectives(plan):
+            key = f"{c.kind} {c.group}"
+            promised[key] = promised.get(key, 0) + c.payload_bytes * c.count
+        rows.append(
+            {
+                "plan": plan.name,
+                "mesh": str(plan.mesh),
+                "recomputes": "recompute" in plan.rules,
+                "promised_peak": plan.costs.peak_bytes,
+                "promised_wire": dict(sorted(promised.items())),
+                **compiled,
+            }
+        )
+    return {"rows": rows}
+
+
+def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[str, Any]:
+    """Peak and payloads of a plan as compiled; looked up by its module where it was before."""
+    import tapestry_egg as te
+    from tapestry_egg.runtime import hlo_stats
+
+    run = te.compile(plan, devices)
+    path = None
+    if cache:
+        text = run.lower().as_text() + importlib.metadata.version("jaxlib")
+        path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        if path.exists():
+            return dict(json.loads(path.read_text("utf-8")))
+    stats = hlo_stats(run.compile())
+    wire = {f"{kind} {group}": n for (kind, group), n in stats.by_kind().items() if group > 1}
+    found = {
+        "peak": stats.peak_bytes,
+        "arguments": stats.argument_bytes,
+        "outputs": stats.output_bytes - stats.alias_bytes,
+        "temporaries": stats.temp_bytes,
+        "wire": dict(sorted(wire.items())),
+    }
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+HEAD = f"{'program':28} {'plan':5} {'mesh':8} {'promised':>10} {'compiled':>10} {'peak':>7} wire"
+
+
+def peak_error(row: dict[str, Any]) -> float:
+    """Compiled over promised peak, less one."""
+    return float(row["peak"] / row["promised_peak"] - 1.0)
+
+
+def wire_error(row: dict[str, Any]) -> float:
+    """The largest difference of a kind and group, as a share of all bytes promised."""
+    promised, compiled = row["promised_wire"], row["wire"]
+    off = [abs(compiled.get(k, 0) - promised.get(k, 0)) for k in {*promised, *compiled}]
+    return max(off, default=0) / max(sum(promised.values()), 1)
+
+
+def lines(name: str, told: dict[str, Any]) -> list[str]:
+    """The rows of one program as text, under `HEAD`."""
+    if "fails" in told:
+        return [f"{name:28} fails: {told['fails'][:160]}"]
+    found = []
+    for row in told["rows"]:
+        mark = "*" if row["recomputes"] else ""
+        line = (
+            f"{name:28} {row['plan'] + mark:5} {row['mesh']:8}"
+            f" {BYTES.format(row['promised_peak']):>10} {BYTES.format(row['peak']):>10}"
+            f" {peak_error(row):>+7.1%}"
+        )
+        off = wire_error(row)
+        found.append(f"{line} {'equal' if not off else f'{off:.1%}'}")
+    return found
+
+
+def total(told: dict[str, Any]) -> dict[str, Any]:
+    """Of all rows, and of each program: worst and median errors."""
+    good = {n: t["rows"] for n, t in told.items() if t.get("rows")}
+    found: dict[str, Any] = {}
+    for name, rows in good.items():
+        off = [abs(peak_error(r)) for r in rows]
+        wire = max(map(wire_error, rows))
+        found[name] = (
+            f"peak worst {max(off):.1%} median {statistics.median(off):.1%}, wire {wire:.1%}"
+        )
+    rows = [r for some in good.values() for r in some]
+    if rows:
+        off = [abs(peak_error(r)) for r in rows]
+        found["peak"] = (
+            f"worst {max(off):.1%}, median {statistics.median(off):.1%}, within 10 %: "
+            f"{sum(x <= 0.1 for x in off)} of {len(off)}"
+        )
+        wires = [wire_error(r) for r in rows]
+        found["wire"] = f"worst {max(wires):.1%}, within 1 %: {sum(x <= 0.01 for x in wires)}"
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
