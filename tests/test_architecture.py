@@ -20,6 +20,8 @@ MOST = 16
 #: import when they are called, and nothing else in their folders does.
 DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.show.text"),  # Plan.explain
+    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.costs_by
+    ("tapestry_egg.plans.cost_table", "tapestry_egg.show.text"),  # str(plan.costs_by())
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.certificate"),  # Plan.lanes
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.report"),  # Front.report
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot

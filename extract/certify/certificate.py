@@ -91,17 +91,35 @@ def recompute(plan: Plan, schedule: Schedule, target: Target) -> Certificate:
     return Walk(plan, Ground(schedule, target)).certificate()
 
 
+def memory_curve(plan: Plan) -> tuple[tuple[float, int], ...]:
+    """The bytes alive on a device from each of so many seconds on, at the begin of every kernel.
+
+    Raises ExtractError for a plan of which it is not told what machine it was made for.
+    """
+    ground, found = _walked(plan, "memory")
+    begins = ground.streams.at(found.step, [begin for _, begin, _ in found.step.runs])
+    return tuple(
+        (at, round(max(found.profile[2 * u : 2 * u + 2])))
+        for (u, _, _), at in zip(found.step.runs, begins, strict=True)
+    )
+
+
 def lanes(plan: Plan) -> tuple[Lane, ...]:
     """What every device does when in one step of a plan, in the order in which it begins.
 
     Raises ExtractError where it is not told what machine the plan was made for.
     """
+    ground, found = _walked(plan, "lanes")
+    return ground.streams.lanes(found.step)
+
+
+def _walked(plan: Plan, what: str) -> tuple[Ground, Certificate]:
     if plan.origin is None:
         raise ExtractError(
             "it is not told what machine the plan was made for",
-            where=f"lanes of plan {plan.name}",
+            where=f"{what} of plan {plan.name}",
             hint="Plans of a front know it, and those that were loaded from a file.",
         )
     found = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
     ground = Ground(found, plan.origin.machine)
-    return ground.streams.lanes(Walk(plan, ground).certificate().step)
+    return ground, Walk(plan, ground).certificate()

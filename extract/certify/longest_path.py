@@ -95,6 +95,15 @@ class Streams:
         seconds = clock + self.slowdown * hidden
         return Step(seconds, self.slowdown, tuple(runs), tuple(flights), tuple(sendings))
 
+    def at(self, step: Step, times: Sequence[float]) -> list[float]:
+        """Times on the clock of `runs` and `flights`, on the one that is slowed down (`lanes`)."""
+        every = (*step.runs, *step.flights)
+        edges = np.unique(np.array([0.0, *(t for _, a, b in every for t in (a, b))]))
+        both = np.diff(edges) * _busy(step.runs, edges) * _busy(step.flights, edges)
+        clock = edges + step.slowdown * np.concatenate(([0.0], np.cumsum(both)))
+        slowed: list[float] = np.interp(times, edges, clock).tolist()
+        return slowed
+
     def lanes(self, step: Step) -> tuple[Lane, ...]:
         """The bars of a step in the order in which they begin, on a clock that is slowed down
         wherever both streams are busy."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,8 +81,20 @@ class Refused(ExtractError):
         self.at = at
 
 
+class Work(NamedTuple):
+    """One run of a kernel: seconds, joules of the mesh; flops, memory traffic and bytes sent of one
+    device; which part of the roofline is highest: `compute`, `memory` or `launch`."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    wire_bytes: float = 0.0
+    bound: str = ""
+
+
 @dataclass(frozen=True, slots=True)
-class _Move:
+class Move:
     """One copy that is made: by unit `unit` for itself, or kept for several (`unit` -1)."""
 
     value: int
@@ -154,7 +167,7 @@ class Walk:
         self.ports: PortLayouts = port_layouts(self.program, self.bodies)
         self.given: dict[int, Layout] = {}
         self.needed: dict[tuple[int, int], Layout] = {}
-        self.moves: list[_Move] = []
+        self.moves: list[Move] = []
         self.kept: set[int] = set()  # values whose kept copy some reader takes
 
     def certificate(self) -> Certificate:
@@ -164,16 +177,16 @@ class Walk:
         serial = energy = flops = 0.0
         kernels: list[float] = []
         sendings: list[Sending] = []
-        for u, unit in enumerate(self.schedule.units):
-            kernel = self._kernel(u, unit)
+        for unit in self.schedule.units:
+            kernel = self.kernel(unit)
             weight = self.times[self.body_of_instance(unit.root)]
             serial, energy, flops = (
                 total + weight * one
-                for total, one in zip((serial, energy, flops), kernel, strict=True)
+                for total, one in zip((serial, energy, flops), kernel[:3], strict=True)
             )
-            kernels.append(weight * kernel[0])
+            kernels.append(weight * kernel.seconds)
         for move in self.moves:
-            copy = self._copy(move)
+            copy = self.copy(move)
             weight = self.times[self.body_of[move.value]]
             serial, energy = serial + weight * copy[0], energy + weight * copy[1]
             sendings.append(self._sending(move, weight * (copy[0] - copy[3]), weight * copy[3]))
@@ -303,13 +316,13 @@ class Walk:
                 kept = self.bodies[b].kept.get(self.local[v])
                 if kept is not None and kept.layout == need and at <= kept.until:
                     if v not in self.kept:
-                        self.moves.append(_Move(v, have, need, -1, (b, at), region))
+                        self.moves.append(Move(v, have, need, -1, (b, at), region))
                     self.kept.add(v)
                 elif (v, need) not in own:
                     own.add((v, need))
-                    self.moves.append(_Move(v, have, need, u, (b, at), region))
+                    self.moves.append(Move(v, have, need, u, (b, at), region))
 
-    def _copy(self, move: _Move) -> tuple[float, float, float, float]:
+    def copy(self, move: Move) -> tuple[float, float, float, float]:
         """(seconds, joules of the mesh, wire bytes, seconds within a device) of one copy, walked
         step by step."""
         b = self.body_of[move.value]
@@ -340,7 +353,7 @@ class Walk:
             )
         return seconds, energy, wire, local
 
-    def _sending(self, move: _Move, links: float, local: float) -> Sending:
+    def _sending(self, move: Move, links: float, local: float) -> Sending:
         steps = self.bodies[self.body_of[move.value]].copies[
             self.local[move.value], move.have, move.need
         ]
@@ -376,7 +389,7 @@ class Walk:
             if move.region and key in once:
                 continue  # one operation reads it twice, and fetches it once
             once.add(key)
-            total += self._copy(move)[2]
+            total += self.copy(move)[2]
         for instance in self.program.instances:
             if instance.body == b:
                 total += sum(
@@ -399,11 +412,11 @@ class Walk:
 
     # Kernels
 
-    def _kernel(self, u: int, unit: Unit) -> tuple[float, float, float]:
-        """(seconds, joules of the mesh, flops per device) of one run of a unit."""
+    def kernel(self, unit: Unit) -> Work:
+        """What one run of a unit does and takes."""
         instances = [self.program.instances[i] for i in unit.members]
         if instances[-1].port or all(x.signature.fusion == "view" for x in instances):
-            return 0.0, 0.0, 0.0
+            return Work()
         extents = {}
         for i, x in zip(unit.members, instances, strict=True):
             cuts = self.bodies[x.body].strategies[x.operation].cuts
@@ -446,18 +459,25 @@ class Walk:
         energy = joules(
             flops, traffic, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
         )
+        roofline = {
+            "compute": work / self.target.rate(dtype, contraction),
+            "memory": traffic / self.target.hbm_bytes_per_second,
+            "launch": self.target.launch_seconds,
+        }
+        bound, wire = max(roofline, key=lambda k: roofline[k]), 0.0
         for sent in instances[-1].signature.sent_types:
             axes, amount = tuple(range(len(self.mesh.sizes))), float(sent.nbytes)
             seconds += collective_seconds("all_reduce", amount, axes, self.mesh, self.target)
             energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
-        return seconds, float(energy), flops
+            wire += collective_wire_bytes("all_reduce", amount, self.mesh.devices)
+        return Work(seconds, float(energy), flops, traffic, wire, bound)
 
     # Memory
 
     def _profile(self) -> tuple[float, ...]:
         """Bytes alive at each tick of the schedule, two for every unit."""
         lives = self.ground.lives
-        moves: dict[int, list[_Move]] = {}
+        moves: dict[int, list[Move]] = {}
         for move in self.moves:
             moves.setdefault(move.value, []).append(move)
         change = np.zeros(lives.end + 1)
@@ -471,7 +491,7 @@ class Walk:
                     change[x.end] -= x.amount
         return tuple(np.cumsum(change)[:-1].tolist())
 
-    def _copied(self, move: _Move) -> Copied:
+    def _copied(self, move: Move) -> Copied:
         b = self.body_of[move.value]
         steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
         blocks, layout = [], move.have
@@ -479,7 +499,7 @@ class Walk:
             layout = after(step, layout)
             blocks.append(layout)
         units = [move.unit] if move.unit >= 0 else self._served(move.value)
-        return Copied(move.need, tuple(units), move.unit < 0, self._copy(move)[2], tuple(blocks))
+        return Copied(move.need, tuple(units), move.unit < 0, self.copy(move)[2], tuple(blocks))
 
     def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
         """The layouts in which other units read v, and those units that go past its kept copy."""

@@ -23,6 +23,7 @@ from tapestry_egg.machine.objectives import (
     named,
     objective,
 )
+from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
@@ -226,7 +227,8 @@ class Front:
         for p in (*self.plans, *([self.original] if self.original else [])):
             mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
             cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>12}" for o in columns)
-            lines.append(f"{p.name:6} {p.mesh!s:10} {cells} {p.gap:>7.2%}")
+            gap = f"{p.gap:.2%}" if p.bound else "-"
+            lines.append(f"{p.name:6} {p.mesh!s:10} {cells} {gap:>7}")
         if self.original:
             lines.append("given: the shardings given, spread operation by operation")
         if words := self.over_memory():
@@ -261,6 +263,18 @@ class Front:
         if self.usable_bytes is None or all(self.fits(p) for p in shown):
             return ""
         return f"above the {BYTES.format(self.usable_bytes)} that a device has for programs"
+
+    def what_if(self, target: Target | None = None, **changes: float | str) -> Front:
+        """The same plans on a machine of other figures, counted again without a search.
+
+        `target` is another machine of the same shape; `links=2`, `hbm=1.5` and `flops=0.9` multiply
+        its rates, `memory="141GB"`, `price=2.5` (dollars for a device and hour) and `clock=1200`
+        (MHz) set what they name. Others may be better on that machine, and no bound is proven; the
+        front's notes say so. Raises TargetError for figures that a machine has not.
+        """
+        from .what_if import what_if
+
+        return what_if(self, target, changes)
 
     def report(self, folder: str | Path) -> Path:
         """Write the front as a folder of static pages; returns the first page's path."""

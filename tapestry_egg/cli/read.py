@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapestry_egg.errors import RuleError, TapestryError, TargetError
+from tapestry_egg.plans.cost_table import KEYS
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.show import text
 
@@ -134,6 +135,14 @@ def front(
     x: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Across.")] = "peak_bytes",
     y: Annotated[str, typer.Option(metavar="OBJECTIVE", help="Upwards.")] = "seconds",
     log: Annotated[bool, typer.Option("--log", help="Logarithmic axes.")] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIGURE=AMOUNT",
+            help="Count the plans again with links=2, hbm=1.5, flops=0.9, memory=141GB, price=2.5 "
+            "or clock=1200; may be repeated.",
+        ),
+    ] = None,
     timeline: Annotated[
         bool, typer.Option("--timeline", help="What the rules did, iteration by iteration.")
     ] = False,
@@ -152,6 +161,8 @@ def front(
     from tapestry_egg.show.plot import front_info, plot_front
 
     loaded = load_front(file)
+    if what_if:
+        loaded = loaded.what_if(None, **_figures(what_if))
     if save:
         from tapestry_egg.files.files import save as save_to
 
@@ -169,16 +180,45 @@ def front(
     print_json(loaded.table()) if as_json else print(loaded)
 
 
+def _figures(said: Sequence[str]) -> dict[str, float | str]:
+    """FIGURE=AMOUNT, split."""
+    parts = [one.partition("=") for one in said]
+    if wrong := [one for one, (_, sign, _) in zip(said, parts, strict=True) if not sign]:
+        raise typer.BadParameter(f"{wrong[0]!r} is not FIGURE=AMOUNT")
+    return {name.strip(): amount.strip() for name, _, amount in parts}
+
+
 def explain(
     file: File,
     plan: PlanName = "",
     minimize: Minimize = "seconds",
     limit: Limit = None,
+    by: Annotated[
+        str, typer.Option(metavar="KEY", help=f"Its costs by one of {', '.join(KEYS)}.")
+    ] = "",
+    lanes: Annotated[
+        str, typer.Option(metavar="PATH", help="Draw what runs when, and the memory, as SVG.")
+    ] = "",
+    trace: Annotated[
+        str, typer.Option(metavar="PATH", help="Write it as a trace for Perfetto.")
+    ] = "",
     kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a plan: layouts, collectives, costs."""
+    """Explain a plan: layouts, collectives, costs; where its costs come from, what runs when."""
+    from tapestry_egg.show.lanes import draw_lanes, write_trace
+
     chosen = choose_plan(file, plan, minimize, limit or ())
+    if lanes:
+        say(f"drawn: {draw_lanes(chosen, lanes)}")
+    if trace:
+        say(f"written: {write_trace(chosen, trace)}")
+    if by:
+        table = chosen.costs_by(by)
+        print_json(table.data()) if as_json else print(table)
+        return
+    if (lanes or trace) and not as_json:
+        return
     print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen))
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tapestry_egg.machine.target import Target
     from tapestry_egg.tracing.trace import Program
 
+    from .cost_table import CostTable
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -210,6 +212,28 @@ class Plan:
             f"Plan({self.name} of {self.graph.name} on {self.target}, mesh {self.mesh}: "
             f"{TIME.format(costs.seconds)}, {BYTES.format(costs.peak_bytes)})"
         )
+
+    def memory_curve(self) -> tuple[tuple[float, int], ...]:
+        """The bytes alive on a device, from each of so many seconds of a step on.
+
+        Raises ExtractError for a plan of which it is not told what machine it was made for.
+        """
+        from tapestry_egg.extract.certify.certificate import memory_curve
+
+        return memory_curve(self)
+
+    def costs_by(self, key: str = "kernel") -> CostTable:
+        """Where a step's costs come from: a table by `kernel`, `collective`, `layer` or `line`.
+
+        Print it, iterate over its rows, or take `data()` as JSON. A layer is the entry of the
+        arguments whose weights were read last. Raises ExtractError for another key, and for a plan
+        of which it is not told what machine it was made for.
+        """
+        from tapestry_egg.extract.certify.cost_parts import cost_parts
+
+        from .cost_table import cost_table
+
+        return cost_table(cost_parts(self), key, f"plan {self.name}")
 
     def explain(self) -> str:
         """The plan in words: the layout of every tensor, and every collective with its reason."""

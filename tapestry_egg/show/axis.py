@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.machine.objectives import named
-from tapestry_egg.quantities import format_number
+from tapestry_egg.quantities import TIME, format_number
 
 #: A logarithmic axis is chosen where the largest value is more than this times the smallest.
 LOG_FROM = 8.0
@@ -88,6 +88,12 @@ def fit_axis(
     measured = named(objective)
     middle = math.sqrt(low * high) if log else 0.5 * (low + high)
     return Axis(measured.title, measured.quantity.unit_for(middle), low, high, log, start, end)
+
+
+def time_axis(seconds: float, start: float, end: float) -> Axis:
+    """An axis from the begin of a step to its end."""
+    unit = TIME.unit_for(0.5 * seconds)
+    return Axis("time", unit, 0.0, seconds or 1.0, False, start, end)
 
 
 def _linear_marks(low: float, high: float) -> list[float]:

@@ -1,0 +1,164 @@
+"""Where the costs of a plan's step come from, kernel by kernel and copy by copy, as recounted.
+
+What is told here adds up to what the certificate says of the plan: both walk the same units and
+copies.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.machine.costs import LOCAL, carried_as, collective_seconds
+from tapestry_egg.plans.cost_table import CostPart
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.schedule.flatten import flatten
+from tapestry_egg.schedule.kernels import schedule
+
+from .longest_path import Step
+from .recount import Ground, Move, Walk
+
+_INDEX = re.compile(r"\[\d+\]")
+
+
+def cost_parts(plan: Plan) -> tuple[CostPart, ...]:
+    """Every kernel and change of layout of a step that takes time, kernels first.
+
+    Raises ExtractError for a plan of which it is not told what machine it was made for.
+    """
+    if plan.origin is None:
+        raise ExtractError(
+            "it is not told what machine the plan was made for",
+            where=f"costs of plan {plan.name}",
+            hint="Plans of a front know it, and those that were loaded from a file.",
+        )
+    units = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
+    walk = Walk(plan, Ground(units, plan.origin.machine))
+    step = walk.certificate().step
+    layers = _Layers(walk)
+    parts = [_kernel(walk, u, layers) for u in range(len(units.units))]
+    hidden = _hidden(step)
+    parts += [_copy(walk, m, hidden.get(k, 0.0), layers) for k, m in enumerate(walk.moves)]
+    return tuple(p for p in parts if p.seconds > 0.0)
+
+
+def _kernel(walk: Walk, u: int, layers: _Layers) -> CostPart:
+    unit = walk.schedule.units[u]
+    instances = [walk.program.instances[i] for i in unit.members]
+    root = instances[-1]
+    work, times = walk.kernel(unit), walk.times[root.body]
+    op = _operation(walk, root.body, root.operation)
+    return CostPart(
+        kind="kernel",
+        name=" + ".join(dict.fromkeys(x.signature.kernel for x in instances)),
+        count=times,
+        flops=times * work.flops,
+        hbm_bytes=times * work.hbm_bytes,
+        wire_bytes=times * work.wire_bytes,
+        seconds=times * work.seconds,
+        hidden=0.0,
+        joules=times * work.joules,
+        bound=work.bound,
+        layer=layers.of(root.body, root.operation),
+        source=_line(op),
+        value=", ".join(str(walk.program.types[v]) for v in unit.outputs),
+    )
+
+
+def _copy(walk: Walk, move: Move, hidden: float, layers: _Layers) -> CostPart:
+    body, local = walk.body_of[move.value], walk.local[move.value]
+    seconds, joules, wire, inside = walk.copy(move)
+    times = walk.times[body]
+    steps = walk.bodies[body].copies[local, move.have, move.need]
+    tensor = walk.program.types[move.value]
+    delay, names = 0.0, []
+    for step in steps:
+        kind = carried_as(step.kind, step.monoid, tensor.dtype)
+        if kind not in LOCAL:
+            delay += collective_seconds(kind, 0.0, step.axes, walk.mesh, walk.target)
+        names.append(f"{step.kind}({','.join(walk.mesh.names[a] for a in step.axes)})")
+    spent = {"memory": inside, "launch": delay, "link": seconds - inside - delay}
+    op = _operation(walk, *move.reader)
+    return CostPart(
+        kind="collective",
+        name=" then ".join(names),
+        count=times,
+        flops=0.0,
+        hbm_bytes=0.0,
+        wire_bytes=times * wire,
+        seconds=times * seconds,
+        hidden=hidden,
+        joules=times * joules,
+        bound=max(spent, key=lambda k: spent[k]),
+        layer=layers.of(*move.reader),
+        source=_line(op),
+        value=f"%{local} {tensor}",
+    )
+
+
+def _operation(walk: Walk, body: int, operation: int) -> Operation | None:
+    operations = walk.program.bodies[body].graph.operations
+    return operations[operation] if 0 <= operation < len(operations) else None
+
+
+def _line(op: Operation | None) -> str:
+    return f"{op.source.file}:{op.source.line}" if op is not None and op.source.file else ""
+
+
+def _hidden(step: Step) -> dict[int, float]:
+    """Seconds of every flight during which some kernel runs; kernels run one after another."""
+    found: dict[int, float] = {}
+    for k, begin, end in step.flights:
+        beside = (min(end, b) - max(begin, a) for _, a, b in step.runs)
+        found[k] = found.get(k, 0.0) + sum(x for x in beside if x > 0.0)
+    return found
+
+
+class _Layers:
+    """The layer that every operation belongs to, by whose weights were read last before it."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        graph = walk.program.bodies[0].graph
+        self._found = {0: _spread(graph)}
+
+    def of(self, body: int, operation: int) -> str:
+        """The layer of an operation, with the loops around it; empty where none is known."""
+        bodies = self._walk.program.bodies
+        if body:
+            outer = self.of(bodies[body].parent, bodies[body].operation)
+            parent = bodies[bodies[body].parent].graph.operations[bodies[body].operation]
+            return f"{outer} {parent.kernel} at {_line(parent) or 'a loop'}".strip()
+        layers = self._found[0]
+        return layers[operation] if 0 <= operation < len(layers) else ""
+
+
+def _spread(graph: BlockGraph) -> list[str]:
+    """Per operation the layer of its own weights; else of the operand that was made last."""
+    names = graph.input_names or ("",) * len(graph.inputs)
+    weights = {v: _layer(name) for v, name in zip(graph.inputs, names, strict=True)}
+    made: dict[int, tuple[int, str]] = {}  # value -> place of its maker, layer
+    found = []
+    for k, op in enumerate(graph.operations):
+        own = [weights[v] for v in op.inputs if weights.get(v)]
+        others = sorted(made[v] for v in op.inputs if v in made)
+        layer = own[0] if own else others[-1][1] if others else ""
+        found.append(layer)
+        for v in op.outputs:
+            made[v] = (k, layer)
+            # What is made of weights of one layer alone, such as a transpose, is its weight.
+            if own and len(set(own)) == 1 and all(weights.get(x) for x in op.inputs):
+                weights[v] = layer
+    return found
+
+
+def _layer(name: str) -> str:
+    """The entry of the arguments that a leaf belongs to, by its path: up to the last index, if one
+    follows the argument's own, else up to the leaf; empty for an argument that is a leaf itself."""
+    indices = [m.end() for m in _INDEX.finditer(name)]
+    if len(indices) > 1:
+        return name[: indices[-1]]
+    if name.count("[") + name.count(".") < 2:
+        return ""
+    return name[: max(name.rfind("["), name.rfind("."))] if name.count("[") > 2 else name
