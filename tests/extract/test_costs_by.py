@@ -194,5 +194,5 @@ def test_figures_that_a_machine_has_not(
 
 
 def test_another_number_of_devices_takes_a_search(front: te.Front) -> None:
-    with pytest.raises(TargetError, match="takes a search|not for h100:4"):
+    with pytest.raises(TargetError, match="not for h100:4"):
         front.what_if(load_target("h100:4"))
