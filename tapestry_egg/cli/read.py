@@ -202,6 +202,9 @@ def explain(
     trace: Annotated[
         str, typer.Option(metavar="PATH", help="Write it as a trace for Perfetto.")
     ] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every operation, and equal layers one by one.")
+    ] = False,
     kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
@@ -219,7 +222,7 @@ def explain(
         return
     if (lanes or trace) and not as_json:
         return
-    print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen))
+    print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen, everything))
 
 
 def rules(

@@ -235,11 +235,12 @@ class Plan:
 
         return cost_table(cost_parts(self), key, f"plan {self.name}")
 
-    def explain(self) -> str:
-        """The plan in words: the layout of every tensor, and every collective with its reason."""
+    def explain(self, everything: bool = False) -> str:
+        """The plan in words: what each mesh axis does, the layouts of tensors, and every collective
+        with its reason. Equal layers are told once, but for `everything`."""
         from tapestry_egg.show.text import plan_text
 
-        return plan_text(self)
+        return plan_text(self, everything)
 
     @property
     def graph(self) -> BlockGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,8 +14,17 @@ from tapestry_egg.metakernels.views import View, folded_views
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
+from tapestry_egg.schedule.flatten import flatten
 
 from .parallelism import summary
+
+#: Columns of a line that tells of a plan.
+WIDTH = 120
+# Outputs of an operation that are told one by one.
+_FEW = 2
+# Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
+_NUMBERS = re.compile(r"(?<=[%#])\d+")
+_PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')")
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
@@ -117,57 +127,131 @@ def _operations(graph: BlockGraph) -> Iterator[Operation]:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan, everything: bool = False) -> str:
     """All about one plan: what every mesh axis does in an expert's words, what the plan costs, how
     every tensor lies, and why every collective is there.
 
-    Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut.
+    Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut. What is
+    alike but for numbers in its name is told once, with a count, and operations that compilers run
+    inside others are left out, but for `everything`. No line is longer than 120 columns.
     """
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
     numbers.insert(1, ("proven bound", bound))
-    numbers.insert(2, ("one after another", SECONDS.format(plan.costs.serial_seconds)))
+    operations, left_out = _operation_rows(plan, everything)
+    inputs, outputs = (_boundary_rows(plan, side) for side in ("inputs", "outputs"))
+    same = 0 if everything else sum(row in inputs for row in outputs)
+    outputs = [row for row in outputs if everything or row not in inputs]
     parts = [
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
         *(f"  {line}" for line in summary(plan).split("; ")),
         columns(numbers, "  "),
+        "collectives, by kind",
+        columns(_kind_rows(plan), "  ", right=(2, 3, 4)),
         "inputs",
-        _boundary(plan, plan.graph.inputs, plan.graph.input_names, plan.in_shardings),
+        _told_once(inputs, everything, paths=True),
         "outputs",
-        _boundary(plan, plan.graph.outputs, plan.graph.output_names, plan.out_shardings),
+        _told_once(outputs, everything, paths=True),
+        *([f"  and {same} that leave as they entered"] if same else []),
         "operations",
-        columns(list(_body_rows(plan.body, plan, 0)) or [["none"]], "  "),
+        _told_once(operations, everything),
+        *([f"  and {left_out} that run inside these, or move nothing"] if left_out else []),
         "collectives",
-        columns(_collective_rows(plan), "  ", right=(2, 3, 4, 5)),
+        _told_once(_collective_rows(plan), everything, right=(2, 3, 4), header=True),
     ]
     if plan.steps:
         parts += ["rules, step by step", *(f"  {k}. {s}" for k, s in enumerate(plan.steps, 1))]
     elif plan.rules:
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
-    return printable("\n".join(parts))
+    return printable("\n".join(_shortened(line) for line in "\n".join(parts).split("\n")))
 
 
-def _boundary(
-    plan: Plan, values: Sequence[int], names: Sequence[str], layouts: Sequence[Any]
+def _told_once(
+    rows: Sequence[Sequence[str]],
+    everything: bool,
+    paths: bool = False,
+    right: Iterable[int] = (),
+    header: bool = False,
 ) -> str:
-    rows = [
-        [name or f"%{value}", str(plan.graph.values[value]), layout.show(plan.mesh)]
-        for value, name, layout in zip(values, names or [""] * len(values), layouts, strict=True)
-    ]
-    return columns(rows, "  ") if rows else "  none"
-
-
-def _body_rows(body: BodyPlan, plan: Plan, depth: int) -> Iterator[list[str]]:
-    for operation, strategy in zip(body.graph.operations, body.strategies, strict=True):
-        yield [
-            "  " * depth + operation.kernel,
-            _cuts(strategy, plan),
-            ", ".join(str(body.graph.values[v]) for v in operation.outputs),
-            ", ".join(layout.show(plan.mesh) for layout in strategy.gives),
-            str(operation.source) if operation.source.file else "",
+    """Rows as text; those alike but for the numbers in them are one, with their count in front. The
+    first column has `paths` into the user's pytrees, where told so."""
+    head, body = (list(rows[:1]), rows[1:]) if header else ([], rows)
+    if not body:
+        return "  none"
+    if everything:
+        return columns(rows, "  ", right)
+    names = [_PATHS if paths and not k else _NUMBERS for k in range(len(rows[0]))]
+    alike: dict[tuple[str, ...], list[Sequence[str]]] = {}
+    for row in body:
+        alike.setdefault(
+            tuple(n.sub("*", cell) for n, cell in zip(names, row, strict=True)), []
+        ).append(row)
+    counted = [
+        [
+            f"{len(group)}×" if len(group) > 1 else "",
+            *map(_common, zip(*group, strict=True), names),
         ]
-        for inner in strategy.bodies:
-            yield from _body_rows(inner, plan, depth + 1)
+        for group in alike.values()
+    ]
+    if all(len(group) == 1 for group in alike.values()):
+        return columns(rows, "  ", right)
+    return columns([*(["", *h] for h in head), *counted], "  ", [0, *(k + 1 for k in right)])
+
+
+def _common(cells: Sequence[str], names: re.Pattern[str]) -> str:
+    """Cells that are alike, with `*` for the numbers in which they differ."""
+    numbers = zip(*(names.findall(cell) for cell in cells), strict=True)
+    kept = iter([group[0] if len(set(group)) == 1 else "*" for group in numbers])
+    return names.sub(lambda _: next(kept), cells[0])
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "..."
+
+
+def _boundary_rows(plan: Plan, side: str) -> list[list[str]]:
+    values: Sequence[int] = getattr(plan.graph, side)
+    names = getattr(plan.graph, side.removesuffix("s") + "_names") or [""] * len(values)
+    layouts = plan.in_shardings if side == "inputs" else plan.out_shardings
+    return [
+        [name or f"%{value}", str(plan.graph.values[value]), layout.show(plan.mesh)]
+        for value, name, layout in zip(values, names, layouts, strict=True)
+    ]
+
+
+def _operation_rows(plan: Plan, everything: bool) -> tuple[list[list[str]], int]:
+    """A row for every operation that is a kernel of its own, and how many others there are."""
+    program = flatten(plan.graph)
+    alone = {(i.body, i.operation) for i in program.instances if i.signature.fusion == "kernel"}
+    number = {(int(b.parent), b.operation, b.region): k for k, b in enumerate(program.bodies)}
+    rows: list[list[str]] = []
+    left_out = 0
+
+    def add(body: BodyPlan, at: int, depth: int) -> None:
+        nonlocal left_out
+        for k, (op, strategy) in enumerate(
+            zip(body.graph.operations, body.strategies, strict=True)
+        ):
+            if not (everything or strategy.bodies or (at, k) in alone):
+                left_out += 1
+                continue
+            types = [str(body.graph.values[v]) for v in op.outputs]
+            layouts = [layout.show(plan.mesh) for layout in strategy.gives]
+            few = everything or len(types) <= _FEW
+            rows.append(
+                [
+                    "  " * depth + op.kernel,
+                    _cuts(strategy, plan),
+                    ", ".join(types) if few else f"{len(types)} values",
+                    ", ".join(layouts) if few else "",
+                    str(op.source) if op.source.file else "",
+                ]
+            )
+            for region, inner in enumerate(strategy.bodies):
+                add(inner, number[at, k, region], depth + 1)
+
+    add(plan.body, 0, 0)
+    return rows, left_out
 
 
 def _cuts(strategy: Strategy, plan: Plan) -> str:
@@ -180,23 +264,28 @@ def _cuts(strategy: Strategy, plan: Plan) -> str:
     return "regions" if strategy.bodies else " ".join(cut) or "whole"
 
 
-def _collective_rows(plan: Plan) -> list[list[str]]:
-    rows = [["kind", "axes", "group", "times", "payload", "sent", "of", "for", "at"]]
+def _kind_rows(plan: Plan) -> list[list[str]]:
+    """What is sent in all, by kind of collective and axes; most first."""
+    totals: dict[tuple[str, str], list[float]] = {}
     for one in plan.collectives:
-        rows.append(
-            [
-                one.kind,
-                ",".join(one.axes),
-                str(one.group),
-                str(one.count),
-                BYTES.format(one.payload_bytes),
-                BYTES.format(one.wire_bytes * one.count),
-                one.value,
-                one.reader,
-                one.source,
-            ]
-        )
-    return rows if plan.collectives else [["none"] + [""] * 5]
+        total = totals.setdefault((one.kind, ",".join(one.axes)), [0.0, 0.0, 0.0])
+        for k, amount in enumerate((1.0, one.payload_bytes, one.wire_bytes)):
+            total[k] += amount * one.count
+    if not totals:
+        return [["none"] + [""] * 4]
+    rows = [["kind", "axes", "times", "payload", "sent"]]
+    for (kind, axes), (times, payload, sent) in sorted(totals.items(), key=lambda x: -x[1][2]):
+        rows.append([kind, axes, f"{times:g}", BYTES.format(payload), BYTES.format(sent)])
+    return rows
+
+
+def _collective_rows(plan: Plan) -> list[list[str]]:
+    rows = [["kind", "axes", "group", "times", "sent", "at", "of", "for"]]
+    for one in plan.collectives:
+        sent = BYTES.format(one.wire_bytes * one.count)
+        names = (one.source, one.value, one.reader)
+        rows.append([one.kind, ",".join(one.axes), str(one.group), str(one.count), sent, *names])
+    return rows if plan.collectives else [["none"]]
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""What `explain` says: everything when asked, and else equal layers once, within 120 columns."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.quantities import BYTES
+
+LAYERS = 4
+
+
+def forward(w: list[jax.Array], x: jax.Array) -> jax.Array:
+    for one in w:
+        x = jnp.tanh(x @ one) + 1.0
+    return x
+
+
+@pytest.fixture(scope="module")
+def plan() -> te.Plan:
+    w = [jax.ShapeDtypeStruct((256, 256), "float32")] * LAYERS
+    graph = te.trace(forward, w, jax.ShapeDtypeStruct((4096, 256), "float32"))
+    pins = {"[0]": (None, "d"), "[1]": ("d",)}
+    mesh = te.MeshShape(("d",), (4,))
+    settings = te.Settings(work=2, workers=1)
+    return te.optimize(graph, "h100:4", pins=pins, mesh=mesh, settings=settings).best("seconds")
+
+
+def section(text: str, title: str) -> list[str]:
+    """The lines below a title."""
+    lines = text.split("\n")
+    start = lines.index(title) + 1
+    stop = next((k for k in range(start, len(lines)) if lines[k][:1] != " "), len(lines))
+    return lines[start:stop]
+
+
+def test_equal_layers_are_told_once(plan: te.Plan) -> None:
+    (weights, data) = section(plan.explain(), "inputs")
+    assert weights.split() == ["4×", "[0][*]", "f32[256,", "256]", "[.,", "d]"]
+    assert data.split()[0] == "[1]"
+    (product, others) = section(plan.explain(), "operations")
+    assert product.split()[:2] == ["4×", "dot_general"]
+    assert others.startswith(f"  and {2 * LAYERS} that run inside")
+
+
+def test_everything_is_told_when_asked(plan: te.Plan) -> None:
+    text = plan.explain(everything=True)
+    assert len(section(text, "inputs")) == LAYERS + 1
+    assert len(section(text, "operations")) == len(plan.graph.operations)
+    assert len(section(text, "collectives")) == len(plan.collectives) + 1
+    assert "×" not in "".join(section(text, "inputs"))
+
+
+def test_totals_are_those_of_the_collectives(plan: te.Plan) -> None:
+    head, *rows = section(plan.explain(), "collectives, by kind")
+    assert head.split() == ["kind", "axes", "times", "payload", "sent"]
+    sent = {}
+    for one in plan.collectives:
+        sent[one.kind] = sent.get(one.kind, 0.0) + one.count * one.wire_bytes
+    assert {row.split()[0]: re.split(r"\s{2,}", row)[-1] for row in rows} == {
+        kind: BYTES.format(total) for kind, total in sent.items()
+    }
+
+
+def test_no_line_is_wider_than_a_terminal(plan: te.Plan) -> None:
+    for everything in (False, True):
+        assert max(map(len, plan.explain(everything).split("\n"))) <= 120
+
+
+def test_the_first_line_under_the_name_is_an_experts(plan: te.Plan) -> None:
+    name, expert, *_ = plan.explain().split("\n")
+    assert name.startswith("plan p0 of forward on h100:4, mesh 4d")
+    assert "parallel over d (4 on nvlink)" in expert
