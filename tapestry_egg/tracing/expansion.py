@@ -1,4 +1,4 @@
-"""Primitives without a template, traced again as what they are made of.
+"""Primitives without a template, and loops of many verdicts, traced again as what they are made of.
 
 Libraries define primitives of their own, to say how they are differentiated or batched. When a
 program is traced these rules have been used up, and what is left to run is the Python function that
@@ -78,6 +78,42 @@ def _lowered(primitive: Any) -> Callable[..., Any] | None:
     found = inside.get("fun")
     made_so = getattr(rule, "__name__", "") == "f_lowered" and "multiple_results" in inside
     return found if made_so and callable(found) else None
+
+
+def with_one_verdict(eqn: Any) -> Any:
+    """A loop over many examples (a `while` under vmap, each with a condition of its own) as a loop
+    that runs while any of them does, whose body leaves those that are done as they are.
+
+    That is what JAX makes of it too, further down. The new body also reads the constants of the
+    condition, before its own.
+    """
+    import jax
+    from jax import lax
+    from jax.extend.core import jaxpr_as_fun
+
+    tests, bodies = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    test, body = (jaxpr_as_fun(eqn.params[p]) for p in ("cond_jaxpr", "body_jaxpr"))
+
+    def any_of(*values: Any) -> Any:
+        (verdicts,) = test(*values)
+        return lax.reduce_or(verdicts, tuple(range(verdicts.ndim)))
+
+    def step(*values: Any) -> list[Any]:
+        carry = values[tests + bodies :]
+        (verdicts,) = test(*values[:tests], *carry)
+        leading = tuple(range(verdicts.ndim))
+        return [
+            lax.select(lax.broadcast_in_dim(verdicts, new.shape, leading), new, old)
+            for new, old in zip(body(*values[tests:]), carry, strict=True)
+        ]
+
+    avals = [v.aval for v in eqn.invars]
+    params = {
+        "cond_jaxpr": jax.make_jaxpr(any_of)(*avals[:tests], *avals[tests + bodies :]),
+        "body_jaxpr": jax.make_jaxpr(step)(*avals),
+        "body_nconsts": tests + bodies,
+    }
+    return eqn.replace(params={**eqn.params, **params})
 
 
 def constants_among(operands: Sequence[int], constants: Mapping[int, Any]) -> dict[int, Any]:

@@ -22,7 +22,7 @@ from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
 from .empty import is_constant, joined_operands, unchanged_operand
-from .expansion import constants_among, expansion
+from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
 from .shard_maps import opened, over_whole_arrays
 
@@ -156,7 +156,7 @@ class _Flattener:
             return self.inline(*opened(jaxprs.solve), used, here)
         if kernel == "while" and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
             inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
-            eqn = _with_one_verdict(eqn)
+            eqn = with_one_verdict(eqn)
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
             return self.placed(eqn, inputs, here)
         if kernel == "device_put" and not _changes_memory(eqn.params):
@@ -440,42 +440,6 @@ def tensor_type(aval: Any) -> TensorType:
 def _tensor_type(shape: tuple[Any, ...], dtype: Any, weak: bool) -> TensorType:
     """One object for all tensors alike. Raises TypeError where a dim has no size."""
     return TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
-
-
-def _with_one_verdict(eqn: Any) -> Any:
-    """A loop over many examples (a `while` under vmap, each with a condition of its own) as a loop
-    that runs while any of them does, whose body leaves those that are done as they are.
-
-    That is what JAX makes of it too, further down. The new body also reads the constants of the
-    condition, before its own.
-    """
-    import jax
-    from jax import lax
-    from jax.extend.core import jaxpr_as_fun
-
-    tests, bodies = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    test, body = (jaxpr_as_fun(eqn.params[p]) for p in ("cond_jaxpr", "body_jaxpr"))
-
-    def any_of(*values: Any) -> Any:
-        (verdicts,) = test(*values)
-        return lax.reduce_or(verdicts, tuple(range(verdicts.ndim)))
-
-    def step(*values: Any) -> list[Any]:
-        carry = values[tests + bodies :]
-        (verdicts,) = test(*values[:tests], *carry)
-        leading = tuple(range(verdicts.ndim))
-        return [
-            lax.select(lax.broadcast_in_dim(verdicts, new.shape, leading), new, old)
-            for new, old in zip(body(*values[tests:]), carry, strict=True)
-        ]
-
-    avals = [v.aval for v in eqn.invars]
-    params = {
-        "cond_jaxpr": jax.make_jaxpr(any_of)(*avals[:tests], *avals[tests + bodies :]),
-        "body_jaxpr": jax.make_jaxpr(step)(*avals),
-        "body_nconsts": tests + bodies,
-    }
-    return eqn.replace(params={**eqn.params, **params})
 
 
 def _without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:

@@ -27,7 +27,6 @@ from tapestry_egg.extract.search.transport import (
     problem_arrays,
     problem_from,
 )
-from tapestry_egg.extract.search.worker import search_all
 
 # What random problems look like
 
@@ -486,18 +485,3 @@ def test_candidates_close_to_a_limit_on_either_side_become_plans() -> None:
     assert worth(99.8, fits, far) == [fits]
     assert worth(1.0, fits, far) == [fits]  # the nearest, to say what can be reached
     assert worth(200.0, fits, just, far) == [far, just]
-
-
-@pytest.mark.slow
-def test_searches_side_by_side_find_the_same() -> None:
-    """In processes of their own, large problems give what they give here."""
-    shape = Shape(variables=40, rows=60, pairs=60, forbidden=0.0)
-    problems = [random_problem(seed, shape) for seed in (5, 6)]
-    problems = [replace(p, variables=p.variables + (single(4000),)) for p in problems]
-    effort = Effort(prices=2, steps=1, moves=3, seconds=1.0)
-    archives = search_all(problems, effort, workers=2).archives
-    for problem, archive in zip(problems, archives, strict=True):
-        for c in archive.candidates:
-            seconds, joules, profile = problem.evaluate(c.rows)
-            assert c.costs == pytest.approx((seconds, float(profile.max()), joules))
-            assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-6) + 1e-9

@@ -19,6 +19,7 @@ from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.extract.search.worker import search_all, so_far
 from tapestry_egg.parallel.executors import INTERRUPTED, Processes
+from tests.extract.test_extract import Shape, random_problem, single
 from tests.extract.test_search_parts import ladder
 from tests.parallel.worker_calls import Inline
 
@@ -39,6 +40,17 @@ def sound(problem: Problem, archive: Archive) -> bool:
         assert c.costs == pytest.approx((seconds, float(profile.max()), joules))
         assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-6) + 1e-9
     return bool(archive.candidates)
+
+
+@pytest.mark.slow
+def test_searches_side_by_side_find_what_is_true_here() -> None:
+    """In processes of their own, large problems give what they give here."""
+    shape = Shape(variables=40, rows=60, pairs=60, forbidden=0.0)
+    problems = [random_problem(seed, shape) for seed in (5, 6)]
+    problems = [replace(p, variables=(*p.variables, single(4000))) for p in problems]
+    archives = search_all(problems, replace(BRIEF, moves=3, seconds=1.0), workers=2).archives
+    for problem, archive in zip(problems, archives, strict=True):
+        sound(problem, archive)
 
 
 @pytest.mark.slow
