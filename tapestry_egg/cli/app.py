@@ -29,6 +29,7 @@ from tapestry_egg.machine.objectives import (
 from tapestry_egg.parallel.deadline import end_as_interrupted
 from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
+from tapestry_egg.progress import VERBS
 
 from . import census, kernels
 from . import read as cli_read
@@ -67,7 +68,8 @@ NAME = "tapestry-egg"
 
 app = typer.Typer(
     name=NAME,
-    help="The Pareto front of ways to run a JAX program on a mesh of devices.",
+    help="The Pareto front of ways to run a JAX program on a mesh of devices.\n\n"
+    f"Stages: {' -> '.join(VERBS)}.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
