@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tapestry_egg.plans.plan import Plan as Plan
     from tapestry_egg.plans.plan import PlannedCollective as PlannedCollective
     from tapestry_egg.runtime.compile import compile as compile
+    from tapestry_egg.runtime.measured import measure as measure
     from tapestry_egg.tracing.trace import Program as Program
     from tapestry_egg.tracing.trace import trace as trace
 
@@ -66,6 +67,7 @@ _HOMES = {
     "jit": "pipeline.jit.jit",
     "load": "files.files",
     "load_target": "machine.target",
+    "measure": "runtime.measured",
     "optimize": "pipeline.pipeline",
     "optimize_all": "pipeline.batch",
     "save": "files.files",

@@ -1,0 +1,65 @@
+"""Run a compiled plan under JAX's profiler, and tell its time beside what was planned."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from tapestry_egg.errors import TapestryError
+from tapestry_egg.extract.certify.cost_parts import cost_parts
+from tapestry_egg.scratch import scratch
+
+from tapestry_egg.runtime.compile import CompiledPlan
+from tapestry_egg.runtime.measure.measurement import Measurement, rows_of
+from tapestry_egg.runtime.measure.profile import profiled
+
+
+def measure(run: CompiledPlan, *args: Any, steps: int = 5, **kwargs: Any) -> Measurement:
+    """The device time of a plan by kernel and collective, from JAX's profiler, beside the plan.
+
+    `run` is what `te.compile` returns, the arguments are those of a call; each of `steps` calls
+    gets copies of them, so that donated ones can be given again. Works on CPU devices; those of
+    GPUs and TPUs are read by the lines of operations that the profiler records for them. Other
+    profiles must not be recorded at the same time. Raises TapestryError for what is no compiled
+    plan, and where the profile holds nothing of it.
+    """
+    import jax
+
+    if not isinstance(run, CompiledPlan) or steps < 1:
+        raise TapestryError(
+            f"{run!r:.60} in {steps} steps cannot be measured",
+            where="measure",
+            hint="Give what te.compile returns, its arguments, and at least one step.",
+        )
+    parts = cost_parts(run.plan)
+
+    def copied() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(
+            lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
+        )
+        return given
+
+    once, more = copied()
+    jax.block_until_ready(run(*once, **more))  # compiled and placed
+    ready = [jax.block_until_ready(copied()) for _ in range(steps)]
+    took = []
+    with scratch() as folder:
+        with jax.profiler.trace(str(folder)):
+            for once, more in ready:
+                begin = time.perf_counter()
+                jax.block_until_ready(run(*once, **more))
+                took.append(time.perf_counter() - begin)
+        found = profiled(folder, run.compile().as_text() or "", steps)
+    plan = run.plan
+    return Measurement(
+        plan=plan.name,
+        graph=plan.graph.name,
+        target=plan.target,
+        device=run.mesh.devices.flat[0].device_kind,
+        steps=steps,
+        step_seconds=statistics.median(took),
+        planned_seconds=plan.costs.seconds,
+        rows=rows_of(plan, parts, found),
+        instructions=found,
+    )
