@@ -8,11 +8,10 @@ from typing import Any
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.certify.cost_parts import cost_parts
-from tapestry_egg.scratch import scratch
-
 from tapestry_egg.runtime.compile import CompiledPlan
 from tapestry_egg.runtime.measure.measurement import Measurement, rows_of
 from tapestry_egg.runtime.measure.profile import profiled
+from tapestry_egg.scratch import scratch
 
 
 def measure(run: CompiledPlan, *args: Any, steps: int = 5, **kwargs: Any) -> Measurement:
