@@ -17,7 +17,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
-from .order import SMALL, Tie, stored, ties
+from .order import SMALL, Tie, last_reads, stored, ties
 
 if TYPE_CHECKING:
     import jax
@@ -54,7 +54,7 @@ class _LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        return ties(self.body, self.reads, self.mesh)
+        return ties(self.body, self.reads, self.mesh, self.sources)
 
     @cached_property
     def calls(self) -> bool:
@@ -111,7 +111,6 @@ class _LocalBody:
             for k, op in enumerate(self.body.graph.operations)
             if len(op.outputs) == 1
             and op.outputs[0] not in self.stored
-            and op.remat is None
             and not (op.regions or op.effectful)
             and all(f.origin == "produced" for f in self.reads[k])
         }
@@ -133,7 +132,16 @@ class _LocalBody:
     @cached_property
     def last_read(self) -> dict[int, int]:
         """Value -> the last reader of it in any layout; the body's outputs read last."""
-        return {f.value: k for k, reads in enumerate(self.reads) for f in reads}
+        return last_reads(self.reads, self.sources)
+
+    @cached_property
+    def derived(self) -> dict[int, tuple[int, ...]]:
+        """Value -> what is computed from it on the fly, in program order."""
+        found: dict[int, list[int]] = {}
+        for w, sources in self.sources.items():
+            for v in sources:
+                found.setdefault(v, []).append(w)
+        return {v: tuple(ws) for v, ws in found.items()}
 
     def __call__(self, *arguments: jax.Array) -> tuple[jax.Array, ...]:
         outputs, failed = self.run(arguments, _NOT_FAILED)
@@ -229,23 +237,52 @@ class _Frame:
         late = {u: self.produced[u] for u in self._alive(k) if self.made_by[u] > newest}
         produced, kept, late = _barrier((produced, kept, late))
         self.barred[region] = produced, kept
-        self.produced.update(late)
+        self._renew(late, k)
 
     def again(self, v: int, region: int) -> None:
         """Compute a value that is not stored from what a region has of its sources: behind a
         barrier of its own it would be stored from its first computation to here."""
-        local, produced = self.local, self.barred[region][0]
+        produced = self.barred[region][0]
         stack = [v]
         while stack:
-            k = local.on_the_fly[stack[-1]]
-            below = [w for w in local.body.graph.operations[k].inputs if w in local.on_the_fly]
-            missing = [w for w in below if w not in produced]
+            below = self.local.body.graph.operations[self.local.on_the_fly[stack[-1]]].inputs
+            missing = [w for w in below if self._outside(w, region) and w not in produced]
             if not missing:
-                op, strategy = local.body.graph.operations[k], local.body.strategies[k]
-                operands = [self._store("produced", w)[w] for w in op.inputs]
-                outputs, _ = local.run_operation(k, op, strategy, operands, _NOT_FAILED)
-                produced[stack.pop()] = outputs[0]
+                v = stack.pop()
+                produced[v] = self._compute(v, produced)
             stack += missing
+
+    def _outside(self, v: int, region: int) -> bool:
+        """Whether a value is computed on the fly, by operations that are not the region's own."""
+        k = self.local.on_the_fly.get(v)
+        return k is not None and self.local.body.graph.operations[k].remat != region
+
+    def _renew(self, barred: dict[int, jax.Array], k: int) -> None:
+        """Put values behind a barrier for operation k and later ones, and what these read that is
+        computed on the fly from them."""
+        self.produced.update(barred)
+        made = self.local.on_the_fly
+        stale = {w for v in barred for w in self.local.derived.get(v, ()) if w in self.made_by}
+        order = sorted(stale, key=made.__getitem__)
+        wanted: set[int] = set()
+        for w in reversed(order):
+            if w in wanted or self.local.last_read.get(w, -1) >= k:
+                wanted |= {w, *self.local.body.graph.operations[made[w]].inputs}
+        for w in order:
+            if w in wanted:
+                self.produced[w] = self._compute(w, {})
+
+    def _compute(self, v: int, known: dict[int, jax.Array]) -> jax.Array:
+        """A value that is computed on the fly, from arrays in `known` where they are there."""
+        k = self.local.on_the_fly[v]
+        op, strategy = self.local.body.graph.operations[k], self.local.body.strategies[k]
+        own = {} if op.remat is None else self.barred[op.remat][0]
+        operands = []
+        for w in op.inputs:
+            store = next((s for s in (known, own) if w in s), self.produced)
+            operands.append(store[w])
+        outputs, _ = self.local.run_operation(k, op, strategy, operands, _NOT_FAILED)
+        return outputs[0]
 
     def _alive(self, k: int) -> tuple[int, ...]:
         """The value computed last that is in memory and that operation k or a later one reads."""
@@ -269,7 +306,7 @@ class _Frame:
         if not now or not done:
             return
         now, done, left = _barrier((now, done, left))
-        self.produced.update(done)
+        self._renew(done, k)
         self.left.update(left)
         for v, x in now.items():
             held[v][v] = x
@@ -288,7 +325,7 @@ class _Frame:
         own = {} if group < 0 else self.shared.setdefault(group, {})
         if self.region is not None:
             for f in reads:
-                if f.value in self.local.on_the_fly:
+                if self._outside(f.value, self.region):
                     self.again(f.value, self.region)
         for f in reads:  # first, since tying a copy to another operand replaces that operand
             if f.again:

@@ -9,7 +9,7 @@ pass through one optimization barrier. The barrier moves nothing; it is dropped 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
@@ -35,15 +35,28 @@ class Tie:
     done: tuple[int, ...]
 
 
-def ties(body: BodyPlan, reads: Reads, mesh: MeshShape) -> dict[int, Tie]:
-    """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them."""
+def last_reads(reads: Reads, sources: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Value -> its last reader in any layout, the body's outputs last; a reader of a value that is
+    computed on the fly reads its `sources`."""
+    return {v: k for k, found in enumerate(reads) for f in found for v in _with(f.value, sources)}
+
+
+def _with(v: int, sources: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    return (v, *sources.get(v, ()))
+
+
+def ties(
+    body: BodyPlan, reads: Reads, mesh: MeshShape, sources: Mapping[int, Sequence[int]]
+) -> dict[int, Tie]:
+    """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them,
+    `sources` of values that are computed on the fly are what they are computed from."""
     graph = body.graph
     program = flatten(graph, {})
     units = fuse(program)
     kernels = _made_by(program, units, ("kernel",))
     solid = kernels | _made_by(program, units, ("reduce",))
     layouts = produced_layouts(body)
-    last_read = {f.value: k for k, found in enumerate(reads) for f in found}
+    last_read = last_reads(reads, sources)
 
     def local(v: int, layout: Layout) -> int:
         type_ = graph.values[v]

@@ -205,6 +205,25 @@ def test_a_recomputed_region_computes_again_what_is_not_stored() -> None:
     assert text.count("stablehlo.exponential") == 2
 
 
+def test_a_kernel_waits_for_results_that_are_read_later_through_what_is_not_stored() -> None:
+    def f(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.tanh(x @ w)  # fused into both of its readers
+        b = x @ v
+        return h.sum(0), h + b
+
+    args = tuple(numbers(128, 128, seed=k) for k in range(3))
+    program = trace(f, *args)
+    layouts = tuple(cut((), ()) for _ in program.graph.inputs)
+    outputs = (cut(()), cut((), ()))
+    plan = replace(plan_by_hand(program.graph, MESH, {}, layouts, outputs), program=program)
+    check(plan, *args)
+    text = compile(plan).lower().as_text()
+    (barrier,) = [line for line in text.splitlines() if "optimization_barrier" in line]
+    assert barrier.count("tensor<") == 2  # what the second product reads, and the first product
+    # The readers after the barrier read the first product behind it.
+    assert text.index("optimization_barrier") < text.rindex("stablehlo.tanh")
+
+
 # Plans that do not fit
 
 
