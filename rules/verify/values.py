@@ -161,6 +161,12 @@ def _tiny(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e:
     return np.where(rng.random(shape) < 0.3, 0.0, _signs(rng, shape) * sizes)
 
 
+def _end_of_exponentials(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Where those of e (above 88.7) and, in one draw of two, those of 2 (128) end in float32."""
+    low, high = ((85.0, 100.0), (125.0, 140.0))[int(rng.random() < 0.5)]
+    return rng.uniform(low, high, shape)
+
+
 def _one_hot(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
     out = np.zeros(shape)
     if out.size:
@@ -190,8 +196,8 @@ _FLOATS: Mapping[str, _Floats] = {
     "normal": lambda rng, shape, m, e: rng.normal(size=shape),
     "unit": lambda rng, shape, m, e: rng.uniform(0.1, 0.9, shape),
     "tens": lambda rng, shape, m, e: np.clip(rng.normal(size=shape) * 40, -100, 100),
-    "high": lambda rng, shape, m, e: rng.uniform(85.0, 100.0, shape),
-    "low": lambda rng, shape, m, e: rng.uniform(-100.0, -85.0, shape),
+    "high": lambda rng, shape, m, e: _end_of_exponentials(rng, shape),
+    "low": lambda rng, shape, m, e: -_end_of_exponentials(rng, shape),
     "tiny": _tiny,
     "magnitudes": lambda rng, shape, m, e: (
         rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)

@@ -344,8 +344,15 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
         return
     if masks:
         yield from (("wide", f) for f in masking(("normal", "ties", *masks)))
-    moderate = [f for f in ROUNDED if roomy(dtypes) or f not in _LARGE]
+    # What is meant is computed in 64 bits: there it is not known of what underflows in as many.
+    unknown = {*(() if roomy(dtypes) else _LARGE), *(("tiny",) if _widest(dtypes) else ())}
+    moderate = [f for f in ROUNDED if f not in unknown]
     yield from (("actual", f) for f in every(moderate))
+
+
+def _widest(dtypes: Iterable[str]) -> bool:
+    """Whether no dtype could tell what is meant by numbers of these."""
+    return not {"float64", "complex128"}.isdisjoint(dtypes)
 
 
 def _compare(
