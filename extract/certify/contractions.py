@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from tapestry_egg.machine.gemm import Gemm
+from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
@@ -41,7 +41,8 @@ def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[flo
             return None
         sizes[(0 if d in kept else 3) if left and right else 1 if left else 2] *= size
     lhs, rhs = signature.input_types[p].dtype, signature.input_types[q].dtype
-    return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs)
+    out = signature.output_types[0].dtype
+    return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs, out)
 
 
 def _columns(projections: Iterable[Projection]) -> set[int]:

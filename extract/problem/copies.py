@@ -124,13 +124,15 @@ def copy_table(
     for k in range(n):
         through = seconds[:, k, None] + seconds[None, k, :]
         via = np.maximum(np.maximum(scratch[:, k, None], scratch[None, k, :]), float(local[k]))
-        better = through < seconds * (1 - 1e-12)
+        equal = np.isfinite(seconds) & (through <= seconds * (1 + 1e-12))
+        more = wire[:, k, None] + wire[None, k, :]
+        better = (through < seconds * (1 - 1e-12)) | (equal & (more < wire * (1 - 1e-12)))
         better[k, :] = better[:, k] = False
         if not better.any():
             continue
         seconds[better] = through[better]
         inside[better] = (inside[:, k, None] + inside[None, k, :])[better]
-        wire[better] = (wire[:, k, None] + wire[None, k, :])[better]
+        wire[better] = more[better]
         joules[better] = (joules[:, k, None] + joules[None, k, :])[better]
         scratch[better] = via[better]
         following[better] = np.broadcast_to(following[:, k, None], (n, n))[better]

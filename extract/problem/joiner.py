@@ -21,8 +21,8 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, like_roofline
 from tapestry_egg.machine.energy import collective_joules, joules
-from tapestry_egg.machine.gemm import Gemm
 from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.kernels import Schedule, Unit
@@ -360,7 +360,7 @@ class Joiner:
             )
         batch, rows, columns, depth = self.gemm_shapes[signature][choice[:, m]].T
         lhs, rhs = model.input_types[dims.lhs].dtype, model.input_types[dims.rhs].dtype
-        return Gemm(batch, rows, columns, depth, lhs, rhs)
+        return Gemm(batch, rows, columns, depth, lhs, rhs, model.output_types[0].dtype)
 
     def _sent(self, signature: OperationSignature) -> tuple[float, float]:
         """(seconds, joules) of sending what one device computes for all to the others."""

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.lookup import measured_collective, measured_gemm
 from tapestry_egg.monoids import monoids
 
-from .gemm import Gemm
 from .kernel_rates import kernel_rate
 from .target import Target
 from .topology import Span
@@ -45,10 +46,18 @@ def kernel_seconds(
     The roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), with sustained instead of
     peak rates, plus the floor that a kernel takes however small. `dtype` is that of the operands;
     `contraction` says that the matrix units can do the work (dots, convolutions), and `gemm` as
-    which product of matrices, where it is one.
+    which product of matrices, where it is one. Where the target has measured times of products,
+    such a kernel takes what they say of its shape (`tables/matmuls.py`), launch included, and what
+    it does beside the product at the same rate; never less than its traffic does.
     """
-    compute = flops / target.rate(dtype, contraction)
     memory = hbm_bytes / target.hbm_bytes_per_second
+    if gemm is not None and target.matmuls is not None:
+        measured = measured_gemm(gemm, target.matmuls, target.launch_seconds)
+        if measured is not None:
+            measured = measured / target.matmul_speed
+            more = flops / (2.0 * gemm.batch * gemm.m * gemm.n * gemm.k)
+            return _larger(measured * _larger(more, more * 0.0 + 1.0), memory)
+    compute = flops / target.rate(dtype, contraction)
     return _larger(compute, memory) + target.launch_seconds
 
 
@@ -113,19 +122,24 @@ def collective_seconds(
     outside, an all-reduce of V moves 2V(n-1)/n inside and 2(V/n)(m-1)/m outside; the levels follow
     one another, no overlap is counted. Latency grows with the hops of a ring; an all-reduce over a
     switch takes at most 2⌈log2 g⌉ of them (a tree), as fits 10, 15, 31 us on 2, 4, 8 GPUs.
+    Where the target has measured times over its innermost level (`tables/collectives.py`), that
+    level takes what they say, launch and latency included, and the levels outside run beside it:
+    the slowest paces all, as NCCL pipelines them, and their latencies add up.
     `slice` and `to_partial` send nothing and cost one read and write of their result in memory.
     A group of one device costs nothing. Raises PlanError for an unknown kind.
     """
-    spans = target.spans(mesh, axes)
+    spans: tuple[Span, ...] = target.spans(mesh, axes)
     if kind not in MOVING and kind not in LOCAL:
         raise _unknown(kind)
     if not spans:
         return local_bytes * 0.0
     if kind in LOCAL:
         return local_traffic(kind, local_bytes, _group(spans)) / target.hbm_bytes_per_second
-    seconds = local_bytes * 0.0 + target.launch_seconds
+    within = _measured_level(kind, local_bytes, spans, target)
+    seconds = local_bytes * 0.0 + max([target.launch_seconds, *[x.base_seconds for x in spans]])
+    waits, slowest = 0.0, within
     inside, outside = 1, _group(spans)
-    for span in spans:
+    for number, span in enumerate(spans):
         n = span.group
         outside //= n
         if kind == "all_gather":
@@ -135,9 +149,28 @@ def collective_seconds(
         else:
             passes = 2 if kind == "all_reduce" else 1
             busy = local_bytes * (passes * (n - 1) / (inside * n) / span.bytes_per_second)
-        seconds = seconds + busy + _steps(kind, span) * span.latency_seconds
+        wait = _steps(kind, span) * span.latency_seconds
+        if slowest is not None and number > 0:
+            slowest, waits = _larger(slowest, busy), waits + wait
+        seconds = seconds + busy + wait
         inside *= n
-    return seconds
+    return seconds if slowest is None else slowest + waits
+
+
+def _measured_level(
+    kind: str, local_bytes: Amount, spans: tuple[Span, ...], target: Target
+) -> Amount | None:
+    """Time of the part of a collective within the innermost level, where that was measured."""
+    if target.collectives is None or spans[0].level != target.levels[0].name:
+        return None
+    outside = _group(spans[1:])
+    if kind == "all_gather":  # the table counts the whole tensor; the slow links go first
+        nbytes = local_bytes * float(spans[0].group * outside)
+    elif kind == "all_to_all":
+        nbytes = local_bytes / float(outside)
+    else:
+        nbytes = local_bytes
+    return measured_collective(target.collectives, kind, nbytes, spans[0].group, target.shape[-1])
 
 
 def _group(spans: tuple[Span, ...]) -> int:

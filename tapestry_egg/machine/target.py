@@ -13,6 +13,9 @@ from typing import Literal, cast
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.tables.collectives import collective_table
+from tapestry_egg.machine.tables.files import TableFile
+from tapestry_egg.machine.tables.matmuls import matmul_table
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
 from .power import Clock as Clock
@@ -55,6 +58,9 @@ class Target:
     clock: Clock | None = None  # None where nothing is known of other clocks than the file's
     mhz: float = 0.0  # the clock that was chosen; 0 is the file's own
     price: Price | None = None
+    matmuls: TableFile | None = None  # measured times of products of matrices
+    matmul_speed: float = 1.0  # how much faster than the device that the table was measured on
+    collectives: TableFile | None = None  # measured times over the innermost level
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -260,14 +266,14 @@ def load_target(spec: str | Path) -> Target:
 
 def _load(name: str, shape: tuple[int, ...]) -> Target:
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        return _read(read_yaml_text(Path(name), TargetError, name), name, shape)
+        return _read(read_yaml_text(Path(name), TargetError, name), name, shape, Path(name).parent)
     if name not in known_targets():
         raise TargetError(
             f"unknown target {name!r}",
             hint=f"Known are {', '.join(known_targets())}; or give the path of a .yaml file.",
         )
     file = resources.files("tapestry_egg.machine") / "targets" / f"{name}.yaml"
-    return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape)
+    return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape, None)
 
 
 def check_machine(target: Target, where: str) -> None:
@@ -280,6 +286,7 @@ def check_machine(target: Target, where: str) -> None:
         ("hbm_bytes", target.hbm_bytes),
         ("hbm_bytes_per_second", target.hbm_bytes_per_second),
         ("flops_efficiency", target.flops_efficiency),
+        ("matmul_speed", target.matmul_speed),
         *((f"peak.{k}", x) for k, x in target.peak),
         *((f"vector.{k}", x) for k, x in target.vector),
         ("power.max_watts", power.max_watts),
@@ -297,6 +304,7 @@ def check_machine(target: Target, where: str) -> None:
         ("power.joules_per_wire_byte", power.joules_per_wire_byte),
         ("mhz", target.mhz),
         *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
+        *((f"levels[{k}].base_seconds", x.base_seconds) for k, x in enumerate(target.levels)),
     ]
     if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
         raise TargetError(
@@ -311,15 +319,26 @@ def check_machine(target: Target, where: str) -> None:
         target.clock.check(f"{where}.clock")
     if target.price is not None:
         target.price.check(f"{where}.price")
+    _checked("matmuls", target.matmuls)
+    _checked("collectives", target.collectives)
     if any(level.kind == "torus" for level in target.levels[1:]):
         raise TargetError("only the innermost level can be a torus", where=f"{where}.levels")
+
+
+def _checked(kind: Literal["matmuls", "collectives"], file: TableFile | None) -> TableFile | None:
+    """The same file, read whole once; raises TargetError with file and line."""
+    if file is not None and kind == "matmuls":
+        matmul_table(file)
+    elif file is not None:
+        collective_table(file)
+    return file
 
 
 def _bare(spec: str) -> str:
     return spec.partition(":")[0] or "h100"
 
 
-def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
+def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> Target:
     node = compose_yaml_text(text, TargetError, file)
     if node is None:
         raise TargetError("the file is empty", where=file)
@@ -354,6 +373,14 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
     power = read_power(top.table("power"), hbm.number("bytes_per_second"), full_links)
     clock = read_clock(top.table("clock")) if "clock" in top.keys() else None
     price = read_price(top.table("price")) if "price" in top.keys() else None
+    matmuls = collectives = None
+    speed = 1.0
+    if "tables" in top.keys():
+        tables = top.table("tables")
+        matmuls, collectives = [tables.file(k, folder) for k in ("matmuls", "collectives")]
+        if "matmul_speed" in tables.keys():
+            speed = tables.number("matmul_speed")
+        tables.finish()
     for table in (top, hbm, efficiency):
         table.finish()
     return Target(
@@ -374,6 +401,9 @@ def _read(text: str, file: str, shape: tuple[int, ...]) -> Target:
         overlap_slowdown=slowdown,
         clock=clock,
         price=price,
+        matmuls=_checked("matmuls", matmuls),
+        matmul_speed=speed,
+        collectives=_checked("collectives", collectives),
     )
 
 
@@ -406,6 +436,7 @@ def _read_level(table: Table) -> Level:
         most,
         multiple,
         every,
+        table.number("base_seconds", zero=True) if "base_seconds" in table.keys() else 0.0,
     )
     table.finish()
     return level

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf, isfinite
+from pathlib import Path
 
 import yaml
 
 from tapestry_egg.errors import TargetError
+from tapestry_egg.machine.tables.files import TableFile, packaged_table, users_table
 
 
 class Table:
@@ -98,6 +100,22 @@ class Table:
         if text not in ("true", "false"):
             raise self.error(f"{key!r} is {text!r}, it must be true or false", self._get(key))
         return text == "true"
+
+    def file(self, key: str, folder: Path | None) -> TableFile | None:
+        """The table that a key names, if there is one: beside the file, else of the package."""
+        if key not in self.keys():
+            return None
+        name = self.text(key)
+        if folder is not None and (folder / name).is_file():
+            return users_table(name, (folder / name).read_bytes())
+        found = packaged_table(name)
+        if found is None:
+            raise self.error(
+                f"there is no table {name!r:.80}",
+                self._values[key],
+                hint="It is the name of a file beside this one, or of one in the package.",
+            )
+        return found
 
     def table(self, key: str) -> Table:
         return Table(self._get(key), self._file, key)

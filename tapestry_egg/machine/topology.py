@@ -30,6 +30,7 @@ class Level:
     max: tuple[int, ...] = ()
     wrap_multiple: int = 0
     wrap_every_dim: bool = False
+    base_seconds: float = 0.0  # of a collective of no bytes, before its hops
 
     @property
     def rank(self) -> int:
@@ -66,6 +67,7 @@ class Span:
     latency_seconds: float
     hops: int
     exchange_seconds_per_byte: float
+    base_seconds: float
 
 
 def factorizations(n: int, most: int) -> list[tuple[int, ...]]:
@@ -171,6 +173,7 @@ def _switch_span(level: Level, group: int) -> Span:
         level.latency_seconds,
         group - 1,
         exchange,
+        level.base_seconds,
     )
 
 
@@ -202,4 +205,5 @@ def _torus_span(
         level.latency_seconds,
         hops,
         exchange,
+        level.base_seconds,
     )

@@ -47,22 +47,12 @@ def groups(mesh: MeshShape, axes: tuple[int, ...]) -> list[list[int]]:
 
 
 def test_every_known_target_loads_with_its_sources() -> None:
-    assert known_targets() == (
-        "a100",
-        "b200",
-        "cpu",
-        "h100",
-        "h200",
-        "v100",
-        "v4",
-        "v5e",
-        "v5p",
-        "v6e",
-    )
+    gpus = ("a100", "b200", "b300", "gb200", "gb300", "h100", "h200", "mi355x", "v100")
+    assert set(known_targets()) == {*gpus, "cpu", "v4", "v5e", "v5p", "v6e"}
     for name in known_targets():
         t = load_target(f"{name}:4")
         assert t.name == name and t.devices == 4 and t.spec == f"{name}:4" == str(t)
-        assert t.sources and t.retrieved.startswith("2026-11-2") and t.title
+        assert t.sources and t.retrieved >= "2026-11-21" and t.title
         assert t.rate("float32", False) > 0 and hash(t) == hash(load_target(f"{name}:4"))
         if name == "v100":  # its tensor cores take float16 alone
             assert t.rate("float16", True) > 2 * t.rate("bfloat16", True)
@@ -76,7 +66,7 @@ def test_datasheet_figures() -> None:
     assert dict(h100.peak)["float32"] == pytest.approx(494.7e12)
     assert dict(load_target("a100:8").peak)["float32"] == 156e12
     assert h100.hbm_bytes == 80_000_000_000
-    assert h100.hbm_bytes_per_second == pytest.approx(0.7 * 3350e9)
+    assert h100.hbm_bytes_per_second == pytest.approx(0.754 * 3350e9)
     assert load_target("h200:8").hbm_bytes == 141_000_000_000
     assert load_target("v5e:4x4").hbm_bytes == 15.75 * 2**30  # what the TPU compiler allows
     assert load_target("v4:4x4x4").hbm_bytes == 30.75 * 2**30
@@ -101,7 +91,7 @@ def test_rates_fall_back_by_family() -> None:
         ("h100:eight", "does not say how many"),
         ("h100:2x", "does not say how many"),
         ("h100:0", "not a shape"),
-        ("h1000:8", "unknown target 'h1000'.*\n.*a100, b200, cpu"),
+        ("h1000:8", "unknown target 'h1000'.*\n.*a100, b200, b300"),
         ("h100:16", "too large"),
         ("h100:2x2x8", "3 dims"),
         ("v5e:32x4", "too large"),
@@ -361,11 +351,11 @@ def test_kernel_seconds_by_hand() -> None:
     h100 = load_target("h100:8")
     n = 4096
     dot = kernel_seconds(2.0 * n**3, 3.0 * n * n * 2, "bfloat16", h100, True)
-    assert dot == pytest.approx(137_438_953_472 / 692.58e12 + 7e-6, rel=1e-6)
+    assert dot == pytest.approx(137_438_953_472 / 692.58e12 + 5e-6, rel=1e-6)
     full = kernel_seconds(2.0 * n**3, 3.0 * n * n * 4, "float32", h100, True)
-    assert full == pytest.approx(137_438_953_472 / 346.29e12 + 7e-6, rel=1e-6)
+    assert full == pytest.approx(137_438_953_472 / 346.29e12 + 5e-6, rel=1e-6)
     add = kernel_seconds(float(n * n), 3.0 * n * n * 4, "float32", h100, False)
-    assert add == pytest.approx(201_326_592 / 2345e9 + 7e-6, rel=1e-6)
+    assert add == pytest.approx(201_326_592 / (0.754 * 3350e9) + 5e-6, rel=1e-6)
     assert isinstance(add, float)
     many = kernel_seconds(
         np.array([2.0 * n**3, float(n * n)]), np.array([100.0, 12.0 * n * n]), "float32", h100, True
@@ -389,40 +379,33 @@ def test_wire_bytes_by_hand() -> None:
 
 
 def test_collective_seconds_by_hand() -> None:
-    h100 = load_target("h100:4x8")
+    """On a target without tables."""
+    a100 = load_target("a100:4x8")
     mesh = MeshShape(("x", "y"), (4, 8))
-    v, nvlink, network = 1e9, 450e9 * 0.77, 50e9 * 0.8
-    assert collective_seconds("all_reduce", v, (1,), mesh, h100) == pytest.approx(
-        7e-6 + 2 * v * 7 / 8 / nvlink + 6 * 3.6e-6
+    v, nvlink, network = 1e9, 300e9 * 0.77, 25e9 * 0.8
+    hbm = 0.775 * 2039e9
+    assert collective_seconds("all_reduce", v, (1,), mesh, a100) == pytest.approx(
+        5e-6 + 2 * v * 7 / 8 / nvlink + 6 * 3.6e-6
     )
-    assert collective_seconds("all_gather", v / 8, (1,), mesh, h100) == pytest.approx(
-        7e-6 + v * 7 / 8 / nvlink + 7 * 3.6e-6
+    assert collective_seconds("all_gather", v / 8, (1,), mesh, a100) == pytest.approx(
+        5e-6 + v * 7 / 8 / nvlink + 7 * 3.6e-6
     )
     # Over hosts and GPUs: 2V(n-1)/n inside, 2(V/n)(m-1)/m outside.
-    assert collective_seconds("all_reduce", v, (0, 1), mesh, h100) == pytest.approx(
-        7e-6 + 2 * v * 7 / 8 / nvlink + 2 * v / 8 * 3 / 4 / network + 6 * 3.6e-6 + 3 * 5e-6
+    assert collective_seconds("all_reduce", v, (0, 1), mesh, a100) == pytest.approx(
+        32e-6 + 2 * v * 7 / 8 / nvlink + 2 * v / 8 * 3 / 4 / network + 6 * 3.6e-6 + 3 * 5e-6
     )
     # Gathering V/32 each: V/32 x 3 over the network, then V/8 x 7 over NVLink.
-    assert collective_seconds("all_gather", v / 32, (0, 1), mesh, h100) == pytest.approx(
-        7e-6 + v / 32 * 3 / network + v / 8 * 7 / nvlink + 7 * 3.6e-6 + 3 * 5e-6
+    assert collective_seconds("all_gather", v / 32, (0, 1), mesh, a100) == pytest.approx(
+        32e-6 + v / 32 * 3 / network + v / 8 * 7 / nvlink + 7 * 3.6e-6 + 3 * 5e-6
     )
     # Three in four bytes leave the host; of the quarter that stays, 7/8 go to another GPU.
-    assert collective_seconds("all_to_all", v, (0, 1), mesh, h100) == pytest.approx(
-        7e-6 + v * 3 / 4 / network + v / 4 * 7 / 8 / nvlink + 7 * 3.6e-6 + 3 * 5e-6
+    assert collective_seconds("all_to_all", v, (0, 1), mesh, a100) == pytest.approx(
+        32e-6 + v * 3 / 4 / network + v / 4 * 7 / 8 / nvlink + 7 * 3.6e-6 + 3 * 5e-6
     )
-    assert collective_seconds("slice", v, (1,), mesh, h100) == pytest.approx(2 * v / 8 / 2345e9)
-    assert collective_seconds("to_partial", v, (1,), mesh, h100) == pytest.approx(2 * v / 2345e9)
+    assert collective_seconds("slice", v, (1,), mesh, a100) == pytest.approx(2 * v / 8 / hbm)
+    assert collective_seconds("to_partial", v, (1,), mesh, a100) == pytest.approx(2 * v / hbm)
     with pytest.raises(PlanError):
-        collective_seconds("permute", v, (1,), mesh, h100)
-
-
-def test_nvlink_model_near_measured_figures() -> None:
-    """nccl-tests on H100, 1 GB: all-gather 394 GB/s of the full tensor on 8 GPUs, latency 30 us."""
-    h100, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
-    big = collective_seconds("all_gather", 1e9 / 8, (0,), mesh, h100)
-    assert big == pytest.approx(1e9 / 394e9, rel=0.05)
-    assert collective_seconds("all_gather", 1.0, (0,), mesh, h100) == pytest.approx(30e-6, rel=0.1)
-    assert collective_seconds("all_reduce", 1.0, (0,), mesh, h100) == pytest.approx(31e-6, rel=0.1)
+        collective_seconds("permute", v, (1,), mesh, a100)
 
 
 @pytest.mark.parametrize("kind", MOVING)
@@ -455,6 +438,8 @@ def test_collectives_grow_with_bytes(
         # Slow links cannot be beaten, nor can all levels' own bytes be more than the flat total.
         wire = collective_wire_bytes(kind, large, mesh.parts(axes))
         best = max(level.full_bytes_per_second for level in t.levels)
+        if t.collectives is not None:
+            best /= 0.77  # measured: only what is published bounds it
         assert collective_seconds(kind, large, axes, mesh, t) >= wire / best * (1 - 1e-9)
 
 
@@ -484,7 +469,7 @@ def test_joules_add_over_kernels(kernels: list[tuple[float, float, float, float]
     assert joules(flops, hbm, wire, seconds, 16, t) == pytest.approx(2 * apart)
 
 
-@pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200", "v4", "v5e", "v5p", "v6e", "cpu"])
+@pytest.mark.parametrize("name", [n for n in known_targets() if n != "v100"])
 def test_flat_out_draws_the_maximum(name: str) -> None:
     t = load_target(f"{name}:4")
     for dtype, contraction in (("bfloat16", True), ("float32", True), ("float32", False)):

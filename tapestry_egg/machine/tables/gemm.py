@@ -15,7 +15,7 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 @dataclass(frozen=True, slots=True)
 class Gemm(Generic[Amount]):
-    """`batch` products of m×k by k×n matrices on one device, and the dtypes of both operands.
+    """`batch` products of m×k by k×n matrices on one device, and dtypes of operands and result.
 
     The four counts are numbers, or arrays of one length.
     """
@@ -26,6 +26,7 @@ class Gemm(Generic[Amount]):
     k: Amount
     lhs: str
     rhs: str
+    out: str
 
     @property
     def dtype(self) -> str:

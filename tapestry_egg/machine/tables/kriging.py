@@ -1,0 +1,74 @@
+"""Smoothing and interpolation of measured times over shapes: Gaussian processes (kriging).
+
+Times of matrix products vary smoothly with the logarithms of their sizes, but for jumps where the
+library takes another kernel; those it takes for a product and for its transpose are mostly the
+same. The model is the usual one (Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+2006, chapter 2): log seconds = a plane + a smooth part + a rough part + noise. Its parameters are
+one set for all tables; they were chosen by leaving out each row of XLA's tables in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Variances of the parts of a log time, lengths in doublings of a size (of batch, m, n, k), and how
+# much two dtypes of operands of equal width have in common. The kernel that a library takes goes by
+# batch, m and n; it stays the same along k.
+_SMOOTH, _SMOOTH_LENGTH = 0.3, 6.0
+_ROUGH, _ROUGH_LENGTHS, _TRANSPOSED = 0.03, (0.3, 0.5, 0.5, 4.0), 0.9
+_NOISE = 5e-4
+_PLANE = 10.0
+_SHARED = 0.99
+
+
+@dataclass(frozen=True)
+class Process:
+    """What is known of log times at `points` [n, 4]: log2 of batch, m, n, k; and their column."""
+
+    points: Array
+    column: NDArray[np.int64]
+    values: Array
+
+    def covariance(self, points: Array, column: NDArray[np.int64]) -> Array:
+        """[rows, n] covariances with what is known."""
+        mine, theirs = points[:, None, :], self.points[None, :, :]
+        apart = np.abs(mine - theirs)
+        smooth = np.ones(apart.shape[:2])
+        for a in range(apart.shape[2]):
+            x = np.sqrt(3.0) * apart[:, :, a] / _SMOOTH_LENGTH
+            smooth *= (1.0 + x) * np.exp(-x)  # Matérn 3/2
+        lengths = np.array(_ROUGH_LENGTHS)
+        straight = np.exp(-(apart / lengths).sum(axis=2))
+        turned = np.exp(-(np.abs(mine - theirs[:, :, [0, 2, 1, 3]]) / lengths).sum(axis=2))
+        rough = straight + _TRANSPOSED / 2 * (turned - straight)
+        same = column[:, None] == self.column[None, :]
+        parts = _SMOOTH * smooth + _ROUGH * rough
+        plane = _PLANE * ((mine - 9.0) * (theirs - 9.0)).sum(axis=2)  # sizes around 2^9
+        out: Array = np.where(same, 1.0, _SHARED) * parts + plane + _PLANE * same
+        return out
+
+    def _known(self) -> Array:
+        known = self.covariance(self.points, self.column)
+        known[np.diag_indices(len(known))] += _NOISE
+        return known
+
+    def predict(self, points: Array, column: int) -> Array:
+        """Expected log times at other points of one column."""
+        weights = np.linalg.solve(self._known(), self.values)
+        out: Array = self.covariance(points, np.full(len(points), column)) @ weights
+        return out
+
+    def left_out(self) -> Array:
+        """What each row is expected to be from all the others, less what it is.
+
+        Row i alone is left out by (K⁻¹y)_i / (K⁻¹)_ii, without solving again (Sundararajan and
+        Keerthi, Neural Computation 13(5), 2001).
+        """
+        inverse = np.linalg.inv(self._known())
+        out: Array = -(inverse @ self.values) / np.diag(inverse)
+        return out

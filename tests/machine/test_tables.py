@@ -1,0 +1,311 @@
+"""Measured tables: what they hold is what comes out, and between and beyond they stay sane."""
+
+from __future__ import annotations
+
+import csv
+import json
+from importlib import resources
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapestry_egg.errors import TargetError
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import collective_seconds, kernel_seconds
+from tapestry_egg.machine.tables.collectives import collective_table, errors_by_kind, rising
+from tapestry_egg.machine.tables.files import TableFile, packaged_table, users_table
+from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.matmuls import errors_by_dtype, matmul_table
+from tapestry_egg.machine.target import Target, load_target
+
+BF16 = "bfloat16"
+
+
+def raw(name: str) -> list[dict[str, str]]:
+    """The rows of a packaged file, read by a reader of this test's own."""
+    text = (resources.files("tapestry_egg.machine.tables") / name).read_text()
+    return list(csv.DictReader(x for x in text.splitlines() if not x.startswith("#")))
+
+
+def product(batch: float, m: float, n: float, k: float, dtype: str = BF16) -> Gemm[float]:
+    return Gemm(batch, m, n, k, dtype, dtype, dtype)
+
+
+def seconds(target: Target, gemm: Gemm[float], traffic: float = 0.0) -> float:
+    flops = 2.0 * gemm.batch * gemm.m * gemm.n * gemm.k
+    return float(kernel_seconds(flops, traffic, gemm.dtype, target, True, gemm))
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "dtype", "median", "high"),
+    [
+        ("h100:8", "h100_matmuls.csv", BF16, 0.02, 0.06),
+        ("h100:8", "h100_matmuls.csv", "float32", 0.04, 0.15),
+        ("b200:8", "b200_matmuls.csv", BF16, 0.02, 0.06),
+        ("mi355x:8", "mi355x_matmuls.csv", "float16", 0.04, 0.12),
+    ],
+)
+def test_measured_products_cost_what_was_measured(
+    target: str, name: str, dtype: str, median: float, high: float
+) -> None:
+    t, column = load_target(target), f"{dtype}*{dtype}->{dtype}"
+    apart = [
+        abs(seconds(t, product(*(float(row[x]) for x in ("batch", "m", "n", "k")), dtype))
+            / float(row[column]) * 1e6 - 1)
+        for row in raw(name)
+        if row[column]
+    ]  # fmt: skip
+    assert len(apart) > 250
+    assert np.median(apart) < median and np.percentile(apart, 90) < high
+
+
+@pytest.mark.parametrize("name", ["h100_matmuls.csv", "b200_matmuls.csv"])
+def test_a_product_left_out_is_foretold_by_the_others(name: str, tmp_path: Path) -> None:
+    """Nine in ten rows, written as a table of one's own, foretell the tenth within the bars."""
+    file = packaged_table(name)
+    assert file is not None
+    head, *lines = [x for x in file.text.splitlines() if not x.startswith("#")]
+    kept = "\n".join([head, *(x for k, x in enumerate(lines) if k % 10 != 4)])
+    (tmp_path / "own.csv").write_text(kept)
+    t = own_target(tmp_path, name[:4])
+    apart = []
+    for row in raw(name)[4::10]:
+        if cell := row["bfloat16*bfloat16->bfloat16"]:
+            shape = [float(row[x]) for x in ("batch", "m", "n", "k")]
+            apart.append(abs(seconds(t, product(*shape)) / float(cell) * 1e6 - 1))
+    assert np.median(apart) <= 0.05 and np.percentile(apart, 90) <= 0.15
+
+
+def test_errors_are_those_of_leaving_rows_out() -> None:
+    """One row left out by hand: its error is what the formula for all of them at once says."""
+    file = packaged_table("b200_matmuls.csv")
+    assert file is not None
+    table = matmul_table(file)
+    column = table.column("float32", "float32", "float32")
+    assert column is not None
+    own, errors = table.left_out(column)
+    lines = file.text.splitlines()
+    for k in (0, 17, 120):
+        shape = ",".join(str(x) for x in table.shapes[own[k]]) + ","
+        mine = lines.index(next(x for x in lines if x.startswith(shape)))
+        cells = lines[mine].split(",")
+        measured = float(cells[4 + column])
+        cells[4 + column] = ""
+        without = users_table(
+            "b.csv", "\n".join([*lines[:mine], ",".join(cells), *lines[mine + 1 :]]).encode()
+        )
+        found = matmul_table(without).time(table.shapes[own[k]].reshape(4, 1) * 1.0, column, 0.0)
+        assert found[0] * 1e6 / measured - 1 == pytest.approx(errors[k], rel=0.02, abs=2e-4)
+
+
+@pytest.mark.parametrize("name", ["h100", "b200", "gb200", "gb300", "b300"])
+def test_large_collectives_cost_what_was_measured(name: str) -> None:
+    for row in raw(f"{name}_collectives.csv"):
+        if row["kind"].startswith("permute") or row["dtype"] != "float32":
+            continue
+        devices, group = int(row["devices"]), int(row["group"])
+        t = load_target(f"{name}:{devices}")
+        mesh = MeshShape(("x", "y"), (devices // group, group))
+        apart = []
+        for column, cell in row.items():
+            if cell and column.isdigit() and int(column) >= 1 << 22:
+                local = int(column) / (group if row["kind"] == "all_gather" else 1)
+                found = collective_seconds(row["kind"], local, (1,), mesh, t)
+                apart.append(abs(found / float(cell) * 1e6 - 1))
+        assert np.median(apart) < 0.05
+
+
+def test_between_two_measured_sizes_lies_the_straight_line() -> None:
+    t, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
+    row = next(
+        r for r in raw("h100_collectives.csv") if (r["kind"], r["group"]) == ("all_reduce", "8")
+    )
+    low, high = 1 << 24, 1 << 25  # measured both, and rising there
+    a, b = float(row[str(low)]), float(row[str(high)])
+    by_hand = exp(log(a) + (log(b) - log(a)) * (log(3 << 23) - log(low)) / log(2)) * 1e-6
+    assert collective_seconds("all_reduce", float(3 << 23), (0,), mesh, t) == pytest.approx(by_hand)
+
+
+def test_levels_run_beside_each_other_and_the_slowest_paces_all() -> None:
+    """All-reduces over hosts: the ports' time where the message is large, as nccl-tests find."""
+    t, mesh = load_target("b200:4x8"), MeshShape(("x",), (32,))
+    # 16 GiB over 4 hosts of 8 B200 (P6-B200): 87.18 ms; 1 GiB: 5.75 ms.
+    assert collective_seconds("all_reduce", 2.0**34, (0,), mesh, t) == pytest.approx(
+        87.18e-3, rel=0.1
+    )
+    assert collective_seconds("all_reduce", 2.0**30, (0,), mesh, t) == pytest.approx(
+        5.75e-3, rel=0.1
+    )
+
+
+sizes = st.floats(1, 1e6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(("h100:8", "b200:8", "mi355x:8")), st.sampled_from((BF16, "float32")),
+       st.floats(1, 4096), sizes, sizes, sizes, st.integers(0, 3), st.floats(1, 64))  # fmt: skip
+def test_products_take_time_and_larger_ones_not_much_less(
+    spec: str, dtype: str, batch: float, m: float, n: float, k: float, dim: int, times: float
+) -> None:
+    """Measured times themselves fall by up to a third where another kernel is taken."""
+    t, shape = load_target(spec), [batch, m, n, k]
+    small = seconds(t, product(*shape, dtype))
+    shape[dim] *= times
+    large = seconds(t, product(*shape, dtype))
+    assert small > 0 and large >= 0.6 * small
+    rate = dict(t.peak)[dtype] if spec != "mi355x:8" else 2516e12
+    flops = 2.0 * shape[0] * shape[1] * shape[2] * shape[3]
+    assert large >= flops / rate / 1.05
+
+
+def test_a_product_beyond_the_table_goes_by_work() -> None:
+    t = load_target("h100:8")
+    edge = seconds(t, product(4, 4096, 4096, 4096))
+    assert seconds(t, product(4, 4096, 4096, 16384)) == pytest.approx(4 * edge, rel=0.01)
+    assert seconds(t, product(64, 4096, 4096, 4096)) == pytest.approx(16 * edge, rel=0.01)
+    # More batches than were measured fill the device as more rows do.
+    many, tall = product(32, 512, 512, 512), product(4, 4096, 512, 512)
+    assert seconds(t, many) == pytest.approx(seconds(t, tall))
+    assert seconds(t, product(1, 1, 1, 1)) == pytest.approx(t.launch_seconds, rel=0.02)
+
+
+def test_traffic_is_the_floor_and_other_dtypes_have_the_roofline() -> None:
+    t = load_target("h100:8")
+    gemm = product(1, 256, 256, 256)
+    assert seconds(t, gemm, 1e9) == pytest.approx(1e9 / t.hbm_bytes_per_second)
+    whole = product(1, 4096, 4096, 4096, "int8")
+    assert seconds(t, whole) == pytest.approx(2 * 4096**3 / t.rate("int8", True) + t.launch_seconds)
+    half = product(1, 4096, 4096, 4096, "float16")
+    assert seconds(t, half) == seconds(t, product(1, 4096, 4096, 4096))
+
+
+def test_arrays_cost_what_numbers_do() -> None:
+    t, rng = load_target("b200:8"), np.random.default_rng(0)
+    shape = np.exp2(rng.uniform(0, 16, (4, 50)))
+    many = kernel_seconds(
+        2.0 * shape.prod(axis=0), np.zeros(50), BF16, t, True, Gemm(*shape, BF16, BF16, BF16)
+    )
+    assert many == pytest.approx([seconds(t, product(*x)) for x in shape.T.tolist()])
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=12))
+def test_rising_never_falls_and_keeps_what_rises(values: list[float]) -> None:
+    found = rising(np.array(values))
+    assert all(a <= b for a, b in pairwise(found.tolist()))
+    assert rising(np.sort(values)).tolist() == sorted(values)
+
+
+# A user's own tables
+
+PRODUCTS = "batch,m,n,k,float32*float32->float32\n" + "\n".join(
+    f"1,{m},{n},{k},{2e-3 * m * n * k / 4096 + 1:.6g}"
+    for m in (64, 256)
+    for n in (64, 256)
+    for k in (64, 256)
+)
+COLLECTIVES = """\
+# of my own
+kind,dtype,devices,group,1024,1048576
+all_reduce,float32,8,2,10,100
+all_reduce,float32,8,8,20,400
+"""
+
+
+def own_target(folder: Path, base: str, tables: str = "tables: {matmuls: own.csv}\n") -> Target:
+    text = (resources.files("tapestry_egg.machine") / f"targets/{base}.yaml").read_text()
+    before, rest = text.split("tables:\n")
+    rest = rest[rest.index("\n\n") :]
+    (folder / "mine.yaml").write_text(before + tables + rest)
+    return load_target(f"{folder}/mine.yaml:8")
+
+
+def test_a_users_tables_lie_beside_the_target(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(PRODUCTS)
+    (tmp_path / "links.csv").write_text(COLLECTIVES)
+    t = own_target(tmp_path, "h100", "tables: {matmuls: own.csv, collectives: links.csv}\n")
+    one = MeshShape(("x", "y"), (4, 2))
+    assert collective_seconds("all_reduce", 2.0**20, (1,), one, t) == pytest.approx(100e-6)
+    all_ = MeshShape(("x",), (8,))
+    assert collective_seconds("all_reduce", 2.0**20, (0,), all_, t) == pytest.approx(400e-6)
+    # Halfway between 2 and 8 lies 4; what the table lacks goes by the links' rates.
+    four = MeshShape(("x", "y"), (2, 4))
+    assert collective_seconds("all_reduce", 2.0**20, (1,), four, t) == pytest.approx(200e-6)
+    gathered = collective_seconds("all_gather", 2.0**20, (0,), all_, t)
+    assert gathered == pytest.approx(7 * 2**20 / (450e9 * 0.77) + 7 * 3.6e-6 + t.launch_seconds)
+    assert seconds(t, product(1, 256, 256, 256, "float32")) == pytest.approx(
+        (2e-3 * 4096 + 1) * 1e-6, rel=0.05
+    )
+    assert t.matmuls is not None and t.matmuls.own_text == PRODUCTS
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "where", "says"),
+    [
+        ("own.csv", "1,64,64,64,", "1,64,64,x,", "own.csv:2", "k is 'x', it must be a number"),
+        ("own.csv", "1,64,64,64,", "1,64,64,0,", "own.csv:2", "above 0"),
+        ("own.csv", "1,64,64,64,", "1,64,64,64.5,", "own.csv:2", "whole number"),
+        ("own.csv", "1,64,64,64,", "1,64,64,64,nan,", "own.csv:2", "has 6 cells, not 5"),
+        ("own.csv", "1,64,64,256,", "1,64,64,64,", "own.csv:3", "occurs twice"),
+        ("own.csv", "float32*float32->float32", "float33*float32->float32", "own.csv: the header",
+         "does not name dtypes"),
+        ("own.csv", "batch,m", "m,batch", "own.csv:1", "the columns are not batch, m, n, k"),
+        ("links.csv", "all_reduce,float32,8,2", "all_red,float32,8,2", "links.csv:3", "known are"),
+        ("links.csv", "float32,8,2", "float32,8,16", "links.csv:3", "from 2 to devices"),
+        ("links.csv", "8,2,10,100", "8,2,10,", "links.csv:3", "needs two times"),
+        ("links.csv", "8,2,10,100", "8,2,10,-1", "links.csv:3", "above 0"),
+        ("links.csv", "8,8,20,400", "8,2,20,400", "links.csv:4", "occurs twice"),
+        ("links.csv", "1024,1048576", "1024,1 MiB", "links.csv:3", "no number of bytes"),
+    ],
+)  # fmt: skip
+def test_damaged_tables_name_the_place(
+    tmp_path: Path, name: str, old: str, new: str, where: str, says: str
+) -> None:
+    texts = {"own.csv": PRODUCTS, "links.csv": COLLECTIVES}
+    assert texts[name].count(old) == 1
+    texts[name] = texts[name].replace(old, new)
+    for file, text in texts.items():
+        (tmp_path / file).write_text(text)
+    with pytest.raises(TargetError) as caught:
+        own_target(tmp_path, "h100", "tables: {matmuls: own.csv, collectives: links.csv}\n")
+    assert says in str(caught.value) and caught.value.where == where
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"no table '\.\./own\.csv'"):
+        own_target(tmp_path, "h100", "tables: {matmuls: ../own.csv}\n")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"", b"# words alone\n"])
+def test_files_that_are_no_tables(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "own.csv").write_bytes(data)
+    with pytest.raises(TargetError) as caught:
+        own_target(tmp_path, "h100")
+    assert caught.value.where.startswith("own.csv")
+
+
+def test_another_table_than_costs_were_counted_by_is_refused() -> None:
+    for file in (TableFile("h100_matmuls.csv", "0" * 32), TableFile("own.csv", "0" * 32, PRODUCTS)):
+        with pytest.raises(TargetError, match="not the table"):
+            matmul_table(file)
+    with pytest.raises(TargetError, match="no such table"):
+        matmul_table(TableFile("../targets/h100.yaml", "0" * 32))
+
+
+def test_packaged_tables_say_source_and_licence() -> None:
+    folder = resources.files("tapestry_egg.machine.tables")
+    names = [f.name for f in folder.iterdir() if f.name.endswith(".csv")]
+    assert len(names) >= 8
+    for name in names:
+        text = (folder / name).read_text()
+        assert "# source: " in text and "# licence: " in text and "# unit: " in text
+        file = packaged_table(name)
+        assert file is not None and len(text) < 40_000
+        assert errors_by_dtype(matmul_table(file)) if "matmul" in name else errors_by_kind(
+            collective_table(file)
+        )  # fmt: skip
+    assert json.dumps(sorted(names))
