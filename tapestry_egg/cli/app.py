@@ -31,7 +31,7 @@ from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
 from tapestry_egg.progress import VERBS
 
-from . import census, kernels
+from . import calibrate, census, kernels
 from . import read as cli_read
 from .console import (
     Cluster,
@@ -435,6 +435,7 @@ for command in (
     cli_read.rules,
     kernels.kernels,
     cli_read.targets,
+    calibrate.calibrate,
     cli_read.verify,
 ):
     app.command()(command)

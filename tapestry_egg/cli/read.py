@@ -32,6 +32,7 @@ from .console import (
 )
 
 if TYPE_CHECKING:
+    from tapestry_egg.machine.tables.lookup import TableError
     from tapestry_egg.machine.target import Target
     from tapestry_egg.rules import Rule
     from tapestry_egg.rules.verify.trust import Finding
@@ -260,11 +261,17 @@ def targets(
     as_json: Json = False,
 ) -> None:
     """List the machines known, or show one."""
+    from tapestry_egg.machine.tables.lookup import table_errors
     from tapestry_egg.machine.target import load_target
 
     if name:
         target = load_target(name)
-        fields = {**asdict(target), "devices": target.devices}
+        errors = table_errors(target.matmuls, target.collectives)
+        fields = {
+            **asdict(target),
+            "devices": target.devices,
+            "modelled_against_measured": [asdict(e) for e in errors],
+        }
         if as_json:
             print_json(fields)
         else:
@@ -287,6 +294,9 @@ def targets(
                     "sources": "\n".join(target.sources),
                 }
             )
+            if errors:
+                print("\nmodelled against measured, every row left out in turn:")
+                print(text.columns(_error_rows(errors)))
         return
     rows = _target_rows()
     if as_json:
@@ -295,6 +305,16 @@ def targets(
         cells = [[row["name"], row["title"]] for row in rows]
         print(text.columns([["target", "machine"], *cells]))
         say("Write NAME:SHAPE, such as h100:8 (GPUs), h100:4x8 (hosts x GPUs) or v5e:4x4 (torus).")
+
+
+def _error_rows(errors: Sequence[TableError]) -> list[list[str]]:
+    """A table of errors, each with a bar up to its 90th percentile: `#` as far as the median."""
+    rows = [["times of", "rows", "median", "90 %", "0 to 50 %"]]
+    for e in errors:
+        median, high = (min(25, round(50 * x)) for x in (e.median, e.high))
+        bar = "#" * median + "-" * (high - median)
+        rows.append([e.what, str(e.rows), f"{e.median:.1%}", f"{e.high:.1%}", bar])
+    return rows
 
 
 def _target_rows() -> list[dict[str, str]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parents[1]
 #: What the package is made of; other files in its folders change no plan.
-_SUFFIXES = frozenset((".py", ".yaml", ".egg", ".lark"))
+_SUFFIXES = frozenset((".py", ".yaml", ".csv", ".egg", ".lark"))
 
 
 def program_parts(program: Program) -> dict[str, str]:

@@ -271,6 +271,17 @@ def test_one_kernel_is_shown_as_it_is_written(run: Run) -> None:
     assert "32" in run.out
 
 
+def test_a_target_says_how_well_its_tables_hold(run: Run) -> None:
+    assert run("targets", "h100:8") == 0
+    assert "modelled against measured" in run.out and "all_reduce float32" in run.out
+    assert run("targets", "h100:8", "--json") == 0
+    errors = {e["what"]: e for e in json.loads(run.out)["modelled_against_measured"]}
+    assert errors["bfloat16*bfloat16->bfloat16"]["median"] <= 0.05
+    assert errors["bfloat16*bfloat16->bfloat16"]["high"] <= 0.15
+    assert run("targets", "v5e:4") == 0
+    assert "modelled against measured" not in run.out
+
+
 def test_a_plan_asked_for_in_vain(work: Path, run: Run) -> None:
     front = work / "out" / "mlp.front.json"
     assert run("explain", front, "--plan", "best-of-all") == 1

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .collectives import collective_table
+from .collectives import collective_table, errors_by_kind
 from .files import TableFile
 from .gemm import Gemm
-from .matmuls import matmul_table
+from .matmuls import errors_by_dtype, matmul_table
 
 Amount = TypeVar("Amount", float, NDArray[np.float64])
 
@@ -48,6 +49,30 @@ def measured_collective(
     if isinstance(nbytes, np.ndarray):
         return table.time(kind, "", nbytes, group, devices)
     return _collective_once(file, kind, float(nbytes), group, devices)
+
+
+@dataclass(frozen=True, slots=True)
+class TableError:
+    """How well a table foretells its own rows, each left out in turn: relative errors."""
+
+    what: str  # a kind of collective, or the dtypes of a product
+    rows: int
+    median: float
+    high: float  # 90th percentile
+
+
+def table_errors(
+    matmuls: TableFile | None, collectives: TableFile | None
+) -> tuple[TableError, ...]:
+    """The errors of both tables of a target, by dtypes and by kind."""
+    found = []
+    if matmuls is not None:
+        for d, rows, median, high in errors_by_dtype(matmul_table(matmuls)):
+            found.append(TableError(str(d), rows, median, high))
+    if collectives is not None:
+        for kind, dtype, rows, median, high in errors_by_kind(collective_table(collectives)):
+            found.append(TableError(f"{kind} {dtype}", rows, median, high))
+    return tuple(found)
 
 
 @lru_cache(maxsize=1 << 16)
