@@ -47,7 +47,8 @@ def changed(machine: Target, changes: Mapping[str, float | str]) -> Target:
             levels = [
                 replace(x, bytes_per_second=x.bytes_per_second * number) for x in machine.levels
             ]
-            machine = replace(machine, levels=tuple(levels))
+            speed = machine.link_speed * number
+            machine = replace(machine, levels=tuple(levels), link_speed=speed)
         elif name == "hbm":
             rate = machine.hbm_bytes_per_second * number
             machine = replace(machine, hbm_bytes_per_second=rate)
@@ -56,6 +57,7 @@ def changed(machine: Target, changes: Mapping[str, float | str]) -> Target:
                 machine,
                 peak=tuple((k, x * number) for k, x in machine.peak),
                 vector=tuple((k, x * number) for k, x in machine.vector),
+                matmul_speed=machine.matmul_speed * number,
                 power=replace(machine.power, flops_watts=machine.power.flops_watts * number),
             )
         elif name == "memory":

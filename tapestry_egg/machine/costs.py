@@ -170,7 +170,13 @@ def _measured_level(
         nbytes = local_bytes / float(outside)
     else:
         nbytes = local_bytes
-    return measured_collective(target.collectives, kind, nbytes, spans[0].group, target.shape[-1])
+    table, place = target.collectives, (spans[0].group, target.shape[-1])
+    measured = measured_collective(table, kind, nbytes, *place)
+    if measured is None or target.link_speed == 1.0:
+        return measured
+    delay = measured_collective(table, kind, nbytes * 0.0, *place)
+    assert delay is not None
+    return delay + (measured - delay) / target.link_speed
 
 
 def _group(spans: tuple[Span, ...]) -> int:

@@ -61,6 +61,7 @@ class Target:
     matmuls: TableFile | None = None  # measured times of products of matrices
     matmul_speed: float = 1.0  # how much faster than the device that the table was measured on
     collectives: TableFile | None = None  # measured times over the innermost level
+    link_speed: float = 1.0  # how much faster its links are than those of that table
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -287,6 +288,7 @@ def check_machine(target: Target, where: str) -> None:
         ("hbm_bytes_per_second", target.hbm_bytes_per_second),
         ("flops_efficiency", target.flops_efficiency),
         ("matmul_speed", target.matmul_speed),
+        ("link_speed", target.link_speed),
         *((f"peak.{k}", x) for k, x in target.peak),
         *((f"vector.{k}", x) for k, x in target.vector),
         ("power.max_watts", power.max_watts),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 from math import exp, log
@@ -309,3 +310,14 @@ def test_packaged_tables_say_source_and_licence() -> None:
             collective_table(file)
         )  # fmt: skip
     assert json.dumps(sorted(names))
+
+
+def test_faster_links_and_arithmetic_are_faster_than_the_tables_say() -> None:
+    t, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
+    fast = replace(t, link_speed=2.0, matmul_speed=2.0)
+    gemm = product(1, 4096, 4096, 4096)
+    assert seconds(fast, gemm) == pytest.approx(seconds(t, gemm) / 2)
+    slow, quick = (collective_seconds("all_gather", 1e9, (0,), mesh, x) for x in (t, fast))
+    delay = collective_seconds("all_gather", 0.0, (0,), mesh, t)
+    assert quick - delay == pytest.approx((slow - delay) / 2)
+    assert collective_seconds("all_gather", 0.0, (0,), mesh, fast) == delay
