@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here runs on an accelerator
     simulate_devices(1)
+    from jax.errors import JaxRuntimeError
+
     from .bench_strategies import devices_of
 
     try:
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 front = front_of(name, options.work, options.kept)
                 told[name] = measured(front, options.count, devices, options.cache)
-            except TapestryError as error:
+            except (TapestryError, JaxRuntimeError) as error:  # or XLA cannot compile it
                 told[name] = {"fails": str(error)}
         failed |= "fails" in told[name]
         print("\n".join(lines(name, told[name])), flush=True)
