@@ -150,6 +150,13 @@ def _first_calls(which: str) -> float:
     return float(told["totals"]["median ratio of seconds"])
 
 
+def _tables() -> float:
+    """Products on H100 and B200: the worst median error of rows left out of their tables."""
+    from benchmarks.bench_tables import worst_median
+
+    return worst_median()
+
+
 def _iopddl() -> float:
     """IOPDDL's public instances at the contest's limits: mean ratio to the best known."""
     folder = os.environ.get("TAPESTRY_EGG_IOPDDL")
@@ -170,6 +177,7 @@ BARS: Sequence[Bar] = (
     Bar("rules: the whole book verified", _verify, "s", most=120),
     Bar("rules: TENSAT's graphs made cheaper", _algebra, "of 7", least=5),
     Bar("jobs of two processes that went wrong", _jobs, f"of {2 * _JOBS}", most=0),
+    Bar("tables: products left out, worst median", _tables, "%", most=5),
     Bar("search: 12 layers on 8×8", lambda: _snapshots(3), "s", most=20),
     Bar("search: 12 layers, largest gap", lambda: _snapshots(7), "%", most=1.0),
     Bar("front: README's example", lambda: _example()[0], "s", most=20),
