@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh, NamedSharding
 
+    from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.tracing.trace import Program
 
 
@@ -268,7 +269,7 @@ class CompiledPlan:
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
             compiler_options=_compiler_options(self.mesh),
         )
-        dict(graph.constants)  # those of a file are computed now: a described mesh computes nothing
+        _compute_constants(graph)  # on a device that is there: the mesh may only be described
         with jax.set_mesh(self.mesh):
             traced: jax.stages.Traced = jitted.trace(*like, **known[1])
         return traced
@@ -278,7 +279,8 @@ class CompiledPlan:
         """The plan as one `shard_map` of flat arguments and results."""
         import jax
 
-        local = lower(self.plan, caller_of(self.mesh))
+        platform = self.mesh.devices.flat[0].platform
+        local = lower(self.plan, caller_of(self.mesh), platform=platform)
 
         graph = self.plan.graph
 
@@ -323,6 +325,15 @@ class CompiledPlan:
         dims = contract_of(self.boundary).express(layout, self.plan.mesh)
         assert dims is not None, "checked where the boundary was taken"
         return NamedSharding(self.boundary, spec_of(dims))
+
+
+def _compute_constants(graph: BlockGraph) -> None:
+    """Ask for the constants of a graph and its regions: those of loaded ones are computed late."""
+    for constant in graph.constants.values():
+        assert constant is not None
+    for op in graph.operations:
+        for region in op.regions:
+            _compute_constants(region)
 
 
 def caller_of(mesh: Mesh) -> Caller:

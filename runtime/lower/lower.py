@@ -18,6 +18,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
 from .order import SMALL, Tie, last_reads, stored, ties
+from .precision import ROUNDING
 
 if TYPE_CHECKING:
     import jax
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
     Arrays = Sequence[jax.Array]
 
 
-def lower(plan: Plan, caller: Caller | None = None) -> Callable[..., tuple[jax.Array, ...]]:
+def lower(
+    plan: Plan, caller: Caller | None = None, *, platform: str = ""
+) -> Callable[..., tuple[jax.Array, ...]]:
     """The local function of a plan: local blocks of the graph's inputs in, of its outputs out.
 
     To be called inside `jax.shard_map` over a mesh with the plan's axes, with `check_vma=False`.
     The layouts of inputs and outputs are `plan.in_shardings` and `plan.out_shardings`. What has
-    effects is run by the device that `caller` names (the first), and by no other. Raises
+    effects is run by the device that `caller` names (the first), and by no other. For the compiler
+    of `platform` (JAX's name) collectives are spelled such that it keeps them, and operands are
+    rounded where it would do so itself. Raises
     PlanError where the plan does not fit its graph: at once for layouts and copies, when traced for
     kernels.
     """
-    return _LocalBody(plan.body, plan.mesh, caller or Caller())
+    return _LocalBody(plan.body, plan.mesh, caller or Caller(), platform)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,7 @@ class _LocalBody:
     body: BodyPlan
     mesh: MeshShape
     caller: Caller
+    platform: str = ""
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -82,7 +88,9 @@ class _LocalBody:
                     f"{len(strategy.bodies)} body plans for {len(op.regions)} regions",
                     where=place(self.body, k),
                 )
-            found.append(tuple(_LocalBody(b, self.mesh, self.caller) for b in strategy.bodies))
+            found.append(
+                tuple(_LocalBody(b, self.mesh, self.caller, self.platform) for b in strategy.bodies)
+            )
         return tuple(found)
 
     @cached_property
@@ -179,6 +187,8 @@ class _LocalBody:
                 raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
             outputs, after = _REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
             failed = failed if after is None else after
+        elif op.kernel == "round_operand" and self.platform not in ROUNDING:
+            outputs = operands
         elif registry.runs_once(op):
             types = tuple(self.body.graph.values[v] for v in op.outputs)
             outputs, failed = run_once(op, types, operands, self.mesh, self.caller, failed)
@@ -344,7 +354,7 @@ class _Frame:
 
     def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
         for step in f.steps:
-            x = apply(x, step, self.local.mesh)
+            x = apply(x, step, self.local.mesh, self.local.platform)
         local = f.steps and f.steps[-1].kind in ("slice", "to_partial")
         if local and x.size * x.dtype.itemsize >= SMALL:
             x = _barrier(x)  # a block of its own: cut out inside a reader, it would keep the whole

@@ -97,7 +97,7 @@ def compare(plan: Plan, compiled: Executable | HloStats) -> Comparison:
 
     stats = compiled if isinstance(compiled, HloStats) else hlo_stats(compiled)
     table: dict[tuple[str, int], list[int]] = {}
-    for p in planned_collectives(plan):
+    for p in planned_collectives(plan, rounds=stats.tiled):
         entry = table.setdefault((p.kind, p.group), [0, 0, 0, 0])
         entry[0] += p.payload_bytes * p.count
         entry[2] += p.count

@@ -50,7 +50,8 @@ class HloStats:
 
     `peak_bytes` is arguments + outputs - aliases + temporaries. `reported_peak_bytes` is what XLA
     itself says, which is wrong on CPU and includes on-chip memory on TPU; None where it says
-    nothing. `flops` counts loops by their trips. `warnings` says what could not be told.
+    nothing. `flops` counts loops by their trips. `warnings` says what could not be told. `tiled`
+    says that arrays lie in tiles, as TPUs have them.
     """
 
     collectives: tuple[CompiledCollective, ...]
@@ -61,6 +62,7 @@ class HloStats:
     flops: float
     reported_peak_bytes: int | None = None
     warnings: tuple[str, ...] = ()
+    tiled: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -107,7 +109,8 @@ def hlo_stats(compiled: Executable) -> HloStats:
     the dots and convolutions of the other trips are added here, and where XLA gives no count (GPU)
     dots and convolutions are all that is counted. Raises PlanError where the text is no module.
     """
-    work = _work(parse(compiled.as_text() or ""))
+    text = compiled.as_text() or ""
+    work = _work(parse(text))
     cost = compiled.cost_analysis()
     if isinstance(cost, list):
         cost = cost[0] if cost else None
@@ -129,6 +132,7 @@ def hlo_stats(compiled: Executable) -> HloStats:
         flops=flops,
         reported_peak_bytes=None if peak is None else int(peak),
         warnings=work.warnings,
+        tiled=re.search(r"\{[\d,]*:T\(", text) is not None,
     )
 
 

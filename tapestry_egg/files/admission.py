@@ -31,6 +31,7 @@ from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
+from tapestry_egg.rewrite.operand_rounding import unrounded
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import Schedule, schedule
@@ -103,9 +104,13 @@ def _admit_form(
     assert first.program is not None and first.origin is not None
     named = {name for p, _ in own for name in p.rules}
     paths = tuple(dict.fromkeys(b for p, _ in own if p.origin for b in p.origin.books))
+    reads = dict(first.origin.machine.operands)
     try:
         check_equivalent(
-            first.program.graph, graph, named, lambda: _rules(named, paths, tuple(rules), folder)
+            unrounded(first.program.graph, reads),
+            unrounded(graph, reads),
+            named,
+            lambda: _rules(named, paths, tuple(rules), folder),
         )
     except PlanError as e:
         raise PlanError(e.what, where=f"{place}.graph, {e.where}", hint=e.hint or _HINT) from None

@@ -62,6 +62,8 @@ class Target:
     matmul_speed: float = 1.0  # how much faster than the device that the table was measured on
     collectives: TableFile | None = None  # measured times over the innermost level
     link_speed: float = 1.0  # how much faster its links are than those of that table
+    # As what contractions at default precision read their operands, where not as they are.
+    operands: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -355,6 +357,10 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     rates = [tuple((k, t.number(k)) for k in t.keys()) for t in (peak, vector)]
     if "float32" not in vector.keys():
         raise vector.error("vector has no entry float32")
+    operands: tuple[tuple[str, str], ...] = ()
+    if "operands" in top.keys():
+        read_as = top.table("operands")
+        operands = tuple((k, read_as.text(k)) for k in read_as.keys())
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -406,6 +412,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         matmuls=_checked("matmuls", matmuls),
         matmul_speed=speed,
         collectives=_checked("collectives", collectives),
+        operands=operands,
     )
 
 

@@ -11,6 +11,7 @@ from tapestry_egg.extract.problem.boundary import restrict
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
 from tapestry_egg.schedule.kernels import Schedule, scheduled
 from tapestry_egg.shard.encode import Encoding, encode
@@ -59,14 +60,16 @@ def find_forms(state: State) -> State:
     q = state.question
     if q.long:
         q.tell(Phase("saturate", "the form as given", 1.0, "algebra"))
-        return replace(state, forms=(Form(prepare(q.graph), saturated=False),))
+        graph = rounded(prepare(q.graph), dict(q.machine.operands))
+        return replace(state, forms=(Form(graph, saturated=False),))
     q.tell(Phase("saturate", "", None, "algebra"))
     found = forms(q.graph, q.books, q.machine, q.settings.algebra, q.settings.least_gain)
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
     if not q.settings.front:  # the cheapest, second if there is another than the given one
         found = found[:2][-1:]
-    found = tuple([replace(form, graph=prepare(form.graph)) for form in found])
+    reads = dict(q.machine.operands)
+    found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
     notes = state.notes + omissions.of_forms(every, len(found))

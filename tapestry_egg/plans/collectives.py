@@ -97,8 +97,10 @@ def traffic(step: Change, layout: Layout, type_: TensorType, mesh: MeshShape) ->
     return Traffic("all_gather", axes, before * parts)
 
 
-def apply(x: jax.Array, step: Change, mesh: MeshShape) -> jax.Array:
+def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> jax.Array:
     """The local block after `step`, from the local block before; inside `shard_map` over `mesh`.
+
+    Compiled for `platform` (JAX's name): reductions are spelled such that its compiler keeps them.
 
     Raises PlanError for a monoid whose partial values are not single tensors, and for PRNG keys
     under a step of partial values, which they never are.
@@ -114,7 +116,7 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape) -> jax.Array:
             raise PlanError(
                 f"{step.kind} of {x.dtype}[{', '.join(map(str, x.shape))}]: PRNG keys do not add up"
             )
-        words = apply(jax.random.key_data(x), step, mesh)  # they move as their words, a dim more
+        words = apply(jax.random.key_data(x), step, mesh, platform)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     names = tuple(mesh.names[a] for a in axes)
     parts = mesh.parts(axes)
@@ -138,7 +140,7 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape) -> jax.Array:
         out = _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
     elif kind == "reduce_scatter" and _native(step, x.dtype.name):
         _block(x.shape[dim], parts, step)
-        out = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+        out = (_scatter_on_tpu if platform == "tpu" else _scatter)(x, names, dim, parts)
     elif kind == "reduce_scatter":
         size = _block(x.shape[dim], parts, step)
         blocks = x.reshape(*x.shape[:dim], parts, size, *x.shape[dim + 1 :])
@@ -147,6 +149,36 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape) -> jax.Array:
     else:
         raise PlanError(f"{kind!r} is no step that exists")
     return out
+
+
+#: Elements of a vector whose block is whole rows of a TPU's tiles, which its compiler scatters.
+_LANES, _ROWS = 128, 8
+
+
+def _scatter(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) -> jax.Array:
+    from jax import lax
+
+    out: jax.Array = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+    return out
+
+
+def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) -> jax.Array:
+    """A sum scattered along a dim that XLA's TPU compiler scatters along: the first or one of the
+    last two. Along any other, and of vectors, it reduces everything everywhere and slices, twice
+    the bytes and the whole result on every device. Vectors pass as rows of lanes; those whose
+    blocks are no whole tiles stay with it.
+    """
+    import jax.numpy as jnp
+
+    if x.ndim == 1 and x.size % (parts * _ROWS * _LANES) == 0:
+        return _scatter(x.reshape(-1, _LANES), names, 0, parts).reshape(-1)
+    if 0 < dim < x.ndim - 2:
+        # The reshape keeps the compiler from taking the exchange of dims back.
+        front = jnp.moveaxis(x, dim, 0)
+        flat = front.reshape(front.shape[0], -1, front.shape[-1])
+        out = _scatter(flat, names, 0, parts).reshape(-1, *front.shape[1:])
+        return jnp.moveaxis(out, 0, dim)
+    return _scatter(x, names, dim, parts)
 
 
 def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:

@@ -11,22 +11,29 @@ from .fetch import fetches
 from .plan import BodyPlan, Plan, PlannedCollective
 
 
-def planned_collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
+def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollective, ...]:
     """Every collective that lowering the plan emits, in program order, loops multiplied out.
 
     A scan counts by its length, a while loop once, a conditional by the branch that moves most.
+    Compiled for a platform that `rounds` no operands (`runtime/lower/precision.py`), those that the
+    target's matrix units round move as they are.
     Raises PlanError where the plan does not fit its graph.
     """
-    return tuple(_of_body(plan.body, plan.mesh, 1))
+    return tuple(_of_body(plan.body, plan.mesh, 1, rounds))
 
 
-def _of_body(body: BodyPlan, mesh: MeshShape, times: int) -> list[PlannedCollective]:
+def _of_body(body: BodyPlan, mesh: MeshShape, times: int, rounds: bool) -> list[PlannedCollective]:
     graph = body.graph
+    wide = {
+        op.outputs[0]: graph.values[op.inputs[0]]
+        for op in graph.operations
+        if op.kernel == "round_operand" and not rounds
+    }
     found: list[PlannedCollective] = []
     for k, reads in enumerate(fetches(body)):
         op = graph.operations[k] if k < len(graph.operations) else None
         for f in reads:
-            layout, type_ = f.have, graph.values[f.value]
+            layout, type_ = f.have, wide.get(f.value, graph.values[f.value])
             for step in f.steps:
                 if moved := traffic(step, layout, type_, mesh):
                     group = mesh.parts(moved.axes)
@@ -52,12 +59,12 @@ def _of_body(body: BodyPlan, mesh: MeshShape, times: int) -> list[PlannedCollect
             continue
         bodies = body.strategies[k].bodies
         if op.kernel == "cond":
-            branches = [_of_body(b, mesh, times) for b in bodies]
+            branches = [_of_body(b, mesh, times, rounds) for b in bodies]
             found += max(branches, key=lambda b: sum(c.wire_bytes * c.count for c in b))
         else:
             length = op.params["length"] if op.kernel == "scan" else 1
             for b in bodies:
-                found += _of_body(b, mesh, times * length)
+                found += _of_body(b, mesh, times * length, rounds)
     return found
 
 

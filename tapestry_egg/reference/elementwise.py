@@ -275,6 +275,7 @@ ELEMENTWISE: dict[str, Reference] = {
     "optimization_barrier": lambda call: call.operands,
     "reduce_precision": lambda call: _reduce_precision(call, wide(call.operands[0])),
     "regularized_incomplete_beta": lambda call: _special("betainc")(*map(wide, call.operands)),
+    "round_operand": lambda call: _convert(call, call.operands[0]),
     "round": lambda call: _round(call, wide(call.operands[0])),
     "select_n": _select,
 }

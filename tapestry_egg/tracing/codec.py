@@ -388,6 +388,7 @@ _PRIMITIVE_MODULES = (
     "jax._src.interpreters.ad",
     "tapestry_egg.runtime.lower.streaming",
     "tapestry_egg.runtime.lower.attention",
+    "tapestry_egg.runtime.lower.precision",
 )
 
 

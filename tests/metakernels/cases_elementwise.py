@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from tapestry_egg.runtime.lower.precision import round_operand_p
 from tapestry_egg.tracing.codec import primitive
 from tests.metakernels.cases import Array, Case, Draw, of
 
@@ -207,6 +208,12 @@ def convert(draw: Draw, kernel: str) -> Case:
     if x.dtype == to:
         to = np.float32
     return lambda x: lax.convert_element_type(x, to), (x,)
+
+
+@of("elementwise", "round_operand")
+def rounded(draw: Draw, kernel: str) -> Case:
+    to = jnp.dtype(draw.choice((np.float16, ml_dtypes.bfloat16)))
+    return lambda x: round_operand_p.bind(x, new_dtype=to), (draw.floats(draw.shape()),)
 
 
 @of("elementwise", "bitcast_convert_type")

@@ -1,0 +1,113 @@
+"""Operands of contractions are rounded where a target's matrix units do so, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from models import convnet, llama, mlp
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.rewrite.operand_rounding import rounded, unrounded
+from tapestry_egg.runtime import compare
+
+READS = {"float32": "bfloat16"}
+
+
+def contractions(graph: BlockGraph) -> list[tuple[str, ...]]:
+    """The dtypes of operands and result of every contraction, those of regions too."""
+    found = []
+    for op in graph.operations:
+        if op.kernel in ("dot_general", "conv_general_dilated"):
+            found.append(tuple(graph.values[v].dtype for v in (*op.inputs, *op.outputs)))
+        for region in op.regions:
+            found += contractions(region)
+    return found
+
+
+def test_operands_are_rounded_once_and_results_are_not() -> None:
+    fn, args = mlp.example()
+    graph = te.trace(fn, *args).graph
+    found = rounded(graph, READS)
+    assert set(contractions(found)) == {("bfloat16", "bfloat16", "float32")}
+    roundings = [op.inputs[0] for op in found.operations if op.kernel == "round_operand"]
+    assert len(roundings) == len(set(roundings))
+    assert [found.values[v] for v in found.outputs] == [graph.values[v] for v in graph.outputs]
+
+
+def test_loops_are_rounded_inside() -> None:
+    fn, args = llama.example(remat=True)
+    found = contractions(rounded(te.trace(fn, *args).graph, READS))
+    assert len(found) > 10
+    assert set(found) == {("bfloat16", "bfloat16", "float32")}
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", jax.lax.Precision.HIGHEST])
+def test_a_precision_that_was_asked_for_is_kept(precision: str | jax.lax.Precision) -> None:
+    x = jnp.ones((8, 8))
+    graph = te.trace(lambda x: jnp.dot(x, x, precision=precision), x).graph
+    assert rounded(graph, READS) is graph
+
+
+def test_other_dtypes_are_as_they_were() -> None:
+    x = jnp.ones((8, 8), jnp.bfloat16)
+    graph = te.trace(lambda x, n: (x @ x, n @ n), x, jnp.ones((8, 8), jnp.int32)).graph
+    assert rounded(graph, READS) is graph
+    assert rounded(graph, {}) is graph
+
+
+def test_targets_say_what_their_units_read() -> None:
+    assert dict(load_target("v5e:2x4").operands) == READS
+    assert load_target("h100:8").operands == ()
+    assert load_target("cpu:8").operands == ()
+
+
+def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere() -> None:
+    fn, args = mlp.example((256, 1024, 1024, 256), 512)
+    program = te.trace(fn, *args)
+    settings = Settings(work=4.0)
+    front = te.optimize(program, "v5e:2x4", settings=settings)
+    plan = front[0]
+    gathers = [c for c in plan.collectives if c.reader.startswith("dot_general")]
+    assert gathers
+    assert all("bf16" in c.value for c in gathers), gathers
+    devices = jax.devices("cpu")
+    wanted = jax.jit(fn)(*args)
+    got = te.compile(plan, devices)(*args)  # a CPU rounds nothing
+    for a, b, old in zip(*map(jax.tree.leaves, (got[0], wanted[0], args[0])), strict=True):
+        off = np.linalg.norm(np.asarray(a) - np.asarray(b))
+        assert off < 1e-4 * np.linalg.norm(np.asarray(b) - np.asarray(old))  # 2e-3 where rounded
+    moved = compare(plan, te.compile(plan, devices).compile())
+    assert moved.equal, str(moved)  # by the bytes that move where nothing is rounded
+
+
+def test_files_hold_rounded_plans(tmp_path: Path) -> None:
+    fn, args = convnet.example()
+    front = te.optimize(te.trace(fn, *args), "v5e:2x4", settings=Settings(work=1.0))
+    assert any(op.kernel == "round_operand" for op in front[0].graph.operations)
+    te.save(front, tmp_path / "front.json")
+    found = te.load(tmp_path / "front.json")
+    assert isinstance(found, te.Front)
+    assert found[0].costs == front[0].costs
+
+
+def test_nothing_else_reads_what_is_rounded() -> None:
+    fn, args = mlp.example()
+    graph = te.trace(fn, *args).graph
+    found = rounded(graph, READS)
+    assert [op.kernel for op in unrounded(found, READS).operations] == [
+        op.kernel for op in graph.operations
+    ]
+    with pytest.raises(PlanError, match="rounds no operand so"):
+        unrounded(found, {})
+    made = next(op.outputs[0] for op in found.operations if op.kernel == "round_operand")
+    with pytest.raises(PlanError, match="for contractions only"):
+        unrounded(replace(found, outputs=(made,)), READS)
