@@ -138,7 +138,8 @@ def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -
                 [source[v] if v in source else graph.values[v].nbytes for v in set(op.inputs)]
             )
             is_cheap = s.fusion == "view" or need * _EXPANSION <= s.output_bytes
-            is_cheap = is_cheap and len(op.outputs) == 1
+            # What a constraint asks for exists once: a copy for each reader would move it for each.
+            is_cheap = is_cheap and len(op.outputs) == 1 and op.kernel != CONSTRAINT
         cheap.append(is_cheap)
         if is_cheap:
             source[op.outputs[0]] = need

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tapestry_egg.graph.blockgraph import Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
@@ -195,3 +196,16 @@ def test_a_cheap_operation_is_repeated_for_every_other_reader() -> None:
     wide = [op.outputs[0] for op in graph.operations if op.kernel == "broadcast_in_dim"]
     read = [op.inputs[0] for op in graph.operations if op.kernel in ("cumsum", "sort")]
     assert len(wide) == 2 and sorted(read) == sorted(wide)
+
+
+def test_what_is_constrained_exists_once() -> None:
+    mesh = AbstractMesh((2, 2), ("d", "t"))
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        spread = jnp.broadcast_to(x[None], (8, N, N))
+        y = jax.lax.with_sharding_constraint(spread, NamedSharding(mesh, PartitionSpec("t")))
+        return jnp.einsum("tmk,tkn->tmn", y, w), jnp.einsum("tmk,tmn->tkn", y, v)
+
+    many = jax.ShapeDtypeStruct((8, N, N), jnp.float32)
+    made = kernels(scheduled(f, X, many, many))
+    assert sum("sharding_constraint" in unit for unit in made) == 1

@@ -1,0 +1,199 @@
+"""Training runs that others measured, beside what is predicted of them.
+
+    python -m benchmarks.bench_measured DIRECTORY                    # all tables
+    python -m benchmarks.bench_measured DIRECTORY --only ultrascale --workers 2 --seconds 240
+    python -m benchmarks.bench_measured DIRECTORY --stale            # tables of what is there
+
+DIRECTORY holds the published measurements as CSV files; they are no part of this repository. Every
+run is written as a JAX program (`measured/programs.py`), its layouts pinned as they were, and
+planned; what the plan costs is the prediction. Predictions are kept in `--out`, one line each, and
+made again when the code changes; so the benchmark goes on where it was stopped. Nothing is fitted
+on training runs but one factor, on those of the 1B model, and only where a table says so.
+
+* `ultrascale`: Llama-like 1B and 8B on 8 to 512 H100, data and tensor parallel, ZeRO 0 and 1.
+* `korthikanti`: GPTs of 22B to 1T on A100; pipelines by formula around a stage's program.
+* `machines`: GPT-7B tp4·pp1 on H100 and on B200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .measured import rows, tables
+from .measured.predict import Prediction
+from .measured.predictions import Predictions, predictions
+from .measured.rows import Run
+
+NAMES = ("ultrascale", "korthikanti", "machines")
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for k, name in enumerate(columns):
+        made.add_column(name, justify="left" if k == 0 else "right")
+    for line in lines:
+        made.add_row(*line)
+    return made
+
+
+def ultrascale(
+    runs: Sequence[Run], found: Predictions, launch: float, console: Console
+) -> dict[str, Any]:
+    """The tables of the H100 runs."""
+    judged = tables.judged(runs, found, launch)
+    scale = tables.factor(judged)
+    parts = {
+        "1B": [r for r in judged if r.run.group[0] == "1B"],
+        "8B": [r for r in judged if r.run.group[0] == "8B"],
+        "all": judged,
+    }
+    console.print(f"{len(judged)} of {len(runs)} runs predicted; one factor, of 1B: {scale:.3f}")
+    out: dict[str, Any] = {"runs": len(runs), "predicted": len(judged), "factor": scale}
+    lines = []
+    for name, part in parts.items():
+        for label, s in (("as predicted", 1.0), ("with the factor", scale)):
+            e = tables.errors(part, s)
+            if e is not None:
+                out[f"{name} {label}"] = tables.plain(e)
+                shares = (percent(x) for x in (e.median, e.mean, e.ninetieth, e.bias))
+                lines.append((f"{name}, {label}", str(e.count), *shares))
+    columns = ("tokens per second", "runs", "median", "mean", "90th", "bias")
+    console.print(table("", columns, lines))
+
+    choices = tables.choices(judged)
+    out["groups"] = tables.plain(choices)
+    lines = [
+        (
+            f"{c.group[0]}, {c.group[1]} hosts",
+            f"{c.ran}/{c.count}",
+            "" if c.correlation is None else f"{c.correlation:.3f}",
+            "" if c.regret is None else f"{c.regret:.2f}",
+            str(c.failed_before),
+            c.chosen,
+        )
+        for c in choices
+    ]
+    columns = ("group", "ran", "rank correlation", "regret", "failed before", "chosen")
+    console.print(table("", columns, lines))
+    regrets = [c.regret for c in choices if c.regret and c.group[1] != tables.SUSPECT]
+    if regrets:
+        out["regret"] = {"median": median(regrets), "mean": mean(regrets), "worst": max(regrets)}
+        console.print(
+            f"regret, 512 devices apart: median {median(regrets):.2f}, mean {mean(regrets):.2f}, "
+            f"worst {max(regrets):.2f}"
+        )
+
+    said = tables.fit(judged)
+    out["fit"] = tables.plain(said)
+    console.print(
+        f"of {said.ran} runs that ran {said.said_to_fit} are said to fit; of {said.too_large} "
+        f"failures above {rows.CAPACITY / 1e9:.0f} GB by formula {said.refused} are refused, of "
+        f"{said.other_failures} others {said.other_refused}"
+    )
+    peak = tables.peaks(judged)
+    if peak is not None:
+        out["peak"] = tables.plain(peak)
+        console.print(
+            f"peak: median error {percent(peak.median)}, 90th {percent(peak.ninetieth)}, bias "
+            f"{percent(peak.bias)}"
+        )
+    return out
+
+
+def korthikanti(runs: Sequence[Run], found: Predictions, console: Console) -> dict[str, Any]:
+    """Seconds per step of the eight runs."""
+    lines, sizes, out = [], [], {}
+    for run in runs:
+        made = found.get(run.key())
+        if not isinstance(made, Prediction):
+            continue
+        seconds = rows.pipelined(run, made.seconds)
+        error = seconds / run.seconds - 1
+        sizes.append(abs(error))
+        out[run.name] = {"measured": run.seconds, "predicted": seconds}
+        lines.append((run.name, f"{run.seconds:.2f} s", f"{seconds:.2f} s", percent(error)))
+    console.print(table("", ("Korthikanti", "measured", "predicted", "error"), lines))
+    if sizes:
+        out["error"] = {"mean": mean(sizes), "worst": max(sizes)}
+        console.print(f"mean {percent(mean(sizes))}, worst {percent(max(sizes))}")
+    return out
+
+
+def machines(runs: Sequence[Run], found: Predictions, console: Console) -> dict[str, Any]:
+    """One layout on two machines."""
+    seconds = []
+    for run in runs:
+        made = found.get(run.key())
+        if isinstance(made, Prediction):
+            seconds.append(made.seconds)
+            console.print(f"{run.name}: {made.seconds:.3f} s predicted")
+    if len(seconds) < 2:
+        return {}
+    console.print(f"ratio {seconds[0] / seconds[1]:.2f}")
+    return {"seconds": seconds, "ratio": seconds[0] / seconds[1]}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path, help="of the CSV files")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--out", type=Path, default=Path("out/measured"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then show what is")
+    parser.add_argument("--stale", action="store_true", help="take predictions of other code, too")
+    parser.add_argument("--json", type=Path, help="write the tables to this file")
+    options = parser.parse_args(words)
+    console = Console()
+    known: dict[str, Sequence[Run]] = {
+        "ultrascale": list(rows.ultrascale(options.directory)),
+        "korthikanti": list(rows.korthikanti(options.directory)),
+        "machines": [rows.seven_billion("h100"), rows.seven_billion("b200")],
+    }
+    status, out = 0, {}
+    for name in options.only:
+        runs = known[name]
+        with console.status(f"{name}: predicting") as line:
+
+            def tell(done: int, of: int, name: str = name, line: Any = line) -> None:
+                line.update(f"{name}: {done} of {of} predicted")
+
+            found = predictions(
+                runs,
+                options.out / f"{name}.jsonl",
+                workers=options.workers,
+                seconds=options.seconds,
+                stale=options.stale,
+                tell=tell,
+            )
+        for key, made in found.items():
+            if isinstance(made, str):
+                console.print(f"{name}: {key.rsplit(')|', 1)[-1]}: {made}", style="red")
+                status = 1
+        console.rule(name, align="left")
+        if name == "ultrascale":
+            launch = rows.launch_seconds(options.directory)
+            out[name] = ultrascale(runs, found, launch, console)
+        elif name == "korthikanti":
+            out[name] = korthikanti(runs, found, console)
+        else:
+            out[name] = machines(runs, found, console)
+    if options.json:
+        options.json.write_text(json.dumps(out, indent=1), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Training runs that others measured, as JAX programs with pinned layouts."""
