@@ -39,6 +39,8 @@ def predictions(
     found = _read(file, None if stale else code)
     wanted = {run.key(): run for run in runs}
     missing = [run for key, run in wanted.items() if key not in found]
+    if not missing or seconds <= 0:
+        return {key: found[key] for key in wanted if key in found}
     file.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
