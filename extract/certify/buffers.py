@@ -34,7 +34,8 @@ class Buffer:
 class Copied:
     """One copy of a value: `units` read it; `kept` says that it is shared.
 
-    `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`.
+    `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`; it is on its way,
+    and in memory, from tick `begin`.
     """
 
     need: Layout
@@ -42,6 +43,7 @@ class Copied:
     kept: bool
     wire: float
     blocks: tuple[Layout, ...]
+    begin: int
 
 
 class Lives:
@@ -100,7 +102,7 @@ class Lives:
             making = max((size(x) for x in c.blocks), default=0.0)
             making += 0.0 if reduced else whole
             making += size(have) if c.wire and not self.owns_memory(v) else 0.0
-            found.append(Buffer(at, at + 1, making))
+            found.append(Buffer(c.begin, at + 1, making))
             if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
                 continue
             found.append(Buffer(at + 1, max(stop, at + 1), whole))

@@ -1,14 +1,16 @@
 """How long a plan's step takes where collectives run beside kernels, and what runs when.
 
-Worked out again for the certificate, place by place, and copy by copy. Kernels run one after
-another. A copy may be on its way between two kernels: combined partial values from where they are
-made, others from the last large kernel before their reader; up to that reader, or to the end of the
-stretch of program, loop's body or branch that they leave. Collectives follow one another in the
-order in which they are issued. A second of them that is hidden slows the kernels beside it.
+Worked out again for the certificate, place by place and copy by copy. Kernels run one after
+another. A copy may be on its way between two kernels: combined partial values, and what leaves the
+program or a loop's body, from where it is made; others from the last large kernel before their
+reader; up to that reader, or to the end of the stretch of program, loop's body or branch that they
+leave. Of all that are on their way the links carry what is needed first. A second of a collective
+that is hidden slows the kernels beside it.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +46,43 @@ class Step:
     sendings: tuple[Sending, ...]
 
 
+class _Links:
+    """One stream that always carries what is needed first."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.waiting: list[tuple[int, int, float]] = []  # (place, number, seconds left), in order
+        self.carried: list[tuple[int, float, float]] = []  # (number, begin, end)
+
+    def add(self, needed: int, number: int, seconds: float) -> None:
+        insort(self.waiting, (needed, number, seconds))
+
+    def work(self, until: float) -> None:
+        """Carry what there is, up to a time."""
+        while self.waiting and self.clock < until:
+            needed, number, left = self.waiting.pop(0)
+            took = min(left, until - self.clock)
+            self._carry(number, took)
+            if left > took:
+                insort(self.waiting, (needed, number, left - took))
+        self.clock = max(self.clock, until)
+
+    def deliver(self, place: int, clock: float) -> float:
+        """When all that is needed at a place has arrived, at `clock` at the soonest."""
+        while self.waiting and self.waiting[0][0] <= place:
+            _, number, left = self.waiting.pop(0)
+            self._carry(number, left)
+        return max(clock, self.clock)
+
+    def _carry(self, number: int, seconds: float) -> None:
+        end = self.clock + seconds
+        if self.carried and self.carried[-1][0] == number and self.carried[-1][2] == self.clock:
+            self.carried[-1] = (number, self.carried[-1][1], end)
+        else:
+            self.carried.append((number, self.clock, end))
+        self.clock = end
+
+
 @dataclass(slots=True)
 class _Stretch:
     """Units `first` up to before `stop`, across whose ends nothing is on its way."""
@@ -71,29 +110,26 @@ class Streams:
         beside = list(kernels)
         issued: list[list[tuple[int, int]]] = [[] for _ in range(count + 1)]
         for k, s in enumerate(sendings):
-            reader = min(s.readers, key=lambda u: (self._needed(u, s.value), u))
-            needed = self._needed(reader, s.value)
-            beside[self.maker[s.value] if self._is_exit(reader, s.value) else reader] += s.local
+            reader, needed = self._first(s.value, s.readers)
+            leaves = self._is_exit(reader, s.value)
+            beside[self.maker[s.value] if leaves else reader] += s.local
             if s.links > 0.0:
-                issued[self._issued(s, needed)].append((needed, k))
-        clock = free = 0.0
-        waiting: dict[int, float] = {}  # place -> when all that it needs has arrived
+                place = self._issued(s.value, needed, s.combines or leaves)
+                issued[place].append((needed, k))
+        clock = 0.0
+        links = _Links()
         runs: list[tuple[int, float, float]] = []
-        flights: list[tuple[int, float, float]] = []
         for place in range(count + 1):
-            for needed, k in sorted(issued[place]):
-                begin = max(clock, free)
-                free = begin + sendings[k].links
-                flights.append((k, begin, free))
-                waiting[needed] = free
-            clock = max(clock, waiting.pop(place, 0.0))
+            links.work(clock)
+            for needed, k in issued[place]:
+                links.add(needed, k, sendings[k].links)
+            clock = links.deliver(place, clock)
             if place < count:
                 runs.append((place, clock, clock + beside[place]))
                 clock += beside[place]
-        busy = sum(beside)
-        hidden = busy + sum(s.links for s in sendings) - clock
+        hidden = sum(beside) + sum(s.links for s in sendings) - clock
         seconds = clock + self.slowdown * hidden
-        return Step(seconds, self.slowdown, tuple(runs), tuple(flights), tuple(sendings))
+        return Step(seconds, self.slowdown, tuple(runs), tuple(links.carried), tuple(sendings))
 
     def at(self, step: Step, times: Sequence[float]) -> list[float]:
         """Times on the clock of `runs` and `flights`, on the one that is slowed down (`lanes`)."""
@@ -136,6 +172,19 @@ class Streams:
             found.append(bar(body, "links", sent.name, a, b))
         return tuple(sorted(found, key=lambda x: (x.start, x.stream, x.end)))
 
+    def in_memory_from(self, value: int, readers: Sequence[int], combines: bool, at: int) -> int:
+        """The tick from which a copy takes memory that is made by tick `at`; of what leaves, and
+        where nothing runs beside anything, no other one."""
+        reader, needed = self._first(value, readers)
+        if self.alone or self._is_exit(reader, value):
+            return at
+        return min(at, 2 * self._issued(value, needed, combines))
+
+    def _first(self, value: int, readers: Sequence[int]) -> tuple[int, int]:
+        """The reader that needs its copy first, and the place at which it does."""
+        needed, reader = min((self._needed(u, value), u) for u in readers)
+        return reader, needed
+
     def _needed(self, reader: int, value: int) -> int:
         if self._is_exit(reader, value):
             return self.stretch_of[self.maker[value]].stop
@@ -146,14 +195,14 @@ class Streams:
                 return min(u for u in range(reader + 1) if start <= units[u].root < stop)
         return reader
 
-    def _issued(self, s: Sending, needed: int) -> int:
-        maker = self.maker[s.value]
+    def _issued(self, value: int, needed: int, soon: bool) -> int:
+        maker = self.maker[value]
         if not needed:
             return 0
         least = max(self.stretch_of[needed - 1].first, maker + 1)
         if self.alone or least >= needed:
             return needed
-        if s.combines and not self._port(maker):
+        if soon and not self._port(maker):
             return least
         place = needed - 1
         while place > least and not self._large(place):

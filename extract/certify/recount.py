@@ -119,7 +119,7 @@ class Ground:
         }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of)
-        self.streams = Streams(schedule, target.overlap_slowdown)
+        self.streams = Streams(schedule, target.slowdown)
         self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
 
     @cached_property
@@ -193,8 +193,11 @@ class Walk:
         step = self.ground.streams.step(kernels, sendings)
         profile = self._profile()
         peak = round(max(profile, default=0.0))
-        price = dollars(serial, self.mesh.devices, self.target)
-        return Certificate(serial, energy, flops, self._wire(0), peak, profile, serial, price, step)
+        seconds = step.seconds
+        price = dollars(seconds, self.mesh.devices, self.target)
+        return Certificate(
+            seconds, energy, flops, self._wire(0), peak, profile, serial, price, step
+        )
 
     # The nest of bodies
 
@@ -358,10 +361,7 @@ class Walk:
             self.local[move.value], move.have, move.need
         ]
         kinds = [step.kind for step in steps if step.kind not in ("slice", "to_partial")]
-        users = self.ground.lives.users.get(move.value, ())
-        maker = self.ground.lives.maker[move.value]
-        readers = (move.unit,) if move.unit >= 0 else tuple(u for u in users if u != maker)
-        combines = bool(set(move.have.partial) - set(move.need.partial))
+        readers, combines = self._readers_of(move), _combines(move)
         name = f"{' then '.join(kinds)} %{self.local[move.value]}"
         return Sending(move.value, readers, links, local, combines, name)
 
@@ -491,6 +491,13 @@ class Walk:
                     change[x.end] -= x.amount
         return tuple(np.cumsum(change)[:-1].tolist())
 
+    def _readers_of(self, move: Move) -> tuple[int, ...]:
+        """The units for which a copy is there: all that might take one that is kept."""
+        lives = self.ground.lives
+        if move.unit >= 0:
+            return (move.unit,)
+        return tuple(u for u in lives.users[move.value] if u != lives.maker[move.value])
+
     def _copied(self, move: Move) -> Copied:
         b = self.body_of[move.value]
         steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
@@ -499,7 +506,13 @@ class Walk:
             layout = after(step, layout)
             blocks.append(layout)
         units = [move.unit] if move.unit >= 0 else self._served(move.value)
-        return Copied(move.need, tuple(units), move.unit < 0, self.copy(move)[2], tuple(blocks))
+        lives, kept = self.ground.lives, move.unit < 0
+        at = lives.first_read(move.value) if kept else lives.read(move.unit, move.value)
+        begin = self.ground.streams.in_memory_from(
+            move.value, self._readers_of(move), _combines(move), at
+        )
+        wire = self.copy(move)[2]
+        return Copied(move.need, tuple(units), kept, wire, tuple(blocks), begin)
 
     def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
         """The layouts in which other units read v, and those units that go past its kept copy."""
@@ -539,6 +552,11 @@ class Walk:
             where=f"certificate of plan {self.plan.name} on {self.mesh}, {place}",
             hint="This is a defect of tapestry-egg; please report the program.",
         )
+
+
+def _combines(move: Move) -> bool:
+    """Whether a copy combines partial values."""
+    return bool(set(move.have.partial) - set(move.need.partial))
 
 
 def _outer(kind: str, needs: tuple[Layout, ...]) -> tuple[int, int]:

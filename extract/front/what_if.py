@@ -80,6 +80,7 @@ def what_if(front: Front, machine: Target | None, changes: Mapping[str, float | 
         )
     known = first.origin.machine
     other = changed(machine or known, changes)
+    other = replace(other, overlaps=known.overlaps)  # as the plans were searched
     if other.shape != known.shape:
         raise TargetError(
             f"the plans are for {known.spec}, not for {other.spec}",

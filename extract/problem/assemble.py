@@ -24,6 +24,7 @@ from .columns import Columns, Wanted
 from .copies import CopyTable
 from .memory import Memory
 from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
+from .spans import Spans
 from .unit_choices import UnitChoices
 
 # Kept copies may end at the last reader or before one of the longest waits, at most this many:
@@ -100,6 +101,9 @@ class _Assembler:
         self.columns = Columns(choices)
         self.once = self.columns.once
         self.memory = Memory(choices, self.columns)
+        # Bytes and flops are additive, whatever runs beside what.
+        slowdown = choices.target.slowdown if weights == Weights() else None
+        self.spans = None if slowdown is None else Spans(self.columns, slowdown)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
@@ -122,11 +126,12 @@ class _Assembler:
                 self._direct(v, self.schedule.producer[v], others[0])
             elif len(others) > 1:
                 self._shared(v)
-        problem = Problem(
-            tuple(self.variables),
-            merge_parallel(self.pairs, self.once),
-            self.memory.times,
-        )
+        variables = tuple(self.variables)
+        pairs = merge_parallel(self.pairs, self.once)
+        times, timeline = self.memory.times, None
+        if self.spans is not None:
+            variables, pairs, timeline = self.spans.placed(variables, pairs)
+        problem = Problem(variables, pairs, times, timeline)
         return PlanProblem(
             problem,
             self.choices,
@@ -161,9 +166,14 @@ class _Assembler:
         uses = [use for v in unit.outputs for use in self.memory.produced(v, base)]
         if shared is not None:
             uses += self.memory.kept(shared, holding.have, holding.copy, holding.until)
+        spans = []
+        if self.spans is not None:
+            spans = self.spans.of_unit(u, rows, weight, base)
+            if shared is not None:
+                spans += self.spans.of_kept(shared, holding.have, holding.copy)
         self.unit_row.append(base)
         name = f"unit {u} {root.signature.kernel}"
-        self.variables.append(Variable(name, seconds, energy, tuple(uses)))
+        self.variables.append(Variable(name, seconds, energy, tuple(uses), tuple(spans)))
 
     def _separate(self, v: int) -> None:
         """A variable of its own for a shared value, tied to its producer by the produced layout."""
@@ -174,7 +184,8 @@ class _Assembler:
         variable = len(self.variables)
         seconds, energy = self._keeping(v, variable, holding)
         uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
-        self.variables.append(Variable(f"value {v}", seconds, energy, uses))
+        spans = self.spans.of_kept(v, holding.have, holding.copy) if self.spans else []
+        self.variables.append(Variable(f"value {v}", seconds, energy, uses, tuple(spans)))
         rows = self.unit_row[u]
 
         def agreement() -> tuple[Ints, Floats, Floats]:
@@ -300,7 +311,10 @@ class _Assembler:
 
         seconds, energy = self.once(costs, "read", table, have, kept, wanted, weight)
         uses = self.memory.read(reader, v, have, kept, holds, wanted)
-        self.pairs.append(Pair(holder, reader, labels, label_r, seconds, energy, uses))
+        spans = self.spans.of_read(reader, v, have, kept, wanted) if self.spans else []
+        self.pairs.append(
+            Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
+        )
 
     def _price(self, table: CopyTable) -> Floats:
         """Weighted cost of every copy of one tensor type."""

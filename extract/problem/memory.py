@@ -1,7 +1,8 @@
 """Memory: the bytes that every choice occupies, on the time line of `schedule/lifetimes.py`.
 
 What XLA's buffer assignment holds when the lowered plan runs in order: a value while it is read as
-it was produced, a copy while it is made and read. Amounts are bytes of one device's block.
+it was produced, a copy while it is made and read; where collectives run beside kernels it is made
+from where it is issued (`schedule/issue_places.py`). Amounts are bytes of one device's block.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.schedule.issue_places import IssuePlaces
 from tapestry_egg.schedule.lifetimes import lifetimes
 
 from .columns import Columns, Wanted
@@ -30,6 +33,8 @@ class Memory:
         self.columns = columns or Columns(choices)
         self.once = self.columns.once
         self.lives = lifetimes(choices.schedule)
+        beside = choices.target.slowdown is not None
+        self.places = IssuePlaces(choices.schedule) if beside else None
 
     @property
     def times(self) -> int:
@@ -55,18 +60,22 @@ class Memory:
         table, first = self.columns.table(v), self.first(v)
         free = self.lives.free[v]
 
-        def amounts() -> tuple[Floats, list[tuple[int, Floats]], Floats]:
+        def amounts() -> tuple[tuple[Floats, Floats], list[tuple[int, Floats]], Floats]:
             holds = copy >= 0
             some = np.where(holds, copy, have)
             size = np.where(holds, 1.0 * table.local_bytes[some], 0.0)
             lasting = [
                 (e, np.where(until == e, size, 0.0)) for e in sorted(set(until[holds].tolist()))
             ]
-            making = np.where(holds, _making(table, have, some, free), 0.0)
+            every = np.where(holds, _making(table, have, some, free), 0.0)
+            making = self._apart(table, have, some, every)
             return making, lasting, np.where(holds, -1.0 * table.local_bytes[have], 0.0)
 
         making, lasting, drop = self.once(amounts, "kept", table, have, copy, until, free)
-        uses = [Use(first, first + 1, making)]
+        uses = [
+            Use(self._begin(None, v, combines, first), first + 1, part)
+            for combines, part in zip((False, True), making, strict=True)
+        ]
         readers = list(zip(self.columns.others(v), self.columns.ranks(v), strict=True))
         for e, size in lasting:
             stop = max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
@@ -87,15 +96,17 @@ class Memory:
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
 
-        def amounts() -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        def amounts() -> tuple[tuple[Floats, Floats], Floats, Floats, Floats, Floats]:
             shape = (len(have), len(wanted.sets))
-            making, live = np.zeros(shape), np.zeros(shape)
+            making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
             takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
             for j, layouts in enumerate(wanted.sets):
                 for n in layouts:
                     b = np.full(len(have), n)
                     there = (have == b) | (kept == b)
-                    making[:, j] += np.where(there, 0.0, _making(table, have, b, free))
+                    every = np.where(there, 0.0, _making(table, have, b, free))
+                    for part, more in zip(making, self._apart(table, have, b, every), strict=True):
+                        part[:, j] += more
                     live[:, j] += np.where(there | state, 0.0, 1.0 * table.local_bytes[b])
                     takes[:, j] |= have == b
                     back[:, j] |= kept != b
@@ -108,7 +119,11 @@ class Memory:
         making, live, returns, stays, gone = self.once(amounts, "reads", *key)
         at = self.lives.reads_at[reader, v]
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
-        uses = [Use(at, at + 1, making), Use(at + 1, self._copy_ends(reader, v), live)]
+        uses = [
+            Use(self._begin(reader, v, combines, at), at + 1, part)
+            for combines, part in zip((False, True), making, strict=True)
+        ]
+        uses.append(Use(at + 1, self._copy_ends(reader, v), live))
         if self._passing(v):
             first = self.first(v)
             uses.append(Use(first + 1, at + 1, returns))
@@ -122,6 +137,27 @@ class Memory:
         """The tick of the first copy that could be made of a value."""
         producer = self.schedule.producer[v]
         return min(self.lives.reads_at[r, v] for r in self.schedule.readers[v] if r != producer)
+
+    def _apart(
+        self, table: CopyTable, have: Ints, need: Ints, making: Floats
+    ) -> tuple[Floats, Floats]:
+        """What copies take while they are made: those that combine no partial values, and those
+        that do, if it matters."""
+        if self.places is None:
+            return making, np.zeros_like(making)
+        combines = table.combines[have, need]
+        return np.where(combines, 0.0, making), np.where(combines, making, 0.0)
+
+    def _begin(self, reader: int | None, v: int, combines: bool, at: int) -> int:
+        """The tick from which a copy is on its way that is made by tick `at`, for one reader or for
+        several; what leaves is only then."""
+        if self.places is None:
+            return at
+        value = FlatId(v)
+        reader = self.places.first(value) if reader is None else reader
+        if self.places.leaves(reader, value):
+            return at
+        return min(at, 2 * self.places.of_read(reader, value, combines).issue)
 
     def _span(self, v: int) -> tuple[int, int]:
         """From when up to before when a value that is read as it was produced is in memory."""

@@ -40,11 +40,13 @@ Messages = list[tuple[Floats, Floats]]  # per kind of pair: to first variables a
 @dataclass(frozen=True)
 class Prices:
     """What a joule and a byte at each time cost, in seconds, and what a second does: nothing where
-    only bytes count."""
+    only bytes count. `events` are the shares of a second of each event of the timeline, where there
+    is one."""
 
     joule: float
     bytes: Floats  # [times]
     second: float = 1.0
+    events: Floats | None = None  # [events]
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,12 @@ class Dual:
         most += dot(total[end] - total[start], self.most_bytes[:, 2])
         # More than any legal labelling costs at these prices, so that none that is not legal pays.
         self.forbidden = 4.0 * most + 1e-6
-        self.rows.price(prices.second, prices.joule, total, self.forbidden)
-        self.tables.price(prices.second, prices.joule, total, self.forbidden)
+        events = None
+        if self.problem.timeline is not None and prices.second:
+            shares = self.problem.timeline.evenly() if prices.events is None else prices.events
+            events = prices.second * shares
+        self.rows.price(prices.second, prices.joule, total, self.forbidden, events)
+        self.tables.price(prices.second, prices.joule, total, self.forbidden, events)
         np.copyto(self.costs, self.rows.flat)
         self.constant = self.leaves.fold(self.costs)
         self.work.add(*self._price_work)

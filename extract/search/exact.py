@@ -15,12 +15,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
 from tapestry_egg.work import Work
+
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
 
 # Programs of more columns than this are left to the bounds, which the front's notes count: one of
 # this size takes about 25 units of work, a good part of the usual 90.
@@ -74,12 +78,14 @@ def solve(
     decisive: Sequence[int] = (),
     work: Work | None = None,
     nodes: int = 10**9,
+    shares: Sequence[Floats] = (),
 ) -> Exact:
     """Minimise seconds, to the share `gap`, with the peak within `limit` bytes, for at most
     `seconds` of time and so many `nodes` of branch and bound.
 
-    `decisive` times, at which memory is known to be short, have a row from the start. What the
-    solver does is added to `work`, as far as it can be told.
+    `decisive` times, at which memory is known to be short, have a row from the start. Where there
+    is a timeline so have paths, by the `shares` of its events in them, and others as solutions turn
+    up that take longer. What the solver does is added to `work`, as far as it can be told.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -87,6 +93,8 @@ def solve(
     deadline = time.perf_counter() + seconds
     bound = 0.0
     times = sorted(set(decisive)) if limit < np.inf else []
+    timeline = problem.timeline
+    paths = [model.path(x) for x in shares or ([] if timeline is None else [timeline.evenly()])]
     while True:
         left = deadline - time.perf_counter()
         if left <= 0.1:
@@ -95,10 +103,17 @@ def solve(
         if times:
             unit = 1.0 / max(limit, 1.0)
             constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, limit * unit))
+        cost, integral, most = model.cost * model.unit, model.integral, model.possible
+        if timeline is not None:  # one more column: the seconds of the longest path
+            constraints = [_widened(c) for c in constraints]
+            rows_ = np.column_stack((np.array(paths) * model.unit, -np.ones(len(paths))))
+            constraints.append(LinearConstraint(rows_, -np.inf, 0.0))
+            cost = np.append(np.zeros(len(cost)), 1.0)
+            integral, most = np.append(integral, 0.0), np.append(most, np.inf)
         found = milp(
-            model.cost * model.unit,
-            integrality=model.integral,
-            bounds=Bounds(0.0, model.possible),
+            cost,
+            integrality=integral,
+            bounds=Bounds(0.0, most),
             constraints=constraints,
             options={"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap},
         )
@@ -112,15 +127,30 @@ def solve(
         if found.x is None:
             return Exact(None, float("inf") if found.status == 2 else bound, late)
         rows = model.rows(found.x)
-        *_, profile = problem.evaluate(rows)
+        true, _, profile = problem.evaluate(rows)
         over = np.flatnonzero(profile > limit * (1 + 1e-9))
         if not over.size:
-            return Exact(rows, bound, late)
+            if timeline is None or true <= bound * (1 + 2 * gap) or late:
+                return Exact(rows, bound, late)
+            fresh_path = model.path(timeline.shares(problem.lengths(rows)))
+            if any(np.allclose(fresh_path, known, rtol=1e-9, atol=0.0) for known in paths):
+                return Exact(rows, bound, late)
+            paths.append(fresh_path)
+            continue
         worst = int(profile.argmax())
         fresh = sorted({worst, int(over[0]), int(over[-1])}.difference(times))
         if not fresh:  # over by less than the solver can tell
             return Exact(None, bound, late)
         times += fresh
+
+
+def _widened(constraint: LinearConstraint) -> LinearConstraint:
+    """The same constraint on one more column, which it does not touch."""
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import csr_matrix, hstack
+
+    more = csr_matrix((constraint.A.shape[0], 1))
+    return LinearConstraint(hstack([csr_matrix(constraint.A), more]), constraint.lb, constraint.ub)
 
 
 def least_peak(
@@ -238,6 +268,17 @@ class _Model:
             for use in p.uses:
                 for k in active(use):
                     out[k, column : column + len(la)] += use.amount[la, lb]
+        return out
+
+    def path(self, shares: Floats) -> Floats:
+        """Seconds per column on a path in which events have such shares."""
+        out = np.zeros(self.columns)
+        for i, v in enumerate(self.problem.variables):
+            for span in v.spans:
+                out[self.start[i] : self.start[i + 1]] += shares[span.event] * span.amount
+        for p, (la, lb, column) in zip(self.problem.pairs, self.legal, strict=True):
+            for span in p.spans:
+                out[column : column + len(la)] += shares[span.event] * span.amount[la, lb]
         return out
 
     def rows(self, x: Floats) -> Ints:

@@ -1,10 +1,11 @@
-"""Steps: how prices of bytes and joules follow what labellings use at them."""
+"""Steps: how prices of bytes, of joules and of events follow what labellings use at them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats
+from tapestry_egg.extract.problem.timeline import Timeline
 
 from .dual import Prices
 from .products import dot
@@ -17,6 +18,41 @@ _WHERE, _TOTAL, _JOULES = 10.0, 2.0, 8.0
 # No price of a byte is less than the first share of the largest, so that it can rise again; where
 # memory is most, none is less than the second.
 _FLOOR, _RAISED = 1e-9, 0.05
+
+# The mean of critical paths forgets what was before so many.
+_REMEMBERED = 20
+
+# How much of the next labelling goes into the mean of what events take, and how far shares of
+# events move at once towards the longest path of that mean.
+_MEAN, _FAR = 0.3, 0.5
+
+
+class EventShares:
+    """Shares of a second of every event, in which it is priced.
+
+    `proving` ones are moved towards the longest path of the mean of what was found (the volume
+    algorithm: Barahona and Anbil, 2000), so that bounds rise. `finding` ones are the mean of the
+    critical paths of all that was found, so that what is found is fast.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.proving = self.finding = timeline.evenly()
+        self._mean: Floats | None = None
+        self._count = 0
+
+    def follow(self, lengths: Floats, far: float = _FAR) -> None:
+        """Move the proving shares after a labelling whose events take `lengths`."""
+        first = self._mean is None
+        self._mean = lengths if self._mean is None else _MEAN * lengths + (1 - _MEAN) * self._mean
+        path = self.timeline.shares(self._mean)
+        self.proving = self.proving + (1.0 if first else far) * (path - self.proving)
+
+    def averaged(self, lengths: Floats) -> None:
+        """Move the finding shares after a labelling whose events take `lengths`."""
+        path = self.timeline.shares(lengths)
+        self.finding = self.finding + 2.0 / (3 + self._count) * (path - self.finding)
+        self._count = min(self._count + 1, _REMEMBERED)
 
 
 def stepped(prices: Prices, used: Floats, peak: float, joule_limit: float, scale: float) -> Prices:

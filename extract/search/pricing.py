@@ -1,7 +1,8 @@
 """Pricing: what every row and every pair of labels costs at given prices, all at once.
 
 Parts made of the same arrays are one *kind*: their costs are one matrix product, of what each part
-pays for seconds, joules and every use of memory with these arrays.
+pays for seconds, joules and every use of memory with these arrays. Where there is a timeline, a
+second has the price of the event that it belongs to.
 """
 
 from __future__ import annotations
@@ -33,19 +34,26 @@ class Kind:
         rows = [np.where(never, 0.0, first.seconds), np.where(never, 0.0, first.joules)]
         rows += [never * 1.0] if never.any() else []
         self.forbids = never.any()
-        self.amounts = np.array([*rows, *amounts]).reshape(-1, self.size)
+        self.fixed = len(rows)
+        spans = [x.amount for x in first.spans]
+        self.amounts = np.array([*rows, *spans, *amounts]).reshape(-1, self.size)
+        self.event = np.array([[x.event for x in parts[k].spans] for k in members], dtype=np.int64)
         self.start = np.array([[u.start for u in parts[k].uses] for k in members], dtype=np.int64)
         self.end = np.array([[u.end for u in parts[k].uses] for k in members], dtype=np.int64)
         self.table: Floats = np.zeros((0, *self.shape))
 
-    def price(self, second: float, joule: float, until: Floats, forbidden: float) -> None:
+    def price(
+        self, second: float, joule: float, until: Floats, forbidden: float, events: Floats | None
+    ) -> None:
         """Price all members at what a second and a joule cost; `until[t]` is what a byte costs from
-        the start up to before t."""
+        the start up to before t, `events` what a second of every event costs, if that differs."""
         paid = np.empty((len(self.members), len(self.amounts)))
-        paid[:, 0], paid[:, 1] = second, joule
-        uses = self.start.shape[1]
+        paid[:, 0], paid[:, 1] = second if events is None else 0.0, joule
+        uses, spans = self.start.shape[1], self.event.shape[1]
         if self.forbids:
             paid[:, 2] = forbidden
+        if spans:
+            paid[:, self.fixed : self.fixed + spans] = 0.0 if events is None else events[self.event]
         if uses:
             paid[:, -uses:] = until[self.end] - until[self.start]
         matrix_product(paid, self.amounts, self.table.reshape(len(paid), -1))
@@ -76,10 +84,17 @@ class Tables:
         """The priced costs of one part."""
         return self.kinds[self.kind_of[k]].table[self.place[k]]
 
-    def price(self, second: float, joule: float, until: Floats, forbidden: float) -> None:
-        """Price all entries; `until[t]` is what a byte costs from the start up to before t."""
+    def price(
+        self,
+        second: float,
+        joule: float,
+        until: Floats,
+        forbidden: float,
+        events: Floats | None = None,
+    ) -> None:
+        """Price all entries, as `Kind.price` does."""
         for kind in self.kinds:
-            kind.price(second, joule, until, forbidden)
+            kind.price(second, joule, until, forbidden, events)
 
 
 def _made_of(part: Variable | Pair) -> tuple[int, ...]:
@@ -91,9 +106,10 @@ def _made_of(part: Variable | Pair) -> tuple[int, ...]:
     twice.
     """
     arrays: list[NDArray[Any]] = [part.seconds, part.joules, *(u.amount for u in part.uses)]
+    arrays += [x.amount for x in part.spans]
     if isinstance(part, Pair):
         arrays += [part.label_a, part.label_b]
-    return (*map(id, arrays), len(part.uses))
+    return (*map(id, arrays), len(part.uses), len(part.spans))
 
 
 def places(numbers: Ints) -> slice | Ints:

@@ -89,8 +89,12 @@ class Search(Settling):
 
     def fastest(self) -> Candidate:
         """The fastest plan. Raises ExtractError when no legal one is found."""
-        found = self._settle(Prices(0.0, np.zeros(self.problem.times)), 40)
-        self._remember(self._here())
+        free = Prices(0.0, np.zeros(self.problem.times))
+        if self.shares is None:
+            found = self._settle(free, 40)
+            self._remember(self._here())
+        else:
+            found = self._approached(free)
         if not self.archive.candidates:
             self.consider(self._improved([self.dual.decode()], KEEP_MORE))
         if not self.archive.candidates and self.small:
@@ -280,6 +284,8 @@ class Search(Settling):
         if best.messages is not None:
             self.dual.resume(best.messages)
         prices, scale, reached = best.prices, 1.0, -np.inf
+        if self.shares is not None and prices.events is not None:
+            self.shares.proving = prices.events
         found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
         used: Floats | None = None
         for k in range(steps):
@@ -297,6 +303,9 @@ class Search(Settling):
             if self._gap(limits) <= self.effort.gap:
                 break
             prices = stepped(best.prices, used, limits.peak, limits.joules, scale)
+            if self.shares is not None and best.prices.events is not None:
+                self.shares.proving = best.prices.events
+                self.shares.follow(self._lengths(found), 0.5 * min(scale, 1.0))
         self._remember(best)
         self._repair(best.prices, found, limits.peak)
 

@@ -24,6 +24,8 @@ from .balance import Pool
 from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
+from .price_steps import EventShares
+from .products import dot
 
 # Of the numbers below, and of those in `search.py`, no measurement is kept. They say in which order
 # and how long the search works. What it did not come to is in the gaps: every bound holds, however
@@ -41,6 +43,12 @@ _REMEMBERED = 64
 
 # Passes among the layers that stand for equal ones, whenever prices change.
 REHEARSALS = 8
+
+# So many shares of events are tried for the fastest plan.
+_APPROACHES = 14
+
+# So many paths of either kind are in a mixed-integer program from the start.
+_PATHS = 10
 
 # So near to its bound, as a share of the gap that is good enough, the solver comes.
 _NEARLY = 0.25
@@ -133,6 +141,7 @@ class Settling:
         self.dual = Dual(problem, self.work)
         self.elimination = Elimination(self.dual)
         self.descent = Descent(problem, self.work)
+        self.shares = None if problem.timeline is None else EventShares(problem.timeline)
         self.small = exact.small(problem)
         self.units = exact.units(problem)  # of work, about, for a program under one limit
         self.rng = np.random.default_rng(effort.seed)
@@ -160,6 +169,56 @@ class Settling:
             self.visited[-1 - _REMEMBERED] = replace(old, messages=None)
 
     def _settle(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
+        """Bound and solve the problem at fixed prices of bytes and joules; the best labelling found
+        for them. Shares of events, where there are such, follow what is found."""
+        if self.shares is None:
+            return self._settle_at(prices, sweeps, known)
+        if prices.events is not None:
+            self.shares.proving = prices.events
+        found = [self._settle_at(replace(prices, events=self.shares.finding), sweeps, known)]
+        self.shares.averaged(self._lengths(found[0]))
+        rows = [found[0].rows, *known]
+        found.append(self._settle_at(replace(prices, events=self.shares.proving), sweeps, rows))
+        self.shares.averaged(self._lengths(found[1]))
+        self.shares.follow(self._lengths(found[1]))
+
+        def paid(c: Candidate) -> float:
+            return c.seconds + prices.joule * c.joules + dot(prices.bytes, self._used(c)[:-1])
+
+        return min(found, key=paid)
+
+    def _approached(self, prices: Prices, known: Sequence[Ints] = ()) -> Candidate:
+        """Settle at prices of bytes and joules with one share of events after another, until the
+        best bound is near the best labelling."""
+        assert self.shares is not None
+        best: Place | None = None
+        far, least = 1.0, np.inf
+        found: Candidate | None = None
+        for k in range(_APPROACHES):
+            start = replace(prices, events=self.shares.proving)
+            now = self._settle(start, 40 if not k else 3, known if found is None else [found.rows])
+            if now.seconds < least:
+                found, least = now, now.seconds
+            here = self._here()
+            if best is None or here.cut.value > best.cut.value:
+                best, far = here, min(1.0, 1.2 * far)
+            else:
+                far *= 0.8
+            if share(least, best.cut.value) <= 0.5 * self.effort.gap or self._over():
+                break
+            assert best.prices.events is not None and found is not None
+            self.shares.proving = best.prices.events
+            self.shares.follow(self._lengths(now), 0.5 * far)
+        assert best is not None and found is not None
+        self._remember(best)
+        return found
+
+    def _lengths(self, candidate: Candidate) -> Floats:
+        """Seconds of every event."""
+        self.work.add(*self.problem.evaluation)
+        return self.problem.lengths(candidate.rows)
+
+    def _settle_at(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
         """Bound and solve the problem at fixed prices; the best labelling found for them."""
         if prices is not self.dual.prices:
             self.dual.price(prices)
@@ -185,7 +244,10 @@ class Settling:
 
     def _descended(self, found: Candidate, limit: float) -> Candidate:
         """What single moves make of a plan within a memory limit."""
-        return self.consider(self.descent.into(found.rows, limit))
+        moved = self.consider(self.descent.into(found.rows, limit))
+        # Moves are judged by the sum of seconds, which is not what a longest path takes.
+        worse = self.shares is not None and moved.seconds > found.seconds
+        return found if worse and found.peak <= limit else moved
 
     def consider(self, rows: Ints) -> Candidate:
         """Evaluate a labelling and offer it to the archive."""
@@ -266,7 +328,8 @@ class Settling:
                 return
             left = min(self.deadline - time.perf_counter(), _LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
-        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES)
+        paths = [] if self.problem.timeline is None else self._paths()
+        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES, paths)
         self._told(found.by_clock)
         if found.rows is not None:
             self.consider(found.rows)
@@ -275,6 +338,16 @@ class Settling:
         known = self._upper(Limits(limit))
         if found.bound <= known * (1 + 1e-6):
             self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
+
+    def _paths(self) -> list[Floats]:
+        """Shares of events that have proven something, and those of what is fastest."""
+        timeline = self.problem.timeline
+        assert timeline is not None
+        places = [p for p in self.visited if p.prices.events is not None][-_PATHS:]
+        found = [p.prices.events for p in places if p.prices.events is not None]
+        for c in self.archive.corners()[:_PATHS]:
+            found.append(timeline.shares(self.problem.lengths(c.rows)))
+        return found
 
     def _told(self, by_clock: bool) -> None:
         """Note whether the clock ended the solver: the next program would take as long."""

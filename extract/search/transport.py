@@ -11,7 +11,8 @@ from dataclasses import astuple
 
 import numpy as np
 
-from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
+from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
+from tapestry_egg.extract.problem.timeline import Timeline
 
 from .archive import Archive, Candidate
 from .dual import Cut
@@ -52,18 +53,27 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
 
     parts: list[tuple[int, ...]] = []
     uses: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int]] = []
     every: list[Variable | Pair] = [*p.variables, *p.pairs]
     for part in every:
         ends = (-1, -1, -1, -1)
         if isinstance(part, Pair):
             ends = (part.a, part.b, line(part.label_a), line(part.label_b))
-        parts.append((*ends, table(part.seconds), table(part.joules), len(part.uses)))
+        costs = (table(part.seconds), table(part.joules))
+        parts.append((*ends, *costs, len(part.uses), len(part.spans)))
         uses += [(u.start, u.end, table(u.amount)) for u in part.uses]
+        spans += [(x.event, table(x.amount)) for x in part.spans]
+    none = np.zeros(0, np.int64)
+    timeline = p.timeline
     return {
-        "counts": np.array([len(p.variables), p.times]),
+        "counts": np.array([len(p.variables), p.times, -1 if timeline is None else timeline.units]),
+        "slowdown": np.array(0.0 if timeline is None else timeline.slowdown),
+        "issue": none if timeline is None else timeline.issue,
+        "arrive": none if timeline is None else timeline.arrive,
         "names": np.array([v.name for v in p.variables], dtype=np.str_),
-        "parts": np.array(parts, dtype=np.int64).reshape(-1, 7),
+        "parts": np.array(parts, dtype=np.int64).reshape(-1, 8),
         "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
+        "spans": np.array(spans, dtype=np.int64).reshape(-1, 2),
         "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 2),
         "tables": np.concatenate(tables).astype(np.float64) if tables else np.zeros(0),
         "sizes": np.array([len(x) for x in labels], dtype=np.int64),
@@ -73,29 +83,37 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
 
 def problem_from(data: dict[str, np.ndarray]) -> Problem:
     """The problem of `problem_arrays`."""
-    variables, times = (int(n) for n in data["counts"])
+    variables, times, units = (int(n) for n in data["counts"])
     shapes = [(n,) if m < 0 else (n, m) for n, m in data["shapes"].tolist()]
     ends = np.cumsum([int(np.prod(s)) for s in shapes])
     tables = [
         x.reshape(s) for x, s in zip(np.split(data["tables"], ends[:-1]), shapes, strict=True)
     ]
     labels = np.split(data["labels"], np.cumsum(data["sizes"])[:-1])
-    last = np.cumsum(data["parts"][:, 6])
+    last, last_span = np.cumsum(data["parts"][:, 6]), np.cumsum(data["parts"][:, 7])
     made: list[Variable | Pair] = []
-    for k, (a, b, label_a, label_b, seconds, joules, count) in enumerate(data["parts"].tolist()):
+    for k, (a, b, label_a, label_b, *costs, count, own) in enumerate(data["parts"].tolist()):
         uses = tuple(
             Use(start, end, tables[amount])
             for start, end, amount in data["uses"][last[k] - count : last[k]].tolist()
         )
+        spans = tuple(
+            Span(event, tables[amount])
+            for event, amount in data["spans"][last_span[k] - own : last_span[k]].tolist()
+        )
+        seconds, joules = (tables[n] for n in costs)
         if a < 0:
-            made.append(Variable(str(data["names"][k]), tables[seconds], tables[joules], uses))
+            made.append(Variable(str(data["names"][k]), seconds, joules, uses, spans))
         else:
             line = labels[label_a], labels[label_b]
-            made.append(Pair(a, b, *line, tables[seconds], tables[joules], uses))
+            made.append(Pair(a, b, *line, seconds, joules, uses, spans))
     found = [x for x in made if isinstance(x, Variable)]
     assert len(found) == variables
     pairs = tuple(x for x in made if isinstance(x, Pair))
-    return Problem(tuple(found), pairs, times)
+    timeline = None
+    if units >= 0:
+        timeline = Timeline(units, data["issue"], data["arrive"], float(data["slowdown"]))
+    return Problem(tuple(found), pairs, times, timeline)
 
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:

@@ -69,7 +69,16 @@ def recognises(document: Any) -> bool:
 
 
 def write(problem: Problem, name: str = "") -> dict[str, Any]:
-    """The document of a problem; equal arrays are written once."""
+    """The document of a problem; equal arrays are written once.
+
+    Raises ExtractError for a problem whose seconds are a longest path.
+    """
+    if problem.timeline is not None:
+        raise ExtractError(
+            "seconds are a longest path, which files of problems do not hold",
+            where=name,
+            hint="Save problems of Settings(overlap=False).",
+        )
     known: dict[object, int] = {}
     tables: list[Any] = []
     labels: list[list[int]] = []

@@ -55,6 +55,7 @@ class Target:
     # Seconds that compute loses to every second of communication that runs beside it; None where
     # nothing runs beside anything.
     overlap_slowdown: float | None = None
+    overlaps: bool = False  # whether seconds count on it
     clock: Clock | None = None  # None where nothing is known of other clocks than the file's
     mhz: float = 0.0  # the clock that was chosen; 0 is the file's own
     price: Price | None = None
@@ -99,6 +100,12 @@ class Target:
     def usable_bytes(self) -> int | None:
         """Bytes of one device that a program may use; None where devices share one memory."""
         return None if self.shared_memory else self.hbm_bytes
+
+    @property
+    def slowdown(self) -> float | None:
+        """Seconds that compute loses to every second of communication beside it, where seconds
+        count on that; None where they are a sum."""
+        return self.overlap_slowdown if self.overlaps else None
 
     def rate(self, dtype: str, contraction: bool) -> float:
         """Sustained flop/s for operands of `dtype`; `contraction` lets the matrix units work.

@@ -67,12 +67,13 @@ class BatchRequest:
     mesh: tuple[tuple[str, int], ...] = ()
     kernels: tuple[str, ...] = ()
     price: float | None = None  # dollars of a device and hour
+    overlap: bool | None = None
 
     def effort(self, workers: int | None) -> Settings:
         """The settings of the pipeline, for a search on so many processors."""
         from .settings import Settings
 
-        fields = ("seconds", "gap", "patience", "seeds", "work", "max_axes")
+        fields = ("seconds", "gap", "patience", "seeds", "work", "max_axes", "overlap")
         asked = {k: getattr(self, k) for k in fields}
         return Settings(workers=workers, **{k: v for k, v in asked.items() if v is not None})
 

@@ -35,7 +35,7 @@ def search_problems(state: State) -> State:
     if q.settings.front and not found.interrupted:
         notes += omissions.of_programs(state.problems, found.archives, q.settings.gap)
     notes += omissions.of_opaque(q.graph) + omissions.of_objectives(q.objectives)
-    notes += omissions.of_meshes(q.words.unsearched)
+    notes += omissions.of_meshes(q.words.unsearched) + omissions.of_overlap(q.machine)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
     results = [MeshResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]

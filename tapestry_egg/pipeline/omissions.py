@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.search.archive import Archive
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.graph.layout import MeshShape
+    from tapestry_egg.machine.target import Target
     from tapestry_egg.rewrite.forms import Form
     from tapestry_egg.shard.strategies import Saturated
 
@@ -97,6 +98,18 @@ def of_objectives(objectives: Sequence[str | Objective]) -> tuple[str, ...]:
         "none was searched for on its behalf, and no bound speaks of it"
         for o in map(objective, objectives)
         if o.finder == "plan"
+    )
+
+
+def of_overlap(machine: Target) -> tuple[str, ...]:
+    """What is said of a machine whose collectives run beside kernels, of ways to do so that plans
+    do not choose among."""
+    if machine.slowdown is None:
+        return ()
+    return (
+        "collectives run beside kernels from one place each (sums from where they are made, others "
+        "one large kernel before their reader): other places were not searched, collectives that a "
+        "compiler merges are counted apart, and its options are left to the user",
     )
 
 

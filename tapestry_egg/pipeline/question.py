@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def read_question(
     machine = target if isinstance(target, Target) else load_target(target)
     if price is not None:
         machine = machine.at_price(price)
+    machine = replace(machine, overlaps=settings.overlap)
     bounds = amounts(limits)
     _check_price(machine, (*objectives, *bounds))
     program, block_graph = _split(graph)

@@ -36,6 +36,10 @@ class Settings:
     `seed` and those after it, on `workers` processors (None: all). Without `front` only the fastest
     plan is looked for: among the plans of the form that takes least on one device, and further only
     where that plan is not within the limits.
+
+    With `overlap` seconds are a longest path, in which collectives run beside kernels as far as the
+    target's file lets them and their bytes are in memory from where they are issued; without it
+    they are the sum of all kernels and collectives, one after another.
     """
 
     seconds: float | None = None
@@ -53,6 +57,7 @@ class Settings:
     workers: int | None = None
     front: bool = True
     work: float | None = None
+    overlap: bool = False
 
     @property
     def most_work(self) -> float:

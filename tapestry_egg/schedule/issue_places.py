@@ -4,10 +4,10 @@ On machines where collectives run beside kernels a copy has a window of units: i
 one of them runs, and has arrived before another does. What is computed in between hides it, and
 its bytes are in memory from where it is issued. The windows follow from the program alone:
 
-- a sum of partial values is sent as soon as it is made;
+- a sum of partial values is sent as soon as it is made, and so is what leaves the program or a
+  loop's body, which has arrived when that ends;
 - anything else is fetched one large kernel (a contraction, say) before its reader, so that one
   fetched block at most waits while another is in use;
-- what leaves the program or a loop's body has arrived when that ends;
 - nothing is on its way across the begin or the end of a loop's body or of a branch.
 
 Places are numbers of units; what is issued at place u waits for all units before u, and what has
@@ -48,23 +48,24 @@ class IssuePlaces:
     def of_read(self, reader: int, value: FlatId, partial: bool) -> Window:
         """The window of the copy that a unit makes of a value for itself; `partial` says that it
         combines partial values."""
-        arrive = self.arrival(reader, value)
-        at = self.schedule.producer[value] if self._leaves(reader, value) else reader
-        return self._window(value, arrive, at, partial)
+        arrive, leaves = self.arrival(reader, value), self.leaves(reader, value)
+        at = self.schedule.producer[value] if leaves else reader
+        return self._window(value, arrive, at, partial or leaves)
 
     def of_kept(self, value: FlatId, partial: bool) -> Window:
         """The window of a copy that is kept for several readers: it is there for the first."""
+        return self.of_read(self.first(value), value, partial)
+
+    def first(self, value: FlatId) -> int:
+        """The unit that needs a copy of a value first."""
         maker = self.schedule.producer[value]
-        first = min(
-            (r for r in self.schedule.readers[value] if r != maker),
-            key=lambda r: (self.arrival(r, value), r),
-        )
-        return self.of_read(first, value, partial)
+        others = [r for r in self.schedule.readers[value] if r != maker]
+        return min(others, key=lambda r: (self.arrival(r, value), r))
 
     def arrival(self, reader: int, value: FlatId) -> int:
         """The place before which a unit needs its copy of a value."""
         maker = self.schedule.producer[value]
-        if self._leaves(reader, value):
+        if self.leaves(reader, value):
             return self._end(maker)
         body = self.program.body_of[value]
         for outer, first, last in self.regions:
@@ -72,17 +73,17 @@ class IssuePlaces:
                 return first
         return reader
 
-    def _window(self, value: FlatId, arrive: int, at: int, partial: bool) -> Window:
+    def _window(self, value: FlatId, arrive: int, at: int, soon: bool) -> Window:
         maker = self.schedule.producer[value]
         edge = self.edges[bisect_left(self.edges, arrive) - 1] if arrive else 0
         earliest = min(max(edge, maker + 1), arrive)
-        if partial and not self.ports[maker]:
+        if soon and not self.ports[maker]:
             return Window(earliest, arrive, at)
         k = bisect_left(self.large, arrive)
         large = self.large[k - 1] if k else 0
         return Window(min(max(earliest, large), arrive), arrive, at)
 
-    def _leaves(self, reader: int, value: FlatId) -> bool:
+    def leaves(self, reader: int, value: FlatId) -> bool:
         """Whether a unit is where a value leaves the program, or a region."""
         root = self.program.instances[self.schedule.units[reader].root]
         if root.port in ("state", "output"):

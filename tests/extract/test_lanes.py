@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import tapestry_egg as te
-from models import mlp
+from models import mlp, recurrent, while_loop
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.settings import Settings
 
-BRIEF = Settings(work=0.5, workers=1)
+WORK = 2.0
 
 
-@pytest.fixture(scope="module", params=["h100:8", "cpu:8"])
+@pytest.fixture(scope="module", params=["h100:8 beside", "h100:8", "cpu:8 beside"])
 def front(request: pytest.FixtureRequest) -> te.Front:
-    step, args = mlp.example()
-    return te.optimize(te.trace(step, *args), request.param, settings=BRIEF)
+    step, args = recurrent.example()
+    target, _, overlap = request.param.partition(" ")
+    settings = Settings(work=WORK, workers=1, overlap=bool(overlap))
+    return te.optimize(te.trace(step, *args), target, settings=settings)
+
+
+def slowdown(front: te.Front) -> float | None:
+    assert front.plans[0].origin is not None
+    return front.plans[0].origin.machine.slowdown
 
 
 def test_nothing_of_one_stream_overlaps(front: te.Front) -> None:
@@ -31,18 +40,47 @@ def test_nothing_of_one_stream_overlaps(front: te.Front) -> None:
                 assert after.start >= before.end * (1 - 1e-12)
 
 
-def test_what_is_hidden_is_what_both_streams_do_at_once(front: te.Front) -> None:
-    slowdown = load_target(front.target).overlap_slowdown or 0.0
+def test_lanes_end_when_the_step_does(front: te.Front) -> None:
+    hidden = 0.0
     for plan in front.plans:
         lanes = plan.lanes()
-        own = sum(x.end - x.start for x in lanes)
-        hidden = sum(x.hidden for x in lanes)
+        own, beside = sum(x.end - x.start for x in lanes), sum(x.hidden for x in lanes)
         # Each stream is slowed down by what is hidden.
-        assert own - 2 * slowdown * hidden == pytest.approx(plan.costs.serial_seconds)
-        end = max(x.end for x in lanes)
-        assert end == pytest.approx(plan.costs.serial_seconds - (1 - slowdown) * hidden)
-        if front.target == "cpu:8":
-            assert hidden == 0.0
+        slowed = 2 * (slowdown(front) or 0.0) * beside
+        assert own - slowed == pytest.approx(plan.costs.serial_seconds)
+        assert max(x.end for x in lanes) == pytest.approx(plan.costs.seconds)
+        hidden += beside
+    assert (hidden > 0.0) == (slowdown(front) is not None)
+
+
+def test_seconds_are_the_sum_of_all_where_nothing_runs_beside_anything(front: te.Front) -> None:
+    if slowdown(front) is None:
+        for plan in front.plans:
+            assert plan.costs.seconds == plan.costs.serial_seconds
+            assert not any("beside kernels" in note for note in front.notes)
+    else:
+        assert any(p.costs.seconds < p.costs.serial_seconds for p in front.plans)
+        assert any("beside kernels" in note for note in front.notes)
+
+
+@pytest.mark.parametrize("model", [recurrent, while_loop])
+def test_programs_with_loops_are_certified(model: ModuleType) -> None:
+    step, args = model.example()
+    settings = Settings(work=WORK, workers=1, overlap=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a plan that the certificate refuses is a warning
+        front = te.optimize(te.trace(step, *args), "h100:8", settings=settings)
+    assert any(p.costs.seconds < p.costs.serial_seconds for p in front.plans)
+
+
+def test_a_plan_made_for_overlap_is_admitted_from_its_file(tmp_path: Path) -> None:
+    step, args = mlp.example()
+    settings = Settings(work=WORK, workers=1, overlap=True)
+    front = te.optimize(te.trace(step, *args), "h100:8", settings=settings)
+    te.save(front, tmp_path / "mlp.front.json")
+    loaded = te.load(tmp_path / "mlp.front.json")
+    assert isinstance(loaded, te.Front)
+    assert [p.costs for p in loaded.plans] == [p.costs for p in front.plans]
 
 
 def test_a_plan_without_a_machine_has_no_lanes(front: te.Front) -> None:
