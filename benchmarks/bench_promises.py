@@ -1,42 +1,58 @@
-"""What plans promise beside what XLA's compilers make of them: wire bytes and peaks.
+"""What plans promise to hold and to send, beside what XLA's compilers make of them.
 
-    python -m benchmarks.bench_promises --target v5e:2x4          # needs `pip install libtpu`
-    python -m benchmarks.bench_promises --target h100:8           # needs `make gpu-aot`
-    python -m benchmarks.bench_promises --programs mlp,llama --plans 5 --minutes 4
-    python -m benchmarks.bench_promises --table                   # of what was compiled so far
+    python -m benchmarks.bench_promises                    # every program: takes an hour or more
+    python -m benchmarks.bench_promises unseen llama       # a set (models, unseen) or programs
+    python -m benchmarks.bench_promises --target v5e:2x4 --large mlp
+    python -m benchmarks.bench_promises --json out.json    # also as JSON; --resume keeps its rows
+    python -m benchmarks.bench_promises --kept out/fronts  # the fronts kept there, promised anew
+    make gpu-aot         # installs the compiler for h100; `pip install libtpu` that for TPUs
 
-Programs are those of `models/` at sizes where memory matters. Of each program's front some plans,
-from one end to the other and one that recomputes among them, are compiled ahead of time; nothing
-runs and no device is needed. The folder `--out` keeps fronts and one line of JSON for each plan
-compiled: what is there is not done again, so the benchmark goes on where it was stopped.
-
-Wire bytes are per device and step, by bandwidth-optimal collectives, kind by kind and group by
-group. The compiled peak is arguments + outputs - aliased + temporaries.
+Of every front at least five plans are compiled: the fastest, that of the least memory, those that
+recompute, and others in between. `peak` is arguments + outputs - aliased + temporaries of one
+device; its error is compiled over promised, less one. Bytes on the wire are payloads by kind and
+group; their error is the largest, by kind and group, as a share of all that is sent. Nothing runs,
+and no device is needed. With `--cache` modules that were compiled before are not compiled again.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import hashlib
+import importlib.metadata
 import json
 import os
+import statistics
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.errors import TapestryError
+from tapestry_egg.errors import TapestryError, TargetError
 from tapestry_egg.pipeline.rehearse import simulate_devices
 from tapestry_egg.quantities import BYTES
 
 if TYPE_CHECKING:
     from tapestry_egg.pipeline import Front
     from tapestry_egg.plans.plan import Plan
+    from tapestry_egg.tracing.trace import Program
 
-#: Arguments of `models.<name>.example`, where its own sizes would fit into a cache.
-SIZES: Mapping[str, Mapping[str, Any]] = {
+#: Sizes for the examples of `models`, which are made to run on a CPU: no toys, quick to compile.
+_DECODER = {"layers": 2, "width": 512, "heads": 8}
+_TEXT = {"batch": 16, "sequence": 256, "vocabulary": 4096}
+SIZES: dict[str, dict[str, Any]] = {
+    "convnet": {"batch": 128, "size": 64, "channels": 32},
+    "decode": {"batch": 64, "prompt": 64, "hidden": 1408, "groups": 4, **_DECODER},
+    "graph_network": {"nodes": 512, "edges": 2048, "features": 16, "width": 256},
+    "llama": {"hidden": 1408, "groups": 4, **_DECODER, **_TEXT},
+    "lora": {"rank": 8, **_TEXT},
+    "mlp": {"widths": (256, 2048, 2048, 128), "batch": 4096},
+    "moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
+    "nnx_gpt2": _TEXT,
+    "ragged_moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
+    "recurrent": {"batch": 512, "time": 64, "inputs": 64, "hidden": 512},
+}
+#: And with `--large`, where all that would fit into a TPU's memory on the chip is larger.
+LARGE: Mapping[str, Mapping[str, Any]] = {
     "convnet": {"batch": 512, "size": 64, "channels": 64},
     "decode": {"batch": 64, "prompt": 128, "width": 1024, "heads": 8, "groups": 8, "hidden": 4096},
     "gpt2": {"preset": "demo"},
@@ -58,179 +74,240 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "while_loop": {"batch": 16384, "inputs": 512, "width": 2048, "outputs": 512},
 }  # fmt: skip
 
-#: Bars: wire bytes of a kind and group may be off by this share, and so may the peak.
-WIRE, PEAK, PEAK_MEDIAN = 0.01, 0.10, 0.04
-
-
-def program(name: str) -> Any:
-    """A program of `SIZES`, traced; its state donated."""
-    import jax
-
-    from tapestry_egg.tracing.trace import trace
-
-    fn, args = importlib.import_module(f"models.{name}").example(**SIZES[name])
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x, args
-    )
-    return trace(fn, *shapes, **({} if hasattr(fn, "trace") else {"donate_argnums": (0,)}))
-
-
-def front_of(name: str, target: str, work: float, folder: Path) -> Front:
-    """The front of a program, from the folder where it was searched before."""
-    from tapestry_egg.files.files import load, save
-    from tapestry_egg.pipeline import Front, Settings, optimize
-
-    path = folder / f"{name}.front.json.gz"
-    if path.exists():
-        found = load(path)
-        assert isinstance(found, Front)
-        return found
-    found = optimize(program(name), target, settings=Settings(work=work))
-    save(found, path)
-    return found
-
-
-def chosen(front: Front, count: int) -> list[Plan]:
-    """At most `count` plans from one end of a front to the other, one that recomputes among them
-    where there is one."""
-    last = len(front) - 1
-    places = {round(i * last / max(count - 1, 1)) for i in range(count)}
-    again = [k for k, plan in enumerate(front) if any(s.numbers for s in plan.steps)]
-    if again and not places & set(again):
-        places = {0, last, again[len(again) // 2], *sorted(places)[1 : count - 2]}
-    return [front[k] for k in sorted(places)]
-
-
-def measured(plan: Plan, devices: Sequence[Any]) -> dict[str, Any]:
-    """One line: the plan's promises and what its executable moves and holds."""
-    import tapestry_egg as te
-    from tapestry_egg.plans.collectives import wire_bytes
-    from tapestry_egg.runtime import compare, hlo_stats
-
-    begin = time.process_time()
-    stats = hlo_stats(te.compile(plan, devices).compile())
-    rows = compare(plan, stats).rows
-    return {
-        "plan": plan.name,
-        "mesh": str(plan.mesh),
-        "recomputes": any(s.numbers for s in plan.steps),
-        "planned_peak": plan.costs.peak_bytes,
-        "compiled_peak": stats.peak_bytes,
-        "arguments": stats.argument_bytes,
-        "outputs": stats.output_bytes,
-        "aliased": stats.alias_bytes,
-        "temporaries": stats.temp_bytes,
-        "reported_peak": stats.reported_peak_bytes,
-        "wire": [
-            [
-                row.kind,
-                row.group,
-                wire_bytes(row.kind, row.planned_bytes, row.group),
-                wire_bytes(row.kind, row.compiled_bytes, row.group),
-            ]
-            for row in rows
-        ],
-        "warnings": list(stats.warnings),
-        "cpu_seconds": round(time.process_time() - begin, 1),
-    }
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The plans compiled before."""
-    if path.exists():
-        for line in path.read_text("utf-8").splitlines():
-            yield json.loads(line)
-
-
-def wire_errors(row: Mapping[str, Any]) -> list[float]:
-    """By kind and group, how far compiled wire bytes are from planned ones, as a share of these."""
-    return [
-        abs(compiled - planned) / planned if planned else float("inf")
-        for _, _, planned, compiled in row["wire"]
-        if planned != compiled
-    ]
-
-
-def wire_error(row: Mapping[str, Any]) -> float:
-    """Bytes moved otherwise than planned, over all kinds and groups, as a share of all planned."""
-    off = sum(abs(compiled - planned) for _, _, planned, compiled in row["wire"])
-    return off / max(sum(planned for _, _, planned, _ in row["wire"]), 1.0)
-
-
-def peak_error(row: Mapping[str, Any]) -> float:
-    """Compiled over planned peak, less one: above zero the plan promised too little."""
-    return float(row["compiled_peak"] / row["planned_peak"] - 1.0)
-
-
-def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One line for each plan, and how many are within the bars."""
-    head = (
-        f"{'program':15} {'plan':6} {'mesh':10} {'planned':>10} {'compiled':>10} {'peak':>7} "
-        f"{'wire':>7}  kinds and groups off by more than {WIRE:.0%}"
-    )
-    out, peaks, wires = [head], [], []
-    for row in rows:
-        peaks.append(peak_error(row))
-        wires.append(max(wire_errors(row), default=0.0))
-        off = [
-            f"{kind}×{group} {planned / 2**20:.3g} -> {compiled / 2**20:.3g} MiB"
-            for kind, group, planned, compiled in row["wire"]
-            if abs(compiled - planned) > WIRE * planned
-        ]
-        out.append(
-            f"{row['program']:15} {row['plan'] + ('r' if row['recomputes'] else ''):6}"
-            f" {row['mesh']:10} {BYTES.format(row['planned_peak']):>10}"
-            f" {BYTES.format(row['compiled_peak']):>10} {peaks[-1]:>+7.1%} {wire_error(row):>7.1%}"
-            f"  {', '.join(off)}"
-        )
-    if peaks:
-        out.append(
-            f"{len(peaks)} plans: peak within {PEAK:.0%} of {sum(abs(p) <= PEAK for p in peaks)},"
-            f" median {median(map(abs, peaks)):.1%} (bar {PEAK_MEDIAN:.0%}), worst"
-            f" {max(peaks, key=abs):+.1%}; wire bytes of every kind and group within {WIRE:.0%} of"
-            f" {sum(w <= WIRE for w in wires)}"
-        )
-    return "\n".join(out)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile what is missing, print the table; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_promises")
-    parser.add_argument("--target", default="v5e:2x4")
-    parser.add_argument("--programs", default=",".join(SIZES))
-    parser.add_argument("--plans", type=int, default=5, help="of each front")
-    parser.add_argument("--work", type=float, default=30.0, help="of each search")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after")
-    parser.add_argument("--out", type=Path, default=Path("out/promises"))
-    parser.add_argument("--table", action="store_true", help="only print what is there")
+    """Print the table; returns the exit status, 1 where a program fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="sets (models, unseen) or programs (all)")
+    parser.add_argument("--target", default="h100:8")
+    parser.add_argument("--large", action="store_true", help="models at larger sizes")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--resume", action="store_true", help="keep what the file has already")
+    parser.add_argument("--kept", type=Path, help="keep fronts here, and take those that are here")
+    parser.add_argument("--cache", type=Path, help="keep what was compiled here")
+    parser.add_argument("--count", type=int, default=6, help="plans of a front to compile")
+    parser.add_argument("--work", type=float, default=20.0, help="units of search for a front")
     options = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here runs on an accelerator
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     simulate_devices(1)
-    from benchmarks.bench_strategies import devices_of
+    from jax.errors import JaxRuntimeError
 
-    folder = options.out / options.target.replace(":", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * options.minutes
-    status, rows = 0, []
-    for name in options.programs.split(","):
-        path = folder / f"{name}.jsonl"
-        known = {row["plan"]: row for row in lines(path)}
-        if not options.table and time.monotonic() < end:
+    from .bench_strategies import devices_of
+
+    try:
+        devices = devices_of(options.target)
+    except TargetError as missing:
+        print(f"skipped: {missing}")
+        return 0
+    told: dict[str, Any] = {}
+    if options.resume and options.json and options.json.exists():
+        told = json.loads(options.json.read_text("utf-8"))["programs"]
+    print(HEAD, flush=True)
+    failed = False
+    for name in wanted(options.names):
+        if name not in told or "fails" in told[name]:
             try:
-                devices = devices_of(options.target)
-                front = front_of(name, options.target, options.work, folder)
-                for plan in chosen(front, options.plans):
-                    if plan.name not in known and time.monotonic() < end:
-                        known[plan.name] = {"program": name, **measured(plan, devices)}
-                        with path.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(known[plan.name]) + "\n")
-            except (TapestryError, RuntimeError) as error:  # XLA's: too large for the device
-                print(f"{name}: {str(error)[:300]}", file=sys.stderr)
-                status = 1
-        rows += list(known.values())
-    print(table(rows))
-    return status
+                traced = program(name, LARGE if options.large else SIZES)
+                front = front_of(name, traced, options.target, options.work, options.kept)
+                told[name] = measured(front, options.count, devices, options.cache)
+            except (TapestryError, JaxRuntimeError) as error:  # or XLA cannot compile it
+                told[name] = {"fails": str(error)}
+        failed |= "fails" in told[name]
+        print("\n".join(lines(name, told[name])), flush=True)
+        if options.json:
+            document = {"programs": told, "total": total(told)}
+            options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    print()
+    for key, value in total(told).items():
+        print(f"{key}: {value}")
+    return int(failed)
+
+
+def wanted(names: Sequence[str]) -> list[str]:
+    """The programs of sets and names, `models:NAME` or `unseen:MODULE:NAME`."""
+    import models
+
+    from . import unseen
+
+    every = [f"models:{n}" for n in models.PROGRAMS] + [f"unseen:{n}" for n in unseen.programs()]
+    found = [x for x in every if not names or any(_is_in(x, n) for n in names)]
+    if not found:
+        raise SystemExit(f"error: no program of {', '.join(names)}; there are {', '.join(every)}")
+    return found
+
+
+def _is_in(program: str, name: str) -> bool:
+    return program == name or name in program.split(":")
+
+
+def program(name: str, sizes: Mapping[str, Mapping[str, Any]]) -> Program:
+    """A program, traced, one of `models` at the sizes given; what it returns in place of its first
+    argument may take its memory."""
+    import tapestry_egg as te
+
+    of, _, rest = name.partition(":")
+    fn: Callable[..., Any]
+    if of == "unseen":
+        from . import unseen
+
+        fn, args = unseen.make(rest)
+        return te.trace(fn, *args, donate_argnums=0)
+    import importlib
+
+    if rest == "gpt2":
+        from models import gpt2
+
+        return te.trace(gpt2.step, *gpt2.abstract(gpt2.config()), donate_argnums=(0, 1))
+    fn, args = importlib.import_module(f"models.{rest}").example(**sizes.get(rest, {}))
+    return te.trace(fn, *args, donate_argnums=1 if rest == "decode" else 0)
+
+
+def front_of(name: str, traced: Program, target: str, work: float, kept: Path | None) -> list[Plan]:
+    """The plans of a program's front; those kept before, with what the model says of them now."""
+    import tapestry_egg as te
+    from tapestry_egg.pipeline import Settings
+
+    words = "-".join((name, target)).replace(":", "-")
+    path = kept / f"{words}.json" if kept else None
+    if path and path.exists():
+        return recounted(te.load(path, certify=False), traced)
+    front = te.optimize(traced, target, ("seconds", "peak_bytes"), settings=Settings(work=work))
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        te.save(front, path)
+    return list(front)
+
+
+def recounted(front: Front, traced: Program) -> list[Plan]:
+    """Plans of a program with the costs that the model finds of them now."""
+    from dataclasses import replace
+
+    from tapestry_egg.extract.certify.recount import Ground, Walk
+    from tapestry_egg.schedule.flatten import flatten
+    from tapestry_egg.schedule.kernels import schedule
+
+    grounds: dict[int, Ground] = {}
+    found = []
+    for plan in front:
+        key = id(plan.graph)
+        if key not in grounds:
+            feedback = dict(plan.origin.feedback)
+            grounds[key] = Ground(schedule(flatten(plan.graph, feedback)), plan.origin.machine)
+        costs = Walk(plan, grounds[key]).certificate().costs
+        found.append(replace(plan, costs=costs, program=traced))
+    return found
+
+
+def chosen(front: Sequence[Plan], count: int) -> list[Plan]:
+    """Plans from one end of a front to the other, among them two that recompute if any do."""
+    last = len(front) - 1
+    places = {round(i * last / max(count - 1, 1)) for i in range(count)}
+    again = [i for i, p in enumerate(front) if "recompute" in p.rules]
+    if again:
+        places |= {again[0], again[-1]}
+    return [front[i] for i in sorted(places)]
+
+
+def measured(
+    front: Sequence[Plan], count: int, devices: Sequence[Any], cache: Path | None
+) -> dict[str, Any]:
+    """The rows of one program."""
+    rows = []
+    for plan in chosen(front, count):
+        compiled = compiled_as(plan, devices, cache)
+        rows.append(
+            {
+                "plan": plan.name,
+                "mesh": str(plan.mesh),
+                "recomputes": "recompute" in plan.rules,
+                "promised_peak": plan.costs.peak_bytes,
+                **compiled,
+            }
+        )
+    return {"rows": rows}
+
+
+def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[str, Any]:
+    """Peak and payloads of a plan as compiled; looked up by its module where it was before."""
+    import tapestry_egg as te
+    from tapestry_egg.runtime import compare, hlo_stats
+
+    run = te.compile(plan, devices)
+    path = None
+    if cache:
+        text = run.lower().as_text() + importlib.metadata.version("jaxlib")
+        path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        if path.exists():
+            return dict(json.loads(path.read_text("utf-8")))
+    stats = hlo_stats(run.compile())
+    sent = {f"{r.kind} {r.group}": r for r in compare(plan, stats).rows}
+    found = {
+        "peak": stats.peak_bytes,
+        "arguments": stats.argument_bytes,
+        "outputs": stats.output_bytes - stats.alias_bytes,
+        "temporaries": stats.temp_bytes,
+        "promised_wire": {name: r.planned_bytes for name, r in sent.items()},
+        "wire": {name: r.compiled_bytes for name, r in sent.items()},
+    }
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+HEAD = f"{'program':28} {'plan':5} {'mesh':8} {'promised':>10} {'compiled':>10} {'peak':>7} wire"
+
+
+def peak_error(row: dict[str, Any]) -> float:
+    """Compiled over promised peak, less one."""
+    return float(row["peak"] / row["promised_peak"] - 1.0)
+
+
+def wire_error(row: dict[str, Any]) -> float:
+    """The largest difference of a kind and group, as a share of all bytes promised."""
+    promised, compiled = row["promised_wire"], row["wire"]
+    off = [abs(compiled.get(k, 0) - promised.get(k, 0)) for k in {*promised, *compiled}]
+    return max(off, default=0) / max(sum(promised.values()), 1)
+
+
+def lines(name: str, told: dict[str, Any]) -> list[str]:
+    """The rows of one program as text, under `HEAD`."""
+    if "fails" in told:
+        return [f"{name:28} fails: {told['fails'][:160]}"]
+    found = []
+    for row in told["rows"]:
+        mark = "*" if row["recomputes"] else ""
+        line = (
+            f"{name:28} {row['plan'] + mark:5} {row['mesh']:8}"
+            f" {BYTES.format(row['promised_peak']):>10} {BYTES.format(row['peak']):>10}"
+            f" {peak_error(row):>+7.1%}"
+        )
+        off = wire_error(row)
+        found.append(f"{line} {'equal' if not off else f'{off:.1%}'}")
+    return found
+
+
+def total(told: dict[str, Any]) -> dict[str, Any]:
+    """Of all rows, and of each program: worst and median errors."""
+    good = {n: t["rows"] for n, t in told.items() if t.get("rows")}
+    found: dict[str, Any] = {}
+    for name, rows in good.items():
+        off = [abs(peak_error(r)) for r in rows]
+        wire = max(map(wire_error, rows))
+        found[name] = (
+            f"peak worst {max(off):.1%} median {statistics.median(off):.1%}, wire {wire:.1%}"
+        )
+    rows = [r for some in good.values() for r in some]
+    if rows:
+        off = [abs(peak_error(r)) for r in rows]
+        found["peak"] = (
+            f"worst {max(off):.1%}, median {statistics.median(off):.1%}, within 10 %: "
+            f"{sum(x <= 0.1 for x in off)} of {len(off)}"
+        )
+        wires = [wire_error(r) for r in rows]
+        found["wire"] = f"worst {max(wires):.1%}, within 1 %: {sum(x <= 0.01 for x in wires)}"
+    return found
 
 
 if __name__ == "__main__":
