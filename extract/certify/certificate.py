@@ -16,7 +16,8 @@ from tapestry_egg.plans.plan import Lane, Plan
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import Schedule, schedule
 
-from .recount import Certificate, Ground, Walk
+from .ground import Ground
+from .recount import Certificate, Walk
 
 #: Costs recomputed here may differ from the plan's by this share: sums in another order.
 _TOLERANCE = 1e-6

@@ -16,8 +16,9 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import schedule
 
+from .ground import Ground
 from .longest_path import Step
-from .recount import Ground, Move, Walk
+from .recount import Move, Walk
 
 _INDEX = re.compile(r"\[\d+\]")
 

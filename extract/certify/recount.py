@@ -9,34 +9,27 @@ which operations run as one kernel, and in which order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from math import prod
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
 from tapestry_egg.errors import ExtractError, PlanError
-from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.ids import FlatId, InstanceId
-from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.costs import (
     carried_as,
     collective_seconds,
     collective_wire_bytes,
-    kernel_seconds,
-    like_roofline,
 )
-from tapestry_egg.machine.energy import collective_joules, dollars, joules
-from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import evaluate
+from tapestry_egg.machine.energy import collective_joules, dollars
 from tapestry_egg.plans.collectives import after
-from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
-from tapestry_egg.schedule.kernels import Schedule, Unit
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
+from tapestry_egg.schedule.kernels import Unit
 
-from .buffers import Copied, Lives
-from .contractions import gemm_of, is_contraction
+from .buffers import Copied
+from .ground import Ground
+from .kernel_work import Work, block_bytes, kernel_work
 from .legality import Illegal, check_layout, check_strategy
-from .longest_path import Sending, Step, Streams
+from .longest_path import Sending, Step
 from .ports import PortLayouts, port_layouts
 
 
@@ -81,18 +74,6 @@ class Refused(ExtractError):
         self.at = at
 
 
-class Work(NamedTuple):
-    """One run of a kernel: seconds, joules of the mesh; flops, memory traffic and bytes sent of one
-    device; which part of the roofline is highest: `compute`, `memory` or `launch`."""
-
-    seconds: float = 0.0
-    joules: float = 0.0
-    flops: float = 0.0
-    hbm_bytes: float = 0.0
-    wire_bytes: float = 0.0
-    bound: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Move:
     """One copy that is made: by unit `unit` for itself, or kept for several (`unit` -1)."""
@@ -103,57 +84,6 @@ class Move:
     unit: int
     reader: tuple[int, int]  # (body, operation) that makes it; number of operations: the outputs
     region: bool  # the reader is a region operation, or the outputs of a body
-
-
-class Ground:
-    """What all plans of one schedule have in common."""
-
-    def __init__(self, schedule: Schedule, target: Target) -> None:
-        self.schedule, self.target = schedule, target
-        self.program = schedule.program
-        self.body_of: dict[int, int] = {
-            v: b for b, body in enumerate(self.program.bodies) for v in body.values
-        }
-        self.local: dict[int, int] = {
-            v: k for body in self.program.bodies for k, v in enumerate(body.values)
-        }
-        self.times = [self._times(b) for b in range(len(self.program.bodies))]
-        self.lives = Lives(schedule, self.body_of)
-        self.streams = Streams(schedule, target.slowdown)
-        self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
-
-    @cached_property
-    def inside(self) -> frozenset[int]:
-        """Values that exist only inside a kernel."""
-        units = self.schedule.units
-        made = {v for x in units for i in x.members for v in self.program.instances[i].outputs}
-        return frozenset(made - {v for x in units for v in x.outputs})
-
-    def _times(self, b: int) -> float:
-        """How often one step runs a body: lengths of scans multiplied out, a while loop once."""
-        body = self.program.bodies[b]
-        if body.parent < 0:
-            return 1.0
-        op = self.program.bodies[body.parent].graph.operations[body.operation]
-        return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
-
-    @cached_property
-    def reads(self) -> tuple[tuple[tuple[InstanceId, int, FlatId, int, bool], ...], ...]:
-        """Per unit: (instance, operand, value, operation that reads it, whether in a region)."""
-        return tuple(
-            tuple((i, p, v, *self._reader(i, self.body_of[v])) for i, p, v in unit.reads)
-            for unit in self.schedule.units
-        )
-
-    def _reader(self, i: int, b: int) -> tuple[int, bool]:
-        """The operation of body b at which instance i reads; past the last: at the end."""
-        instance = self.program.instances[i]
-        if instance.body == b and not instance.port:
-            return instance.operation, False
-        for (outer, operation), (start, stop) in self.program.spans.items():
-            if outer == b and start <= i < stop:
-                return operation, True
-        return len(self.program.bodies[b].graph.operations), True
 
 
 class Walk:
@@ -336,7 +266,7 @@ class Walk:
             raise self._refuse(*move.reader, f"value {self.local[move.value]} {tensor}: {words}")
         layout, seconds, energy, wire, local = move.have, 0.0, 0.0, 0.0, 0.0
         for step in steps:
-            before = float(_bytes(tensor, layout, self))
+            before = float(block_bytes(tensor, layout, self.mesh))
             try:
                 layout = after(step, layout)
                 check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
@@ -414,63 +344,9 @@ class Walk:
 
     def kernel(self, unit: Unit) -> Work:
         """What one run of a unit does and takes."""
-        instances = [self.program.instances[i] for i in unit.members]
-        if instances[-1].port or all(x.signature.fusion == "view" for x in instances):
-            return Work()
-        extents = {}
-        for i, x in zip(unit.members, instances, strict=True):
-            cuts = self.bodies[x.body].strategies[x.operation].cuts
-            extents[i] = tuple(
-                n // self.mesh.parts(axes)
-                for n, axes in zip(x.signature.extents, cuts, strict=True)
-            )
-        flops = sum(
-            evaluate(x.signature.flops, extents[i])
-            for i, x in zip(unit.members, instances, strict=True)
+        return kernel_work(
+            unit, self.program, self.bodies, self.given, self.needed, self.mesh, self.target
         )
-        traffic = 0.0
-        for i, p, v in unit.reads:
-            signature = self.program.instances[i].signature
-            some = signature.reads[p] if signature.reads else None
-            if some is None:
-                traffic += _elements(self.program.types[v], self.needed[i, p], self) * (
-                    self.program.types[v].itemsize
-                )
-            else:
-                traffic += evaluate(some, extents[i]) * self.program.types[v].itemsize
-        for v in unit.outputs:
-            traffic += _elements(self.program.types[v], self.given[v], self) * (
-                self.program.types[v].itemsize
-            )
-        contractions = [
-            i
-            for i, x in zip(unit.members, instances, strict=True)
-            if x.signature.fusion == "kernel" and is_contraction(x.signature)
-        ]
-        contraction, gemm = bool(contractions), None
-        if len(contractions) == 1:
-            i = contractions[0]
-            gemm = gemm_of(self.program.instances[i].signature, extents[i])
-        types = instances[-1].signature.output_types
-        dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
-        own = instances[-1].signature
-        work = like_roofline(own.kernel, own.measured, flops, dtype, self.target, contraction)
-        seconds = float(kernel_seconds(work, traffic, dtype, self.target, contraction, gemm))
-        energy = joules(
-            flops, traffic, 0.0, seconds, self.mesh.devices, self.target, dtype, contraction
-        )
-        roofline = {
-            "compute": work / self.target.rate(dtype, contraction),
-            "memory": traffic / self.target.hbm_bytes_per_second,
-            "launch": self.target.launch_seconds,
-        }
-        bound, wire = max(roofline, key=lambda k: roofline[k]), 0.0
-        for sent in instances[-1].signature.sent_types:
-            axes, amount = tuple(range(len(self.mesh.sizes))), float(sent.nbytes)
-            seconds += collective_seconds("all_reduce", amount, axes, self.mesh, self.target)
-            energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
-            wire += collective_wire_bytes("all_reduce", amount, self.mesh.devices)
-        return Work(seconds, float(energy), flops, traffic, wire, bound)
 
     # Memory
 
@@ -485,7 +361,7 @@ class Walk:
             for v in unit.outputs:
                 copies = [self._copied(m) for m in moves.get(v, ())]
                 needs, back = self._readers(u, v)
-                size = partial(_bytes, self.program.types[v], walk=self)
+                size = partial(block_bytes, self.program.types[v], mesh=self.mesh)
                 for x in lives.buffers(v, self.given[v], needs, back, copies, size):
                     change[x.begin] += x.amount
                     change[x.end] -= x.amount
@@ -566,14 +442,3 @@ def _outer(kind: str, needs: tuple[Layout, ...]) -> tuple[int, int]:
     if kind == "stack":
         return len(needs), len(needs) + 1
     return 0, 0
-
-
-def _elements(tensor: TensorType, layout: Layout, walk: Walk) -> int:
-    return prod(
-        n // walk.mesh.parts(axes) for n, axes in zip(tensor.shape, layout.dims, strict=True)
-    )
-
-
-def _bytes(tensor: TensorType, layout: Layout, walk: Walk) -> int:
-    """Memory of one device's block; what has no bytes of its own still takes one per element."""
-    return _elements(tensor, layout, walk) * max(tensor.itemsize, 1)

@@ -11,7 +11,8 @@ from dataclasses import replace
 from math import isfinite
 
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.certify.recount import Ground, Walk
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.quantities import BYTES

@@ -24,7 +24,8 @@ from tapestry_egg.errors import (
     TemplateError,
 )
 from tapestry_egg.extract.certify.certificate import said_and_true
-from tapestry_egg.extract.certify.recount import Ground, Refused, Walk
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Refused, Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME

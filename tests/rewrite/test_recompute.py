@@ -13,7 +13,8 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import RuleError
-from tapestry_egg.extract.certify.recount import Ground, Walk
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape

@@ -1,0 +1,65 @@
+"""The ground of certificates: what all plans of one schedule on one machine have in common."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from tapestry_egg.graph.ids import FlatId, InstanceId
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.schedule.kernels import Schedule
+
+from .buffers import Lives
+from .longest_path import Streams
+
+
+class Ground:
+    """What all plans of one schedule have in common."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self.schedule, self.target = schedule, target
+        self.program = schedule.program
+        self.body_of: dict[int, int] = {
+            v: b for b, body in enumerate(self.program.bodies) for v in body.values
+        }
+        self.local: dict[int, int] = {
+            v: k for body in self.program.bodies for k, v in enumerate(body.values)
+        }
+        self.times = [self._times(b) for b in range(len(self.program.bodies))]
+        self.lives = Lives(schedule, self.body_of)
+        self.streams = Streams(schedule, target.slowdown)
+        self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
+
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """Values that exist only inside a kernel."""
+        units = self.schedule.units
+        made = {v for x in units for i in x.members for v in self.program.instances[i].outputs}
+        return frozenset(made - {v for x in units for v in x.outputs})
+
+    def _times(self, b: int) -> float:
+        """How often one step runs a body: lengths of scans multiplied out, a while loop once."""
+        body = self.program.bodies[b]
+        if body.parent < 0:
+            return 1.0
+        op = self.program.bodies[body.parent].graph.operations[body.operation]
+        return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[tuple[InstanceId, int, FlatId, int, bool], ...], ...]:
+        """Per unit: (instance, operand, value, operation that reads it, whether in a region)."""
+        return tuple(
+            tuple((i, p, v, *self._reader(i, self.body_of[v])) for i, p, v in unit.reads)
+            for unit in self.schedule.units
+        )
+
+    def _reader(self, i: int, b: int) -> tuple[int, bool]:
+        """The operation of body b at which instance i reads; past the last: at the end."""
+        instance = self.program.instances[i]
+        if instance.body == b and not instance.port:
+            return instance.operation, False
+        for (outer, operation), (start, stop) in self.program.spans.items():
+            if outer == b and start <= i < stop:
+                return operation, True
+        return len(self.program.bodies[b].graph.operations), True

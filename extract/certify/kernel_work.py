@@ -1,0 +1,112 @@
+"""What a kernel of a plan does and takes, counted again from its operations' projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import (
+    collective_seconds,
+    collective_wire_bytes,
+    kernel_seconds,
+    like_roofline,
+)
+from tapestry_egg.machine.energy import collective_joules, joules
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import evaluate
+from tapestry_egg.plans.plan import BodyPlan
+from tapestry_egg.schedule.flatten import FlatProgram
+from tapestry_egg.schedule.kernels import Unit
+
+from .contractions import gemm_of, is_contraction
+
+
+class Work(NamedTuple):
+    """One run of a kernel: seconds, joules of the mesh; flops, memory traffic and bytes sent of one
+    device; which part of the roofline is highest: `compute`, `memory` or `launch`."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    wire_bytes: float = 0.0
+    bound: str = ""
+
+
+def kernel_work(
+    unit: Unit,
+    program: FlatProgram,
+    bodies: Sequence[BodyPlan],
+    given: Mapping[int, Layout],
+    needed: Mapping[tuple[int, int], Layout],
+    mesh: MeshShape,
+    target: Target,
+) -> Work:
+    """What one run of a unit does and takes on one device.
+
+    `given` are the layouts in which values are made, `needed[i, p]` those in which instance i reads
+    its operand p.
+    """
+    instances = [program.instances[i] for i in unit.members]
+    if instances[-1].port or all(x.signature.fusion == "view" for x in instances):
+        return Work()
+    extents = {}
+    for i, x in zip(unit.members, instances, strict=True):
+        cuts = bodies[x.body].strategies[x.operation].cuts
+        extents[i] = tuple(
+            n // mesh.parts(axes) for n, axes in zip(x.signature.extents, cuts, strict=True)
+        )
+    flops = sum(
+        evaluate(x.signature.flops, extents[i])
+        for i, x in zip(unit.members, instances, strict=True)
+    )
+    traffic = 0.0
+    for i, p, v in unit.reads:
+        signature = program.instances[i].signature
+        some = signature.reads[p] if signature.reads else None
+        if some is None:
+            traffic += elements(program.types[v], needed[i, p], mesh) * (program.types[v].itemsize)
+        else:
+            traffic += evaluate(some, extents[i]) * program.types[v].itemsize
+    for v in unit.outputs:
+        traffic += elements(program.types[v], given[v], mesh) * (program.types[v].itemsize)
+    contractions = [
+        i
+        for i, x in zip(unit.members, instances, strict=True)
+        if x.signature.fusion == "kernel" and is_contraction(x.signature)
+    ]
+    contraction, gemm = bool(contractions), None
+    if len(contractions) == 1:
+        i = contractions[0]
+        gemm = gemm_of(program.instances[i].signature, extents[i])
+    types = instances[-1].signature.output_types
+    dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
+    own = instances[-1].signature
+    work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction)
+    seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm))
+    energy = joules(flops, traffic, 0.0, seconds, mesh.devices, target, dtype, contraction)
+    roofline = {
+        "compute": work / target.rate(dtype, contraction),
+        "memory": traffic / target.hbm_bytes_per_second,
+        "launch": target.launch_seconds,
+    }
+    bound, wire = max(roofline, key=lambda k: roofline[k]), 0.0
+    for sent in instances[-1].signature.sent_types:
+        axes, amount = tuple(range(len(mesh.sizes))), float(sent.nbytes)
+        seconds += collective_seconds("all_reduce", amount, axes, mesh, target)
+        energy += collective_joules("all_reduce", amount, axes, mesh, target)
+        wire += collective_wire_bytes("all_reduce", amount, mesh.devices)
+    return Work(seconds, float(energy), flops, traffic, wire, bound)
+
+
+def elements(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
+    """Elements of one device's block."""
+    return prod(n // mesh.parts(axes) for n, axes in zip(tensor.shape, layout.dims, strict=True))
+
+
+def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
+    """Memory of one device's block; what has no bytes of its own still takes one per element."""
+    return elements(tensor, layout, mesh) * max(tensor.itemsize, 1)
