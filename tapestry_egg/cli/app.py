@@ -189,6 +189,10 @@ def optimize(
     max_axes: Annotated[
         int | None, typer.Option(min=1, max=3, help="Axes of a mesh at most; default: 2.")
     ] = None,
+    overlap: Annotated[
+        bool,
+        typer.Option("--overlap", help="Count collectives beside kernels; bounds are wider."),
+    ] = False,
     numerics: Annotated[
         str, typer.Option(help="Or relaxed: also rules that change rounding.")
     ] = "reorders",
@@ -254,6 +258,7 @@ def optimize(
         parse_mesh(mesh),
         tuple(kernels or ()),
         price,
+        overlap=overlap or None,
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:

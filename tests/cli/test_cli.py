@@ -210,6 +210,16 @@ def test_malformed_questions_say_how(
     assert said in run.err
 
 
+def test_overlap_is_another_question(work: Path, run: Run, tmp_path: Path) -> None:
+    asked = ["optimize", work / "mlp.json", "-t", "h100:2", "-o", tmp_path, "--work", 1, "-q"]
+    assert run(*asked) == 0
+    assert run(*asked) == 0 and "as before" in run.out
+    assert run(*asked, "--overlap") == 0 and "as before" not in run.out
+    from tapestry_egg.files.files import load
+
+    assert any("beside" in note for note in load(tmp_path / "mlp.front.json").notes)  # type: ignore[union-attr]
+
+
 def test_the_version_is_told(run: Run) -> None:
     from tapestry_egg import __version__
 

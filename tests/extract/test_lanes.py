@@ -63,6 +63,7 @@ def test_seconds_are_the_sum_of_all_where_nothing_runs_beside_anything(front: te
         assert any("beside kernels" in note for note in front.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [recurrent, while_loop])
 def test_programs_with_loops_are_certified(model: ModuleType) -> None:
     step, args = model.example()
@@ -73,6 +74,7 @@ def test_programs_with_loops_are_certified(model: ModuleType) -> None:
     assert any(p.costs.seconds < p.costs.serial_seconds for p in front.plans)
 
 
+@pytest.mark.slow
 def test_a_plan_made_for_overlap_is_admitted_from_its_file(tmp_path: Path) -> None:
     step, args = mlp.example()
     settings = Settings(work=WORK, workers=1, overlap=True)

@@ -111,6 +111,7 @@ def test_seconds_are_a_longest_path_and_shares_add_up_to_them() -> None:
             assert (other >= 0).all() and (other <= 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [True, False])
 def test_bounds_hold_and_the_best_is_found(solver: bool) -> None:
     rng = np.random.default_rng(7)

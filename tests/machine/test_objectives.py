@@ -75,6 +75,7 @@ def test_an_objective_of_ones_own_is_the_named_one_where_it_says_the_same(
     assert own.hypervolume() > 0.0
 
 
+@pytest.mark.slow
 def test_plans_are_kept_that_only_an_objective_of_ones_own_prefers(program: te.Program) -> None:
     """The slowest plan is best in it: no named objective but this one keeps it."""
     slow = Objective("haste", lambda plan: 1.0 / plan.costs.seconds)

@@ -297,6 +297,7 @@ def test_another_table_than_costs_were_counted_by_is_refused() -> None:
         matmul_table(TableFile("../targets/h100.yaml", "0" * 32))
 
 
+@pytest.mark.slow
 def test_packaged_tables_say_source_and_licence() -> None:
     folder = resources.files("tapestry_egg.machine.tables")
     names = [f.name for f in folder.iterdir() if f.name.endswith(".csv")]

@@ -19,6 +19,7 @@ def _layers(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w) @ v
 
 
+@pytest.mark.slow
 def test_the_one_plan_is_as_fast_as_the_front_s_best() -> None:
     graph = te.trace(_layers, jnp.ones((64, 128)), jnp.ones((128, 64)), jnp.ones((32, 64)))
     whole = te.optimize(graph, "h100:8", settings=pipeline.Settings(seconds=4.0, recompute=0))

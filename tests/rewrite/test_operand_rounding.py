@@ -70,6 +70,7 @@ def test_targets_say_what_their_units_read() -> None:
     assert load_target("cpu:8").operands == ()
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere() -> None:
     fn, args = mlp.example((256, 1024, 1024, 256), 512)
     program = te.trace(fn, *args)
@@ -89,6 +90,7 @@ def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere() 
     assert moved.equal, str(moved)  # by the bytes that move where nothing is rounded
 
 
+@pytest.mark.slow
 def test_files_hold_rounded_plans(tmp_path: Path) -> None:
     fn, args = convnet.example()
     front = te.optimize(te.trace(fn, *args), "v5e:2x4", settings=Settings(work=1.0))

@@ -65,6 +65,7 @@ def test_a_name_changes_nothing(rule: Rule) -> None:
     assert told[0] == told[1] == told[2]
 
 
+@pytest.mark.slow
 def test_bits_of_wider_numbers_are_no_law_of_narrow_ones() -> None:
     rule = next(r for r in TRUE if r.name == "bits-of-float32-and-back")
     assert not any(refused(rule, seed) for seed in range(5))

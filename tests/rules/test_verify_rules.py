@@ -171,6 +171,7 @@ def test_books_are_verified_before_use(tmp_path: Path, monkeypatch: pytest.Monke
     ensure_verified([load_book(tmp_path / "good.yaml")])
 
 
+@pytest.mark.slow
 def test_processes_say_what_this_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same verdicts, in the order of the rules, counterexamples included."""
     monkeypatch.setattr(trust_module, "cache_folder", lambda: tmp_path)

@@ -49,6 +49,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(x for x in path.read_text().splitlines() if x[0] != "#"))
 
 
+@pytest.mark.slow
 def test_eight_devices_of_a_cpu_are_measured_and_read_back(tmp_path: Path) -> None:
     out = tmp_path / "here.yaml"
     words = [sys.executable, "-m", "tapestry_egg", "calibrate", "--quick", "--json", "-o", str(out)]

@@ -71,6 +71,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, objec
     return done.stdout, record, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_every_collective_is_measured_as_often_as_compiled(told) -> None:  # type: ignore[no-untyped-def]
     _, record, compiled = told
     assert compiled

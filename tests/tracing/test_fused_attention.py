@@ -31,6 +31,7 @@ def kernels(program: te.Program) -> list[str]:
     return [op.kernel for op in program.graph.operations if op.kernel.startswith("flash")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [8, 4])
 def test_it_is_two_kernels_that_run_anywhere(groups: int) -> None:
     xs = operands(groups)
@@ -62,6 +63,7 @@ def test_batch_and_heads_are_cut_and_rows_under_a_causal_mask_are_not() -> None:
     assert [d.name for d in free.index if d.role == "map"] == ["b", "g", "r", "t"]
 
 
+@pytest.mark.slow
 def test_a_plan_of_it_gives_its_numbers() -> None:
     xs = operands()
     front = te.optimize(te.trace(step, *xs), target="cpu:4")

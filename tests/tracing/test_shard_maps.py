@@ -131,6 +131,7 @@ def test_no_operation_of_it_is_opaque() -> None:
             assert op.regions or not signature_of(graph, op).opaque, (fn.__name__, op.kernel)
 
 
+@pytest.mark.slow
 def test_random_plans_on_another_mesh() -> None:
     def everything(a: jax.Array, b: jax.Array) -> Any:
         return product(a, b), softmax(a, b), ring(a, b), over_one(a, b)
