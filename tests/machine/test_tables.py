@@ -21,6 +21,7 @@ from tapestry_egg.machine.costs import collective_seconds, kernel_seconds
 from tapestry_egg.machine.tables.collectives import collective_table, errors_by_kind, rising
 from tapestry_egg.machine.tables.files import TableFile, packaged_table, users_table
 from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.kriging import solved
 from tapestry_egg.machine.tables.matmuls import errors_by_dtype, matmul_table
 from tapestry_egg.machine.target import Target, load_target
 
@@ -119,6 +120,14 @@ def test_large_collectives_cost_what_was_measured(name: str) -> None:
                 found = collective_seconds(row["kind"], local, (1,), mesh, t)
                 apart.append(abs(found / float(cell) * 1e6 - 1))
         assert np.median(apart) < 0.05
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 60])
+def test_systems_are_solved_as_numpy_does(count: int) -> None:
+    rng = np.random.default_rng(count)
+    a = rng.normal(size=(count, count))
+    known, values = a @ a.T + np.eye(count), rng.normal(size=count)
+    assert np.allclose(solved(known, values), np.linalg.solve(known, values), rtol=1e-9, atol=1e-12)
 
 
 def test_between_two_measured_sizes_lies_the_straight_line() -> None:
