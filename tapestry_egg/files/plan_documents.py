@@ -367,7 +367,12 @@ def origin_from_record(
             raise GraphError("an output or input feeds back twice", where=f"{where}.feedback")
     if record.machine is None:
         return program, None
-    check_machine(record.machine, f"{where}.machine")
+    place = f"{where}.machine"
+    try:
+        check_machine(record.machine, place)
+    except TargetError as e:  # one of a table says where in the table
+        at = e.where if e.where.startswith(place) else f"{place}, {e.where}"
+        raise PlanError(e.what, where=at, hint=e.hint) from None
     return program, Origin(record.machine, tuple(record.feedback), tuple(record.books))
 
 
