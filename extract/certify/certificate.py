@@ -97,8 +97,8 @@ def memory_curve(plan: Plan) -> tuple[tuple[float, int], ...]:
 
     Raises ExtractError for a plan of which it is not told what machine it was made for.
     """
-    ground, found = _walked(plan, "memory")
-    begins = ground.streams.at(found.step, [begin for _, begin, _ in found.step.runs])
+    walk, found = walked(plan, "memory")
+    begins = walk.ground.streams.at(found.step, [begin for _, begin, _ in found.step.runs])
     return tuple(
         (at, round(max(found.profile[2 * u : 2 * u + 2])))
         for (u, _, _), at in zip(found.step.runs, begins, strict=True)
@@ -110,11 +110,15 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
 
     Raises ExtractError where it is not told what machine the plan was made for.
     """
-    ground, found = _walked(plan, "lanes")
-    return ground.streams.lanes(found.step)
+    walk, found = walked(plan, "lanes")
+    return walk.ground.streams.lanes(found.step)
 
 
-def _walked(plan: Plan, what: str) -> tuple[Ground, Certificate]:
+def walked(plan: Plan, what: str) -> tuple[Walk, Certificate]:
+    """A plan gone through once, and what was counted; `what` is asked for, for messages.
+
+    Raises ExtractError where it is not told what machine the plan was made for.
+    """
     if plan.origin is None:
         raise ExtractError(
             "it is not told what machine the plan was made for",
@@ -122,5 +126,5 @@ def _walked(plan: Plan, what: str) -> tuple[Ground, Certificate]:
             hint="Plans of a front know it, and those that were loaded from a file.",
         )
     found = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
-    ground = Ground(found, plan.origin.machine)
-    return ground, Walk(plan, ground).certificate()
+    walk = Walk(plan, Ground(found, plan.origin.machine))
+    return walk, walk.certificate()

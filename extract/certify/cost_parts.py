@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 
-from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.costs import LOCAL, carried_as, collective_seconds
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.kernels import schedule
 
-from .ground import Ground
+from .certificate import walked
 from .longest_path import Step
 from .recount import Move, Walk
 
@@ -28,18 +25,10 @@ def cost_parts(plan: Plan) -> tuple[CostPart, ...]:
 
     Raises ExtractError for a plan of which it is not told what machine it was made for.
     """
-    if plan.origin is None:
-        raise ExtractError(
-            "it is not told what machine the plan was made for",
-            where=f"costs of plan {plan.name}",
-            hint="Plans of a front know it, and those that were loaded from a file.",
-        )
-    units = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
-    walk = Walk(plan, Ground(units, plan.origin.machine))
-    step = walk.certificate().step
+    walk, found = walked(plan, "costs")
     layers = _Layers(walk)
-    parts = [_kernel(walk, u, layers) for u in range(len(units.units))]
-    hidden = _hidden(step)
+    parts = [_kernel(walk, u, layers) for u in range(len(walk.schedule.units))]
+    hidden = _hidden(found.step)
     parts += [_copy(walk, m, hidden.get(k, 0.0), layers) for k, m in enumerate(walk.moves)]
     return tuple(p for p in parts if p.seconds > 0.0)
 
