@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -67,8 +68,11 @@ def test_totals_are_those_of_the_collectives(plan: te.Plan) -> None:
 
 
 def test_no_line_is_wider_than_a_terminal(plan: te.Plan) -> None:
+    long = replace(plan, rules=("a-rule-" * 40,), steps=())
     for everything in (False, True):
-        assert max(map(len, plan.explain(everything).split("\n"))) <= 120
+        lines = long.explain(everything).split("\n")
+        assert max(map(len, lines)) <= 120
+        assert lines[-1].startswith("  a-rule-") and lines[-1].endswith("...")
 
 
 def test_the_first_line_under_the_name_is_an_experts(plan: te.Plan) -> None:
