@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import Target
     from tapestry_egg.rewrite.forms import Form
+    from tapestry_egg.rewrite.recompute import Recomputing
     from tapestry_egg.shard.strategies import Saturated
 
 
@@ -62,6 +63,18 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "operations of equal layers were",
             "rewritten like that of one layer, and nothing across the layers' edges",
         ),
+        *_told(
+            found[0].untried,
+            "kind of change to the program that looked worth a trial was",
+            "kinds of change to the program that looked worth a trial were",
+            "not tried",
+        ),
+        *_told(
+            found[0].wide,
+            "operation of more operands than rules see was",
+            "operations of more operands than rules see were",
+            "left as written",
+        ),
     )
 
 
@@ -84,11 +97,30 @@ def of_budgets(forms: Sequence[Form], strategies: Sequence[Saturated]) -> tuple[
     )
 
 
-def of_recomputation(found: Sequence[Form]) -> tuple[str, ...]:
-    """What is said of forms that compute values twice."""
+def of_recomputation(made: Recomputing, others: int) -> tuple[str, ...]:
+    """What is said of forms that compute values twice, made of one form; there are so many others
+    of which none were made."""
+    from tapestry_egg.rewrite.recompute import LEAST_SAVED
+
     what = "that computes values twice was", "that compute values twice were"
-    left = found[0].others if found else 0
-    return _told(left, f"more form {what[0]}", f"more forms {what[1]}", "not searched")
+    where = [
+        *([f"at {made.prices} prices of memory"] if made.prices else []),
+        *([f"in 1 of {made.cuts + 1} divisions into segments"] if made.cuts else []),
+    ]
+    if where and others:
+        where.append(f"for 1 of {others + 1} forms")
+    return (
+        *_told(made.left, f"more form {what[0]}", f"more forms {what[1]}", "not searched"),
+        *((f"values to compute twice were looked for {', '.join(where)}",) if where else ()),
+        *(
+            (
+                "values to compute twice were not looked for: on one device all that are kept past "
+                f"the peak are no more than {LEAST_SAVED:.0%} of it",
+            )
+            if made.slight
+            else ()
+        ),
+    )
 
 
 def of_objectives(objectives: Sequence[str | Objective]) -> tuple[str, ...]:

@@ -90,13 +90,13 @@ def recompute_values(state: State) -> State:
     fastest = 1 if len(state.forms) > 1 else 0
     form, schedule = state.forms[fastest], state.schedules[fastest]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
-    words = [form.steps[-1].made.partition(": ")[2] for form, _ in made]
+    words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
     q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
     return replace(
         state,
-        forms=state.forms + tuple(form for form, _ in made),
-        schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in made),
-        notes=state.notes + omissions.of_recomputation([form for form, _ in made]),
+        forms=state.forms + tuple(form for form, _ in made.forms),
+        schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in made.forms),
+        notes=state.notes + omissions.of_recomputation(made, len(state.forms) - 1),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tapestry_egg.rewrite.forms import BUDGET, LEAST_GAIN
+from tapestry_egg.rewrite.explore import BUDGET
+from tapestry_egg.rewrite.forms import LEAST_GAIN
 from tapestry_egg.rewrite.recompute import MOST_FORMS
 from tapestry_egg.shard.strategies import Budget
 

@@ -20,7 +20,8 @@ from tapestry_egg.work import Work
 # A change must save this share of the total; below it is the noise of adding floats.
 _LEAST = 1e-9
 _ROUNDS = 3
-# Kinds of change that are put before the judge in one round.
+# Kinds of change that are put before the judge in one round. Those that are left in the end are
+# counted (`Choice.untried`), and the front's notes say so.
 _TRIALS = 12
 # A kind is put before the judge, who prices the whole program, if it saves this share by the sum.
 _WORTH = 1e-6
@@ -58,6 +59,15 @@ class Terms:
 Move = Mapping[int, int]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """For every class the position of the chosen node among its nodes."""
+
+    pick: list[int]
+    finished: bool = True  # whether `most` units of work were enough
+    untried: int = 0  # kinds of change that looked worth a trial in the end and were given none
+
+
 def choose(
     terms: Terms,
     seconds: Sequence[float],
@@ -66,9 +76,8 @@ def choose(
     weights: Sequence[float] | None = None,
     work: Work | None = None,
     most: float = float("inf"),
-) -> tuple[list[int], bool]:
-    """For every class the position of the chosen node among its nodes, and whether all that looked
-    worth it was tried.
+) -> Choice:
+    """The choice that no trial has bettered.
 
     `seconds[s]` is the least time that signature s can add, `roots` are the classes that must be
     computed; `judge` is shown a choice and says whether it betters the last one it accepted. What
@@ -83,33 +92,43 @@ def choose(
         state.add(c)
     kinds = _kinds(terms, first, state.weights)
     refused: set[int] = set()
-    for _ in range(_ROUNDS):
+
+    def promising() -> list[int] | None:
+        """Kinds that the judge has not refused and whose sum says that they save enough, the best
+        first; None where the work is done."""
         gains = []
         for number, moves in enumerate(kinds):
             if work.units >= most:
-                return state.pick, False
+                return None
             before = state.total
             done = state.make(moves) if number not in refused else []
             gains.append((before - state.total, -number))
             state.undo(done, before)
-        accepted = False
-        for gain, negated in sorted(gains, reverse=True)[:_TRIALS]:
-            before = state.total
-            if gain <= _WORTH * before:
-                break
+        least = _WORTH * state.total
+        return [-negated for gain, negated in sorted(gains, reverse=True) if gain > least]
+
+    rounds = 0
+    while True:
+        found = promising()
+        if found is None:
+            return Choice(state.pick, finished=False)
+        if rounds == _ROUNDS:
+            return Choice(state.pick, untried=len(found))
+        rounds, accepted = rounds + 1, False
+        for number in found[:_TRIALS]:
             if work.units >= most:
-                return state.pick, False
-            done = state.make(kinds[-negated])
+                return Choice(state.pick, finished=False)
+            before = state.total
+            done = state.make(kinds[number])
             if not done:
                 continue
             if judge(state.pick):
                 accepted = True
             else:
-                refused.add(-negated)
+                refused.add(number)
                 state.undo(done, before)
         if not accepted:
-            break
-    return state.pick, True
+            return Choice(state.pick, untried=len(found[_TRIALS:]))
 
 
 def _cost(node: Node, seconds: Sequence[float]) -> float:

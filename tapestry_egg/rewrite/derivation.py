@@ -22,6 +22,7 @@ from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
 
 from .choose import Terms, as_written
+from .explore import explore
 from .rebuild import rebuild
 from .requests import Applied
 
@@ -171,7 +172,6 @@ def replay(
     from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
     from tapestry_egg.tracing.constants import prepare
 
-    from .forms import explore
     from .second_instances import retake
 
     # Rules that unite nothing only derive facts (an order, say) that others ask for.

@@ -8,57 +8,33 @@ are graphs of their own.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.egraphs.run import Row, Stage, saturate
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
-from tapestry_egg.rules.language.families import FAMILIES
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
-from tapestry_egg.tracing.constants import may_prepare
-from tapestry_egg.tracing.plain import handles_in
 from tapestry_egg.work import Work
 
 from .bypass import bypass
-from .choose import Node, Terms, as_written, choose
+from .choose import as_written, choose
 from .derivation import derive, digest
+from .explore import BUDGET, Explored, explore, is_wide
 from .folded_program import Folded, class_weights, fold, unfold
 from .rebuild import Rebuilt, rebuild
-from .requests import OPERATORS, Answers, Applied, Catalogue, rule_forms, splat
+from .requests import Applied
 
 # Of these numbers no measurement is kept. The front's notes count the forms and regions that they
 # leave out, and tell of rules that a budget ended.
 
 #: Forms of one program that are searched: the one given, and the cheapest others.
 MOST_FORMS = 3
-#: How far the rules may go on one graph: the program's algebra saturates early or not at all.
-BUDGET = Budget(iterations=20, rows=150_000, seconds=10.0)
 #: A form must save this share of the program's seconds on one device.
 LEAST_GAIN = 0.02
-_LOAD = """
-(ruleset load)
-(rule ((constant v x)) ((splat (N v) x)) :ruleset load)
-(rule ((leaf v)) ((union (N v) (Leaf v)) (set (order (N v)) v)) :ruleset load)
-(rule ((node0 v s)) ((union (N v) (Op0 s)) (set (order (N v)) v)) :ruleset load)
-(rule ((node1 v s a)) ((union (N v) (Op1 s (N a))) (set (order (N v)) v)) :ruleset load)
-(rule ((node2 v s a b)) ((union (N v) (Op2 s (N a) (N b))) (set (order (N v)) v)) :ruleset load)
-(rule ((node3 v s a b c))
-      ((union (N v) (Op3 s (N a) (N b) (N c))) (set (order (N v)) v)) :ruleset load)
-(rule ((node4 v s a b c d))
-      ((union (N v) (Op4 s (N a) (N b) (N c) (N d))) (set (order (N v)) v)) :ruleset load)
-"""
-_MOST_OPERANDS = 4
-# An iteration may make a million rows of a thousand. To read them takes longer than all else, so
-# one that leaves so many times what the budget allows is taken back.
-_OVER = 2
 # Calls that it takes, per operation, to build a program anew and to price it.
 _PER_OPERATION = 60
 # Forms whose seconds differ by a smaller share take the same time.
@@ -83,30 +59,8 @@ class Form:
     regions: int = 0  # regions of it that were left as they are written, as they take too little
     slight: int = 0  # forms that were found, and save less than `least_gain`
     repeated: int = 0  # operations of which the rules saw another copy only, as layers are equal
-
-
-@dataclass(frozen=True)
-class Explored:
-    """What the rules found out about one graph: its terms, and the signatures of their nodes."""
-
-    terms: Terms
-    catalogue: tuple[Applied, ...]
-    timeline: tuple[Tick, ...] = ()
-    by_clock: bool = False
-
-    def only(self, rules: Collection[str]) -> Explored:
-        """Without the nodes that only other rules than these have made."""
-        terms = self.terms
-        none: frozenset[str] = frozenset()
-        nodes = tuple(
-            tuple(
-                n
-                for n in nodes
-                if n.value >= 0 or not terms.made.get((c, n.signature), none).isdisjoint(rules)
-            )
-            for c, nodes in enumerate(terms.nodes)
-        )
-        return replace(self, terms=replace(terms, nodes=nodes))
+    untried: int = 0  # kinds of change that looked worth a trial and were given none
+    wide: int = 0  # operations of more operands than rules see
 
 
 def forms(
@@ -148,7 +102,16 @@ def forms(
     timeline, by_clock = (*inner.timeline, *explored.timeline), inner.by_clock or explored.by_clock
     repeated = inner.repeated + len(inner.graph.operations) - len(small.operations)
     given_form = Form(
-        graph, (), saturated, (), timeline, by_clock, regions=inner.regions, repeated=repeated
+        graph,
+        (),
+        saturated,
+        (),
+        timeline,
+        by_clock,
+        regions=inner.regions,
+        repeated=repeated,
+        untried=inner.untried + max(f.untried for f in found),
+        wide=inner.wide + sum(is_wide(graph, op) for op in graph.operations),
     )
     if not least:  # nothing computes, so nothing can be saved
         return (given_form,)
@@ -168,8 +131,8 @@ def forms(
         names = tuple(sorted({*inner.rules, *built.rules}))
         others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
     searched = list(others.values())[: MOST_FORMS - 1]
-    left = len(others) - len(searched)
-    return (replace(given_form, others=left, slight=len(slight)), *searched)
+    left = inner.others + len(others) - len(searched)
+    return (replace(given_form, others=left, slight=inner.slight + len(slight)), *searched)
 
 
 def _whole(
@@ -203,8 +166,7 @@ def _with_regions(
     steps: list[RuleStep] = []
     known: dict[str, Form] = {}
     timeline: list[Tick] = []
-    late: list[bool] = []
-    repeated: list[int] = []
+    seen: list[tuple[Form, ...]] = []  # of every region that the rules saw, its forms
 
     def best(region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
@@ -213,8 +175,7 @@ def _with_regions(
             found = forms(region, books, target, budget)
             known[key] = found[:2][-1]
             timeline.extend(found[0].timeline)
-            late.append(found[0].by_clock)
-            repeated.append(found[0].repeated)
+            seen.append(found)
         return known[key]
 
     for number, op in enumerate(graph.operations):
@@ -230,15 +191,20 @@ def _with_regions(
     inner = replace(graph, operations=tuple(operations)) if names else graph
     named = tuple(sorted(names))
     left = sum(len(op.regions) for op in graph.operations) - len(worth)
+    own = [found[0] for found in seen]  # the regions as given, with what is told of them
     return Form(
         inner,
         named,
         saturated,
         tuple(steps),
         tuple(timeline),
-        any(late),
-        regions=left,
-        repeated=sum(repeated),
+        any(f.by_clock for f in own),
+        regions=left + sum(f.regions for f in own),
+        others=sum(found[0].others + len(found[2:]) for found in seen),
+        slight=sum(f.slight for f in own),
+        repeated=sum(f.repeated for f in own),
+        untried=sum(f.untried for f in own),
+        wide=sum(f.wide for f in own),
     )
 
 
@@ -271,6 +237,7 @@ class Cheapest:
     pick: list[int]
     finished: bool
     explored: Explored  # what `pick` chooses among
+    untried: int = 0  # kinds of change that looked worth a trial and were given none
 
 
 def cheapest(
@@ -312,176 +279,8 @@ def cheapest(
         return True
 
     counts = class_weights(folded, terms) if folded else None
-    chosen, finished = choose(terms, least, roots, judge, counts, work, budget.choice)
-    if finished:
-        bypass(terms, catalogue, least, roots, chosen, judge)
-    return Cheapest(best, seconds, picked, finished and not late, explored)
-
-
-def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:
-    """Run rules of the program's rulesets on the operations of one graph (not of its regions)."""
-    catalogue = Catalogue()
-    facts, signatures = _facts(graph, catalogue)
-    rules = _relevant(rules, {a.kernel for a in catalogue.entries})
-    found = saturate(
-        [(rule, rule_forms(rule)) for rule in rules],
-        facts,
-        (Stage(("load",), once=True), Stage(PROGRAM_RULESETS)),
-        ("N", "Leaf", "made", *OPERATORS),
-        budget,
-        declared=_LOAD,
-        requests=Answers(catalogue, rules),
-        most_rows=_OVER * budget.rows,
-    )
-    terms = _terms(graph, found.tables, signatures, found.saturated)
-    terms = _with_free(graph, terms, catalogue.entries)
-    return Explored(terms, tuple(catalogue.entries), found.timeline, found.by_clock)
-
-
-def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:
-    """The rules whose kernels occur in the program, or in what other such rules make of it: to
-    declare a rule takes longer than to find that it matches nothing."""
-    known = set(kernels)
-    chosen: dict[int, Rule] = {}
-    grown = True
-    while grown:
-        grown = False
-        for k, rule in enumerate(rules):
-            if k in chosen:
-                continue
-            named = _KERNEL.findall(rule.egg)
-            families = _MEMBER.findall(rule.egg)
-            if known.issuperset(named) and not any(known.isdisjoint(FAMILIES[f]) for f in families):
-                chosen[k] = rule
-                wants = rule.recipe.wants.values() if rule.recipe else ()
-                known.update(w.kernel for w in wants if w.kernel)
-                grown = True
-    return [chosen[k] for k in sorted(chosen)]
-
-
-_KERNEL = re.compile(r'\(kernel \S+ "([^"]+)"\)')
-_MEMBER = re.compile(r'\(member \S+ "([^"]+)"\)')
-
-
-def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]], dict[int, int]]:
-    """The graph as nodes over values, and the signature number of every value that is one.
-
-    Types are without weakness, which changes no number: else products of weakly typed scalars would
-    be other values than those of strongly typed ones, without end.
-    """
-    made = {v for op in graph.operations for v in op.outputs}
-    facts: dict[str, list[Row]] = {
-        "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made],
-        "constant": [
-            (v, value) for v, a in graph.constants.items() if (value := splat(a)) is not None
-        ],
-    }
-    signatures: dict[int, int] = {}
-    for op in graph.operations:
-        if not _is_term(graph, op):
-            facts["leaf"].extend((v,) for v in op.outputs)
-            continue
-        (out,) = op.outputs
-        types = tuple(graph.values[v].strong for v in op.inputs)
-        entry = Applied(op.kernel, op.params, types, graph.values[out].strong, op.remat)
-        number = catalogue.number(entry)
-        signatures[out] = number
-        facts.setdefault(f"node{len(op.inputs)}", []).append((out, number, *op.inputs))
-    return facts, signatures
-
-
-def _is_term(graph: BlockGraph, op: Operation) -> bool:
-    """Whether rules may see an operation; what they do not see stays as it is."""
-    if op.effectful or op.regions or len(op.outputs) != 1 or len(op.inputs) > _MOST_OPERANDS:
-        return False
-    if handles_in(op.params):
-        return False
-    types = tuple([graph.values[v] for v in op.inputs])
-    out = (graph.values[op.outputs[0]],)
-    return not registry.signature_of(op, types, out).opaque
-
-
-def _terms(
-    graph: BlockGraph,
-    tables: Mapping[str, list[tuple[Any, ...]]],
-    signatures: Mapping[int, int],
-    saturated: bool,
-) -> Terms:
-    """The e-graph's classes, numbered: those of the program's values first, in their order, then
-    new ones by how they are built. So the order in which rules were told or fired is forgotten."""
-    numbers: dict[Any, int] = {}
-    class_of: dict[int, int] = {}
-    for value, token in sorted((row[0], row[1]) for row in tables["N"]):
-        class_of[value] = numbers.setdefault(token, len(numbers))
-    rows = _by_build([row for name in OPERATORS for row in tables[name]], numbers)
-    producers = {v: op for op in graph.operations for v in op.outputs}
-    nodes: list[dict[tuple[int, tuple[int, ...]], Node]] = [{} for _ in numbers]
-    for v, c in sorted(class_of.items()):
-        operation = producers.get(v)
-        operands = tuple(class_of[u] for u in operation.inputs) if operation else ()
-        s = signatures.get(v, -1)
-        # Values that rules do not see are told apart by the value itself.
-        nodes[c].setdefault((s if s >= 0 else -2 - v, operands), Node(s, operands, v))
-    for row in rows:
-        s, *tokens, token = row
-        operands = tuple(numbers[t] for t in tokens)
-        nodes[numbers[token]].setdefault((s, operands), Node(s, operands))
-    made: dict[tuple[int, int], set[str]] = {}
-    for name, token, s, *_ in tables["made"]:
-        made.setdefault((numbers[token], s), set()).add(name)
-    return Terms(
-        nodes=tuple(tuple(n.values()) for n in nodes),
-        class_of=class_of,
-        made={key: frozenset(names) for key, names in made.items()},
-        saturated=saturated,
-    )
-
-
-def _by_build(rows: Sequence[tuple[Any, ...]], numbers: dict[Any, int]) -> list[tuple[Any, ...]]:
-    """The rows (signature, operands, class) in an order that only what they say determines; gives
-    the classes that have no number yet the next ones, in this order."""
-    rest = list(rows)
-    out: list[tuple[Any, ...]] = []
-    while rest:
-        ready = [row for row in rest if all(t in numbers for t in row[1:-1])]
-        if not ready:  # built of nothing that is known: there is no such row
-            break
-        ready.sort(key=lambda row: (row[0], [numbers[t] for t in row[1:-1]]))
-        for row in ready:
-            numbers.setdefault(row[-1], len(numbers))
-        out += ready
-        done = set(map(id, ready))
-        rest = [row for row in rest if id(row) not in done]
-    return out
-
-
-def _with_free(graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied]) -> Terms:
-    """The terms with the nodes marked that need nothing but constants."""
-    readers: dict[int, list[tuple[int, Node]]] = {}
-    alone: list[tuple[int, Node]] = []
-    for c, nodes in enumerate(terms.nodes):
-        for n in nodes:
-            if n.signature >= 0:
-                entry = catalogue[n.signature]
-                if may_prepare(entry.kernel, entry.inputs, (entry.output,)):
-                    for d in set(n.operands):
-                        readers.setdefault(d, []).append((c, n))
-                    if not n.operands:
-                        alone.append((c, n))
-    fixed = {terms.class_of[v] for v in graph.constants} | {c for c, _ in alone}
-    free = {(c, n.signature, n.operands) for c, n in alone}
-    stack = sorted(fixed)
-    while stack:
-        for c, n in readers.get(stack.pop(), ()):
-            if fixed.issuperset(n.operands):
-                free.add((c, n.signature, n.operands))
-                if c not in fixed:
-                    fixed.add(c)
-                    stack.append(c)
-    if not free:
-        return terms
-    marked = tuple(
-        tuple(replace(n, free=(c, n.signature, n.operands) in free) for n in nodes)
-        for c, nodes in enumerate(terms.nodes)
-    )
-    return replace(terms, nodes=marked)
+    chosen = choose(terms, least, roots, judge, counts, work, budget.choice)
+    if chosen.finished:
+        bypass(terms, catalogue, least, roots, chosen.pick, judge)
+    finished = chosen.finished and not late
+    return Cheapest(best, seconds, picked, finished, explored, chosen.untried)

@@ -13,6 +13,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels.signatures.parameters import exact
 from tapestry_egg.rules.language.book import Rule
 
+from .explore import explore
+
 #: What a value is: a number shared by equal values. Those of the program come first.
 Class = int
 
@@ -97,8 +99,6 @@ _PROVEN: dict[Any, bool] = {}
 
 def proven(piece: Piece, rules: Sequence[Rule]) -> bool:
     """Whether the new operations are among what the rules make of the piece."""
-    from .forms import explore
-
     key = (piece.key(), tuple([(r.name, r.egg) for r in rules]))
     if key in _PROVEN:
         return _PROVEN[key]

@@ -10,7 +10,8 @@ import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
@@ -27,7 +28,7 @@ from .second_instances import Recomputation, with_second_instances
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "recompute"
 # Of these numbers no measurement is kept. The grid of prices and sizes is where forms are looked
-# for; of those that it finds, the front's notes count what is not searched.
+# for. `Looked` counts what each of the numbers leaves out, and the front's notes say so.
 
 #: Forms with second instances that are searched at most.
 MOST_FORMS = 1
@@ -51,16 +52,27 @@ class Candidate:
     chosen: Recomputation
     seconds: float
     peak: float
-    others: int = 0  # candidates that estimates kept from being made, told of the first one
 
 
-def candidates(schedule: Schedule, target: Target, most: int | None = None) -> list[Candidate]:
+@dataclass(frozen=True)
+class Looked:
+    """Programs that were found, by falling peak, the one as given first; none dominates another.
+    And what was not looked at on the way."""
+
+    found: tuple[Candidate, ...]
+    unmade: int = 0  # programs that promised too little to be made
+    alike: int = 0  # programs that hold less than others, by less than `LEAST_SAVED`
+    prices: int = 0  # prices of memory at which values were looked for, if others could find more
+    cuts: int = 0  # other ways to cut the program into segments, at which none were
+    slight: bool = False  # whether none were looked for, since all that is kept is too little
+
+
+def candidates(schedule: Schedule, target: Target, most: int | None = None) -> Looked:
     """The program that was scheduled (`schedule.scheduled`), and those that compute some of its
-    values twice and hold less memory, none of them dominated by another.
+    values twice and hold less memory.
 
-    By falling peak; the first is the program itself. With `most`, only so many others are wanted,
-    those whose product of seconds and peak is least: what is estimated to be far above them is left
-    out.
+    With `most`, only so many others are wanted, those whose product of seconds and peak is least:
+    what is estimated to be far above them is left out.
     """
     graph, feedback = schedule.program.bodies[0].graph, schedule.program.feedback
     flow = Flow(schedule)
@@ -68,25 +80,32 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> l
     seconds = points.seconds
     given = Candidate(graph, schedule, Recomputation(-1, ()), seconds, flow.peak)
     if not seconds or points.crossing <= LEAST_SAVED * flow.peak:
-        return [given]
-    cuts = min((points.cuts(x * points.crossing) for x in _LARGEST), key=points.remains)
+        return Looked((given,), slight=seconds > 0.0 and points.crossing > 0)
+    ways = dict.fromkeys(points.cuts(x * points.crossing) for x in _LARGEST)
+    cuts = min(ways, key=points.remains)
     promised: dict[Recomputation, float] = {}
+    steps: list[set[int]] = [set()]  # units that run again, at rising prices
     for price in _PRICES:
         again = points.units(cuts, price * seconds / points.crossing)
+        steps.append(set(again))
         chosen = points.recomputation(again)
         if chosen.segments and chosen not in promised:
             promised[chosen] = math.prod(points.estimate(again))
     made: dict[Recomputation, Candidate] = {}
-    front, enough = [given], math.inf
+    front, alike, enough = [given], 0, math.inf
     for chosen in sorted(promised, key=lambda c: promised[c]):
         if promised[chosen] > enough:
             break
         made[chosen] = _candidate(graph, chosen, feedback, target)
-        front = _front([given, *(made[c] for c in promised if c in made)])
+        front, alike = _front([given, *(made[c] for c in promised if c in made)])
         if most is not None and len(front) > most:
             enough = min(enough, promised[chosen] * _UNSURE)
     unmade = len(promised) - len(made)
-    return [replace(front[0], others=unmade), *front[1:]]
+    # What runs again grows with the price. Where it grows by two units, one may come before the
+    # other at a price in between.
+    between = any(len(low ^ high) > 1 for low, high in pairwise(steps))
+    prices = len(_PRICES) if between else 0
+    return Looked(tuple(front), unmade, alike, prices, len(ways) - 1)
 
 
 def _candidate(
@@ -98,34 +117,56 @@ def _candidate(
     return Candidate(made, schedule, chosen, seconds, Flow(schedule).peak)
 
 
-def _front(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one dominates: from the fastest, each saves memory."""
+def _front(found: Sequence[Candidate]) -> tuple[list[Candidate], int]:
+    """Those that no other one dominates, from the fastest: each saves memory. And how many save too
+    little of it to be among them."""
     inorder = sorted(found, key=lambda c: (c.seconds, c.peak))
-    front = inorder[:1]
+    front, alike = inorder[:1], 0
     for c in inorder[1:]:
         if c.peak < front[-1].peak * (1.0 - LEAST_SAVED):
             front.append(c)
-    return front
+        elif c.peak < front[-1].peak:
+            alike += 1
+    return front, alike
+
+
+@dataclass(frozen=True)
+class Recomputing:
+    """Forms that compute some of a form's values twice, each with its schedule, and what was not
+    looked at: see `Looked`."""
+
+    forms: tuple[tuple[Form, Schedule], ...] = ()
+    left: int = 0  # more such forms
+    prices: int = 0
+    cuts: int = 0
+    slight: bool = False
 
 
 def recomputing(
     form: Form, schedule: Schedule, target: Target, most: int = MOST_FORMS
-) -> tuple[tuple[Form, Schedule], ...]:
-    """At most `most` forms that compute some of a form's values twice and hold less memory, with
-    their schedules; `schedule` is that of the form.
+) -> Recomputing:
+    """At most `most` forms that compute some of a form's values twice and hold less memory;
+    `schedule` is that of the form.
 
     Those whose product of seconds and peak is least: the areas that they add to a front.
     """
     if most <= 0:
-        return ()
+        return Recomputing()
     with _uncollected():
-        given, *others = candidates(schedule, target, most)
+        looked = candidates(schedule, target, most)
+    given, *others = looked.found
     picked = sorted(others, key=lambda c: c.seconds * c.peak)[:most]
-    left = len(others) - len(picked) + given.others
-    return tuple(
-        (replace(_form(form, given, c), others=left), c.schedule)
-        for c in sorted(picked, key=lambda c: c.seconds)
+    return Recomputing(
+        tuple([(_form(form, given, c), c.schedule) for c in sorted(picked, key=_seconds)]),
+        left=len(others) - len(picked) + looked.unmade + looked.alike,
+        prices=looked.prices,
+        cuts=looked.cuts,
+        slight=looked.slight,
     )
+
+
+def _seconds(c: Candidate) -> float:
+    return c.seconds
 
 
 @contextmanager

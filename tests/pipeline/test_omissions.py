@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,7 +24,6 @@ from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.omissions import (
-    of_forms,
     of_meshes,
     of_opaque,
     of_programs,
@@ -33,7 +31,8 @@ from tapestry_egg.pipeline.omissions import (
 )
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.words import read_words
-from tapestry_egg.rewrite import folded_program, forms, recompute
+from tapestry_egg.rewrite import choose, folded_program, forms, recompute
+from tapestry_egg.rewrite.recompute import Recomputing
 from tests.extract.test_extract import random_problem
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -125,7 +124,7 @@ def test_forms_that_are_not_searched_are_counted(monkeypatch: pytest.MonkeyPatch
 
     assert not any("form" in note for note in front(shared, mesh_shapes=SHAPES).notes)
     monkeypatch.setattr(forms, "MOST_FORMS", 1)
-    (said,) = front(shared, mesh_shapes=SHAPES).notes
+    (said,) = [n for n in front(shared, mesh_shapes=SHAPES).notes if "form" in n]
     assert said == "1 more form of the program was not searched"
 
 
@@ -134,7 +133,7 @@ def test_forms_that_save_little_are_counted() -> None:
         return x @ y + x @ (y * 2.0)
 
     most = replace(QUICK, least_gain=0.99)
-    (said,) = front(shared, mesh_shapes=SHAPES, settings=most).notes
+    (said,) = [n for n in front(shared, mesh_shapes=SHAPES, settings=most).notes if "form" in n]
     assert said == (
         "1 form of the program that saves next to nothing on one device was not searched"
     )
@@ -253,14 +252,93 @@ def test_loops_that_take_next_to_nothing_are_counted() -> None:
     assert not any("next to no time" in note for note in front(product).notes)
 
 
-@pytest.mark.parametrize(("others", "said"), [(0, ()), (1, ("1 more form that computes",))])
-def test_forms_that_compute_twice_are_counted(others: int, said: Sequence[str]) -> None:
-    form = forms.Form(te.trace(product, X, X).graph, (recompute.RULE,), others=others)
-    found = of_recomputation([form])
-    assert len(found) == len(said) and all(
-        a.startswith(b) for a, b in zip(found, said, strict=True)
-    )
-    assert of_forms([form], 1) == of_forms([form, form], 2)
+@pytest.mark.parametrize("limit", ["_TRIALS", "_ROUNDS"])
+def test_changes_that_were_not_tried_are_counted(
+    limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def shared(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x @ y + x @ (y * 2.0)
+
+    assert not any("not tried" in note for note in front(shared, mesh_shapes=SHAPES).notes)
+    monkeypatch.setattr(choose, limit, 0)
+    found = front(shared, mesh_shapes=SHAPES)
+    (said,) = [note for note in found.notes if "not tried" in note]
+    assert said[0].isdigit()
+    assert "of change to the program that looked worth a trial" in said
+    assert said in str(found)
+    assert said in found.report(tmp_path).read_text()
+
+
+def test_operations_of_many_operands_are_counted() -> None:
+    def joined(count: int) -> tuple[str, ...]:
+        return front(lambda x, y: jnp.concatenate([x, *[y] * count]) * 2.0).notes
+
+    assert joined(3) == ()
+    assert joined(4) == ("1 operation of more operands than rules see was left as written",)
+
+
+def test_what_is_left_out_inside_a_loop_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looped(x: jax.Array, y: jax.Array) -> jax.Array:
+        def body(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+            both = jnp.concatenate([c @ y + c @ (y * 2.0), c, c, c, c])
+            return both[:64], None
+
+        return lax.scan(body, x, None, length=4)[0]
+
+    monkeypatch.setattr(choose, "_TRIALS", 0)
+    notes = front(looped, mesh_shapes=SHAPES).notes
+    assert any("1 operation of more operands than rules see" in note for note in notes)
+    assert any("looked worth a trial" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("made", "others", "said"),
+    [
+        (Recomputing(), 2, ()),
+        (Recomputing(left=1), 2, ("1 more form that computes values twice was not searched",)),
+        (
+            Recomputing(prices=4, cuts=5),
+            0,
+            (
+                "values to compute twice were looked for at 4 prices of memory, in 1 of 6 "
+                "divisions into segments",
+            ),
+        ),
+        (
+            Recomputing(prices=4),
+            2,
+            ("values to compute twice were looked for at 4 prices of memory, for 1 of 3 forms",),
+        ),
+        (
+            Recomputing(slight=True),
+            0,
+            (
+                "values to compute twice were not looked for: on one device all that are kept past "
+                "the peak are no more than 3% of it",
+            ),
+        ),
+    ],
+)
+def test_forms_that_compute_twice_are_counted(
+    made: Recomputing, others: int, said: tuple[str, ...]
+) -> None:
+    assert of_recomputation(made, others) == said
+
+
+def test_where_values_to_compute_twice_were_looked_for_is_told() -> None:
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss(y: jax.Array) -> jax.Array:
+            h = x
+            for _ in range(4):
+                h = jnp.tanh(h @ y)
+            return jnp.sum(h)
+
+        return y - jax.grad(loss)(y)
+
+    notes = front(step, mesh_shapes=SHAPES).notes
+    assert any(f"looked for at {len(recompute._PRICES)} prices" in note for note in notes)
+    none = front(step, mesh_shapes=SHAPES, settings=replace(QUICK, recompute=0)).notes
+    assert not any("prices" in note for note in none)
 
 
 def test_kernels_of_the_users_own_are_told() -> None:

@@ -16,7 +16,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.choose import as_written
-from tapestry_egg.rewrite.forms import Explored
+from tapestry_egg.rewrite.explore import Explored
 from tapestry_egg.rewrite.rebuild import rebuild
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.tracing.emit import emit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, combinations, pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.rewrite import recompute
 from tapestry_egg.rewrite.checkpoints import Checkpoints, Flow
 from tapestry_egg.rewrite.forms import Form
-from tapestry_egg.rewrite.recompute import Candidate, candidates
+from tapestry_egg.rewrite.recompute import Candidate, Looked, candidates
 from tapestry_egg.rewrite.second_instances import with_second_instances
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import in_order, repeat_cheap, schedule, scheduled
@@ -236,13 +236,13 @@ def test_layers_are_cut_at_the_residual_stream_and_choose_alike() -> None:
 def test_those_that_are_wanted_are_found_without_making_all(layers: int, most: int) -> None:
     plan = scheduled(deep(layers), {})
 
-    def best(found: list[Candidate]) -> list[Candidate]:
+    def best(found: Sequence[Candidate]) -> list[Candidate]:
         return sorted(found[1:], key=lambda c: c.seconds * c.peak)[:most]
 
-    every, some = candidates(plan, H100), candidates(plan, H100, most)
+    every, some = candidates(plan, H100).found, candidates(plan, H100, most).found
     assert len(every) > 1
     assert [c.chosen for c in best(some)] == [c.chosen for c in best(every)]
-    assert candidates(plan, H100, 9)[1:] == every[1:]
+    assert candidates(plan, H100, 9).found[1:] == every[1:]
 
 
 def test_those_that_estimates_leave_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,13 +256,36 @@ def test_those_that_estimates_leave_out_are_counted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(recompute, "_candidate", counted)
     monkeypatch.setattr(recompute, "_UNSURE", 0.0)
     plan = scheduled(deep(8), {})
-    assert candidates(plan, H100)[0].others == 0
+    every = candidates(plan, H100)
+    assert every.unmade == 0
     promised = len(made)
     some = candidates(plan, H100, 1)
     unmade = promised - (len(made) - promised)
-    assert some[0].others == unmade > 0
-    form = recompute.recomputing(Form(deep(8)), plan, H100, 1)[0][0]
-    assert form.others == len(some) - 2 + unmade
+    assert some.unmade == unmade > 0
+    found = recompute.recomputing(Form(deep(8)), plan, H100, 1)
+    assert len(found.forms) == 1
+    assert found.left == len(some.found) - 2 + unmade + some.alike
+
+
+def test_the_grid_on_which_values_were_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prices, the ways to cut that others beat by an estimate, and what saves too little."""
+    plan = scheduled(deep(8), {})
+    whole = candidates(plan, H100)
+    points = Checkpoints(Flow(plan), H100)
+    ways = {points.cuts(share * points.crossing) for share in recompute._LARGEST}
+    assert whole.prices == len(recompute._PRICES)
+    assert whole.cuts == len(ways) - 1 > 0
+    assert not whole.slight
+    monkeypatch.setattr(recompute, "LEAST_SAVED", 0.0)
+    finer = candidates(plan, H100)
+    assert finer.alike == 0
+    least = finer.found[-1].peak / finer.found[0].peak
+    monkeypatch.setattr(recompute, "LEAST_SAVED", 1.01 * (1.0 - least))
+    coarse = candidates(plan, H100)
+    assert len(coarse.found) == 1
+    assert coarse.alike > 0
+    monkeypatch.setattr(recompute, "LEAST_SAVED", 0.999)
+    assert candidates(plan, H100) == Looked(coarse.found[:1], slight=True)
 
 
 def test_where_nothing_can_be_saved_the_program_stays_alone() -> None:
@@ -278,7 +301,7 @@ def test_where_nothing_can_be_saved_the_program_stays_alone() -> None:
         )(x)
 
     for f in (forward, scanned):
-        assert len(candidates(scheduled(trace(f, x).graph, {}), H100)) == 1
+        assert len(candidates(scheduled(trace(f, x).graph, {}), H100).found) == 1
 
 
 def test_the_profile_is_what_is_alive() -> None:

@@ -19,8 +19,9 @@ from tapestry_egg.rewrite import folded_program as fold_module
 from tapestry_egg.rewrite import forms as forms_module
 from tapestry_egg.rewrite.choose import as_written
 from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.explore import explore
 from tapestry_egg.rewrite.folded_program import Folded, _Folder, fold, unfold
-from tapestry_egg.rewrite.forms import explore, forms
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.rebuild import rebuild
 from tapestry_egg.rewrite.repeats import Net, Stretch
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books

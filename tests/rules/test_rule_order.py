@@ -16,7 +16,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.derivation import digest
-from tapestry_egg.rewrite.forms import Form, explore, forms
+from tapestry_egg.rewrite.explore import explore
+from tapestry_egg.rewrite.forms import Form, forms
 from tapestry_egg.rules.language.book import (
     DEFAULT_BOOKS,
     PROGRAM_RULESETS,

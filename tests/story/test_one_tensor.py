@@ -24,5 +24,10 @@ def test_the_page_says_what_the_stage_prints(name: str, story: Story) -> None:
 
 
 @pytest.mark.slow
+def test_readme_shows_the_front_as_it_is_printed(story: Story) -> None:
+    assert f"```text\n{story.front}\n```" in (PAGE.parents[1] / "README.md").read_text("utf-8")
+
+
+@pytest.mark.slow
 def test_every_plan_of_the_story_moves_what_it_promised(story: Story) -> None:
     assert all("planned 0 " not in line for line in story.run().splitlines())

@@ -1,0 +1,250 @@
+"""Explore: what rules find out about one graph, as classes of equal values.
+
+Operations become terms in the e-graph, a term over at most four others; the rules run on them under
+a budget, an iteration at a time, and what they ask for is answered in between. What comes back is
+numbered anew, so that it depends on what was found alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.egraphs.run import Row, Stage, saturate
+from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.metakernels import registry
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
+from tapestry_egg.rules.language.families import FAMILIES
+from tapestry_egg.tracing.constants import may_prepare
+from tapestry_egg.tracing.plain import handles_in
+
+from .choose import Node, Terms
+from .requests import OPERATORS, Answers, Applied, Catalogue, rule_forms, splat
+
+#: How far the rules may go on one graph: the program's algebra saturates early or not at all. No
+#: measurement of the numbers is kept; the front's notes tell of rules that a budget ended.
+BUDGET = Budget(iterations=20, rows=150_000, seconds=10.0)
+_LOAD = """
+(ruleset load)
+(rule ((constant v x)) ((splat (N v) x)) :ruleset load)
+(rule ((leaf v)) ((union (N v) (Leaf v)) (set (order (N v)) v)) :ruleset load)
+(rule ((node0 v s)) ((union (N v) (Op0 s)) (set (order (N v)) v)) :ruleset load)
+(rule ((node1 v s a)) ((union (N v) (Op1 s (N a))) (set (order (N v)) v)) :ruleset load)
+(rule ((node2 v s a b)) ((union (N v) (Op2 s (N a) (N b))) (set (order (N v)) v)) :ruleset load)
+(rule ((node3 v s a b c))
+      ((union (N v) (Op3 s (N a) (N b) (N c))) (set (order (N v)) v)) :ruleset load)
+(rule ((node4 v s a b c d))
+      ((union (N v) (Op4 s (N a) (N b) (N c) (N d))) (set (order (N v)) v)) :ruleset load)
+"""
+# Operations of more are counted (`is_wide`), and the front's notes say so.
+_MOST_OPERANDS = 4
+# An iteration may make a million rows of a thousand. To read them takes longer than all else, so
+# one that leaves so many times what the budget allows is taken back.
+_OVER = 2
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What the rules found out about one graph: its terms, and the signatures of their nodes."""
+
+    terms: Terms
+    catalogue: tuple[Applied, ...]
+    timeline: tuple[Tick, ...] = ()
+    by_clock: bool = False
+
+    def only(self, rules: Collection[str]) -> Explored:
+        """Without the nodes that only other rules than these have made."""
+        terms = self.terms
+        none: frozenset[str] = frozenset()
+        nodes = tuple(
+            tuple(
+                n
+                for n in nodes
+                if n.value >= 0 or not terms.made.get((c, n.signature), none).isdisjoint(rules)
+            )
+            for c, nodes in enumerate(terms.nodes)
+        )
+        return replace(self, terms=replace(terms, nodes=nodes))
+
+
+def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -> Explored:
+    """Run rules of the program's rulesets on the operations of one graph (not of its regions)."""
+    catalogue = Catalogue()
+    facts, signatures = _facts(graph, catalogue)
+    rules = _relevant(rules, {a.kernel for a in catalogue.entries})
+    found = saturate(
+        [(rule, rule_forms(rule)) for rule in rules],
+        facts,
+        (Stage(("load",), once=True), Stage(PROGRAM_RULESETS)),
+        ("N", "Leaf", "made", *OPERATORS),
+        budget,
+        declared=_LOAD,
+        requests=Answers(catalogue, rules),
+        most_rows=_OVER * budget.rows,
+    )
+    terms = _terms(graph, found.tables, signatures, found.saturated)
+    terms = _with_free(graph, terms, catalogue.entries)
+    return Explored(terms, tuple(catalogue.entries), found.timeline, found.by_clock)
+
+
+def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:
+    """The rules whose kernels occur in the program, or in what other such rules make of it: to
+    declare a rule takes longer than to find that it matches nothing."""
+    known = set(kernels)
+    chosen: dict[int, Rule] = {}
+    grown = True
+    while grown:
+        grown = False
+        for k, rule in enumerate(rules):
+            if k in chosen:
+                continue
+            named = _KERNEL.findall(rule.egg)
+            families = _MEMBER.findall(rule.egg)
+            if known.issuperset(named) and not any(known.isdisjoint(FAMILIES[f]) for f in families):
+                chosen[k] = rule
+                wants = rule.recipe.wants.values() if rule.recipe else ()
+                known.update(w.kernel for w in wants if w.kernel)
+                grown = True
+    return [chosen[k] for k in sorted(chosen)]
+
+
+_KERNEL = re.compile(r'\(kernel \S+ "([^"]+)"\)')
+_MEMBER = re.compile(r'\(member \S+ "([^"]+)"\)')
+
+
+def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]], dict[int, int]]:
+    """The graph as nodes over values, and the signature number of every value that is one.
+
+    Types are without weakness, which changes no number: else products of weakly typed scalars would
+    be other values than those of strongly typed ones, without end.
+    """
+    made = {v for op in graph.operations for v in op.outputs}
+    facts: dict[str, list[Row]] = {
+        "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made],
+        "constant": [
+            (v, value) for v, a in graph.constants.items() if (value := splat(a)) is not None
+        ],
+    }
+    signatures: dict[int, int] = {}
+    for op in graph.operations:
+        if not _is_term(graph, op):
+            facts["leaf"].extend((v,) for v in op.outputs)
+            continue
+        (out,) = op.outputs
+        types = tuple(graph.values[v].strong for v in op.inputs)
+        entry = Applied(op.kernel, op.params, types, graph.values[out].strong, op.remat)
+        number = catalogue.number(entry)
+        signatures[out] = number
+        facts.setdefault(f"node{len(op.inputs)}", []).append((out, number, *op.inputs))
+    return facts, signatures
+
+
+def is_wide(graph: BlockGraph, op: Operation) -> bool:
+    """Whether rules would see an operation, if terms had as many operands."""
+    return len(op.inputs) > _MOST_OPERANDS and _is_plain(graph, op)
+
+
+def _is_term(graph: BlockGraph, op: Operation) -> bool:
+    """Whether rules may see an operation; what they do not see stays as it is."""
+    return len(op.inputs) <= _MOST_OPERANDS and _is_plain(graph, op)
+
+
+def _is_plain(graph: BlockGraph, op: Operation) -> bool:
+    """Whether an operation of one result is what its template says, and nothing else."""
+    if op.effectful or op.regions or len(op.outputs) != 1:
+        return False
+    if handles_in(op.params):
+        return False
+    types = tuple([graph.values[v] for v in op.inputs])
+    out = (graph.values[op.outputs[0]],)
+    return not registry.signature_of(op, types, out).opaque
+
+
+def _terms(
+    graph: BlockGraph,
+    tables: Mapping[str, list[tuple[Any, ...]]],
+    signatures: Mapping[int, int],
+    saturated: bool,
+) -> Terms:
+    """The e-graph's classes, numbered: those of the program's values first, in their order, then
+    new ones by how they are built. So the order in which rules were told or fired is forgotten."""
+    numbers: dict[Any, int] = {}
+    class_of: dict[int, int] = {}
+    for value, token in sorted((row[0], row[1]) for row in tables["N"]):
+        class_of[value] = numbers.setdefault(token, len(numbers))
+    rows = _by_build([row for name in OPERATORS for row in tables[name]], numbers)
+    producers = {v: op for op in graph.operations for v in op.outputs}
+    nodes: list[dict[tuple[int, tuple[int, ...]], Node]] = [{} for _ in numbers]
+    for v, c in sorted(class_of.items()):
+        operation = producers.get(v)
+        operands = tuple(class_of[u] for u in operation.inputs) if operation else ()
+        s = signatures.get(v, -1)
+        # Values that rules do not see are told apart by the value itself.
+        nodes[c].setdefault((s if s >= 0 else -2 - v, operands), Node(s, operands, v))
+    for row in rows:
+        s, *tokens, token = row
+        operands = tuple(numbers[t] for t in tokens)
+        nodes[numbers[token]].setdefault((s, operands), Node(s, operands))
+    made: dict[tuple[int, int], set[str]] = {}
+    for name, token, s, *_ in tables["made"]:
+        made.setdefault((numbers[token], s), set()).add(name)
+    return Terms(
+        nodes=tuple(tuple(n.values()) for n in nodes),
+        class_of=class_of,
+        made={key: frozenset(names) for key, names in made.items()},
+        saturated=saturated,
+    )
+
+
+def _by_build(rows: Sequence[tuple[Any, ...]], numbers: dict[Any, int]) -> list[tuple[Any, ...]]:
+    """The rows (signature, operands, class) in an order that only what they say determines; gives
+    the classes that have no number yet the next ones, in this order."""
+    rest = list(rows)
+    out: list[tuple[Any, ...]] = []
+    while rest:
+        ready = [row for row in rest if all(t in numbers for t in row[1:-1])]
+        if not ready:  # built of nothing that is known: there is no such row
+            break
+        ready.sort(key=lambda row: (row[0], [numbers[t] for t in row[1:-1]]))
+        for row in ready:
+            numbers.setdefault(row[-1], len(numbers))
+        out += ready
+        done = set(map(id, ready))
+        rest = [row for row in rest if id(row) not in done]
+    return out
+
+
+def _with_free(graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied]) -> Terms:
+    """The terms with the nodes marked that need nothing but constants."""
+    readers: dict[int, list[tuple[int, Node]]] = {}
+    alone: list[tuple[int, Node]] = []
+    for c, nodes in enumerate(terms.nodes):
+        for n in nodes:
+            if n.signature >= 0:
+                entry = catalogue[n.signature]
+                if may_prepare(entry.kernel, entry.inputs, (entry.output,)):
+                    for d in set(n.operands):
+                        readers.setdefault(d, []).append((c, n))
+                    if not n.operands:
+                        alone.append((c, n))
+    fixed = {terms.class_of[v] for v in graph.constants} | {c for c, _ in alone}
+    free = {(c, n.signature, n.operands) for c, n in alone}
+    stack = sorted(fixed)
+    while stack:
+        for c, n in readers.get(stack.pop(), ()):
+            if fixed.issuperset(n.operands):
+                free.add((c, n.signature, n.operands))
+                if c not in fixed:
+                    fixed.add(c)
+                    stack.append(c)
+    if not free:
+        return terms
+    marked = tuple(
+        tuple(replace(n, free=(c, n.signature, n.operands) in free) for n in nodes)
+        for c, nodes in enumerate(terms.nodes)
+    )
+    return replace(terms, nodes=marked)
