@@ -28,23 +28,30 @@ class Phase:
     """One thing that the pipeline has to say: a stage, how far it is, and how it goes in words.
 
     `fraction` is from 0 to 1, or None where the end is not in sight; 1 closes the stage. `text` is
-    short and holds the best so far (`front 7  gap 0.8 %`). `subject` is the graph or plan at work.
+    short and holds the best so far (`front 7  gap 0.8 %`). `subject` is the graph or plan at work,
+    `step` the pass, by its name in the pipeline's table.
 
-    >>> str(Phase("saturate", "iteration 6  12 000 rows", 0.5, "gpt2"))
-    'saturate gpt2: 50 %  iteration 6  12 000 rows'
+    >>> str(Phase("saturate", "iteration 6  12 000 rows", 0.5, "gpt2", "find_forms"))
+    'saturate find_forms gpt2: 50 %  iteration 6  12 000 rows'
     """
 
     phase: Verb
     text: str = ""
     fraction: float | None = None
     subject: str = ""
+    step: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the phases of one stage have in common."""
+        return self.subject, self.phase, self.step
 
     @property
     def done(self) -> bool:
         return self.fraction is not None and self.fraction >= 1.0
 
     def __str__(self) -> str:
-        head = f"{self.phase} {self.subject}".rstrip()
+        head = " ".join(part for part in (self.phase, self.step, self.subject) if part)
         share = (
             "" if self.fraction is None or self.done else f"{self.fraction:.0%}".replace("%", " %")
         )
@@ -86,12 +93,12 @@ class Lines(Reporter):
     def __init__(self, stream: TextIO | None = None, every: float = 5.0) -> None:
         self._stream = stream
         self._every = every
-        self._last: dict[tuple[str, str], float] = {}
-        self._begun: dict[tuple[str, str], float] = {}
+        self._last: dict[tuple[str, str, str], float] = {}
+        self._begun: dict[tuple[str, str, str], float] = {}
 
     def __call__(self, phase: Phase) -> None:
         now = time.monotonic()
-        key = (phase.subject, phase.phase)
+        key = phase.key
         begun = self._begun.setdefault(key, now)
         if not phase.done and now - self._last.get(key, float("-inf")) < self._every:
             return
@@ -125,13 +132,14 @@ class Bars(Reporter):
             # What is printed meanwhile goes above the bars, but data for a pipe stays in the pipe.
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._tasks: dict[tuple[str, str, str], TaskID] = {}
 
     def __call__(self, phase: Phase) -> None:
-        key = (phase.subject, phase.phase)
+        key = phase.key
         words = "  ".join(part for part in (phase.subject, phase.text) if part)
         if key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(phase.phase, total=None, words=words)
+            name = f"{phase.phase:<8} {phase.step}".rstrip()
+            self._tasks[key] = self._bars.add_task(name, total=None, words=words)
         known = phase.fraction is not None
         self._bars.update(
             self._tasks[key],

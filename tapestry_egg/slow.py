@@ -29,17 +29,16 @@ class Alarm(Reporter):
     def __init__(self, name: str, progress: Progress | None = None) -> None:
         self._name, self._progress = name, progress
         self._begin = time.monotonic()
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str, str]] = set()
         self._timer: threading.Timer | None = None
 
     def __call__(self, phase: Phase) -> None:
         if self._progress is not None:
             self._progress(phase)
-        stage = (phase.phase, phase.subject)
         if phase.done:
             self._stop()
-        elif stage not in self._told:
-            self._told.add(stage)
+        elif phase.key not in self._told:
+            self._told.add(phase.key)
             self._stop()
             self._timer = threading.Timer(self._silence(), self._tell, (phase,))
             self._timer.daemon = True

@@ -344,7 +344,7 @@ def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, 
             file,
             msgspec.convert(settings, BatchRequest),
             folder / "out",
-            lambda p: tell([p.phase, p.text, p.fraction, p.subject]),
+            lambda p: tell([p.phase, p.text, p.fraction, p.subject, p.step]),
             workers=1,
         )
         made = (folder / "out").glob("*") if (folder / "out").is_dir() else ()

@@ -15,7 +15,7 @@ from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
 from tapestry_egg.schedule.kernels import Schedule, scheduled
 from tapestry_egg.shard.encode import Encoding, encode
-from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare
 
 from . import omissions
@@ -59,10 +59,9 @@ def find_forms(state: State) -> State:
     """The forms of the program that the rules find, cheapest on one device; the given one first."""
     q = state.question
     if q.long:
-        q.tell(Phase("saturate", "the form as given", 1.0, "algebra"))
+        q.tell(Phase("saturate", "the form as given", 1.0))
         graph = rounded(prepare(q.graph), dict(q.machine.operands))
         return replace(state, forms=(Form(graph, saturated=False),))
-    q.tell(Phase("saturate", "", None, "algebra"))
     found = forms(q.graph, q.books, q.machine, q.settings.algebra, q.settings.least_gain)
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
@@ -71,7 +70,7 @@ def find_forms(state: State) -> State:
     reads = dict(q.machine.operands)
     found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]
-    q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0, "algebra"))
+    q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
     notes = state.notes + omissions.of_forms(every, len(found))
     return replace(state, forms=found, timeline=timeline, notes=notes)
 
@@ -86,12 +85,11 @@ def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time."""
     q = state.question
-    q.tell(Phase("saturate", "", None, "recomputation"))
     fastest = 1 if len(state.forms) > 1 else 0
     form, schedule = state.forms[fastest], state.schedules[fastest]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
-    q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0, "recomputation"))
+    q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0))
     return replace(
         state,
         forms=state.forms + tuple(form for form, _ in made.forms),
@@ -108,27 +106,27 @@ def _of(form: Form, schedule: Schedule) -> Schedule:
 def encode_facts(state: State) -> State:
     """Every form on every mesh shape as facts of integers."""
     made: list[Encoding] = []
+    count = len(state.schedules) * len(state.shapes)
     for schedule in state.schedules:
         for shape in state.shapes:
-            name = state.at(len(made))
-            words = f"{len(schedule.program.instances)} operations"
-            state.question.tell(Phase("encode", words, None, name))
+            words = f"{state.at(len(made))}: {len(schedule.program.instances)} operations"
+            state.question.tell(Phase("encode", words, len(made) / count))
             made.append(encode(schedule.program, shape))
-            words = f"{len(made[-1].signatures)} signatures"
-            state.question.tell(Phase("encode", words, 1.0, name))
+    words = f"{sum(len(e.signatures) for e in made)} signatures"
+    state.question.tell(Phase("encode", words, 1.0))
     return replace(state, encodings=tuple(made))
 
 
 def derive_strategies(state: State) -> State:
     """What the rules derive from the facts: ways to run every operation, and changes of layout."""
     q = state.question
-    made = []
+    made: list[Saturated] = []
     for k, encoding in enumerate(state.encodings):
-        q.tell(Phase("saturate", "", None, state.at(k)))
+        q.tell(Phase("saturate", state.at(k), k / len(state.encodings)))
         made.append(saturate(encoding, q.books, q.settings.budget))
-        count = sum(len(s) for s in made[-1].strategies)
-        words = f"{made[-1].rows} rows, {count} strategies"
-        q.tell(Phase("saturate", words, 1.0, state.at(k)))
+    count = sum(len(s) for found in made for s in found.strategies)
+    words = f"{sum(found.rows for found in made)} rows, {count} strategies"
+    q.tell(Phase("saturate", words, 1.0))
     timeline: tuple[Tick, ...] = state.timeline
     for k, found in enumerate(made):
         timeline += tuple(replace(tick, subject=state.at(k)) for tick in found.timeline)

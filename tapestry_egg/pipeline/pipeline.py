@@ -1,8 +1,8 @@
 """The pipeline: what `optimize` does, as a table of passes from a question to a certified front.
 
 `trace` stands before it, `lower` and `run` after it (`runtime`). A pass takes the state and returns
-it with what it makes, which is checked before the next one reads it. Progress tells which verb is
-at work on what, the timeline which rules; `Front.stages` holds what the passes made.
+it with what it makes, which is checked before the next one reads it. Progress tells which pass is
+at work, the timeline which rules; `Front.stages` holds what the passes made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
-from tapestry_egg.progress import Progress, Verb
+from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
 from . import fronts, passes, verify
@@ -43,6 +43,11 @@ class Pass:
     makes: tuple[str, ...]
     run: Callable[[State], State]
     check: Callable[[State], None]
+
+    @property
+    def name(self) -> str:
+        """What progress calls it."""
+        return self.run.__name__
 
 
 #: From a question to a front. Rules work twice: on the program as a whole (`forms`), where they
@@ -140,10 +145,31 @@ def run_passes(
     Raises what the passes raise, and ExtractError where a check fails.
     """
     stages: dict[str, Stage] = {}
+    question = state.question
     for each in table:
-        state = each.run(state)
+        telling = _Telling(question.tell, each)
+        made = each.run(replace(state, question=replace(question, tell=telling)))
+        state = replace(made, question=question)
         each.check(state)
+        telling.close()
         if keep:
             for name in each.makes:
                 stages[name] = Stage(each.verb, name, getattr(state, name))
     return state, stages
+
+
+class _Telling:
+    """The progress of one pass: that it begins and ends, and what it says, under its name."""
+
+    def __init__(self, tell: Progress, each: Pass) -> None:
+        self._tell, self._pass = tell, each
+        self._done = False
+        self(Phase(each.verb))
+
+    def __call__(self, phase: Phase) -> None:
+        self._done = phase.done
+        self._tell(replace(phase, step=self._pass.name))
+
+    def close(self) -> None:
+        if not self._done:
+            self(Phase(self._pass.verb, "", 1.0))

@@ -315,7 +315,9 @@ def test_side_by_side_gives_the_same_fronts(
         outcomes = go(graphs("a", "b"), out, settings, executor=pool, heard=heard.append)
     assert sorted(o.name for o in outcomes) == ["a", "b"]
     assert all(o.plans > 0 and not o.error for o in outcomes)
-    assert {p.subject.split()[0] for p in heard} == {"a", "b"}
+    assert {(p.subject, p.step) for p in heard} == {
+        (x, each.name) for x in "ab" for each in pipeline.PASSES
+    }
 
 
 def test_two_batches_in_one_folder_keep_each_others_entries(
