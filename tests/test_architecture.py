@@ -21,8 +21,17 @@ MOST = 16
 DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.show.text"),  # Plan.explain
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.costs_by
-    ("tapestry_egg.plans.cost_table", "tapestry_egg.show.text"),  # str(plan.costs_by())
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.certificate"),  # Plan.lanes
+    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.peak_parts"),  # Plan.peak
+    ("tapestry_egg.plans.plan", "tapestry_egg.why.tensor"),  # Plan.tensor
+    ("tapestry_egg.plans.plan", "tapestry_egg.why.collective"),  # Plan.collective
+    ("tapestry_egg.plans.plan", "tapestry_egg.why.line"),  # Plan.line
+    ("tapestry_egg.plans.plan", "tapestry_egg.why.difference"),  # Plan.difference
+    ("tapestry_egg.plans.plan", "tapestry_egg.why.why_not"),  # Plan.why_not
+    ("tapestry_egg.plans.plan", "tapestry_egg.extract.problem.pins"),  # the types of its arguments
+    ("tapestry_egg.plans.plan", "tapestry_egg.pipeline.settings"),
+    ("tapestry_egg.extract.front.front", "tapestry_egg.why.why_not"),  # Front.why_not
+    ("tapestry_egg.extract.front.front", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.report"),  # Front.report
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.chart"),  # the same, in notebooks

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.schedule.flatten import Instance
@@ -23,11 +24,14 @@ _LEAVING = ("state", "output")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`amount` bytes, alive from tick `begin` up to before `end`."""
+    """`amount` bytes, alive from tick `begin` up to before `end`: the value as it was made, a copy
+    of it that lies as `layout`, or what making such a copy takes."""
 
     begin: int
     end: int
     amount: float
+    layout: Layout
+    role: Literal["made", "copy", "making"] = "made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +91,13 @@ class Lives:
                 for u in back:
                     at = self.read(u, v)
                     stop = self.through(u, v) + 2 if have in needs[u] else at + 1
-                    found.append(Buffer(end, max(end, stop), size(have)))
+                    found.append(Buffer(end, max(end, stop), size(have), have))
             elif passing:
                 last = [u for u in self.users.get(v, []) if self.through(u, v) == self.death(v)]
                 if len(last) == 1 and last[0] in needs and have not in needs[last[0]]:
                     others = [self.through(u, v) + 2 for u in needs if u != last[0]]
                     end = max(begin, self.read(last[0], v) + 1, *others)
-            found.append(Buffer(begin, end, size(have)))
+            found.append(Buffer(begin, end, size(have), have))
         for c in copies:
             at = self.first_read(v) if c.kept else self.read(c.units[0], v)
             stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
@@ -102,10 +106,10 @@ class Lives:
             making = max((size(x) for x in c.blocks), default=0.0)
             making += 0.0 if reduced else whole
             making += size(have) if c.wire and not self.owns_memory(v) else 0.0
-            found.append(Buffer(c.begin, at + 1, making))
+            found.append(Buffer(c.begin, at + 1, making, c.need, "making"))
             if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
                 continue
-            found.append(Buffer(at + 1, max(stop, at + 1), whole))
+            found.append(Buffer(at + 1, max(stop, at + 1), whole, c.need, "copy"))
         return found
 
     def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:

@@ -15,7 +15,7 @@ from tapestry_egg.plans.plan import Plan
 
 from .certificate import walked
 from .longest_path import Step
-from .recount import Move, Walk
+from .recount import Certificate, Move, Walk
 
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -25,12 +25,18 @@ def cost_parts(plan: Plan) -> tuple[CostPart, ...]:
 
     Raises ExtractError for a plan of which it is not told what machine it was made for.
     """
-    walk, found = walked(plan, "costs")
+    kernels, copies = parts_of(*walked(plan, "costs"))
+    return tuple(p for p in (*kernels, *copies) if p.seconds > 0.0)
+
+
+def parts_of(walk: Walk, found: Certificate) -> tuple[tuple[CostPart, ...], tuple[CostPart, ...]]:
+    """A part for every unit of the schedule, and one for every copy, whether or not it costs."""
     layers = _Layers(walk)
-    parts = [_kernel(walk, u, layers) for u in range(len(walk.schedule.units))]
     hidden = _hidden(found.step)
-    parts += [_copy(walk, m, hidden.get(k, 0.0), layers) for k, m in enumerate(walk.moves)]
-    return tuple(p for p in parts if p.seconds > 0.0)
+    return (
+        tuple(_kernel(walk, u, layers) for u in range(len(walk.schedule.units))),
+        tuple(_copy(walk, m, hidden.get(k, 0.0), layers) for k, m in enumerate(walk.moves)),
+    )
 
 
 def _kernel(walk: Walk, u: int, layers: _Layers) -> CostPart:

@@ -8,12 +8,14 @@ which operations run as one kernel, and in which order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.costs import (
     carried_as,
@@ -25,7 +27,7 @@ from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
 from tapestry_egg.schedule.kernels import Unit
 
-from .buffers import Copied
+from .buffers import Buffer, Copied
 from .ground import Ground
 from .kernel_work import Work, block_bytes, kernel_work
 from .legality import Illegal, check_layout, check_strategy
@@ -352,20 +354,25 @@ class Walk:
 
     def _profile(self) -> tuple[float, ...]:
         """Bytes alive at each tick of the schedule, two for every unit."""
+        change = np.zeros(self.ground.lives.end + 1)
+        for _, x in self.held():
+            change[x.begin] += x.amount
+            change[x.end] -= x.amount
+        return tuple(np.cumsum(change)[:-1].tolist())
+
+    def held(self) -> Iterator[tuple[FlatId, Buffer]]:
+        """All arrays that a step holds in memory, with the values that they are."""
         lives = self.ground.lives
         moves: dict[int, list[Move]] = {}
         for move in self.moves:
             moves.setdefault(move.value, []).append(move)
-        change = np.zeros(lives.end + 1)
         for u, unit in enumerate(self.schedule.units):
             for v in unit.outputs:
                 copies = [self._copied(m) for m in moves.get(v, ())]
                 needs, back = self._readers(u, v)
                 size = partial(block_bytes, self.program.types[v], mesh=self.mesh)
                 for x in lives.buffers(v, self.given[v], needs, back, copies, size):
-                    change[x.begin] += x.amount
-                    change[x.end] -= x.amount
-        return tuple(np.cumsum(change)[:-1].tolist())
+                    yield v, x
 
     def _readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapestry_egg import pareto
 from tapestry_egg.egraphs.timeline import Tick
@@ -27,6 +27,11 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.pins import Pins
+    from tapestry_egg.pipeline.settings import Settings
+    from tapestry_egg.why.why_not import WhyNot
 
 
 class UnknownPlan(ExtractError, KeyError, IndexError):
@@ -275,6 +280,16 @@ class Front:
         from .what_if import what_if
 
         return what_if(self, target, changes)
+
+    def why_not(
+        self, pins: Pins, plan: str | int = "", *, settings: Settings | None = None
+    ) -> WhyNot:
+        """Why arguments do not lie so, in a plan of this front (default: the fastest that fits):
+        `Plan.why_not`, which also tells of plans here that do. Raises what it and `best` raise."""
+        from tapestry_egg.why.why_not import why_not
+
+        chosen = self.best() if plan == "" else self[plan]
+        return why_not(chosen, pins, settings=settings, front=self)
 
     def report(self, folder: str | Path) -> Path:
         """Write the front as a folder of static pages; returns the first page's path."""

@@ -31,7 +31,7 @@ from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
 from tapestry_egg.progress import VERBS
 
-from . import calibrate, census, kernels
+from . import calibrate, census, explain, kernels
 from . import read as cli_read
 from .console import (
     Cluster,
@@ -316,7 +316,7 @@ def _is_graph_name(name: str) -> bool:
 
 def _summary(outcome: Outcome) -> str:
     """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`."""
-    from tapestry_egg.show.text import percent
+    from tapestry_egg.columns import percent
 
     words = "  ".join(
         [
@@ -437,7 +437,7 @@ for command in (
     census.census,
     cli_read.show,
     cli_read.front,
-    cli_read.explain,
+    explain.explain,
     cli_read.rules,
     kernels.kernels,
     cli_read.targets,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tapestry_egg.columns import columns
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.quantities import BYTES, OPERATIONS
-from tapestry_egg.show.text import columns
 
 from .console import Json, complain, load_any, print_json
 

@@ -231,12 +231,20 @@ def _as_front(loaded: Any, name: str) -> Front:
 
 def choose_plan(name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:
     """The plan that the options ask for: by name, else the best; of a plan file, its only one."""
+    return load_plan(name, plan, minimize, limits)[1]
+
+
+def load_plan(
+    name: str, plan: str, minimize: str, limits: Iterable[str]
+) -> tuple[Front | None, Plan]:
+    """The same with the front that it is of; None where the file holds a plan."""
     from tapestry_egg.plans.plan import Plan
 
     loaded = load_any(name)
     if isinstance(loaded, Plan):
-        return loaded
-    return plan_of(_as_front(loaded, name), name, plan, minimize, limits)
+        return None, loaded
+    front = _as_front(loaded, name)
+    return front, plan_of(front, name, plan, minimize, limits)
 
 
 def plan_of(front: Front, name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:

@@ -54,8 +54,8 @@ def kernels(
     as_json: Json = False,
 ) -> None:
     """List the kernels with a template, or show one."""
+    from tapestry_egg.columns import columns
     from tapestry_egg.metakernels.registry import add_templates, templates
-    from tapestry_egg.show.text import columns
 
     for path in file or ():
         add_templates(path)

@@ -1,4 +1,4 @@
-"""The commands that only read: show, front, explain, rules, targets, verify."""
+"""The commands that only read: show, front, rules, targets, verify."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tapestry_egg.columns import columns
 from tapestry_egg.errors import RuleError, TapestryError, TargetError
-from tapestry_egg.plans.cost_table import KEYS
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.show import text
 
@@ -21,7 +21,6 @@ from .console import (
     Limit,
     Minimize,
     PlanName,
-    choose_plan,
     complain,
     load_any,
     load_front,
@@ -189,43 +188,6 @@ def _figures(said: Sequence[str]) -> dict[str, float | str]:
     return {name.strip(): amount.strip() for name, _, amount in parts}
 
 
-def explain(
-    file: File,
-    plan: PlanName = "",
-    minimize: Minimize = "seconds",
-    limit: Limit = None,
-    by: Annotated[
-        str, typer.Option(metavar="KEY", help=f"Its costs by one of {', '.join(KEYS)}.")
-    ] = "",
-    lanes: Annotated[
-        str, typer.Option(metavar="PATH", help="Draw what runs when, and the memory, as SVG.")
-    ] = "",
-    trace: Annotated[
-        str, typer.Option(metavar="PATH", help="Write it as a trace for Perfetto.")
-    ] = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every operation, and equal layers one by one.")
-    ] = False,
-    kernels: Kernels = None,
-    as_json: Json = False,
-) -> None:
-    """Explain a plan: layouts, collectives, costs; where its costs come from, what runs when."""
-    from tapestry_egg.show.lanes import draw_lanes, write_trace
-
-    chosen = choose_plan(file, plan, minimize, limit or ())
-    if lanes:
-        say(f"drawn: {draw_lanes(chosen, lanes)}")
-    if trace:
-        say(f"written: {write_trace(chosen, trace)}")
-    if by:
-        table = chosen.costs_by(by)
-        print_json(table.data()) if as_json else print(table)
-        return
-    if (lanes or trace) and not as_json:
-        return
-    print_json(text.plan_data(chosen)) if as_json else print(text.plan_text(chosen, everything))
-
-
 def rules(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = "",
     book: Annotated[
@@ -253,7 +215,7 @@ def rules(
     else:
         rows = [["rule", "set", "numerics", "law"]]
         rows += [[r.name, r.ruleset, r.numerics, " ".join(r.law.split())] for r in found]
-        print(text.columns(rows))
+        print(columns(rows))
 
 
 def targets(
@@ -296,14 +258,14 @@ def targets(
             )
             if errors:
                 print("\nmodelled against measured, every row left out in turn:")
-                print(text.columns(_error_rows(errors)))
+                print(columns(_error_rows(errors)))
         return
     rows = _target_rows()
     if as_json:
         print_json(rows)
     else:
         cells = [[row["name"], row["title"]] for row in rows]
-        print(text.columns([["target", "machine"], *cells]))
+        print(columns([["target", "machine"], *cells]))
         say("Write NAME:SHAPE, such as h100:8 (GPUs), h100:4x8 (hosts x GPUs) or v5e:4x4 (torus).")
 
 
@@ -401,7 +363,7 @@ def verify(
             print(f"{file}: {verdict['holds']}: ok")
             rows = [[f"  {rule.name}", words] for rule, words in said[shown:] if words]
             if rows and file not in book_names():
-                print(text.columns(rows))
+                print(columns(rows))
         else:
             complain(str(verdict["error"]))
         shown = len(said)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tapestry_egg.columns import columns, percent
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
 
@@ -76,8 +77,6 @@ class CostTable:
         ]
 
     def __str__(self) -> str:
-        from tapestry_egg.show.text import columns, percent
-
         heads = (self.by, "times", "flops", "memory", "sent", "seconds", "share", "hidden", "bound")
         cells = [list(heads)]
         for r in self.rows:

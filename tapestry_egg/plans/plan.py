@@ -12,10 +12,18 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.pins import Pins
     from tapestry_egg.machine.target import Target
+    from tapestry_egg.pipeline.settings import Settings
     from tapestry_egg.tracing.trace import Program
+    from tapestry_egg.why.collective import CollectiveReason
+    from tapestry_egg.why.difference import Difference
+    from tapestry_egg.why.line import LineCosts
+    from tapestry_egg.why.tensor import TensorWay
+    from tapestry_egg.why.why_not import WhyNot
 
     from .cost_table import CostTable
+    from .peak import Peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +242,71 @@ class Plan:
         from .cost_table import cost_table
 
         return cost_table(cost_parts(self), key, f"plan {self.name}")
+
+    def peak(self) -> Peak:
+        """What is in memory when most is: the arrays of one device, by falling bytes.
+
+        Raises ExtractError for a plan of which it is not told what machine it was made for.
+        """
+        from tapestry_egg.extract.certify.peak_parts import peak
+
+        return peak(self)
+
+    def tensor(self, name: str) -> TensorWay:
+        """The way of one tensor: where it is made, how it lies, its copies, who reads it where, and
+        the bytes that hold it from when to when.
+
+        `name` is a path of the arguments (`[0]['w']`; with `*` many that are told as one), or a
+        number as plans print it: `%12`, `40/%12` in a loop. Raises PlanError for another name, and
+        ExtractError for a plan of which it is not told what machine it was made for.
+        """
+        from tapestry_egg.why.tensor import tensor_way
+
+        return tensor_way(self, name)
+
+    def collective(self, number: int) -> CollectiveReason:
+        """Why `collectives[number]` is there: of which value, from which layout to which, who wants
+        it, what it takes, and beside which kernels it runs.
+
+        Raises PlanError for a number that is none, and ExtractError for a plan of which it is not
+        told what machine it was made for.
+        """
+        from tapestry_egg.why.collective import collective_reason
+
+        return collective_reason(self, number)
+
+    def line(self, place: str) -> LineCosts:
+        """All that one line of the program costs: `plan.line("model.py:12")`.
+
+        Raises PlanError where no operation comes from there, and ExtractError for a plan of which
+        it is not told what machine it was made for.
+        """
+        from tapestry_egg.why.line import line_costs
+
+        return line_costs(self, place)
+
+    def difference(self, other: Plan) -> Difference:
+        """From this plan to another of the same program: tensors that lie otherwise, collectives
+        that come and go, seconds, bytes and joules part by part.
+
+        Raises ExtractError for plans of which it is not told what machine they were made for.
+        """
+        from tapestry_egg.why.difference import difference
+
+        return difference(self, other)
+
+    def why_not(self, pins: Pins, *, settings: Settings | None = None) -> WhyNot:
+        """Why arguments do not lie so: the plan with these `pins` (as of `optimize`), searched for
+        on the same mesh in the same form of the program, and what makes it dearer; or why there is
+        none.
+
+        `settings` say how hard to search (default: ten units of work). Raises ExtractError for a
+        path that no argument has, and for a plan of which it is not told what machine it was made
+        for.
+        """
+        from tapestry_egg.why.why_not import why_not
+
+        return why_not(self, pins, settings=settings)
 
     def explain(self, everything: bool = False) -> str:
         """The plan in words: what each mesh axis does, the layouts of tensors, and every collective

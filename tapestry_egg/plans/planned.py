@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
 
 from .collectives import after, traffic, wire_bytes
-from .fetch import fetches
-from .plan import BodyPlan, Plan, PlannedCollective
+from .fetch import Fetch, fetches
+from .plan import BodyPlan, Change, Plan, PlannedCollective
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A planned collective and where it is: `step` of what reader `reader` fetches, of a block that
+    lies as `layout`, in the graph that `path` leads to, by (operation, region) pairs. What the one
+    device sends that runs an operation for all is no fetch."""
+
+    planned: PlannedCollective
+    path: tuple[tuple[int, int], ...]
+    reader: int  # number of operations: the outputs
+    fetch: Fetch | None = None
+    step: Change | None = None
+    layout: Layout | None = None
 
 
 def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollective, ...]:
@@ -19,17 +35,24 @@ def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollect
     target's matrix units round move as they are.
     Raises PlanError where the plan does not fit its graph.
     """
-    return tuple(_of_body(plan.body, plan.mesh, 1, rounds))
+    return tuple(m.planned for m in moved_by(plan, rounds))
 
 
-def _of_body(body: BodyPlan, mesh: MeshShape, times: int, rounds: bool) -> list[PlannedCollective]:
+def moved_by(plan: Plan, rounds: bool = True) -> tuple[Moved, ...]:
+    """The same, each with where it is. Raises PlanError where the plan does not fit its graph."""
+    return tuple(_of_body(plan.body, plan.mesh, 1, rounds, ()))
+
+
+def _of_body(
+    body: BodyPlan, mesh: MeshShape, times: int, rounds: bool, path: tuple[tuple[int, int], ...]
+) -> list[Moved]:
     graph = body.graph
     wide = {
         op.outputs[0]: graph.values[op.inputs[0]]
         for op in graph.operations
         if op.kernel == "round_operand" and not rounds
     }
-    found: list[PlannedCollective] = []
+    found: list[Moved] = []
     for k, reads in enumerate(fetches(body)):
         op = graph.operations[k] if k < len(graph.operations) else None
         for f in reads:
@@ -37,34 +60,37 @@ def _of_body(body: BodyPlan, mesh: MeshShape, times: int, rounds: bool) -> list[
             for step in f.steps:
                 if moved := traffic(step, layout, type_, mesh):
                     group = mesh.parts(moved.axes)
-                    found.append(
-                        PlannedCollective(
-                            kind=moved.kind,
-                            axes=tuple(mesh.names[a] for a in moved.axes),
-                            group=group,
-                            payload_bytes=moved.payload_bytes,
-                            wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, group),
-                            count=times,
-                            value=f"%{f.value} {type_}",
-                            reader=f"{op.kernel} #{k}" if op else "output",
-                            source=f"{op.source.file}:{op.source.line}"
-                            if op and op.source.file
-                            else "",
-                        )
+                    planned = PlannedCollective(
+                        kind=moved.kind,
+                        axes=tuple(mesh.names[a] for a in moved.axes),
+                        group=group,
+                        payload_bytes=moved.payload_bytes,
+                        wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, group),
+                        count=times,
+                        value=f"%{f.value} {type_}",
+                        reader=f"{op.kernel} #{k}" if op else "output",
+                        source=f"{op.source.file}:{op.source.line}"
+                        if op and op.source.file
+                        else "",
                     )
+                    found.append(Moved(planned, path, k, f, step, layout))
                 layout = after(step, layout)
         if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
-            found += _sent(k, op, graph, mesh, times)
+            found += [Moved(c, path, k) for c in _sent(k, op, graph, mesh, times)]
         if op is None or not op.regions:
             continue
         bodies = body.strategies[k].bodies
         if op.kernel == "cond":
-            branches = [_of_body(b, mesh, times, rounds) for b in bodies]
-            found += max(branches, key=lambda b: sum(c.wire_bytes * c.count for c in b))
+            branches = [
+                _of_body(b, mesh, times, rounds, (*path, (k, r))) for r, b in enumerate(bodies)
+            ]
+            found += max(
+                branches, key=lambda b: sum(m.planned.wire_bytes * m.planned.count for m in b)
+            )
         else:
             length = op.params["length"] if op.kernel == "scan" else 1
-            for b in bodies:
-                found += _of_body(b, mesh, times * length, rounds)
+            for r, b in enumerate(bodies):
+                found += _of_body(b, mesh, times * length, rounds, (*path, (k, r)))
     return found
 
 

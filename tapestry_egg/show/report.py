@@ -6,6 +6,7 @@ import html
 from pathlib import Path
 
 from tapestry_egg.atomic import write_atomic
+from tapestry_egg.columns import percent
 from tapestry_egg.egraphs.timeline import timeline_text
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
@@ -14,7 +15,7 @@ from tapestry_egg.printable import printable
 
 from .chart import front_svg
 from .plot import front_info
-from .text import percent, plan_text
+from .text import plan_text
 
 _STYLE = """
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #1f2937; background: #fff;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tapestry_egg.columns import columns
 from tapestry_egg.metakernels.signatures.splits import (
     Access,
     Blocks,
@@ -14,8 +15,6 @@ from tapestry_egg.metakernels.signatures.splits import (
     split,
 )
 from tapestry_egg.zspace import Projection, ZRange
-
-from .text import columns
 
 if TYPE_CHECKING:
     from tapestry_egg.metakernels.language.template import Template

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tapestry_egg.columns import columns, percent, short_paths, shortened, told_once
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.objectives import COSTS, SECONDS
 from tapestry_egg.metakernels.views import View, folded_views
@@ -16,43 +16,13 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.schedule.flatten import flatten
 
+from .costs_told import LEGEND, near, where_costs_go
 from .parallelism import summary
 
-#: Columns of a line that tells of a plan.
-WIDTH = 120
 # Outputs of an operation that are told one by one.
 _FEW = 2
-# Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
-_NUMBERS = re.compile(r"(?<=[%#])\d+")
-_PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')")
-
-
-def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
-    """Rows of cells as aligned text; the columns in `right` are flush right.
-
-    >>> print(columns([["name", "ms"], ["a", "12"]], right=[1]))
-    name  ms
-    a     12
-    """
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    flush = set(right)
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in flush else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append((indent + "  ".join(cells)).rstrip())
-    return "\n".join(lines)
-
-
-def percent(share: float) -> str:
-    """A share as a percentage, `-` where it is not known.
-
-    >>> percent(0.0123), percent(float("inf"))
-    ('1.2 %', '-')
-    """
-    return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
+# The argument that a path starts with, and every entry of one.
+_HEAD, _ENTRIES = re.compile(r"\[\d+\]"), re.compile(r"\[")
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -128,8 +98,8 @@ def _operations(graph: BlockGraph) -> Iterator[Operation]:
 
 
 def plan_text(plan: Plan, everything: bool = False) -> str:
-    """All about one plan: what every mesh axis does in an expert's words, what the plan costs, how
-    every tensor lies, and why every collective is there.
+    """All about one plan: what every mesh axis does in an expert's words, what the plan costs and
+    where that goes, how every tensor lies, and why every collective is there.
 
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut. What is
     alike but for numbers in its name is told once, with a count, and operations that compilers run
@@ -138,75 +108,72 @@ def plan_text(plan: Plan, everything: bool = False) -> str:
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
     numbers.insert(1, ("proven bound", bound))
-    operations, left_out = _operation_rows(plan, everything)
+    names = _places(plan.graph)
+    operations, left_out = _operation_rows(plan, everything, names)
     inputs, outputs = (_boundary_rows(plan, side) for side in ("inputs", "outputs"))
     same = 0 if everything else sum(row in inputs for row in outputs)
     outputs = [row for row in outputs if everything or row not in inputs]
+    inputs, beside = (inputs, []) if everything else _lying_as_others(inputs)
     parts = [
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
         *(f"  {line}" for line in summary(plan).split("; ")),
         columns(numbers, "  "),
+        *(where_costs_go(plan, names) if plan.origin is not None else []),
         "collectives, by kind",
         columns(_kind_rows(plan), "  ", right=(2, 3, 4)),
         "inputs",
-        _told_once(inputs, everything, paths=True),
+        told_once(inputs, everything, paths=True),
+        *beside,
         "outputs",
-        _told_once(outputs, everything, paths=True),
+        told_once(outputs, everything, paths=True),
         *([f"  and {same} that leave as they entered"] if same else []),
         "operations",
-        _told_once(operations, everything),
+        told_once(operations, everything),
         *([f"  and {left_out} that run inside these, or move nothing"] if left_out else []),
         "collectives",
-        _told_once(_collective_rows(plan), everything, right=(2, 3, 4), header=True),
+        told_once(
+            _collective_rows(plan, names), everything, right=(0, 3, 4, 5), header=True, first=0
+        ),
     ]
     if plan.steps:
         parts += ["rules, step by step", *(f"  {k}. {s}" for k, s in enumerate(plan.steps, 1))]
     elif plan.rules:
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
-    return printable("\n".join(_shortened(line) for line in "\n".join(parts).split("\n")))
+    parts.append(LEGEND)
+    return printable(shortened("\n".join(parts)))
 
 
-def _told_once(
-    rows: Sequence[Sequence[str]],
-    everything: bool,
-    paths: bool = False,
-    right: Iterable[int] = (),
-    header: bool = False,
-) -> str:
-    """Rows as text; those alike but for the numbers in them are one, with their count in front. The
-    first column has `paths` into the user's pytrees, where told so."""
-    head, body = (list(rows[:1]), rows[1:]) if header else ([], rows)
-    if not body:
-        return "  none"
-    if everything:
-        return columns(rows, "  ", right)
-    names = [_PATHS if paths and not k else _NUMBERS for k in range(len(rows[0]))]
-    alike: dict[tuple[str, ...], list[Sequence[str]]] = {}
-    for row in body:
-        alike.setdefault(
-            tuple(n.sub("*", cell) for n, cell in zip(names, row, strict=True)), []
-        ).append(row)
-    counted = [
-        [
-            f"{len(group)}×" if len(group) > 1 else "",
-            *map(_common, zip(*group, strict=True), names),
-        ]
-        for group in alike.values()
+def _places(graph: BlockGraph) -> Mapping[str, str]:
+    """Files of a program by the shortest names that tell them apart."""
+    return short_paths({op.source.file for op in _operations(graph)} - {""})
+
+
+def _lying_as_others(rows: Sequence[list[str]]) -> tuple[list[list[str]], list[str]]:
+    """Rows of arguments without those that lie as another of the same path below its argument, as
+    an optimizer's moments do as their weights; and what is said of these."""
+    known: dict[str, tuple[str, list[str]]] = {}
+    kept: list[list[str]] = []
+    beside: dict[tuple[str, str], int] = {}
+    for name, *rest in rows:
+        head = _HEAD.match(name)
+        tail = name[head.end() :] if head else ""
+        other = next((t for t in _tails(name) if t in known and known[t][0] != name), "")
+        if other and known[other][1] == rest:
+            key = (name[: -len(other)], known[other][0][: -len(other)])
+            beside[key] = beside.get(key, 0) + 1
+            continue
+        kept.append([name, *rest])
+        if tail[:1] == "[" and "'" in tail:
+            known.setdefault(tail, (name, rest))
+    words = [
+        f"  and {n} of {where} that lie as those of {as_}" for (where, as_), n in beside.items()
     ]
-    if all(len(group) == 1 for group in alike.values()):
-        return columns(rows, "  ", right)
-    return columns([*(["", *h] for h in head), *counted], "  ", [0, *(k + 1 for k in right)])
+    return kept, words
 
 
-def _common(cells: Sequence[str], names: re.Pattern[str]) -> str:
-    """Cells that are alike, with `*` for the numbers in which they differ."""
-    numbers = zip(*(names.findall(cell) for cell in cells), strict=True)
-    kept = iter([group[0] if len(set(group)) == 1 else "*" for group in numbers])
-    return names.sub(lambda _: next(kept), cells[0])
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 3].rstrip() + "..."
+def _tails(name: str) -> Iterator[str]:
+    """The ends of a path from each of its entries on, longest first."""
+    return (name[m.start() :] for m in _ENTRIES.finditer(name) if m.start())
 
 
 def _boundary_rows(plan: Plan, side: str) -> list[list[str]]:
@@ -219,7 +186,9 @@ def _boundary_rows(plan: Plan, side: str) -> list[list[str]]:
     ]
 
 
-def _operation_rows(plan: Plan, everything: bool) -> tuple[list[list[str]], int]:
+def _operation_rows(
+    plan: Plan, everything: bool, names: Mapping[str, str]
+) -> tuple[list[list[str]], int]:
     """A row for every operation that is a kernel of its own, and how many others there are."""
     program = flatten(plan.graph)
     alone = {(i.body, i.operation) for i in program.instances if i.signature.fusion == "kernel"}
@@ -244,7 +213,7 @@ def _operation_rows(plan: Plan, everything: bool) -> tuple[list[list[str]], int]
                     _cuts(strategy, plan),
                     ", ".join(types) if few else f"{len(types)} values",
                     ", ".join(layouts) if few else "",
-                    str(op.source) if op.source.file else "",
+                    _at(op, names),
                 ]
             )
             for region, inner in enumerate(strategy.bodies):
@@ -252,6 +221,12 @@ def _operation_rows(plan: Plan, everything: bool) -> tuple[list[list[str]], int]
 
     add(plan.body, 0, 0)
     return rows, left_out
+
+
+def _at(op: Operation, names: Mapping[str, str]) -> str:
+    """`gpt2.py:118:9`, empty where it is not known."""
+    place = op.source
+    return f"{names[place.file]}:{place.line}:{place.column}" if place.file else ""
 
 
 def _cuts(strategy: Strategy, plan: Plan) -> str:
@@ -279,12 +254,13 @@ def _kind_rows(plan: Plan) -> list[list[str]]:
     return rows
 
 
-def _collective_rows(plan: Plan) -> list[list[str]]:
-    rows = [["kind", "axes", "group", "times", "sent", "at", "of", "for"]]
-    for one in plan.collectives:
+def _collective_rows(plan: Plan, names: Mapping[str, str]) -> list[list[str]]:
+    rows = [["#", "kind", "axes", "group", "times", "sent", "at", "of", "for"]]
+    for k, one in enumerate(plan.collectives):
         sent = BYTES.format(one.wire_bytes * one.count)
-        names = (one.source, one.value, one.reader)
-        rows.append([one.kind, ",".join(one.axes), str(one.group), str(one.count), sent, *names])
+        told = (near(one.source, names), one.value, one.reader)
+        row = [one.kind, ",".join(one.axes), str(one.group), str(one.count), sent, *told]
+        rows.append([str(k), *row])
     return rows if plan.collectives else [["none"]]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
+from tapestry_egg.columns import columns, percent
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
 from tapestry_egg.show.report import write_report
-from tapestry_egg.show.text import columns, graph_data, graph_text, percent, plan_data, plan_text
+from tapestry_egg.show.text import graph_data, graph_text, plan_data, plan_text
 
 VOID = {"meta", "path", "line", "circle", "rect"}
 

@@ -1,0 +1,123 @@
+"""Rows as aligned text that fits a terminal, with what is alike told once."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+#: Columns of a line that tells of a plan.
+WIDTH = 120
+# Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
+_NUMBERS = re.compile(r"(?<=[%#])\d+")
+_PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')")
+
+
+def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
+    """Rows of cells as aligned text; the columns in `right` are flush right.
+
+    >>> print(columns([["name", "ms"], ["a", "12"]], right=[1]))
+    name  ms
+    a     12
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    flush = set(right)
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in flush else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def percent(share: float) -> str:
+    """A share as a percentage, `-` where it is not known.
+
+    >>> percent(0.0123), percent(float("inf"))
+    ('1.2 %', '-')
+    """
+    return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
+
+
+def told_once(
+    rows: Sequence[Sequence[str]],
+    everything: bool = False,
+    paths: bool = False,
+    right: Iterable[int] = (),
+    header: bool = False,
+    first: int | None = None,
+    most: int | None = None,
+) -> str:
+    """Rows as text; those alike but for the numbers in them are one, with their count in front. The
+    first column has `paths` into the user's pytrees, where told so. Of those that are one, column
+    `first` tells what the first has there."""
+    head, body = (list(rows[:1]), rows[1:]) if header else ([], rows)
+    if not body:
+        return "  none"
+    if everything:
+        return columns(rows, "  ", right)
+    names = [_PATHS if paths and not k else _NUMBERS for k in range(len(rows[0]))]
+    alike: dict[tuple[str, ...], list[Sequence[str]]] = {}
+    for row in body:
+        cells = (n.sub("*", cell) for n, cell in zip(names, row, strict=True))
+        key = tuple("" if k == first else cell for k, cell in enumerate(cells))
+        alike.setdefault(key, []).append(row)
+    told = list(alike.values())[:most]
+    rest = len(alike) - len(told)
+    more = f"\n  and {rest} kinds more" if rest else ""
+    if all(len(group) == 1 for group in told):
+        return columns([*head, *(group[0] for group in told)], "  ", right) + more
+    counted = [
+        [
+            f"{len(group)}×" if len(group) > 1 else "",
+            *(
+                cells[0] if k == first else _common(cells, name)
+                for k, (cells, name) in enumerate(zip(zip(*group, strict=True), names, strict=True))
+            ),
+        ]
+        for group in told
+    ]
+    lines = columns([*(["", *h] for h in head), *counted], "  ", [0, *(k + 1 for k in right)])
+    return lines + more
+
+
+def _common(cells: Sequence[str], names: re.Pattern[str]) -> str:
+    """Cells that are alike, with `*` for the numbers in which they differ."""
+    numbers = zip(*(names.findall(cell) for cell in cells), strict=True)
+    kept = iter([group[0] if len(set(group)) == 1 else "*" for group in numbers])
+    return names.sub(lambda _: next(kept), cells[0])
+
+
+def starred(path: str) -> str:
+    """A path into a pytree without the numbers that tell equal layers apart.
+
+    >>> starred("[0]['layers'][3]['w']")
+    "[*]['layers'][*]['w']"
+    """
+    return _PATHS.sub("*", path)
+
+
+def short_paths(files: Iterable[str]) -> Mapping[str, str]:
+    """Each file by the shortest end of its path that no other has.
+
+    >>> short_paths(["/home/me/gpt2.py", "optax/update.py", "haiku/update.py"])["/home/me/gpt2.py"]
+    'gpt2.py'
+    """
+    split = {file: file.replace(os.sep, "/").split("/") for file in files}
+    found = {}
+    for file, parts in split.items():
+        n = 1
+        while n < len(parts) and sum(p[-n:] == parts[-n:] for p in split.values()) > 1:
+            n += 1
+        found[file] = "/".join(parts[-n:])
+    return found
+
+
+def shortened(text: str, width: int = WIDTH) -> str:
+    """Text whose lines are no longer than a width; what is cut off is `...`."""
+    return "\n".join(
+        x if len(x) <= width else x[: width - 3].rstrip() + "..." for x in text.split("\n")
+    )

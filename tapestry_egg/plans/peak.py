@@ -1,0 +1,75 @@
+"""What is in memory when most is: the arrays of one device at a plan's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from tapestry_egg.columns import shortened, told_once
+from tapestry_egg.printable import printable
+from tapestry_egg.quantities import BYTES, TIME
+
+#: What an array at the peak is: an argument (and what takes its place), what the program makes, a
+#: copy in another layout, what making such a copy takes.
+Kind = Literal["argument", "made", "copy", "making"]
+
+KINDS: tuple[Kind, ...] = ("argument", "made", "copy", "making")
+
+_WORDS: Mapping[Kind, str] = {
+    "argument": "arguments and state",
+    "made": "made by the program",
+    "copy": "copies in other layouts",
+    "making": "making such copies",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeakPart:
+    """One array of one device that is in memory at the peak."""
+
+    name: str
+    type: str
+    layout: str
+    kind: Kind
+    bytes: float
+    made_by: str
+    source: str  # file:line of the user's program
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peak: bytes of one device, `seconds` into the step, while the kernel `running` of a line
+    runs; its arrays by falling bytes."""
+
+    bytes: float
+    seconds: float
+    running: str
+    source: str  # file:line of the user's program
+    parts: tuple[PeakPart, ...]
+
+    def by_kind(self) -> dict[Kind, float]:
+        """Bytes by what they are; what there is none of is left out."""
+        found: dict[Kind, float] = {}
+        for kind in KINDS:
+            if amount := sum(p.bytes for p in self.parts if p.kind == kind):
+                found[kind] = amount
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON."""
+        return {**asdict(self), "by_kind": self.by_kind()}
+
+    def summary(self, place: str = "") -> str:
+        """In a line: when, in which kernel, and how much is what; `place` in place of its line."""
+        kinds = ", ".join(f"{BYTES.format(n)} {_WORDS[k]}" for k, n in self.by_kind().items())
+        kernel = " at ".join(filter(None, (self.running, place or self.source)))
+        return f"{TIME.format(self.seconds)} into the step, in {kernel}: {kinds}"
+
+    def __str__(self) -> str:
+        rows = [
+            [p.name, p.type, p.layout, BYTES.format(p.bytes), p.kind, p.made_by, p.source]
+            for p in self.parts
+        ]
+        head = f"{BYTES.format(self.bytes)}, {self.summary()}"
+        return printable(shortened(f"{head}\n{told_once(rows, paths=True, right=(3,))}"))

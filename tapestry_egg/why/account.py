@@ -1,0 +1,153 @@
+"""A plan gone through once, with the names of what is in it: what all answers are read off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from tapestry_egg.columns import short_paths
+from tapestry_egg.extract.certify.certificate import walked
+from tapestry_egg.extract.certify.cost_parts import parts_of
+from tapestry_egg.extract.certify.recount import Move
+from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.plan import Change, Plan
+from tapestry_egg.plans.planned import Moved, moved_by
+
+
+class Account:
+    """One plan of which it is told what machine it was made for, walked and counted.
+
+    Raises ExtractError for another plan.
+    """
+
+    def __init__(self, plan: Plan, what: str = "why") -> None:
+        self.plan, self.mesh = plan, plan.mesh
+        self.walk, self.found = walked(plan, what)
+        self.schedule, self.program = self.walk.schedule, self.walk.program
+        self.kernels, self.copies = parts_of(self.walk, self.found)
+        bodies = self.program.bodies
+        self._inner = {(int(b.parent), b.operation, b.region): k for k, b in enumerate(bodies)}
+        self.unit_of = {
+            (int(self.program.instances[i].body), self.program.instances[i].operation): u
+            for u, unit in enumerate(self.schedule.units)
+            for i in unit.members
+            if self.program.instances[i].operation >= 0
+        }
+        self._instance = {
+            (int(x.body), x.operation): i
+            for i, x in enumerate(self.program.instances)
+            if x.operation >= 0 and not x.port
+        }
+
+    @cached_property
+    def moved(self) -> tuple[Moved, ...]:
+        """The plan's collectives in their order, each with where it is."""
+        return moved_by(self.plan)
+
+    @cached_property
+    def paths(self) -> Mapping[str, str]:
+        """Files of the program by what they are called here."""
+        every = {o.source.file for b in self.program.bodies for o in b.graph.operations}
+        return short_paths(every)
+
+    # Names
+
+    def body_at(self, path: Sequence[tuple[int, int]]) -> int:
+        """The number of the graph that (operation, region) pairs lead to."""
+        body = 0
+        for operation, region in path:
+            body = self._inner[body, operation, region]
+        return body
+
+    def inside(self, body: int) -> str:
+        """What stands before the names in a graph of the nest: `40/`, `40:1/` for a second region,
+        nothing for the program itself."""
+        one = self.program.bodies[body]
+        if one.parent < 0:
+            return ""
+        region = f":{one.region}" if one.region else ""
+        return f"{self.inside(one.parent)}{one.operation}{region}/"
+
+    def value(self, v: int) -> str:
+        """What a value is called: `[0]['w']`, `%12`, `40/%12` in the loop of operation 40."""
+        body = self.walk.body_of[v]
+        local = self.walk.local[v]
+        graph = self.program.bodies[body].graph
+        if body == 0 and local in graph.inputs and graph.input_names:
+            return graph.input_names[graph.inputs.index(local)] or f"%{local}"
+        return f"{self.inside(body)}%{local}"
+
+    def operation(self, body: int, k: int) -> Operation | None:
+        """An operation; None past the last, which is where what leaves the graph is read."""
+        operations = self.program.bodies[body].graph.operations
+        return operations[k] if 0 <= k < len(operations) else None
+
+    def signature(self, body: int, k: int) -> OperationSignature | None:
+        """What an operation's template says of it; None for one with regions, and past the last."""
+        i = self._instance.get((body, k))
+        return None if i is None else self.program.instances[i].signature
+
+    def called(self, body: int, k: int) -> str:
+        """What an operation is called: `dot_general #12`, `dot_general #40/3` in a loop."""
+        op = self.operation(body, k)
+        if op is None:
+            one = self.program.bodies[body]
+            parent = self.operation(int(one.parent), one.operation) if one.parent >= 0 else None
+            return f"what leaves the {parent.kernel}" if parent else "the outputs"
+        return f"{op.kernel} #{self.inside(body)}{k}"
+
+    def line(self, body: int, k: int, short: bool = True) -> str:
+        """`gpt2.py:118`, empty where it is not known."""
+        op = self.operation(body, k)
+        if op is None or not op.source.file:
+            return ""
+        return f"{self.paths[op.source.file] if short else op.source.file}:{op.source.line}"
+
+    def near(self, source: str) -> str:
+        """`FILE:LINE` of the program as it is written here."""
+        file, _, number = source.rpartition(":")
+        return f"{self.paths.get(file, file)}:{number}" if source else ""
+
+    def unit(self, u: int) -> str:
+        """What a kernel is called: by the operation that it ends in, or the port that it is."""
+        root = self.program.instances[self.schedule.units[u].root]
+        return root.port or self.called(int(root.body), root.operation)
+
+    def show(self, layout: Layout) -> str:
+        """A layout as text."""
+        return layout.show(self.mesh)
+
+    def changes(self, steps: Iterable[Change]) -> str:
+        """`all_gather(x) then slice(y)`."""
+        names = self.mesh.names
+        said = (f"{s.kind}({','.join(names[a] for a in s.axes)})" for s in steps)
+        return " then ".join(said) or "nothing"
+
+    def steps(self, move: Move) -> tuple[Change, ...]:
+        """The elementary changes that a copy is made by."""
+        b = self.walk.body_of[move.value]
+        return self.walk.bodies[b].copies[self.walk.local[move.value], move.have, move.need]
+
+    # Times
+
+    @cached_property
+    def moments(self) -> tuple[float, ...]:
+        """When every tick of the schedule begins, in seconds; two ticks for every unit, and the end
+        of the step."""
+        step, streams = self.found.step, self.walk.ground.streams
+        begins = [begin for _, begin, _ in step.runs for _ in range(2)]
+        return tuple(streams.at(step, [*begins, *[step.runs[-1][2] if step.runs else 0.0] * 3]))
+
+    def seconds(self, begin: int, end: int) -> tuple[float, float]:
+        """From tick `begin` up to before tick `end`, in seconds of the step."""
+        last = len(self.moments) - 1
+        # The odd tick is the kernel's run, which ends where the next unit begins.
+        return self.moments[min(begin, last)], self.moments[min(end + end % 2, last)]
+
+    @cached_property
+    def peak_tick(self) -> int:
+        """The tick at which most is in memory."""
+        profile = self.found.profile
+        return max(range(len(profile)), key=lambda t: profile[t]) if profile else 0

@@ -1,0 +1,274 @@
+"""Why not otherwise: the plan in which some arguments lie as asked, held against one that is there.
+
+It is searched for anew, in the same form of the program and on the same mesh, so that what it costs
+more is what the layout costs when all else has adapted to it, not what moving one tensor would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.columns import columns, shortened
+from tapestry_egg.errors import ExtractError, TargetError
+from tapestry_egg.extract.problem.pins import Pin, Pins, fitting, read_pins
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES, SECONDS
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.pipeline.pipeline import optimize
+from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.printable import printable
+from tapestry_egg.quantities import TIME
+from tapestry_egg.show.costs_told import LEGEND
+
+from .account import Account
+from .difference import Difference, difference
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.front.front import Front
+
+#: Units of work of such a search, where nothing else is asked for.
+WORK = 10.0
+# Axes of the meshes that are tried where the plan's own lacks one that is asked for.
+_AXES = 2
+# Rules of layouts alone: the form of the program stays the plan's.
+_BOOKS = ("sharding", "collectives")
+# By which share a plan is better than another, not merely as good.
+_BETTER = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a cut of one dim of a pinned argument means to an operation that reads it."""
+
+    tensor: str
+    dim: int
+    axes: tuple[str, ...]
+    reader: str
+    source: str
+    means: str
+
+
+@dataclass(frozen=True)
+class WhyNot:
+    """The answer: `found` is the fastest plan that was found with those layouts, `within` says that
+    its peak is no larger than the plan's. `refused` says why there is none. `bound` are the least
+    seconds that any such plan can have within the peak and joules of the one found; `proven` where
+    that is more than the plan takes. `holders` are plans of the front that lie so already."""
+
+    plan: str
+    mesh: str
+    asked: tuple[tuple[str, str], ...]
+    lies: tuple[tuple[str, str], ...]
+    refused: str
+    means: tuple[Meaning, ...]
+    searched: str
+    within: bool = False
+    better: bool = False
+    proven: bool = False
+    bound: float = 0.0
+    seconds: float = 0.0
+    holders: tuple[str, ...] = ()
+    covered: str = ""
+    difference: Difference | None = None
+    found: Plan | None = field(default=None, compare=False, repr=False)
+
+    def data(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON, but the plan that was found."""
+        return asdict(replace(self, found=None))
+
+    def __str__(self) -> str:
+        asked = ", ".join(f"{name} as {layout}" for name, layout in self.asked)
+        parts = [f"plan {self.plan}, mesh {self.mesh}: why not {asked}?"]
+        parts += [f"  {name} lies as {layout}" for name, layout in self.lies]
+        if self.refused:
+            parts.append(self.refused)
+        else:
+            parts += list(self._verdict())
+        if self.means:
+            parts.append("what those cuts mean to who reads them, from the projections")
+            rows = [
+                [m.tensor, f"dim {m.dim} over {','.join(m.axes)}", m.reader, m.means, m.source]
+                for m in self.means
+            ]
+            parts.append(columns(rows, "  "))
+        if self.covered:
+            parts.append(self.covered)
+        if self.searched:
+            parts.append(f"searched: {self.searched}")
+        if self.difference:
+            parts.append(str(self.difference))
+        else:
+            parts.append(LEGEND)
+        return printable(shortened("\n".join(parts)))
+
+    def _verdict(self) -> Iterator[str]:
+        assert self.difference is not None
+        totals = {name: (x, y) for name, x, y in self.difference.totals}
+        said = []
+        for o in (SECONDS, PEAK_BYTES, JOULES):
+            x, y = totals[o.name]
+            said.append(f"{o.format(y)} ({y / x - 1:+.1%})" if x else o.format(y))
+        yield f"the fastest that was found with it: {', '.join(said)}"
+        if not self.within:
+            yield "within the peak of this plan none was found"
+        if self.proven:
+            bound = TIME.format(self.bound)
+            yield f"proven: within that memory and energy no plan with it takes less than {bound}"
+        elif not self.better:
+            bound = TIME.format(self.bound)
+            yield f"not proven: such a plan may take as little as {bound}"
+
+
+def why_not(
+    plan: Plan, pins: Pins, *, settings: Settings | None = None, front: Front | None = None
+) -> WhyNot:
+    """Why the arguments of a plan do not lie as `pins` say.
+
+    Raises ExtractError for a path that no argument has, and for a plan of which it is not told what
+    machine it was made for.
+    """
+    account = Account(plan, "why not")
+    pinned = read_pins(plan.graph, pins)
+    asked = tuple(sorted({p.name: str(p) for p in pinned}.items()))
+    lies = tuple(
+        (p.name, account.show(plan.in_shardings[p.position]))
+        for p in sorted(pinned, key=lambda p: p.name)
+    )
+    means = tuple(_meanings(account, pinned))
+    answer = WhyNot(plan.name, str(plan.mesh), asked, lies, "", means, "")
+    if all(str(p) == account.show(plan.in_shardings[p.position]) for p in pinned):
+        return replace(answer, refused="it does")
+    try:
+        shapes = _shapes(plan, pinned)
+    except (ExtractError, TargetError) as e:
+        return replace(answer, refused=f"there is no such plan: {e.what}")
+    holders = tuple(
+        p.name for p in (front.plans if front else ()) if p.mesh in shapes and _lies(p, pinned)
+    )
+    found, within = _searched(plan, pins, shapes, settings or Settings(work=WORK, front=False))
+    if found is None:
+        return replace(answer, refused="no plan with it was found", holders=holders)
+    found = replace(found, name="asked")
+    mine, theirs = plan.costs, found.costs
+    better = (
+        theirs.seconds < mine.seconds * (1 - _BETTER)
+        and theirs.peak_bytes <= mine.peak_bytes
+        and theirs.joules <= mine.joules * (1 + _BETTER)
+    )
+    return replace(
+        answer,
+        searched=f"the plan's own form of the program on {', '.join(map(str, shapes))}",
+        within=within,
+        better=better,
+        proven=found.bound > mine.seconds * (1 + _BETTER),
+        bound=found.bound,
+        seconds=theirs.seconds,
+        holders=holders,
+        covered=_covered(plan, found, better, holders, front),
+        difference=difference(plan, found),
+        found=found,
+    )
+
+
+def _covered(
+    plan: Plan, found: Plan, better: bool, holders: Sequence[str], front: Front | None
+) -> str:
+    """What the front's search has to do with the answer."""
+    if better:
+        return (
+            "it is better in time, and no worse in memory and energy: the front's search did not "
+            "reach it. Search longer, or pin it"
+        )
+    if found.mesh != plan.mesh:
+        return f"the plan's mesh has no such axes: this is another, {found.mesh}"
+    if holders:
+        return f"of the front these lie so: {', '.join(holders)}"
+    return "" if front is None else "no plan of the front lies so"
+
+
+def _lies(plan: Plan, pins: Sequence[Pin]) -> bool:
+    """Whether arguments of a plan lie as pinned."""
+    return all(plan.in_shardings[p.position].show(plan.mesh) == str(p) for p in pins)
+
+
+def _shapes(plan: Plan, pins: Sequence[Pin]) -> tuple[MeshShape, ...]:
+    """The plan's own mesh, where it has all axes that are named; else others of the target.
+
+    Raises TargetError where no mesh has them, and ExtractError where they do not divide a tensor.
+    """
+    assert plan.origin is not None
+    axes = {a for p in pins for a in p.axes}
+    if axes <= set(plan.mesh.names):
+        return fitting(pins, (plan.mesh,))
+    return fitting(pins, plan.origin.machine.mesh_shapes(_AXES))
+
+
+def _searched(
+    plan: Plan, pins: Pins, shapes: Sequence[MeshShape], settings: Settings
+) -> tuple[Plan | None, bool]:
+    """The fastest plan with those layouts, and whether its peak is no larger than the plan's; first
+    within that peak, and where there is none, whatever its peak."""
+    origin, graph = plan.origin, plan.graph
+    assert origin is not None
+    names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
+    inputs = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
+    state: Mapping[str, str] = {names[j]: inputs[i] for j, i in origin.feedback}
+    settings = replace(settings, recompute=0, overlap=origin.machine.overlaps)
+    within: Mapping[str, float | str] = {PEAK_BYTES.name: float(plan.costs.peak_bytes)}
+    for limits in (within, None):
+        try:
+            found = optimize(
+                graph,
+                origin.machine,
+                limits=limits,
+                books=_BOOKS,
+                state=state,
+                mesh_shapes=shapes,
+                pins=pins,
+                settings=settings,
+            )
+        except ExtractError as e:
+            if e.where != "limits":
+                raise
+            continue
+        best = min(found.plans, key=lambda p: (p.costs.seconds, p.costs.peak_bytes), default=None)
+        if best is not None:
+            return best, best.costs.peak_bytes <= plan.costs.peak_bytes
+    return None, False
+
+
+def _meanings(account: Account, pins: Sequence[Pin]) -> Iterator[Meaning]:
+    """What every cut that is asked for means to the operations that read the tensor directly."""
+    graph = account.plan.graph
+    for pin in pins:
+        value = graph.inputs[pin.position]
+        for dim, axes in enumerate(pin.dims):
+            for k, op in enumerate(graph.operations) if axes else ():
+                signature = account.signature(0, k)
+                if value not in op.inputs or signature is None:
+                    continue
+                means = _means(signature, op.inputs.index(value), dim)
+                reader, source = account.called(0, k), account.line(0, k)
+                yield Meaning(pin.name, dim, axes or (), reader, source, means)
+
+
+def _means(signature: OperationSignature, operand: int, dim: int) -> str:
+    """What a cut of a dim of an operand means: the index dim that it follows, and its role."""
+    row = signature.inputs[operand].matrix[dim]
+    dims = [(d, i) for i, (d, n) in enumerate(zip(signature.index, row, strict=True)) if n]
+    if not dims:
+        return "it does not walk along this dim, and reads it whole: it is gathered first"
+    if len(dims) > 1:
+        names = ", ".join(d.name for d, _ in dims)
+        return f"it walks along several index dims there ({names}): the cut must fit all of them"
+    one, i = dims[0]
+    if one.role == "reduce":
+        return f"its {one.name} ({one.size}) is summed over: partial {one.monoid}s, to be combined"
+    if one.role != "map":
+        return f"its {one.name} ({one.size}) cannot be cut ({one.role}): it is gathered first"
+    cut = [k for out in signature.outputs for k, r in enumerate(out.matrix) if r[i]]
+    along = f": what it makes is cut along dim {cut[0]}" if cut else ""
+    return f"its {one.name} ({one.size}) may be cut{along}"
