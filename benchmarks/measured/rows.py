@@ -63,7 +63,7 @@ class Run:
         )
 
 
-def _host(devices: int, chip: str = "h100") -> str:
+def _host(devices: int, chip: str = "p5") -> str:
     return f"{chip}:{devices}" if devices <= 8 else f"{chip}:{devices // 8}x8"
 
 

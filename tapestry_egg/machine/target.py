@@ -305,6 +305,11 @@ def check_machine(target: Target, where: str) -> None:
             (f"levels[{k}].bytes_per_second", x.bytes_per_second)
             for k, x in enumerate(target.levels)
         ),
+        *(
+            (f"levels[{k}].crowded", rate)
+            for k, x in enumerate(target.levels)
+            for _, rate in x.crowded
+        ),
     ]
     others: list[tuple[str, float]] = [
         ("launch_seconds", target.launch_seconds),
@@ -316,6 +321,7 @@ def check_machine(target: Target, where: str) -> None:
         ("mhz", target.mhz),
         *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
         *((f"levels[{k}].base_seconds", x.base_seconds) for k, x in enumerate(target.levels)),
+        *((f"levels[{k}].ring_seconds", x.ring_seconds) for k, x in enumerate(target.levels)),
     ]
     if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
         raise TargetError(
@@ -444,6 +450,13 @@ def _read_level(table: Table) -> Level:
         wrap = table.table("wrap")
         multiple, every = int(wrap.number("multiple", whole=True)), wrap.flag("every_dim")
         wrap.finish()
+    crowded: tuple[tuple[int, float], ...] = ()
+    if "crowded" in table.keys():
+        rates = table.table("crowded")
+        if kind == "torus" or not all(k.isdigit() and int(k) > 1 for k in rates.keys()):
+            raise rates.error("crowded gives rates of a switch by counts of what it joins")
+        crowded = tuple(sorted((int(k), rates.number(k)) for k in rates.keys()))
+        rates.finish()
     level = Level(
         table.text("name"),
         cast(Literal["switch", "torus"], kind),
@@ -453,6 +466,8 @@ def _read_level(table: Table) -> Level:
         multiple,
         every,
         table.number("base_seconds", zero=True) if "base_seconds" in table.keys() else 0.0,
+        table.number("ring_seconds", zero=True) if "ring_seconds" in table.keys() else 0.0,
+        crowded,
     )
     table.finish()
     return level

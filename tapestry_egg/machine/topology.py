@@ -8,6 +8,8 @@ from itertools import pairwise
 from math import prod
 from typing import Literal
 
+import numpy as np
+
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 
@@ -31,6 +33,18 @@ class Level:
     wrap_multiple: int = 0
     wrap_every_dim: bool = False
     base_seconds: float = 0.0  # of a collective of no bytes, before its hops
+    # A step of a ring that gathers or scatters over the whole group, where that was measured.
+    ring_seconds: float = 0.0
+    # What a device sends where a group spans so many of the level, (count, bytes per second).
+    crowded: tuple[tuple[int, float], ...] = ()
+
+    def rate(self, group: int) -> float:
+        """Bytes per second that each of `group` devices sends: between measured counts straight in
+        logarithms, beyond the last as there."""
+        if not self.crowded:
+            return self.bytes_per_second
+        counts, rates = zip(*self.crowded, strict=True)
+        return float(np.exp(np.interp(np.log(group), np.log(counts), np.log(rates))))
 
     @property
     def rank(self) -> int:
@@ -68,6 +82,7 @@ class Span:
     hops: int
     exchange_seconds_per_byte: float
     base_seconds: float
+    ring_seconds: float = 0.0
 
 
 def factorizations(n: int, most: int) -> list[tuple[int, ...]]:
@@ -164,16 +179,17 @@ def _place(sizes: tuple[int, ...], low: int) -> tuple[int, int]:
 
 
 def _switch_span(level: Level, group: int) -> Span:
-    exchange = (group - 1) / group / level.bytes_per_second
+    rate = level.rate(group)
     return Span(
         level.name,
         level.kind,
         group,
-        level.bytes_per_second,
+        rate,
         level.latency_seconds,
         group - 1,
-        exchange,
+        (group - 1) / group / rate,
         level.base_seconds,
+        level.ring_seconds,
     )
 
 

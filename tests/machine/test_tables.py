@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
-from math import exp, log
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.bench_tables import monotone_floor
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import collective_seconds, kernel_seconds
-from tapestry_egg.machine.tables.collectives import collective_table, errors_by_kind, rising
+from tapestry_egg.machine.tables.collectives import collective_table, errors_by_kind
 from tapestry_egg.machine.tables.files import TableFile, packaged_table, users_table
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.tables.kriging import solved
 from tapestry_egg.machine.tables.matmuls import errors_by_dtype, matmul_table
+from tapestry_egg.machine.tables.series import Series, rising, scatter
 from tapestry_egg.machine.target import Target, load_target
 
 BF16 = "bfloat16"
@@ -130,15 +131,47 @@ def test_systems_are_solved_as_numpy_does(count: int) -> None:
     assert np.allclose(solved(known, values), np.linalg.solve(known, values), rtol=1e-9, atol=1e-12)
 
 
-def test_between_two_measured_sizes_lies_the_straight_line() -> None:
-    t, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
-    row = next(
-        r for r in raw("h100_collectives.csv") if (r["kind"], r["group"]) == ("all_reduce", "8")
+def series(*seconds: float, noise: float = 0.0, low: int = 10) -> Series:
+    """A series of times of 2^low bytes, twice as many, and so on."""
+    sizes = np.exp2(low + np.arange(len(seconds)))
+    return Series("all_reduce", "float32", 8, 8, np.log(sizes), np.log(seconds), noise)
+
+
+def test_a_pipelined_message_that_was_left_out_is_foretold() -> None:
+    """(sqrt(a) + sqrt(b V))^2, chunks as large as is best: a straight line between the neighbours'
+    logarithms is 4 % above it, the trend is not."""
+    sizes = np.exp2(np.arange(16, 30, 2.0))
+    times = (np.sqrt(20e-6) + np.sqrt(sizes / 300e9)) ** 2
+    s = Series("all_reduce", "float32", 8, 8, np.log(sizes), np.log(times))
+    assert np.abs(s.left_out()[1:-1]).max() < 0.01
+    chord = np.exp((s.log_seconds[2] + s.log_seconds[4]) / 2) / times[3] - 1
+    assert chord > 0.04
+
+
+def test_small_messages_that_scatter_are_smoothed_and_large_ones_are_not() -> None:
+    times = [30e-6, 30e-6, 60e-6, 30e-6, 30e-6, 31e-6, 32e-6]
+    small, large = series(*times, noise=0.4), series(*times, noise=0.4, low=24)
+    assert np.exp(small.at(np.log([4096.0]))[0]) == pytest.approx(30e-6, rel=0.1)
+    steady = series(1e-3, 2e-3, 4.6e-3, 9.2e-3, 18.4e-3, noise=0.4, low=24)
+    assert np.exp(steady.at(steady.log_bytes)) == pytest.approx(
+        np.exp(steady.log_seconds), rel=0.05
     )
-    low, high = 1 << 24, 1 << 25  # measured both, and rising there
-    a, b = float(row[str(low)]), float(row[str(high)])
-    by_hand = exp(log(a) + (log(b) - log(a)) * (log(3 << 23) - log(low)) / log(2)) * 1e-6
-    assert collective_seconds("all_reduce", float(3 << 23), (0,), mesh, t) == pytest.approx(by_hand)
+    assert scatter([small]) > 0.1 and scatter([large]) == 0.0
+
+
+def test_the_floor_that_no_monotone_time_comes_below() -> None:
+    """Of 3 and 1 one time is both within a half: 1.5 of each. One of four rows may be far off."""
+    assert monotone_floor([[3.0, 1.0]], 1.0) == pytest.approx(0.5, abs=1e-6)
+    assert monotone_floor([[1.0, 2.0], [1.0, 9.0, 2.0, 3.0]], 0.8) == pytest.approx(0, abs=1e-6)
+    assert monotone_floor([[1.0, 9.0, 2.0, 3.0]], 1.0) == pytest.approx(7 / 11, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["h100", "b200", "gb200"])
+def test_more_bytes_never_take_less_time(name: str) -> None:
+    file = packaged_table(f"{name}_collectives.csv")
+    assert file is not None
+    for s in collective_table(file).series:
+        assert (np.diff(s.at(np.linspace(0, 25, 400))) >= 0).all()
 
 
 def test_levels_run_beside_each_other_and_the_slowest_paces_all() -> None:
@@ -151,6 +184,47 @@ def test_levels_run_beside_each_other_and_the_slowest_paces_all() -> None:
     assert collective_seconds("all_reduce", 2.0**30, (0,), mesh, t) == pytest.approx(
         5.75e-3, rel=0.1
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reduced", "gathered"),
+    [(1, 436.0, 249.8), (2, 361.7, 184.6), (4, 160.1, 119.0), (8, 99.6, 69.0), (16, 84.7, 55.0),
+     (32, 64.9, 28.0), (64, 32.9, 11.0)],
+)  # fmt: skip
+def test_collectives_of_a_gibibyte_over_hosts_of_p5(
+    hosts: int, reduced: float, gathered: float
+) -> None:
+    """Bus bandwidths (GB/s) of Hugging Face's cluster; its all-gather copies 1 GiB once more."""
+    n = 8 * hosts
+    t, mesh = load_target(f"p5:{hosts}x8" if hosts > 1 else "p5:8"), MeshShape(("x",), (n,))
+    share = 2.0**30 * (n - 1) / n * 1e-9
+    copied = 2 * 2.0**30 / t.hbm_bytes_per_second
+    together = collective_seconds("all_reduce", 2.0**30, (0,), mesh, t)
+    gathering = collective_seconds("all_gather", 2.0**30 / n, (0,), mesh, t) + copied
+    assert together == pytest.approx(2 * share / reduced, rel=0.25)
+    assert gathering == pytest.approx(share / gathered, rel=0.3)
+
+
+def test_rings_over_hosts_go_through_all_devices() -> None:
+    t, step = load_target("p5:4x8"), 76e-6
+    everywhere, alone = MeshShape(("x",), (32,)), MeshShape(("x", "y"), (4, 8))
+    inside = collective_seconds("all_gather", 2.0**16, (1,), alone, t)
+    over = collective_seconds("all_gather", 2.0**14, (0,), everywhere, t)
+    assert over == pytest.approx(inside + 24 * step, rel=0.03)
+    # Groups of one device per host: three steps, each group with ports of its own.
+    assert collective_seconds("all_gather", 1.0, (0,), alone, t) == pytest.approx(
+        3 * step + t.launch_seconds, rel=0.01
+    )
+    large = collective_seconds("reduce_scatter", 2.0**33, (0,), alone, t)
+    assert large == pytest.approx(2.0**33 * 3 / 4 / 20.0e9, rel=0.01)
+
+
+def test_rates_between_measured_numbers_of_hosts() -> None:
+    level = load_target("p5:4x8").levels[1]
+    assert level.rate(3) == pytest.approx(
+        np.exp(np.interp(np.log(3), np.log([2, 4]), np.log([45.2e9, 20.0e9])))
+    )
+    assert level.rate(2) == pytest.approx(45.2e9) and level.rate(200) == pytest.approx(4.1e9)
 
 
 sizes = st.floats(1, 1e6)

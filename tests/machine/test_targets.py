@@ -47,7 +47,7 @@ def groups(mesh: MeshShape, axes: tuple[int, ...]) -> list[list[int]]:
 
 
 def test_every_known_target_loads_with_its_sources() -> None:
-    gpus = ("a100", "b200", "b300", "gb200", "gb300", "h100", "h200", "mi355x", "v100")
+    gpus = ("a100", "b200", "b300", "gb200", "gb300", "h100", "h200", "mi355x", "p5", "v100")
     assert set(known_targets()) == {*gpus, "cpu", "v4", "v5e", "v5p", "v6e"}
     for name in known_targets():
         t = load_target(f"{name}:4")

@@ -1,15 +1,14 @@
 """Measured times of collectives, by kind, size of the group and bytes.
 
-Each series, one kind in groups of one size, is made monotone in its bytes: measured times of small
-messages scatter by a factor of two, and a larger message is not faster. Between its points log time
-is linear in log bytes; between groups of two sizes, in the log of the size.
+Each series, one kind in groups of one size, is smoothed and made monotone in its bytes
+(`series.py`). Between groups of two sizes log time is linear in the log of the size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.blockgraph import itemsize
 
 from .files import TableFile, rows
+from .series import Series, scatter
 
 Array = NDArray[np.float64]
 
@@ -31,45 +31,6 @@ KINDS = (
     "permute_pairwise",
     "permute_ring",
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Series:
-    """Seconds by bytes of one collective in groups of `group` among `devices` devices.
-
-    Bytes are of the whole tensor for all_gather and reduce_scatter, else of one device's.
-    """
-
-    kind: str
-    dtype: str
-    devices: int
-    group: int
-    log_bytes: Array  # natural logarithms, ascending
-    log_seconds: Array  # as measured
-
-    @cached_property
-    def _rising(self) -> Array:
-        return rising(self.log_seconds)
-
-    def at(self, log_bytes: Array, without: int | None = None) -> Array:
-        """Log seconds at log bytes, by all points or all but one.
-
-        Below the first point the time is that of the first; above the last it goes by bytes.
-        """
-        x, y = self.log_bytes, self._rising
-        if without is not None:
-            x, y = np.delete(x, without), rising(np.delete(self.log_seconds, without))
-        out: Array = np.interp(log_bytes, x, y) + np.maximum(log_bytes - x[-1], 0.0)
-        return out
-
-    def left_out(self) -> Array:
-        """Relative errors, each point predicted from all the others."""
-        return np.array(
-            [
-                float(np.expm1(self.at(self.log_bytes[k], without=k) - self.log_seconds[k]))
-                for k in range(len(self.log_bytes))
-            ]
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,21 +67,6 @@ class CollectiveTable:
         return out
 
 
-def rising(values: Array) -> Array:
-    """The non-decreasing sequence nearest to `values` in the sum of absolute differences.
-
-    Pool adjacent violators, pools standing at their medians (Robertson and Waltman, "On estimating
-    monotone parameters", Annals of Mathematical Statistics 39, 1968).
-    """
-    pools: list[list[float]] = []
-    for v in values.tolist():
-        pools.append([v])
-        while len(pools) > 1 and np.median(pools[-2]) > np.median(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    return np.array([float(np.median(p)) for p in pools for _ in p])
-
-
 @lru_cache(maxsize=32)
 def collective_table(file: TableFile) -> CollectiveTable:
     """The table of a file. Raises TargetError with file and line for what is malformed."""
@@ -153,7 +99,8 @@ def collective_table(file: TableFile) -> CollectiveTable:
             raise TargetError("a series needs two times", where=row.where)
         x, y = np.log(np.array(sorted(points))).T
         found.append(Series(kind, dtype, devices, group, x, y))
-    return CollectiveTable(file.name, tuple(found))
+    noise = scatter([s for s in found if not s.kind.startswith("permute")])
+    return CollectiveTable(file.name, tuple([replace(s, noise=noise) for s in found]))
 
 
 def errors_by_kind(table: CollectiveTable) -> Sequence[tuple[str, str, int, float, float]]:
