@@ -21,3 +21,16 @@ class Stage:
         from tapestry_egg.show.stages import stage_text
 
         return stage_text(self.name, self.value)
+
+    def of(self, tensor: str, entry: int = 0, reader: int = 0, most: int = 8) -> str:
+        """What it holds of one tensor, in words: `front.stages["strategies"].of("['up']")`.
+
+        The tensor is named by its path, by an end of that, or by its number in the program that the
+        entry is of (`%9`). From `encodings` on a stage has an entry for every form on every mesh
+        shape: those of the first form, then those of the second. Strategies and the like are told
+        of the operation that reads the tensor first, or of another `reader`; of long lists the
+        first `most`. Raises GraphError where there is no such tensor, entry or reader.
+        """
+        from tapestry_egg.show.one_tensor import Asked, tensor_text
+
+        return tensor_text(self.name, self.value, Asked(tensor, reader, most), entry)

@@ -2,35 +2,117 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import tapestry_egg as te
+from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline.pipeline import PASSES
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.progress import VERBS, Phase
 
-X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+X, W = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 128)))
+HEARD: list[Phase] = []
 
 
-def test_progress_tells_every_pass_by_its_name() -> None:
-    heard: list[Phase] = []
-    te.optimize(
-        te.trace(lambda x: jnp.tanh(x @ x), X),
+@pytest.fixture(scope="module")
+def front() -> te.Front:
+    def step(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        return {"y": jnp.tanh(x @ w["up"]) @ w["down"].T + 1.0}
+
+    return te.optimize(
+        te.trace(step, {"up": W, "down": W}, X),
         "h100:4",
-        mesh_shapes=[MeshShape(("x",), (4,))],
+        mesh_shapes=[MeshShape(("x",), (4,)), MeshShape(("x", "y"), (2, 2))],
         settings=Settings(work=0.5, workers=1),
-        on_progress=heard.append,
+        on_progress=HEARD.append,
+        keep_stages=True,
     )
-    told = [list(phases) for _, phases in groupby(heard, key=lambda p: p.step)]
+
+
+def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:
+    told = [list(phases) for _, phases in groupby(HEARD, key=lambda p: p.step)]
     assert [phases[0].step for phases in told] == [each.name for each in PASSES]
     for each, phases in zip(PASSES, told, strict=True):
         assert {p.phase for p in phases} == {each.verb}
         assert not phases[0].done and phases[-1].done
         assert len({p.key for p in phases}) == 1
-    verbs = [verb for verb, _ in groupby(p.phase for p in heard)]
+    verbs = [verb for verb, _ in groupby(p.phase for p in HEARD)]
     assert set(verbs) <= set(VERBS)
-    assert str(heard[-1]) == "extract tell_origins"
+    assert str(HEARD[-1]) == "extract tell_origins"
+
+
+def test_every_stage_tells_of_every_tensor_that_it_has(front: te.Front) -> None:
+    graph = front[0].graph
+    made = {name for each in PASSES for name in each.makes}
+    assert made == set(front.stages)
+    inside = {v for op in graph.operations if op.kernel == "transpose" for v in op.outputs}
+    assert len(inside) == 1
+    for name, stage in front.stages.items():
+        if name == "free":  # no mesh is named
+            continue
+        assert stage.of("['up']") == stage.of("[0]['up']")
+        for value in {v for op in graph.operations for v in (*op.inputs, *op.outputs)}:
+            if value in inside and name in ("problems", "results"):
+                with pytest.raises(GraphError, match="fused"):
+                    stage.of(f"%{value}")
+            else:
+                assert stage.of(f"%{value}")
+
+
+def reader(front: te.Front) -> int:
+    """The instance that reads `up`: the first product."""
+    instances = front.stages["schedules"].value[0].program.instances
+    return next(k for k, i in enumerate(instances) if i.signature.kernel == "dot_general")
+
+
+def test_a_tensor_is_followed_from_its_signature_to_the_plan(front: te.Front) -> None:
+    plan = front.best("seconds")
+    stages = front.stages
+    (value,) = (
+        v
+        for v, path in zip(plan.graph.inputs, plan.graph.input_names, strict=True)
+        if path == "[0]['up']"
+    )
+    layout = plan.in_shardings[plan.graph.inputs.index(value)].show(plan.mesh)
+    shapes = stages["shapes"].value
+    entry = shapes.index(plan.mesh)
+    assert f"%{value} f32[64, 128] = input" in stages["forms"].of("['up']")
+    rows = stages["strategies"].of("['up']", entry, most=100).splitlines()
+    found = stages["strategies"].value[entry]
+    count, whole = map(int, re.findall(r"\d+", rows[0].replace(str(plan.mesh), ""))[:2])
+    assert rows[0].startswith(f"{count} strategies of dot_general on {plan.mesh}")
+    every = found.strategies[stages["encodings"].value[entry].signature_of[reader(front)]]
+    assert count == len(every)
+    assert whole == len(rows) - 1 == sum(not any(x.partial for x in r.layouts[:2]) for r in every)
+    assert len(set(rows)) == len(rows)
+    corners = stages["results"].of("['up']", entry, most=100).splitlines()
+    assert f": {layout}, proven" in corners[0]
+    (line,) = [x for x in stages["front"].of("['up']").splitlines() if x.startswith(plan.name)]
+    assert line.split(": ")[1].startswith(layout)
+
+
+def test_other_readers_and_longer_lists_are_told_where_asked(front: te.Front) -> None:
+    strategies, problems = front.stages["strategies"], front.stages["problems"]
+    assert "of transpose on" in strategies.of("['down']")
+    with pytest.raises(GraphError, match="1 operations read it"):
+        strategies.of("['down']", reader=1)
+    short, long = problems.of("['up']", most=1), problems.of("['up']", most=1000)
+    count = len(long.splitlines()) - 2
+    assert f"... and {count - 1} more rows" in short and "more rows" not in long
+    other = strategies.of("['up']", 1)
+    assert other != strategies.of("['up']") and "2x×2y" in other.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["", "up", "']", "%99", "[3]"])
+def test_names_that_no_tensor_or_several_have_are_refused(name: str, front: te.Front) -> None:
+    with pytest.raises(GraphError, match="this name") as error:
+        front.stages["strategies"].of(name)
+    assert "[0]['up']" in str(error.value)
+    with pytest.raises(GraphError, match="entries"):
+        front.stages["problems"].of("['up']", 7)

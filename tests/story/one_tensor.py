@@ -11,10 +11,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from tapestry_egg.show.one_tensor import Asked, graph_lines, signature_lines
+
+#: The tensor, by its path among the arguments.
+NAME = "[0]['up']"
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 _BLOCK = re.compile(r"(<!-- story: (\w+) -->\n```text\n)(.*?)(```)", re.S)
 
@@ -49,152 +53,24 @@ class Story:
         front = te.optimize(program, "h100:8", keep_stages=True)
         return Story(program, front)
 
-    def stage(self, name: str) -> Any:
-        """What a pass made."""
-        return self.front.stages[name].value
-
     @cached_property
-    def fastest(self) -> Any:
-        """The fastest plan."""
-        return self.front.best("seconds")
+    def entry(self) -> int:
+        """Which entry of a stage is of the given form on the fastest plan's mesh."""
+        shapes = self.front.stages["shapes"].value
+        return int(shapes.index(self.front.best("seconds").mesh))
 
-    @cached_property
-    def mesh_number(self) -> int:
-        """Which entry of a stage is of the given form on that plan's mesh."""
-        return int(self.stage("shapes").index(self.fastest.mesh))
+    def of(self, stage: str) -> str:
+        """What a stage says of it."""
+        return self.front.stages[stage].of(NAME, self.entry if stage in _BY_MESH else 0)
 
-    @cached_property
-    def value(self) -> int:
-        """The number of `w["up"]` in the block graph."""
-        graph = self.program.graph
-        return int(graph.inputs[graph.input_names.index("[0]['up']")])
-
-    # What each block of the page shows.
+    # What the blocks of the page show that are no stages.
 
     def trace(self) -> str:
-        graph = self.program.graph
-        from tapestry_egg.show.text import graph_text
-
-        lines = graph_text(graph).splitlines()
-        own = f"%{self.value}"
-        kept = [x for x in lines if re.search(rf"{re.escape(own)}\b", x)]
-        return "\n".join([lines[0], *(re.sub(r"  # .*", "", x) for x in kept)])
+        return graph_lines(self.program.graph, NAME)
 
     def signature(self) -> str:
-        instance = self._schedule.program.instances[self._reader]
-        signature = instance.signature
-        dims = [d.name for d in signature.index]
-        lines = [", ".join(f"{d.name} {d.size} {d.role}" for d in signature.index)]
-        ports = zip(
-            ("x", 'w["up"]', "result"),
-            (*signature.input_types, *signature.output_types),
-            (*signature.inputs, *signature.outputs),
-            strict=True,
-        )
-        lines += [f"{name}: {type_} at {p.show(dims)}" for name, type_, p in ports]
-        return "\n".join(lines)
-
-    def forms(self) -> str:
-        lines = []
-        for k, form in enumerate(self.stage("forms")):
-            steps = "; ".join(f"{', '.join(s.rules)}: {s.made}" for s in form.steps) or "as given"
-            lines.append(f"form {k + 1}: {len(form.graph.operations)} operations, {steps}")
-        return "\n".join(lines)
-
-    def schedules(self) -> str:
-        from tapestry_egg.show.stages import unit_line
-
-        schedule, flat = self._schedule, self._flat
-        units = [schedule.producer[flat], *schedule.readers[flat]]
-        return "\n".join(unit_line(schedule, u).strip() for u in units)
-
-    def encodings(self) -> str:
-        encoding = self.stage("encodings")[self.mesh_number]
-        number = encoding.signature_of[self._reader]
-        shown = ("kernel", "extent", "map-dim", "reduce-dim", "tensor", "coefficient")
-        lines = []
-        for name in shown:
-            rows = [row for row in encoding.facts[name] if row[0] == number]
-            if name in ("tensor", "coefficient"):
-                rows = [row for row in rows if row[1] == 1 and row[-1]]  # port 1 is `w["up"]`
-            lines.append(" ".join(f"({name} {' '.join(map(str, row))})" for row in rows))
-        return "\n".join(lines)
-
-    def strategies(self) -> str:
-        found = self.stage("strategies")[self.mesh_number]
-        mesh = found.encoding.algebra.mesh
-        number = found.encoding.signature_of[self._reader]
-        rows = found.strategies[number]
-        dims = [d.name for d in found.encoding.signatures[number].index]
-        whole = [r for r in rows if not any(x.partial for x in r.layouts[:2])]
-        lines = [f"{len(rows)} strategies; those that read whole values, on the mesh {mesh}:"]
-        for row in whole:
-            cuts = " ".join(
-                f"{d}/{'·'.join(mesh.names[a] for a in axes)}"
-                for d, axes in zip(dims, row.cuts, strict=True)
-                if axes
-            )
-            x, w, out = (layout.show(mesh) for layout in row.layouts)
-            lines.append(f"{cuts or 'uncut':10} x {x:9} w {w:9} -> {out}")
-        return "\n".join(lines)
-
-    def choices(self) -> str:
-        choices = self.stage("choices")[self.mesh_number]
-        unit = self._schedule.readers[self._flat][0]
-        table = choices.copies[self._schedule.program.types[self._flat]]
-        mesh, layout = choices.mesh, self.fastest.in_shardings[self._position]
-        a = table.number[layout]
-        lines = [f"u{unit} has {len(choices.rows[unit])} rows; copies of {table.tensor} from "]
-        lines[0] += f"{layout.show(mesh)}:"
-        for b, to in enumerate(table.layouts):
-            if a != b and table.seconds[a, b] < float("inf"):
-                steps = " then ".join(
-                    f"{s.kind}({','.join(mesh.names[x] for x in s.axes)})"
-                    for s in table.path(layout, to)
-                )
-                cost = f"{table.seconds[a, b] * 1e6:6.1f} us {table.wire[a, b] / 2**20:5.1f} MiB"
-                lines.append(f"{to.show(mesh):16} {cost}  {steps}")
-        return "\n".join([*lines[:9], f"... and {len(lines) - 9} more"])
-
-    def problems(self) -> str:
-        posed = self.stage("problems")[self.mesh_number]
-        unit = self._schedule.producer[self._flat]
-        variable = posed.problem.variables[unit]
-        lines = [f"variable {unit} ({variable.name}): {len(variable)} rows"]
-        for r, row in enumerate(posed.unit_row[unit].tolist()):
-            have = posed.choices.rows[unit].gives[row][0].show(posed.choices.mesh)
-            held = [u.amount[r] for u in variable.uses if u.amount[r]]
-            most = max(held, default=0.0) / 2**20
-            lines.append(f"row {r:2}: {have:9} {variable.seconds[r] * 1e6:.1f} us, {most:.0f} MiB")
-        pairs = [p for p in posed.problem.pairs if unit in (p.a, p.b)]
-        names = [posed.problem.variables[p.b if p.a == unit else p.a].name for p in pairs]
-        more = f"... and {len(lines) - 8} more rows"
-        return "\n".join([*lines[:8], more, f"pairs with {', '.join(names)}"])
-
-    def results(self) -> str:
-        found = self.stage("results")[self.mesh_number]
-        unit = self._schedule.producer[self._flat]
-        lines = []
-        for c in found.archive.corners():
-            row = int(found.assembled.unit_row[unit][c.rows[unit]])
-            have = found.assembled.choices.rows[unit].gives[row][0]
-            bound = found.archive.bound(c.peak, c.joules)
-            lines.append(
-                f"{c.seconds * 1e6:.0f} us, {c.peak / 2**20:.0f} MiB: "
-                f"{have.show(found.assembled.choices.mesh)}, proven {bound * 1e6:.0f} us"
-            )
-        return "\n".join(lines)
-
-    def front_table(self) -> str:
-        lines = []
-        for plan in self.front:
-            layout = plan.in_shardings[self._position].show(plan.mesh)
-            own = [c for c in plan.collectives if c.value.startswith(f"%{self.value} ")]
-            moved = ", ".join(
-                f"{c.kind} over {'·'.join(c.axes)}, {c.payload_bytes / 2**20:.0f} MiB" for c in own
-            )
-            lines.append(f"{plan.name}: w['up'] lies as {layout:7} {moved}".rstrip())
-        return "\n".join(lines)
+        (schedule, *_) = self.front.stages["schedules"].value
+        return "\n".join(signature_lines(schedule, Asked(NAME)))
 
     def lower(self) -> str:
         import jax
@@ -231,43 +107,19 @@ class Story:
             for r in rows
         )
 
-    # Where it is.
-
-    @cached_property
-    def _schedule(self) -> Any:
-        return self.stage("schedules")[0]
-
-    @cached_property
-    def _flat(self) -> int:
-        return int(self._schedule.program.bodies[0].values[self.value])
-
-    @cached_property
-    def _reader(self) -> int:
-        """The first operation that reads it: `x @ w["up"]`."""
-        instances = self._schedule.program.instances
-        return next(
-            k
-            for k, i in enumerate(instances)
-            if self._flat in i.inputs and i.signature.kernel == "dot_general"
-        )
-
     @cached_property
     def _position(self) -> int:
-        return int(self.program.graph.inputs.index(self.value))
+        return list(self.program.graph.input_names).index(NAME)
 
+
+_BY_MESH = ("encodings", "strategies", "choices", "problems", "results")
+_STAGES = ("forms", "schedules", *_BY_MESH, "front")
 
 #: Name of a block of the page -> what fills it.
 BLOCKS: Mapping[str, Callable[[Story], str]] = {
     "trace": Story.trace,
     "signature": Story.signature,
-    "forms": Story.forms,
-    "schedules": Story.schedules,
-    "encodings": Story.encodings,
-    "strategies": Story.strategies,
-    "choices": Story.choices,
-    "problems": Story.problems,
-    "results": Story.results,
-    "front": Story.front_table,
+    **{name: partial(Story.of, stage=name) for name in _STAGES},
     "lower": Story.lower,
     "run": Story.run,
 }
