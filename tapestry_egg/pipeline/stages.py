@@ -31,6 +31,6 @@ class Stage:
         of the operation that reads the tensor first, or of another `reader`; of long lists the
         first `most`. Raises GraphError where there is no such tensor, entry or reader.
         """
-        from tapestry_egg.show.one_tensor import Asked, tensor_text
+        from tapestry_egg.show.stages import Asked, tensor_text
 
         return tensor_text(self.name, self.value, Asked(tensor, reader, most), entry)

@@ -1,29 +1,41 @@
-"""What the passes of the pipeline make, in words: a few lines for each entry."""
+"""What the passes of the pipeline make, in words: a few lines for each entry, or for one tensor.
+
+A tensor is named by its path (`[0]['up']`, or an end of it that no other has), or by its number in
+the program (`%9`). What is said of operations is said of one that reads it, or of the one that
+makes it where nothing does; what is said of meshes, of one entry of the stage.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from tapestry_egg.columns import columns
+from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.ids import FlatId, InstanceId, UnitId
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import TIME
+from tapestry_egg.quantities import BYTES, TIME
 from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.schedule.flatten import FlatProgram, close_paths
 from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.shard.encode import Encoding
-from tapestry_egg.shard.strategies import Saturated
+from tapestry_egg.shard.strategies import Saturated, StrategyRow
 
 from .text import graph_text
 
 
 def stage_text(name: str, value: Any) -> str:
     """The value of a stage, such as `forms` or `strategies`, as text."""
-    return printable("\n".join(_LINES[name](value)))
+    return printable("\n".join(_IN_SHORT[name](value)))
 
 
 def _shapes(shapes: Sequence[MeshShape]) -> Iterator[str]:
@@ -100,7 +112,7 @@ def _front(front: Front) -> Iterator[str]:
     yield str(front)
 
 
-_LINES: dict[str, Callable[[Any], Iterator[str]]] = {
+_IN_SHORT: dict[str, Callable[[Any], Iterator[str]]] = {
     "shapes": _shapes,
     "forms": _forms,
     "schedules": _schedules,
@@ -111,4 +123,281 @@ _LINES: dict[str, Callable[[Any], Iterator[str]]] = {
     "problems": _problems,
     "results": _results,
     "front": _front,
+}
+
+
+# --- one tensor -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to tell: the tensor's name, which of its readers, and how many lines of a long list."""
+
+    name: str
+    reader: int = 0
+    most: int = 8
+
+
+def tensor_text(stage: str, value: Any, asked: Asked, entry: int = 0) -> str:
+    """What an entry of a stage holds of one tensor.
+
+    Raises GraphError for a name that no tensor has, or several, and for an entry or a reader that
+    there is not.
+    """
+    several = stage not in ("shapes", "front")
+    if several and not 0 <= entry < len(value):
+        raise GraphError(f"there are {len(value)} entries", where=f"entry {entry} of {stage}")
+    return printable("\n".join(_OF_TENSOR[stage](value[entry] if several else value, asked)))
+
+
+def value_named(graph: BlockGraph, name: str) -> int:
+    """The number of the value that a path, an end of one, or `%9` names. Raises GraphError."""
+    if name[:1] == "%" and name[1:].isdigit() and int(name[1:]) < len(graph.values):
+        return int(name[1:])
+    named = dict(zip(graph.output_names or (), graph.outputs, strict=False))
+    named.update(zip(graph.input_names or (), graph.inputs, strict=False))
+    if name in named:
+        return named[name]
+    found = [v for path, v in named.items() if name and path.endswith(name)]
+    if len(found) == 1:
+        return found[0]
+    what = "no tensor has" if not found else f"{len(found)} tensors have"
+    hint = f"Tensors are named by their paths, {close_paths(name, tuple(named))}, or numbers: %0."
+    raise GraphError(f"{what} this name", where=repr(name), hint=hint)
+
+
+def graph_lines(graph: BlockGraph, name: str) -> str:
+    """The lines of a program that a tensor occurs in."""
+    return "\n".join(_mentions(graph, value_named(graph, name)))
+
+
+def _mentions(graph: BlockGraph, value: int) -> Iterator[str]:
+    head, *rest = graph_text(graph).splitlines()
+    yield head
+    for line in rest:
+        words, _, _ = line.partition("  # ")
+        if f"%{value}" in words.replace(",", " ").replace("(", " ").replace(")", " ").split():
+            yield words
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value in a flat program, and the operation that is told of: it reads or makes the value at
+    `port`, counted over its operands and results."""
+
+    program: FlatProgram
+    value: int
+    flat: FlatId
+    instance: InstanceId
+    port: int
+
+    @staticmethod
+    def of(program: FlatProgram, asked: Asked) -> _Place:
+        graph = program.bodies[0].graph
+        value = value_named(graph, asked.name)
+        flat = program.bodies[0].values[value]
+        plain = [k for k, i in enumerate(program.instances) if not i.port]
+        using = [k for k in plain if flat in program.instances[k].inputs]
+        using = using or [k for k in plain if flat in program.instances[k].outputs]
+        if not 0 <= asked.reader < len(using):
+            raise GraphError(
+                f"{len(using)} operations read it, numbered from 0",
+                where=f"reader {asked.reader} of {asked.name!r}",
+            )
+        instance = program.instances[using[asked.reader]]
+        port = (*instance.inputs, *instance.outputs).index(flat)
+        return _Place(program, value, flat, InstanceId(using[asked.reader]), port)
+
+    def shown(self, flat: FlatId) -> str:
+        """A value as the program's listing calls it; those that scheduling has added, by `·`."""
+        values = self.program.bodies[0].values
+        return f"%{values.index(flat)}" if flat in values else f"·{flat}"
+
+
+def _shapes_of(shapes: Sequence[MeshShape], _: Asked) -> Iterator[str]:
+    yield f"mesh shapes are of all tensors: {', '.join(map(str, shapes))}"
+
+
+def _forms_of(form: Form, asked: Asked) -> Iterator[str]:
+    steps = "; ".join(f"{', '.join(s.rules)}: {s.made}" for s in form.steps) or "as given"
+    yield steps
+    yield from _mentions(form.graph, value_named(form.graph, asked.name))
+
+
+def _schedules_of(schedule: Schedule, asked: Asked) -> Iterator[str]:
+    place = _Place.of(schedule.program, asked)
+    maker = schedule.producer[place.flat]
+    units = [*([maker] if maker >= 0 else []), *schedule.readers[place.flat]]
+    if maker < 0:  # made and read inside one unit
+        every = map(UnitId, range(len(schedule.units)))
+        units = [u for u in every if place.instance in schedule.units[u].members]
+    yield from (unit_line(schedule, u).strip() for u in units)
+
+
+def signature_lines(schedule: Schedule, asked: Asked) -> Iterator[str]:
+    """How an operation reads the tensor: its index space, and where each port lies in it."""
+    place = _Place.of(schedule.program, asked)
+    instance = schedule.program.instances[place.instance]
+    signature = instance.signature
+    dims = [d.name for d in signature.index]
+    yield f"{signature.kernel}: " + ", ".join(
+        f"{d.name} {d.size} {d.role}" for d in signature.index
+    )
+    for flat, type_, projection in zip(
+        (*instance.inputs, *instance.outputs),
+        (*signature.input_types, *signature.output_types),
+        (*signature.inputs, *signature.outputs),
+        strict=True,
+    ):
+        yield f"{place.shown(flat)}: {type_} at {projection.show(dims)}"
+
+
+_OF_SIGNATURE = ("kernel", "extent", "map-dim", "reduce-dim")
+_OF_PORT = ("tensor", "coefficient")
+
+
+def _encodings_of(encoding: Encoding, asked: Asked) -> Iterator[str]:
+    place = _Place.of(encoding.program, asked)
+    number = encoding.signature_of[place.instance]
+    for name in (*_OF_SIGNATURE, *_OF_PORT):
+        rows = [row for row in encoding.facts.get(name, []) if row[0] == number]
+        if name in _OF_PORT:
+            rows = [row for row in rows if row[1] == place.port and row[-1]]
+        if rows:
+            yield " ".join(f"({name} {' '.join(map(str, row))})" for row in rows)
+
+
+def _strategies_of(found: Saturated, asked: Asked) -> Iterator[str]:
+    encoding = found.encoding
+    place = _Place.of(encoding.program, asked)
+    mesh, number = encoding.algebra.mesh, encoding.signature_of[place.instance]
+    instance = encoding.program.instances[place.instance]
+    reads = len(instance.inputs)
+    dims = [d.name for d in encoding.signatures[number].index]
+    rows = found.strategies[number]
+    whole = [r for r in rows if not any(x.partial for x in r.layouts[:reads])]
+    kernel = encoding.signatures[number].kernel
+    yield f"{len(rows)} strategies of {kernel} on {mesh}; {len(whole)} read whole values:"
+
+    def cut(row: StrategyRow) -> str:
+        named = zip(dims, row.cuts, strict=True)
+        ways = (f"{d}/{'·'.join(mesh.names[a] for a in axes)}" for d, axes in named if axes)
+        return " ".join(ways) or "uncut"
+
+    names = [place.shown(v) for v in (*instance.inputs, *instance.outputs)]
+    table = [
+        [cut(row)]
+        + [
+            f"{'-> ' if port == reads else ''}{name} {layout.show(mesh)}"
+            for port, (name, layout) in enumerate(zip(names, row.layouts, strict=True))
+        ]
+        for row in whole
+    ]
+    yield from columns(table).splitlines()
+
+
+def _choices_of(choices: UnitChoices, asked: Asked) -> Iterator[str]:
+    place = _Place.of(choices.schedule.program, asked)
+    unit = next(u for u, x in enumerate(choices.schedule.units) if place.instance in x.members)
+    words = f"u{unit} has {len(choices.rows[unit])} rows"
+    table = choices.copies.get(choices.schedule.program.types[place.flat])
+    mesh, shape = choices.mesh, choices.schedule.program.types[place.flat].shape
+    every = () if table is None else table.layouts
+    cut = [x for x in every if not x.partial and x.local_shape(shape, mesh) != shape]
+    if table is None or not cut:
+        yield words
+        return
+    layout = cut[0]
+    a = table.number[layout]
+    yield f"{words}; copies of {table.tensor} from {layout.show(mesh)}:"
+    lines = []
+    for b, to in enumerate(table.layouts):
+        if a != b and table.seconds[a, b] < float("inf"):
+            steps = [
+                f"{s.kind}({','.join(mesh.names[x] for x in s.axes)})"
+                for s in table.path(layout, to)
+            ]
+            cost = [TIME.format(table.seconds[a, b]), BYTES.format(table.wire[a, b])]
+            lines.append([to.show(mesh), *cost, " then ".join(steps)])
+    yield from columns(lines[: asked.most], right=(1, 2)).splitlines()
+    yield from _more(len(lines) - asked.most)
+
+
+def _more(count: int, what: str = "") -> Iterator[str]:
+    if count > 0:
+        yield f"... and {count} more{what}"
+
+
+def _maker(choices: UnitChoices, asked: Asked) -> tuple[UnitId, int]:
+    """The unit that makes a tensor, or that holds what does, and which of its results it is."""
+    place = _Place.of(choices.schedule.program, asked)
+    unit = choices.schedule.producer[place.flat]
+    if unit < 0:
+        raise GraphError(
+            "exists only inside an operation that others are fused with",
+            where=repr(asked.name),
+            hint="The stage of schedules tells which: nothing is to be chosen for it alone.",
+        )
+    return unit, choices.schedule.units[unit].outputs.index(place.flat)
+
+
+def _problems_of(posed: PlanProblem, asked: Asked) -> Iterator[str]:
+    unit, at = _maker(posed.choices, asked)
+    variable = posed.problem.variables[unit]
+    yield f"variable {unit} ({variable.name}): {len(variable)} rows"
+    lines = []
+    for r, row in enumerate(posed.unit_row[unit].tolist()[: asked.most]):
+        have = posed.choices.rows[unit].gives[row][at].show(posed.choices.mesh)
+        held = max((u.amount[r] for u in variable.uses), default=0.0)
+        lines.append([f"row {r}: {have}", TIME.format(variable.seconds[r]), BYTES.format(held)])
+    yield from columns(lines, right=(1, 2)).splitlines()
+    yield from _more(len(variable) - asked.most, " rows")
+    pairs = [p.b if p.a == unit else p.a for p in posed.problem.pairs if unit in (p.a, p.b)]
+    yield "pairs with " + (", ".join(posed.problem.variables[u].name for u in pairs) or "none")
+
+
+def _results_of(found: MeshResult, asked: Asked) -> Iterator[str]:
+    posed = found.assembled
+    unit, at = _maker(posed.choices, asked)
+    for c in found.archive.corners()[: asked.most]:
+        row = int(posed.unit_row[unit][c.rows[unit]])
+        have = posed.choices.rows[unit].gives[row][at].show(posed.choices.mesh)
+        bound = found.archive.bound(c.peak, c.joules)
+        yield (
+            f"{TIME.format(c.seconds)}, {BYTES.format(c.peak)}: {have}, proven {TIME.format(bound)}"
+        )
+    yield from _more(len(found.archive.corners()) - asked.most)
+
+
+def _front_of(front: Front, asked: Asked) -> Iterator[str]:
+    rows = []
+    for plan in front:
+        value = value_named(plan.graph, asked.name)
+        own = [c for c in plan.collectives if c.value.startswith(f"%{value} ")]
+        moved = [f"{c.kind} over {'·'.join(c.axes)}, {BYTES.format(c.payload_bytes)}" for c in own]
+        rows.append([f"{plan.name}: {_layout(plan, value)}", "; ".join(moved)])
+    yield from columns(rows).splitlines()
+
+
+def _layout(plan: Plan, value: int) -> str:
+    """How a plan lays out what it is given, or has made."""
+    if value in plan.graph.inputs:
+        return plan.in_shardings[plan.graph.inputs.index(value)].show(plan.mesh)
+    for op, strategy in zip(plan.graph.operations, plan.body.strategies, strict=True):
+        if value in op.outputs:
+            return strategy.gives[op.outputs.index(value)].show(plan.mesh)
+    return "a constant"
+
+
+_OF_TENSOR: dict[str, Callable[[Any, Asked], Iterator[str]]] = {
+    "shapes": _shapes_of,
+    "forms": _forms_of,
+    "schedules": _schedules_of,
+    "encodings": _encodings_of,
+    "strategies": _strategies_of,
+    "choices": _choices_of,
+    "free": _choices_of,
+    "problems": _problems_of,
+    "results": _results_of,
+    "front": _front_of,
 }

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from tapestry_egg.show.one_tensor import Asked, graph_lines, signature_lines
+from tapestry_egg.show.stages import Asked, graph_lines, signature_lines
 
 #: The tensor, by its path among the arguments.
 NAME = "[0]['up']"
