@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import TensorType as TensorType
     from tapestry_egg.graph.layout import Layout as Layout
     from tapestry_egg.graph.layout import MeshShape as MeshShape
+    from tapestry_egg.machine.formulas import load_objectives as load_objectives
     from tapestry_egg.machine.objectives import Objective as Objective
     from tapestry_egg.machine.target import Target as Target
     from tapestry_egg.machine.target import load_target as load_target
@@ -66,6 +67,7 @@ _HOMES = {
     "compile": "runtime.compile",
     "jit": "pipeline.jit.jit",
     "load": "files.files",
+    "load_objectives": "machine.formulas",
     "load_target": "machine.target",
     "measure": "runtime.measured",
     "optimize": "pipeline.pipeline",

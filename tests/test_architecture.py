@@ -32,7 +32,7 @@ DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.why.why_not"),  # Front.why_not
     ("tapestry_egg.extract.front.front", "tapestry_egg.pipeline.settings"),
-    ("tapestry_egg.extract.front.front", "tapestry_egg.show.report"),  # Front.report
+    ("tapestry_egg.extract.front.front", "tapestry_egg.report.report"),  # Front.report
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.chart"),  # the same, in notebooks
     ("tapestry_egg.extract.front.front", "tapestry_egg.files.files"),  # Front.save

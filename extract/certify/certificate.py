@@ -125,6 +125,12 @@ def walked(plan: Plan, what: str) -> tuple[Walk, Certificate]:
             where=f"{what} of plan {plan.name}",
             hint="Plans of a front know it, and those that were loaded from a file.",
         )
-    found = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
-    walk = Walk(plan, Ground(found, plan.origin.machine))
+    walk = Walk(plan, ground_of(plan))
     return walk, walk.certificate()
+
+
+def ground_of(plan: Plan) -> Ground:
+    """What all plans of the same graph for the same machine have in common."""
+    assert plan.origin is not None, "asked before"
+    found = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
+    return Ground(found, plan.origin.machine)

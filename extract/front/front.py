@@ -22,6 +22,7 @@ from tapestry_egg.machine.objectives import (
     amounts,
     named,
     objective,
+    share_of_least,
 )
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
@@ -87,7 +88,10 @@ class Front:
     ) -> Plan:
         """The plan with the least `objective` within the limits (`{"peak_bytes": "40GiB"}`).
 
-        For an `Objective` of your own it is the one of this front's plans; plans that are better in
+        `objective` may be a formula, `"seconds * joules"`; a limit of `"110%"` is that share of the
+        least that a plan within the other limits has: the fewest joules within 110 % of the fastest
+        are `best("joules", {"seconds": "110%"})`.
+        For an objective of your own it is the one of this front's plans; plans that are better in
         it alone are here only where `optimize` was given it too.
         Without a limit on `peak_bytes` the usable memory of a device is one.
         Raises ExtractError that says which limit cannot be met and the least that is reachable.
@@ -112,10 +116,13 @@ class Front:
 
     def limits(self, limits: Mapping[str, float | str] | None = None) -> dict[str, float]:
         """The limits in base units, with the usable memory of a device unless they speak of it."""
-        bounds = amounts(limits)
-        if self.usable_bytes is not None:
+        shares = {k: s for k, x in (limits or {}).items() if (s := share_of_least(x)) is not None}
+        bounds = amounts({k: x for k, x in (limits or {}).items() if k not in shares})
+        if self.usable_bytes is not None and PEAK_BYTES.name not in shares:
             bounds.setdefault(PEAK_BYTES.name, float(self.usable_bytes))
-        return bounds
+        fitting = [p for p in self.plans if within(p, bounds)]
+        least = {k: min((value(p, named(k)) for p in fitting), default=0.0) for k in shares}
+        return bounds | {k: shares[k] * x for k, x in least.items()}
 
     def fits(self, plan: Plan) -> bool:
         """Whether the usable memory of a device holds a plan."""
@@ -291,11 +298,12 @@ class Front:
         chosen = self.best() if plan == "" else self[plan]
         return why_not(chosen, pins, settings=settings, front=self)
 
-    def report(self, folder: str | Path) -> Path:
-        """Write the front as a folder of static pages; returns the first page's path."""
-        from tapestry_egg.show.report import write_report
+    def report(self, path: str | Path) -> Path:
+        """Write the front as one page that opens from disk, into a file `.html` or as `index.html`
+        into a folder; returns the page's path."""
+        from tapestry_egg.report.report import write_report
 
-        return write_report(self, Path(folder))
+        return write_report(self, Path(path))
 
     def save(self, path: str | Path) -> None:
         """Write the front and its plans to a file that `tapestry_egg.load` reads."""

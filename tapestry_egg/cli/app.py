@@ -33,6 +33,7 @@ from tapestry_egg.progress import VERBS
 
 from . import calibrate, census, explain, kernels
 from . import read as cli_read
+from . import report as reports
 from .console import (
     Cluster,
     File,
@@ -219,6 +220,13 @@ def optimize(
     ] = None,
     workers: Workers = None,
     cluster: Cluster = "",
+    report: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Write each front as a page, too: into a folder, or one file .html.",
+        ),
+    ] = "",
     again: Annotated[
         bool, typer.Option("--again", help="Also graphs whose front is there and current.")
     ] = False,
@@ -278,6 +286,8 @@ def optimize(
             if outcome.error:
                 failed += 1
                 complain(outcome.error)
+            elif report:
+                say(f"report: {reports.report_of(outcome.name, Path(out), report)}")
             if as_json:
                 print_json(asdict(outcome))
             elif not outcome.error:
@@ -438,6 +448,7 @@ for command in (
     cli_read.show,
     cli_read.front,
     explain.explain,
+    reports.report,
     cli_read.rules,
     kernels.kernels,
     cli_read.targets,

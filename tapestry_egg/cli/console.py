@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapestry_egg.errors import ExtractError, GraphError, TapestryError, TargetError
-from tapestry_egg.machine.objectives import named
+from tapestry_egg.machine.objectives import Objective, named, share_of_least
 from tapestry_egg.printable import printable
 from tapestry_egg.scratch import scratch
 
@@ -47,11 +47,20 @@ PlanName = Annotated[
     str, typer.Option("--plan", metavar="NAME", help="Which plan of the front; default: the best.")
 ]
 Minimize = Annotated[
-    str, typer.Option(metavar="OBJECTIVE", help="The objective in which the best plan is best.")
+    str,
+    typer.Option(
+        metavar="OBJECTIVE",
+        help="What the best plan is best in: a name, a formula such as 'seconds * joules', or "
+        "FILE.yaml:NAME.",
+    ),
 ]
 Limit = Annotated[
     list[str] | None,
-    typer.Option(metavar="OBJECTIVE=AMOUNT", help="Such as peak_bytes=60GiB; may be repeated."),
+    typer.Option(
+        metavar="OBJECTIVE=AMOUNT",
+        help="Such as peak_bytes=60GiB; of a front also seconds=110%, of the least that it has. "
+        "May be repeated.",
+    ),
 ]
 Target = Annotated[
     str, typer.Option("--target", "-t", metavar="NAME:SHAPE", help="Such as h100:8 or v5e:4x4.")
@@ -121,15 +130,35 @@ def _strict(data: Any) -> Any:
     return data
 
 
-def parse_limits(limits: Iterable[str]) -> dict[str, float]:
-    """`["peak_bytes=60GiB"]` as amounts in base units. Raises ExtractError for a malformed one."""
-    amounts: dict[str, float] = {}
+def parse_objective(text: str) -> str | Objective:
+    """A name, a formula, or `FILE.yaml:NAME`, one of a file. Raises ExtractError for none."""
+    file, colon, name = text.rpartition(":")
+    if not colon or not file.endswith((".yaml", ".yml")):
+        return text
+    from tapestry_egg.machine.formulas import load_objectives
+
+    known = load_objectives(file)
+    if name not in known:
+        hint = f"It has {', '.join(known) or 'none'}."
+        raise ExtractError(f"no objective {name!r}", where=file, hint=hint)
+    return known[name]
+
+
+def parse_limits(limits: Iterable[str], shares: bool = False) -> dict[str, Any]:
+    """`["peak_bytes=60GiB"]` as amounts in base units; with `shares`, `110%` stays what it is.
+
+    Raises ExtractError for a malformed one.
+    """
+    amounts: dict[str, Any] = {}
     for text in limits:
         name, equals, amount = text.partition("=")
         if not equals:
             raise ExtractError(
                 f"{text!r} is not OBJECTIVE=AMOUNT", where="--limit", hint="peak_bytes=60GiB"
             )
+        if shares and share_of_least(amount) is not None:
+            amounts[named(name.strip(), "--limit").name] = amount
+            continue
         amounts[name.strip()] = named(name.strip(), "--limit").parse(amount, "--limit")
     return amounts
 
@@ -250,7 +279,7 @@ def load_plan(
 def plan_of(front: Front, name: str, plan: str, minimize: str, limits: Iterable[str]) -> Plan:
     """The plan of the front in file `name` that the options ask for: by name, else the best."""
     if not plan:
-        return front.best(minimize, limits=parse_limits(limits))
+        return front.best(parse_objective(minimize), limits=parse_limits(limits, shares=True))
     found = [p for p in front.plans if p.name == plan]
     if not found:
         names = ", ".join(p.name for p in front.plans) or "none"

@@ -28,7 +28,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Refused, Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME
+from tapestry_egg.machine.objectives import objective
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
@@ -193,10 +193,10 @@ def _check_head(front: Front, where: str) -> None:
                     hint=_HINT,
                 )
     for k, name in enumerate(front.objectives):
-        if name not in OBJECTIVES_BY_NAME:
-            raise PlanError(
-                f"unknown objective {name!r:.80}", where=f"{where}.objectives[{k}]", hint=_HINT
-            )
+        try:
+            objective(name)
+        except ExtractError as e:
+            raise PlanError(e.what, where=f"{where}.objectives[{k}]", hint=_HINT) from None
     if math.isnan(front.epsilon) or front.epsilon < 0:
         raise PlanError(f"{front.epsilon!r} is no share", where=f"{where}.epsilon", hint=_HINT)
 

@@ -66,11 +66,11 @@ def front_document(front: Front) -> dict[str, Any]:
     if not front.plans:
         raise PlanError("a front without plans cannot be saved", where=front.graph_name)
     for each in front.objectives:
-        if isinstance(each, Objective):
+        if isinstance(each, Objective) and not each.formula:
             raise PlanError(
                 f"the objective {each.name} of one's own cannot be saved: it is a function",
                 where=front.graph_name,
-                hint="Save a front of named objectives: dataclasses.replace(front, objectives=..).",
+                hint="Give it as a formula: 'seconds * joules'.",
             )
     origin = msgspec.to_builtins(origin_record(front.plans[0], sources))
     graphs: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def front_document(front: Front) -> dict[str, Any]:
     return {
         "graph_name": front.graph_name,
         "target": front.target,
-        "objectives": list(front.objectives),
+        "objectives": [x.formula if isinstance(x, Objective) else x for x in front.objectives],
         "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
         "saturated": front.saturated,
         "notes": list(front.notes),

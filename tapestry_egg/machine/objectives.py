@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -26,7 +27,8 @@ class Objective:
     `quantity` in which units it is written and read.
 
     One of the user's own has a name and a function of a plan: `te.Objective("area", lambda plan:
-    plan.costs.seconds * plan.costs.joules)`. Plans are compared by it, but none is looked for on
+    plan.costs.seconds * plan.costs.joules)`, or a formula: `"seconds * joules"` wherever
+    objectives are taken (`formulas.py`). Plans are compared by it, but none is looked for on
     its behalf, and no bound speaks of it.
     """
 
@@ -36,6 +38,7 @@ class Objective:
     column: str = ""
     quantity: Quantity = NUMBER
     finder: Finder = "plan"
+    formula: str = ""  # of the named objectives, where one of the user's own is so given
 
     def value(self, plan: Any) -> float:
         """The amount that a plan has of it, in base units.
@@ -109,11 +112,17 @@ KNOWN = f"Objectives are {', '.join(OBJECTIVES_BY_NAME)}."
 
 
 def objective(what: object, where: str = "") -> Objective:
-    """The objective of a name; one of the user's own is what it is.
+    """The objective of a name or of a formula; one of the user's own is what it is.
 
     Raises ExtractError for anything else.
     """
-    return what if isinstance(what, Objective) else named(what, where)
+    if isinstance(what, Objective):
+        return what
+    if isinstance(what, str) and re.search(r"[^\w\s]", what):
+        from .formulas import formula
+
+        return formula(what, where=where)
+    return named(what, where)
 
 
 def named(name: object, where: str = "") -> Objective:
@@ -122,6 +131,12 @@ def named(name: object, where: str = "") -> Objective:
     if found is None:
         raise ExtractError(f"unknown objective {name!r:.60}", where=where, hint=KNOWN)
     return found
+
+
+def share_of_least(limit: object) -> float | None:
+    """What a limit of the form `110%` multiplies the least that there is by; None for another."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", limit) if isinstance(limit, str) else None
+    return float(match[1]) / 100.0 if match else None
 
 
 def amounts(limits: Mapping[str, float | str] | None, where: str = "") -> dict[str, float]:

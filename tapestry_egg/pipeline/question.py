@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg.errors import TargetError
 from tapestry_egg.extract.problem.pins import Pins
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.objectives import DOLLARS, Objective, amounts
+from tapestry_egg.machine.objectives import (
+    DOLLARS,
+    OBJECTIVES_BY_NAME,
+    Objective,
+    amounts,
+    objective,
+)
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
@@ -83,7 +89,7 @@ def read_question(
         graph=block_graph,
         program=program,
         machine=machine,
-        objectives=tuple(objectives),
+        objectives=tuple(k if k in OBJECTIVES_BY_NAME else objective(k) for k in objectives),
         limits=bounds,
         books=tuple(sets),
         words=words,

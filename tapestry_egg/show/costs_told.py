@@ -8,6 +8,7 @@ from tapestry_egg.columns import columns, percent, starred, told_once
 from tapestry_egg.extract.certify.certificate import walked
 from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.peak_parts import peak_of
+from tapestry_egg.extract.certify.recount import Certificate, Walk
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.cost_table import CostPart, cost_table
 from tapestry_egg.plans.peak import Peak
@@ -23,12 +24,15 @@ LEGEND = (
 _LINES, _ARRAYS = 6, 5
 
 
-def where_costs_go(plan: Plan, names: Mapping[str, str]) -> list[str]:
-    """Lines on where a plan's seconds and its peak come from; files are called by `names`.
+def where_costs_go(
+    plan: Plan, names: Mapping[str, str], seen: tuple[Walk, Certificate] | None = None
+) -> list[str]:
+    """Lines on where a plan's seconds and its peak come from; files are called by `names`, and
+    `seen` is the plan gone through, where that is at hand.
 
     Raises ExtractError for a plan of which it is not told what machine it was made for.
     """
-    walk, found = walked(plan, "costs")
+    walk, found = seen or walked(plan, "costs")
     kernels, copies = parts_of(walk, found)
     parts = [p for p in (*kernels, *copies) if p.seconds > 0.0]
     return [*_time(plan, parts, names), *_peak(peak_of(walk, found), names)]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tapestry_egg.columns import columns, percent, short_paths, shortened, told_once
+from tapestry_egg.extract.certify.recount import Certificate, Walk
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.objectives import COSTS, SECONDS
 from tapestry_egg.metakernels.views import View, folded_views
@@ -97,13 +98,16 @@ def _operations(graph: BlockGraph) -> Iterator[Operation]:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def plan_text(plan: Plan, everything: bool = False) -> str:
+def plan_text(
+    plan: Plan, everything: bool = False, seen: tuple[Walk, Certificate] | None = None
+) -> str:
     """All about one plan: what every mesh axis does in an expert's words, what the plan costs and
     where that goes, how every tensor lies, and why every collective is there.
 
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut. What is
     alike but for numbers in its name is told once, with a count, and operations that compilers run
-    inside others are left out, but for `everything`. No line is longer than 120 columns.
+    inside others are left out, but for `everything`. No line is longer than 120 columns. `seen` is
+    the plan gone through, where that is at hand.
     """
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
@@ -118,7 +122,7 @@ def plan_text(plan: Plan, everything: bool = False) -> str:
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
         *(f"  {line}" for line in summary(plan).split("; ")),
         columns(numbers, "  "),
-        *(where_costs_go(plan, names) if plan.origin is not None else []),
+        *(where_costs_go(plan, names, seen) if plan.origin is not None else []),
         "collectives, by kind",
         columns(_kind_rows(plan), "  ", right=(2, 3, 4)),
         "inputs",

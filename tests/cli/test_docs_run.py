@@ -134,7 +134,8 @@ def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
 COMMANDS = {
     "README.md": ("out/gpt2.json", "out/gpt2.front.json", "gpt2.svg"),
     "docs/loom.md": ("out/gpt2.loom.json",),
-    "docs/why.md": ("out/gpt2.front.json",),
+    "docs/objectives.md": ("out/gpt2.front.json",),
+    "docs/why.md": ("out/gpt2.front.json", "why.html"),
     "docs/costs.md": ("lanes.svg", "trace.json"),
 }
 
@@ -145,6 +146,7 @@ def test_commands_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gpt2.py").write_text(PROGRAM)
     (tmp_path / "mine.yaml").write_text(RULES)
+    (tmp_path / "objectives.yaml").write_text("energy_delay: seconds * joules\n")
     found = commands(page)
     assert len(found) >= (13 if page == "README.md" else 4)
     split = [shlex.split(command) for command in found]

@@ -130,3 +130,79 @@ def test_dollars_need_a_price(program: te.Program) -> None:
     least = front.best("dollars").costs.dollars
     with pytest.raises(ExtractError, match="no plan meets the limits"):
         front.best("peak_bytes", limits={"dollars": least / 2})
+
+
+def test_a_formula_is_the_function_that_it_says(front: te.Front) -> None:
+    said = "0.7 * seconds / 4ms + 0.3 * max(joules, 2) / 6.5 J - 0 * peak_bytes / 1GiB"
+
+    def meant(plan: te.Plan) -> float:
+        return 0.7 * plan.costs.seconds / 0.004 + 0.3 * max(plan.costs.joules, 2.0) / 6.5
+
+    found = objective(said)
+    assert [found.value(p) for p in front] == pytest.approx([meant(p) for p in front])
+    assert front.best(said) == front.best(Objective("meant", meant))
+    assert objective("seconds**2 / (joules + 1)").value(front.plans[0]) == pytest.approx(
+        front.plans[0].costs.seconds ** 2 / (front.plans[0].costs.joules + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("seconds *", "is not a formula"),
+        ("haste + 1", "'haste' is no objective"),
+        ("__import__('os').getcwd()", "cannot stand in a formula"),
+        ("seconds.__class__", "cannot stand in a formula"),
+        ("(lambda: seconds)()", "cannot stand in a formula"),
+        ("seconds" + " + 1" * 200, "characters"),
+        ("-" * 99 + "seconds", "cannot stand in a formula"),
+    ],
+)
+def test_what_is_no_formula_is_refused(front: te.Front, said: str, why: str) -> None:
+    with pytest.raises(ExtractError, match=why):
+        front.best(said)
+
+
+def test_amounts_that_are_none_are_refused_of_formulas_too(front: te.Front) -> None:
+    for said in ("seconds - 100", "1 / (seconds - seconds)", "(0 - seconds) ** 0.5"):
+        with pytest.raises(ExtractError, match="is not an amount"):
+            front.best(said)
+
+
+def test_objectives_of_a_file_are_lines_of_formulas(front: te.Front, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("energy_delay: seconds * joules\nbill: seconds + peak_bytes / 1TiB\n")
+    found = te.load_objectives(file)
+    assert list(found) == ["energy_delay", "bill"]
+    assert front.best(found["bill"]) == front.best("seconds + peak_bytes / 1TiB")
+    for text, line in (("a: 1\nb: haste\n", 2), ("a: [1]\n", 1), ("seconds: joules\n", 1)):
+        file.write_text(text)
+        with pytest.raises(ExtractError) as caught:
+            te.load_objectives(file)
+        assert caught.value.where.endswith(f"mine.yaml:{line}")
+
+
+def test_a_limit_may_be_a_share_of_the_least(program: te.Program) -> None:
+    front = te.optimize(program, "h100:8", settings=BRIEF)
+    fastest = front.best("seconds").costs.seconds
+    for share in (100, 110, 150):
+        best = front.best("joules", {"seconds": f"{share}%"})
+        within = [p for p in front if p.costs.seconds <= fastest * share / 100]
+        assert best.costs.joules == min(p.costs.joules for p in within)
+    small = {"peak_bytes": front.best("peak_bytes").costs.peak_bytes}
+    assert (
+        front.best("joules", {**small, "seconds": "100%"}).costs.peak_bytes == small["peak_bytes"]
+    )
+    with pytest.raises(ExtractError, match="no plan meets the limits"):
+        front.best("joules", {"seconds": "90%"})
+    with pytest.raises(ExtractError, match="is not an amount"):
+        te.optimize(program, "h100:8", limits={"seconds": "110%"}, settings=BRIEF)
+
+
+def test_a_front_of_formulas_is_saved_and_read(program: te.Program, tmp_path: Path) -> None:
+    made = te.optimize(program, "h100:8", ("seconds", "seconds * joules"), settings=BRIEF)
+    made.save(tmp_path / "front.json")
+    read = te.load(tmp_path / "front.json")
+    assert read.objectives == ("seconds", "seconds * joules")
+    assert read.best("seconds * joules").name == made.best("seconds * joules").name
+    assert read.hypervolume() == made.hypervolume()

@@ -14,7 +14,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.cli.app import main
 from tapestry_egg.errors import ExtractError, PlanError
-from tapestry_egg.plans.fetch import produced_layouts
+from tapestry_egg.plans.fetch import fetches, produced_layouts
 from tapestry_egg.why.account import Account
 
 pytestmark = pytest.mark.slow
@@ -130,6 +130,26 @@ def test_a_tensor_tells_every_reader_and_its_layout(moving: te.Plan) -> None:
         value = f"%{v} {graph.values[v]}"
         own = [n for n, c in enumerate(moving.collectives) if c.value == value]
         assert sorted(set(own)) == sorted(set(way.collectives))
+
+
+def test_a_reader_takes_the_copy_that_the_plan_fetches(front: te.Front) -> None:
+    kept = 0
+    for plan in front:
+        graph = plan.graph
+        ways = {name: plan.tensor(name) for name in graph.input_names}
+        named = dict(zip(graph.inputs, graph.input_names, strict=True))
+        for k, reads in enumerate(fetches(plan.body)[:-1]):
+            for f in (f for f in reads if f.value in named):
+                meant = "kept" if f.keep or f.origin == "kept" else "own"
+                meant = "as it lies" if f.origin == "produced" else f"{meant} copy"
+                op = graph.operations[k]
+                way = ways[named[f.value]]
+                told = [
+                    r.how.partition(":")[0] for r in way.reads if r.reader == f"{op.kernel} #{k}"
+                ]
+                assert meant in told, (plan.name, way.name, op.kernel, k)
+                kept += meant == "kept copy"
+    assert kept, "no plan of the example keeps a copy of an argument"
 
 
 def test_bytes_that_a_tensors_copies_send_are_those_of_its_collectives(moving: te.Plan) -> None:

@@ -1,0 +1,211 @@
+"""A front as the data of its report's page: what is alike in several plans is there once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapestry_egg.columns import short_paths, starred
+from tapestry_egg.extract.certify.certificate import ground_of
+from tapestry_egg.extract.certify.cost_parts import parts_of
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.peak_parts import peak_of
+from tapestry_egg.extract.certify.recount import Certificate, Walk
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.printable import printable
+from tapestry_egg.rules import load_books
+from tapestry_egg.show.text import plan_text
+
+#: Parts of a step that one bar of the page, and one point of its memory curve, may be short of.
+_BINS = 240
+
+
+class Interned:
+    """Texts by number, each kept once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        text = printable(text)
+        if text not in self._numbers:
+            self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return self._numbers[text]
+
+
+@dataclass
+class _Page:
+    """What plans of one front share."""
+
+    front: Front
+    texts: Interned = field(default_factory=Interned)
+    grounds: dict[int, Ground] = field(default_factory=dict)
+    laws: dict[str, str] = field(default_factory=dict)
+
+
+def page_data(front: Front) -> dict[str, Any]:
+    """All that the page shows, as plain data; amounts are in base units, texts by number in
+    `texts`."""
+    page = _Page(front)
+    plans = [*front.plans, *([front.original] if front.original else [])]
+    page.laws = _laws(plans)
+    return {
+        "objectives": [[o.name, o.title, o.quantity.base] for o in COSTS],
+        "usable": front.usable_bytes,
+        "peak": [o.name for o in COSTS].index(PEAK_BYTES.name),
+        "plans": [_plan(page, p) for p in plans],
+        "texts": page.texts.texts,
+    }
+
+
+def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
+    text = page.texts
+    seen = None
+    if plan.origin is not None:
+        ground = page.grounds.setdefault(id(plan.graph), ground_of(plan))
+        walk = Walk(plan, ground)
+        seen = (walk, walk.certificate())
+    data: dict[str, Any] = {
+        "name": printable(plan.name),
+        "mesh": printable(str(plan.mesh)),
+        "axes": [[printable(n), s] for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True)],
+        "costs": [o.value(plan) for o in COSTS],
+        "bound": plan.bound,
+        "gap": plan.gap if math.isfinite(plan.gap) else None,
+        "fits": page.front.fits(plan),
+        "text": [text(line) for line in plan_text(plan, seen=seen).split("\n")],
+        "inputs": _inputs(page, plan),
+        "moves": _moves(page, plan),
+        "rules": [
+            [text(str(step)), *(text(f"{r}: {page.laws[r]}") for r in step.rules if r in page.laws)]
+            for step in plan.steps
+        ],
+        "parts": [],
+    }
+    if seen is not None:
+        data |= _counted(page, *seen)
+    return data
+
+
+def _inputs(page: _Page, plan: Plan) -> list[list[Any]]:
+    """Arguments: path, type, shape, and per dim the numbers of the axes that cut it; of those alike
+    but for numbers in their path the first, with their count."""
+    graph = plan.graph
+    names = graph.input_names or [f"%{v}" for v in graph.inputs]
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for v, name, layout in zip(graph.inputs, names, plan.in_shardings, strict=True):
+        tensor = graph.values[v]
+        key = (starred(name), tensor.shape, tensor.dtype, layout)
+        if key in found:
+            found[key][-1] += 1
+        else:
+            row = [page.texts(name), page.texts(str(tensor)), tensor.shape, layout.dims, 1]
+            found[key] = row
+    return list(found.values())
+
+
+def _moves(page: _Page, plan: Plan) -> list[list[float]]:
+    """Collectives of one kind, axes, tensor type and line: (what, times, bytes sent)."""
+    lines = short_paths({c.source.rpartition(":")[0] for c in plan.collectives} - {""})
+    found: dict[int, list[float]] = {}
+    for c in plan.collectives:
+        file, _, number = c.source.rpartition(":")
+        at = f" at {lines[file]}:{number}" if c.source else ""
+        what = f"{c.kind}({','.join(c.axes)}) of {c.value.partition(' ')[2]}{at}"
+        row = found.setdefault(page.texts(what), [0.0, 0.0])
+        row[0] += c.count
+        row[1] += c.wire_bytes * c.count
+    return [[k, *row] for k, row in found.items()]
+
+
+def _counted(page: _Page, walk: Walk, found: Certificate) -> dict[str, Any]:
+    """Kernels and copies by name, what runs when, and the bytes alive."""
+    kernels, copies = parts_of(walk, found)
+    sums: dict[int, list[float]] = {}
+    for p in (*kernels, *copies):
+        if p.seconds > 0.0:
+            row = sums.setdefault(page.texts(p.name), [0.0] * 4)
+            for k, x in enumerate((p.seconds, p.hbm_bytes, p.wire_bytes, p.joules)):
+                row[k] += x
+    streams, step = walk.ground.streams, found.step
+    bars: dict[str, list[tuple[float, float, str]]] = {}
+    for lane in streams.lanes(step):
+        bars.setdefault(lane.stream, []).append((lane.start, lane.end, lane.name))
+    begins = streams.at(step, [begin for _, begin, _ in step.runs])
+    curve = [
+        (at, max(found.profile[2 * u : 2 * u + 2]))
+        for (u, _, _), at in zip(step.runs, begins, strict=True)
+    ]
+    peak = peak_of(walk, found)
+    return {
+        "parts": [[k, *(_round(x) for x in row)] for k, row in sums.items()],
+        "lanes": [
+            [
+                stream,
+                [[_round(a), _round(b), page.texts(name)] for a, b, name in _merged(some, found)],
+            ]
+            for stream, some in bars.items()
+        ],
+        "memory": [[_round(at), int(amount)] for at, amount in _coarse(curve, found.seconds)],
+        "holds": [[kind, amount] for kind, amount in peak.by_kind().items()],
+    }
+
+
+def _round(amount: float) -> float:
+    """Four digits, as more are not seen."""
+    return float(f"{amount:.4g}")
+
+
+def _merged(
+    bars: Sequence[tuple[float, float, str]], found: Certificate
+) -> Iterable[tuple[float, float, str]]:
+    """Bars of which neighbours that no eye tells apart are one: `14 kernels, add and others`."""
+    least = found.seconds / _BINS
+    group: list[tuple[float, float, str]] = []
+
+    def whole() -> tuple[float, float, str]:
+        longest = max(group, key=lambda b: b[1] - b[0])[2]
+        name = longest if len(group) == 1 else f"{longest} and {len(group) - 1} others"
+        return group[0][0], group[-1][1], name
+
+    for bar in bars:
+        close = group and bar[0] - group[-1][1] < least / 4
+        if group and not (close and bar[1] - group[0][0] < least):
+            yield whole()
+            group = []
+        group.append(bar)
+    if group:
+        yield whole()
+
+
+def _coarse(curve: Sequence[tuple[float, float]], seconds: float) -> Iterable[tuple[float, float]]:
+    """The curve with one point, the highest, in every bin."""
+    bins: dict[int, tuple[float, float]] = {}
+    for at, amount in curve:
+        k = int(at / seconds * _BINS) if seconds else 0
+        if k not in bins or amount > bins[k][1]:
+            bins[k] = (at, amount)
+    return bins.values()
+
+
+def _laws(plans: Sequence[Plan]) -> dict[str, str]:
+    """The laws of the rules that plans took, where their books are at hand."""
+    from tapestry_egg.errors import TapestryError
+    from tapestry_egg.rules.language.book import book_names
+
+    wanted = {rule for p in plans for rule in p.rules}
+    if not wanted:
+        return {}
+    own = {book for p in plans if p.origin for book in p.origin.books}
+    try:
+        books = load_books([*book_names(), *sorted(own)])
+    except TapestryError:  # a book of the user's own may have moved since
+        books = load_books(book_names())
+    found = {rule.name: " ".join(rule.law.split()) for book in books for rule in book.rules}
+    return {name: law for name, law in found.items() if name in wanted and law}

@@ -1,0 +1,239 @@
+"""The report page, and plans and graphs as text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import tapestry_egg as te
+from models import mlp
+from tapestry_egg import report
+from tapestry_egg.cli.app import main
+from tapestry_egg.columns import columns, percent
+from tapestry_egg.extract.certify.legality import tensor_blocks
+from tapestry_egg.extract.front.front import Front
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
+from tapestry_egg.report.page_data import page_data
+from tapestry_egg.report.report import write_report
+from tapestry_egg.show.text import graph_data, graph_text, plan_data, plan_text
+
+COLLECTIVE = PlannedCollective("all_gather", ("x",), 2, 1024, 512.0, 3, "%1", "output", "toy.py:3")
+VOID = {"meta", "path", "line", "circle", "rect"}
+
+
+def made() -> Front:
+    """Two plans of one negation: whole, and with its rows cut over the mesh."""
+    type_ = TensorType((4, 8), "float32")
+    operation = Operation("neg", (0,), (1,), source=Source("toy.py", 3, 7))
+    graph = BlockGraph("toy <1>", (type_, type_), (operation,), (0,), (1,), input_names=("x",))
+    whole, rows = Layout.replicated(2), Layout(((0,), ()))
+    plans = [
+        Plan(
+            name,
+            MeshShape(("x",), (2,)),
+            "cpu:2",
+            BodyPlan(graph, (layout,), (layout,), (Strategy(cuts, (layout,), (layout,)),)),
+            costs,
+            bound=bound,
+            collectives=collectives,
+            rules=("cut",),
+        )
+        for name, layout, cuts, costs, bound, collectives in [
+            ("whole", whole, ((), ()), Costs(0.002, 4096, 1.0), 0.002, ()),
+            ("cut", rows, ((0,), ()), Costs(0.001, 8192, 1.0), 0.0, (COLLECTIVE,)),
+        ]
+    ]
+    return Front(tuple(plans), target="cpu:2", graph_name="toy <1>")
+
+
+class Page(HTMLParser):
+    """Tags must close in order; collects ids, links, outside addresses and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert "src" not in given and (given.get("href") or "#").startswith("#")
+        self.ids |= {given["id"]} if given.get("id") else set()
+        self.links |= {given["href"][1:]} if given.get("href") else set()  # type: ignore[index]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+IDS = {"across", "up", "chart", "said", "plan", "from", "to", "difference", "data"}
+
+
+def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
+    path = write_report(made(), tmp_path / "out")
+    text = path.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.links == {"whole", "cut"} and page.ids == IDS
+    for word in ("toy <1> on cpu:2", "2 ms", "8 KiB", "all_gather", "toy.py:3"):
+        assert word in page.text
+    assert {p.name for p in path.parent.iterdir()} == {"index.html", "front.svg"}
+    without = text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttp|import\(", without)
+    assert {"from", "to", "plan"} <= set(re.findall(r'find\("(\w+)"\)', text)) <= IDS | {"shown"}
+
+
+def test_a_report_is_a_file_where_it_is_named_so(tmp_path: Path) -> None:
+    path = made().report(tmp_path / "toy.html")
+    assert [p.name for p in tmp_path.iterdir()] == [path.name] == ["toy.html"]
+
+
+def test_nothing_in_a_program_ends_the_script(tmp_path: Path) -> None:
+    front = made()
+    evil = "</script><script>alert(1)</script>"
+    plans = tuple(replace(p, collectives=(replace(COLLECTIVE, value=evil),)) for p in front.plans)
+    path = write_report(replace(front, plans=plans, graph_name=evil), tmp_path)
+    text = path.read_text("utf-8")
+    assert text.count("</script>") == 2 and "<script>alert" not in text
+    (data,) = re.findall(r'id="data">(.*)</script>', text)
+    assert any(evil in t for t in json.loads(data)["texts"])
+
+
+@pytest.fixture(scope="module")
+def trained() -> Front:
+    step, args = mlp.example()
+    return te.optimize(te.trace(step, *args), "h100:8", settings=te.Settings(work=1, workers=1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> None:
+    text = write_report(trained, tmp_path).read_text("utf-8")
+    (data,) = re.findall(r'id="data">(.*)</script>', text)
+    (tmp_path / "data.json").write_text(data)
+    script = Path(report.__file__).with_name("page.js")
+    stub = Path(__file__).with_name("stub.js")
+    done = subprocess.run(
+        ["node", str(stub), str(script), str(tmp_path / "data.json")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = json.loads(done.stdout)
+    assert shown["dots"] == len(trained) == len(shown["shown"])
+    assert shown["numbers"] == []
+    for plan, words in zip(trained, shown["shown"], strict=True):
+        assert plan.explain() in words
+        assert all(c.kind in words for c in plan.collectives)
+    assert len(set(shown["walked"])) == len(trained), "arrow keys reach every plan"
+    last = trained.plans[-1]
+    for plan, words in zip(trained, shown["differences"], strict=True):
+        assert plan.name in words if plan is not last else words == "Choose two plans."
+    for (axes, dims, blocks, cells), (plan, name) in zip(
+        shown["blocks"], kinds(trained, data), strict=True
+    ):
+        mesh = MeshShape(*(tuple(x) for x in zip(*axes, strict=True)))
+        assert mesh == plan.mesh
+        layout = plan.in_shardings[plan.graph.input_names.index(name)]
+        assert [list(d) for d in layout.dims] == dims
+        begins, _ = tensor_blocks(layout, tensor_of(plan, name).shape, mesh)
+        for k, of in enumerate(blocks):
+            size = max(1, tensor_of(plan, name).shape[k] // mesh.parts(layout.dims[k]))
+            assert of == (begins[:, k] // size).tolist()
+        held = {d: (r, c) for r, row in enumerate(cells) for c, one in enumerate(row) for d in one}
+        together = {
+            (a, b)
+            for a in range(mesh.devices)
+            for b in range(mesh.devices)
+            if (begins[a] == begins[b]).all()
+        }
+        assert {(a, b) for a in held for b in held if held[a] == held[b]} == together
+
+
+def kinds(front: Front, data: str) -> list[tuple[Plan, str]]:
+    """Plans and arguments in the order of the page's drawings."""
+    found = json.loads(data)
+    return [
+        (plan, found["texts"][row[0]])
+        for plan, told in zip(front, found["plans"], strict=True)
+        for row in told["inputs"]
+    ]
+
+
+def tensor_of(plan: Plan, name: str) -> TensorType:
+    return plan.graph.values[plan.graph.inputs[plan.graph.input_names.index(name)]]
+
+
+@pytest.mark.slow
+def test_the_data_of_a_page_adds_up(trained: Front) -> None:
+    for plan, told in zip(trained, page_data(trained)["plans"], strict=True):
+        seconds = sum(row[1] for row in told["parts"])
+        assert seconds == pytest.approx(plan.costs.serial_seconds, rel=1e-3)
+        assert sum(row[2] for row in told["moves"]) == pytest.approx(plan.costs.wire_bytes)
+        assert max(amount for _, amount in told["memory"]) == plan.costs.peak_bytes
+        assert sum(amount for _, amount in told["holds"]) == plan.costs.peak_bytes
+        bars = [bar for _, some in told["lanes"] for bar in some]
+        assert max(bar[1] for bar in bars) == pytest.approx(plan.costs.seconds, rel=1e-3)
+        assert all(a <= b for a, b, _ in bars)
+        assert sum(row[-1] for row in told["inputs"]) == len(plan.graph.inputs)
+
+
+@pytest.mark.slow
+def test_reports_are_written_from_the_command_line(trained: Front, tmp_path: Path) -> None:
+    trained.save(tmp_path / "mlp.front.json")
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(tmp_path / "mlp.front.json")])
+    assert end.value.code == 0 and (tmp_path / "mlp.html").stat().st_size < 1 << 20
+
+
+def test_a_plan_says_layouts_cuts_and_collectives() -> None:
+    whole, cut = made().plans
+    text = plan_text(cut, everything=True)
+    assert "x  f32[4, 8]  [x, .]" in text
+    assert "neg  0/x" in text and "toy.py:3:7" in text
+    assert "all_gather  x         2      3  1.5 KiB  toy.py:3  %1  output" in text
+    assert "proven bound            -\n" in text
+    assert "neg  whole" in plan_text(whole, everything=True)
+    assert "gap 0.0 %" in plan_text(whole)
+    data = plan_data(cut)
+    assert data["inputs"] == [{"name": "x", "layout": "[x, .]"}]
+    assert data["collectives"][0]["payload_bytes"] == 1024
+
+
+def test_a_graph_reads_like_a_jaxpr() -> None:
+    graph = made().plans[0].graph
+    lines = graph_text(graph).splitlines()
+    assert lines[1] == "  %0 f32[4, 8] = input  x"
+    assert lines[2] == "  %1 f32[4, 8] = neg(%0)  # toy.py:3:7"
+    assert lines[3] == "  return %1"
+    assert graph_data(graph)["kernels"] == {"neg": 1}
+
+
+def test_regions_are_indented_and_counted() -> None:
+    inner = made().plans[0].graph
+    outer = BlockGraph(
+        "loop", inner.values, (Operation("scan", (0,), (1,), regions=(inner,)),), (0,), (1,)
+    )
+    assert "      %1 f32[4, 8] = neg(%0)  # toy.py:3:7" in graph_text(outer).splitlines()
+    assert graph_data(outer)["kernels"] == {"neg": 1, "scan": 1}
+
+
+def test_columns_align() -> None:
+    assert columns([["a", "1"], ["bb", "22"]], right=[1]) == "a    1\nbb  22"
+    assert percent(0.05) == "5.0 %" and percent(float("inf")) == "-"
