@@ -2,7 +2,7 @@
 
 A variable is a unit together with what becomes of the value it makes: a row says how the unit runs
 and which copy of its output (if any) is *kept*: made at the first reader and shared by the readers
-up to some last one. A kept copy gathers or combines what the value has spread out. Readers that
+up to some last one. In large programs not every kind of copy is tried as a kept one. Readers that
 need another layout make a copy of their own, which lives while they run. (A unit with several
 outputs that others share has a further variable for each output after the first.)
 
@@ -34,6 +34,10 @@ _ENDINGS = 3
 # Copies of smaller values are kept to the last reader, which spares the rows of scales and biases.
 # No measurement behind it either, and it is told of like the other.
 _SMALL = 1 << 16
+# Programs with no more values of several readers than this try every copy as one that is kept.
+# With 31 such values on 2x4 devices the tables of pairs would be six times as large as with gathers
+# alone, and searches of equal work would prove less.
+_FEW = 3
 
 Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
 
@@ -64,13 +68,15 @@ class Sharing:
 class PlanProblem:
     """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
     the unit that row r of the variable runs. For `fewer_endings` values a kept copy can be dropped
-    after fewer readers than it could be."""
+    after fewer readers than it could be; for `fewer_copies` values not every copy that two
+    readers could share may be kept."""
 
     problem: Problem
     choices: UnitChoices
     unit_row: tuple[Ints, ...]  # per unit [rows of its variable]
     sharing: tuple[Sharing, ...]
     fewer_endings: int = 0
+    fewer_copies: int = 0
 
 
 def assemble(choices: UnitChoices, weights: Weights | None = None) -> PlanProblem:
@@ -110,7 +116,9 @@ class _Assembler:
         self.unit_row: list[Ints] = []
         self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
-        self.fewer_endings = 0
+        self.fewer_endings = self.fewer_copies = 0
+        count = sum(len(self.columns.others(v)) > 1 for v in range(len(self.program.types)))
+        self.few = count <= _FEW
 
     def build(self) -> PlanProblem:
         extra: list[int] = []
@@ -138,6 +146,7 @@ class _Assembler:
             tuple(self.unit_row),
             tuple(self.sharing),
             self.fewer_endings,
+            self.fewer_copies,
         )
 
     # Units
@@ -216,7 +225,7 @@ class _Assembler:
         shared = self.once(lambda: _shared_layouts(table, wanting), "shared", table, wanting)
         endings = tuple(self._endings(v, readers, who) for _, who in shared)
         copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
-        worth = self.columns.collecting(table)
+        worth = self._worth(v, haves, shared)
         # With two readers there is one ending: a copy that the first alone reads is its own.
         self.fewer_endings += any(
             len(ends) < len(who) - 1 and worth[haves, b].any()
@@ -235,7 +244,34 @@ class _Assembler:
             records = tuple((names[a], None if b < 0 else (names[b], e)) for _, a, b, e in made)
             return _Holding(base.copy(), have.copy(), copy.copy(), until.copy(), records)
 
-        return self.once(rows, "holding", table, haves, copies)
+        return self.once(rows, "holding", table, haves, copies, worth)
+
+    def _worth(
+        self, v: int, haves: Ints, shared: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> NDArray[np.bool_]:
+        """[have, kept]: copies of a value that may be kept."""
+        table = self.columns.table(v)
+        every, some = (
+            self.columns.sharable(table, most) for most in (np.inf, self._collectives(v))
+        )
+        kept = [b for b, _ in shared]
+        self.fewer_copies += bool(
+            (every & ~some)[np.ix_(np.unique(haves), np.array(kept, dtype=np.int64))].any()
+        )
+        return some
+
+    def _collectives(self, v: int) -> float:
+        """By how many collectives a kept copy of a value may be made that no gathers make.
+
+        Such copies lead to most layouts that there are. In large programs only those are tried that
+        one collective makes of what a kernel or a reduction made: an elementwise result is made in
+        whatever layout its operands are read.
+        """
+        if self.few:
+            return np.inf
+        root = self.program.instances[self.schedule.units[self.schedule.producer[v]].root]
+        made = not root.port and root.signature.fusion not in ("loop", "view")
+        return 1.0 if made and self.program.types[v].nbytes >= _SMALL else 0.0
 
     def _keeping(self, v: int, variable: int, holding: _Holding) -> tuple[Floats, Floats]:
         """Costs of the kept copies; records what the variable's rows mean."""
@@ -329,9 +365,9 @@ def _shared_layouts(
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Layouts that two readers or more can use, each with the places of those readers."""
     found = []
-    for b, layout in enumerate(table.layouts):
+    for b in range(len(table.layouts)):
         who = tuple(k for k, w in enumerate(wanting) if w.anywhere[b])
-        if len(who) >= 2 and not layout.partial:
+        if len(who) >= 2:
             found.append((b, who))
     return tuple(found)
 

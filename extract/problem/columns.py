@@ -6,12 +6,15 @@ worked out once, however deep the program is: equal units get the very same arra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.costs import LOCAL
+from tapestry_egg.plans.plan import Change
 from tapestry_egg.schedule.order import read_position
 
 from .copies import CopyTable
@@ -89,20 +92,25 @@ class Columns:
                 return instance.input_weights[p] if instance.input_weights else instance.weight
         return 1.0
 
-    def collecting(self, table: CopyTable) -> NDArray[np.bool_]:
-        """[have, kept]: whether keeping the copy is worth a choice: it costs something, and only
-        gathers or combines what the produced value has spread out."""
+    def sharable(self, table: CopyTable, collectives: float) -> NDArray[np.bool_]:
+        """[have, kept]: whether keeping the copy for several readers is worth a choice: it sends
+        something, and only gathers or combines what the produced value has spread out, or is made
+        by no more than so many collectives of any kind. Of infinitely many: every copy."""
 
         def compare() -> NDArray[np.bool_]:
-            collects = np.array(
-                [[_collects(a, b) for b in table.layouts] for a in table.layouts], dtype=np.bool_
-            ).reshape(len(table.layouts), len(table.layouts))
-            found: NDArray[np.bool_] = (
-                collects & np.isfinite(table.seconds) & (table.wire > 0)
-            ) & ~np.eye(len(table.layouts), dtype=np.bool_)
+            layouts = table.layouts
+            reached = np.isfinite(table.seconds) & ~np.eye(len(layouts), dtype=np.bool_)
+            if collectives == np.inf:
+                return reached
+            found = np.zeros_like(reached)
+            for a, b in np.argwhere(reached & (table.wire > 0)).tolist():
+                have, kept = layouts[a], layouts[b]
+                found[a, b] = _collects(have, kept) or (
+                    not kept.partial and _sends(table.path(have, kept)) <= collectives
+                )
             return found
 
-        return self.once(compare, "collecting", table)
+        return self.once(compare, "sharable", table, collectives)
 
     def _reading(self, v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if v not in self._others:
@@ -127,3 +135,7 @@ def _collects(have: Layout, kept: Layout) -> bool:
         or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
         for axes, fewer in zip(have.dims, kept.dims, strict=True)
     )
+
+
+def _sends(steps: Sequence[Change]) -> int:
+    return sum(step.kind not in LOCAL for step in steps)

@@ -195,6 +195,18 @@ def of_endings(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
     )
 
 
+def of_copies(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
+    """What is said of copies that no readers share: of the problem with most values that have
+    some."""
+    most = max((p.fewer_copies for p in problems), default=0)
+    if not most:
+        return ()
+    return (
+        f"of {_count(most, 'value', 'values')} no copies were tried as shared ones but those "
+        "that gathers and sums make, or one collective of what a kernel made",
+    )
+
+
 def of_programs(
     problems: Sequence[PlanProblem], archives: Sequence[Archive], gap: float
 ) -> tuple[str, ...]:

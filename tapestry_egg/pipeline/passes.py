@@ -171,4 +171,5 @@ def pose_problems(state: State) -> State:
     from tapestry_egg.extract.problem.assemble import assemble
 
     problems = tuple(assemble(choices) for choices in state.choices)
-    return replace(state, problems=problems, notes=state.notes + omissions.of_endings(problems))
+    left = omissions.of_endings(problems) + omissions.of_copies(problems)
+    return replace(state, problems=problems, notes=state.notes + left)

@@ -25,6 +25,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
 from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.runtime import compare, compile
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.kernels import Schedule, in_order, repeat_cheap, schedule
 from tapestry_egg.shard.encode import encode
@@ -62,10 +63,17 @@ def update(w: jax.Array, g: jax.Array) -> jax.Array:
     return w - 0.1 * (g.T @ g)
 
 
+def scanned(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A value that is cut along one dim where it is made, and along the other where two read it."""
+    y = jax.lax.cumsum(x, 1)
+    return jax.lax.cumsum(y, 0), jax.lax.cummax(y, 0)
+
+
 TINY: list[tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("product", product, ((4096, 4096), (4096, 4096)), {}, (4,)),
     ("shared", shared, ((512, 2048), (1024, 512)), {}, (4,)),
     ("update", update, ((1024, 1024), (2048, 1024)), {"donate_argnums": (0,)}, (4,)),
+    ("scanned", scanned, ((2048, 2048),), {}, (4,)),
     ("uneven", product, ((6, 512), (1024, 6)), {}, (4,)),
 ]
 
@@ -117,6 +125,21 @@ def test_front_is_the_best_of_every_plan(
             and p.costs.peak_bytes <= c.peak_bytes * (1 + front.epsilon + 1e-9)
             for p in front
         ), "a plan that no point dominates within epsilon"
+
+
+def test_two_readers_of_an_all_to_all_pay_one() -> None:
+    """The producer keeps its dim whole and so do both readers theirs: one exchange serves both."""
+    program = traced(scanned, ((64, 64),), {})
+    plan = front_of(program, "cpu:4", (4,))[-1]
+    assert [(c.kind, c.count) for c in plan.collectives] == [("all_to_all", 1)]
+    assert plan.costs.wire_bytes == 64 * 64 * 4 / 4 * 3 / 4
+    (kept,) = plan.body.kept.values()
+    assert kept.layout == Layout(((), (0,)))
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    run = compile(plan)
+    for got, wanted in zip(run(x), jax.jit(scanned)(x), strict=True):
+        np.testing.assert_allclose(np.asarray(got), wanted, 1e-4, 1e-3)
+    assert compare(plan, run.compile()).equal
 
 
 # One block, its exact front by a solver

@@ -37,6 +37,7 @@ from models import (
     vit,
     while_loop,
 )
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
 
@@ -267,6 +268,24 @@ def test_moe_routes_first_come_first_served(seed: int) -> None:
                 taken[expert] += 1
     assert any(slots.sum() < 0.999 for group in expected for slots in group)  # some overflow
     np.testing.assert_allclose(combine, expected, atol=1e-6)
+
+
+def test_a_mixture_of_experts_exchanges_three_times() -> None:
+    """Inputs of the experts, their results, and the gradients of these: what two products read is
+    exchanged once for both. Nothing else of that size moves."""
+    args = jax.eval_shape(lambda: moe.example(64, 512, 1024, 4096)[1])
+    front = te.optimize(
+        te.trace(moe.step, *args),
+        "h100:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        settings=Settings(front=False, recompute=0, work=3.0),
+    )
+    moved = front.best("seconds").collectives
+    exchanged = sorted(c.payload_bytes for c in moved if c.kind == "all_to_all")
+    experts, capacity = 8, 2 * moe.TOP * 512 // 8
+    block = experts * 64 * capacity * 1024 * 4 // 8
+    assert exchanged == [64 * 512 * 1024 * 2 * 4 // 8, block, block]
+    assert all(c.payload_bytes < block / 8 for c in moved if c.kind != "all_to_all")
 
 
 def test_ragged_moe_weighs_what_the_two_best_experts_give() -> None:

@@ -228,6 +228,12 @@ def test_copies_that_may_end_in_fewer_places_are_counted(
     assert said.startswith("of 1 value, small or of many readers, not every reader was tried")
 
 
+def test_copies_that_are_not_shared_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "_FEW", 0)
+    (said,) = front(product, mesh_shapes=SHAPES).notes
+    assert said.startswith("of 1 value no copies were tried as shared ones but those")
+
+
 def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = jax.sharding.AbstractMesh((4,), ("data",))
     (told,) = [n for n in front(product, mesh=mesh).notes if "the mesh" in n]
