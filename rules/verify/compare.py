@@ -8,11 +8,15 @@ replacement may be anything, unless the class is `exact`; no other may. Beyond t
 `reorders`          over the reals the sides are equal: in float64 to 1e-9 of what occurs at an
                     element. In the program's dtype the replacement is off the truth by at most four
                     times what the pattern is off by, and a few roundings of the dtype in which the
-                    pattern computes. A number stays a number, an infinity no number: what a program
-                    masks away (an infinity or a NaN that is not selected) stays away;
+                    pattern computes, beside what occurs; and at each element no farther than some
+                    roundings of the pattern and its inputs would move it (rounding.py). A number
+                    stays a number, an infinity no number: what a program masks away (an infinity or
+                    a NaN that is not selected) stays away;
 `changes_rounding`  over the reals the sides are equal, and in the program's dtype a number stays a
                     number where nothing in the pattern is large. What is masked away stays away;
                     elsewhere infinities and NaN passed in may give anything.
+
+Nor is a pole of the pattern NaN in the replacement, unless numbers are summed on the way.
 
 Differences over the reals are forgiven where the law's own rounding in float64 explains them: where
 results move as far when what is computed on the way is shaken by a few units in the last place.
@@ -32,6 +36,7 @@ from tapestry_egg.rules.language.book import Rule
 from .evaluate import FIELD, Array, Program, elementwise, one_shape
 from .instances import Instance
 from .laws import Node
+from .rounding import moved
 
 _LAW = 1e-9
 #: Roundings of the dtype in which a pattern computes that an operation may be off by.
@@ -93,7 +98,10 @@ def differs_over_the_reals(
         wrong &= number  # an overflow of float64 is none of the law's
     pole = ~whole & ~nan
     if finite:
-        wrong |= pole & number & gentle
+        if gentle:  # a pole, for nothing overflows of what is gentle
+            wrong |= pole & number
+            if (pole & np.isnan(right)).any() and not sums(program.instance):
+                wrong |= pole & _no_number(program, values, made)
     elif rule.numerics == "exact":
         wrong |= pole & ~(left == right)
     else:
@@ -132,6 +140,8 @@ def differs_by_rounding(
     meant: Mapping[str, Array],
     root: str,
     made: str,
+    wide: Program,
+    values: Mapping[str, Array],
 ) -> tuple[bool, bool]:
     """Whether a replacement rounds much worse than its pattern does; `meant` is what the pattern
     computes on the same values in float64, rounding only where it converts."""
@@ -149,12 +159,14 @@ def differs_by_rounding(
     told &= np.isfinite(b)
     if not told.any():
         return False, False
+    terms = 1
     steps = len(instance.side.nodes) + len(instance.side.built)
     longest = max(
         (max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs),
         default=1,
     )
-    if elementwise(instance) and one_shape(instance) and not _only_sums(instance):
+    alone = elementwise(instance) and one_shape(instance)
+    if alone and not _only_sums(instance):
         # Functions of one element lose no digits of it: an error counts beside what the pattern
         # itself computes there, and the terms of its sums.
         most = _scale(instance, {n: x for n, x in meant.items() if n in _computed(instance)}, left)
@@ -163,13 +175,33 @@ def differs_by_rounding(
         own = float(part[np.isfinite(part)].max(initial=0.0)) * most
         longest = 1
     else:
+        terms = steps + min(longest, 64)
         most = max((_most(x) for x in at.values()), default=0.0)
         own = float(np.abs(a - truth)[told].max())
     allowed = _WORSE * own + _ROUNDINGS * (steps + min(longest, 64)) * _rounding(instance) * most
     # The last rounding of all is the result's own.
     last = _epsilon(instance.types[root].dtype) * np.abs(truth)
-    allowed += _shared_narrowing(instance) * most + _ROUNDINGS * _least(instance)
-    return bool((np.abs(b - truth) > allowed + last)[told].any()), True
+    narrow = _shared_narrowing(instance) * most + _ROUNDINGS * _least(instance) + last
+    with np.errstate(all="ignore"):
+        off = np.abs(b - truth)
+        late = widest(instance)  # what is meant is off itself, as the pattern is
+        if not late and (off > allowed + narrow)[told].any():
+            return True, True
+        # Beside the greatest number all is well. That says little of small products, and of
+        # differences: there it counts how far the pattern's own roundings move each element.
+        u = _rounding(instance)
+        open_ = told & (off > _ROUNDINGS * u * np.abs(truth) + narrow)
+        for node in instance.side.nodes:  # where a step of the pattern overflows, nothing is known
+            whole = np.isfinite(_wide(at[node.name]))
+            open_ &= whole if alone and whole.shape == open_.shape else whole.all()
+        if not open_.any():
+            return False, True
+        far = moved(wide, values, root, made, u, _least(instance), alone, _STILL)
+        worse = np.where(told & (far > 0), np.abs(a - truth) / far, 0.0)
+        own = _WORSE * float(worse[np.isfinite(worse)].max(initial=0.0))
+        times = max(own, _ROUNDINGS * terms)
+        allowed = times * far + _WORSE * np.abs(a - truth)
+        return bool((off > allowed + narrow)[open_].any()), True
 
 
 def loses_numbers(
@@ -294,6 +326,12 @@ def _masked(program: Program, values: Mapping[str, Array], root: str, left: Arra
     return same
 
 
+def _no_number(program: Program, values: Mapping[str, Array], made: str) -> Array:
+    """Where a result is no number, whatever the sign of the zeros that are given."""
+    plus = {n: v + 0.0 if v.dtype.kind in "fc" else v for n, v in values.items()}
+    return np.asarray(np.isnan(program.evaluate(plus)[made]))
+
+
 def _rounding(instance: Instance) -> float:
     """The coarsest rounding of the operations in which a pattern computes."""
     side = instance.side
@@ -349,3 +387,9 @@ def sums(instance: Instance) -> bool:
         a.kernel in _SUMS or (a.kernel in _PRODUCTS and kind(a.output.dtype) == "complex")
         for a in instance.applied.values()
     )
+
+
+def widest(instance: Instance) -> bool:
+    """Whether no dtype can tell what is meant by numbers of these."""
+    dtypes = {t.dtype for a in instance.applied.values() for t in (*a.inputs, a.output)}
+    return not {"float64", "complex128"}.isdisjoint(dtypes)

@@ -57,9 +57,18 @@ MOST_ELEMENTS = 4096
 class Draw:
     """A source of random choices, with the one dtype that most tensors of an instance have."""
 
-    def __init__(self, rng: random.Random, turn: int, landmarks: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        turn: int,
+        landmarks: Sequence[float] = (),
+        named: Sequence[str] = (),
+    ) -> None:
         self.rng = rng
+        self.named = named  # dtypes that the rule speaks of: every other turn has one of them
         self.dtype = DTYPES[turn % len(DTYPES)]
+        if named and turn % 2:
+            self.dtype = named[turn // 2 % len(named)]
         self.sizes = SIZES[(turn + turn // len(DTYPES)) % len(SIZES)]
         self.extents = self.sizes.extents or _beside(landmarks)
         self.ranks = self.sizes.ranks

@@ -30,7 +30,7 @@ from tapestry_egg.rules.language.families import MAP, MAP2
 
 from .instances import Instance
 from .laws import Node
-from .values import Landmarks, drawn
+from .values import Landmarks, drawn, near
 
 Array = NDArray[Any]
 Numbers = Literal["field", "wide", "actual", "truth"]
@@ -130,14 +130,19 @@ class Program:
         values: Mapping[str, Array],
         disturb: Disturb | None = None,
         pattern_only: bool = False,
+        moved: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        """Every tensor of both sides by name.
+        """Every tensor of both sides by name; what is `moved` has the value given there, in
+        whatever follows.
 
         Raises NoReference for an odd case that NumPy has no word for.
         """
-        at: dict[str, Array] = dict(values)
+        other = moved or {}
+        at: dict[str, Array] = {**values, **other}
         for step in self.pattern if pattern_only else (*self.pattern, *self.replacement):
             node = step.node
+            if node.name in other:
+                continue
             kernel = self.instance.applied[node.signature].kernel
             operands = [at[o] for o in node.operands]
             try:
@@ -174,6 +179,10 @@ class Program:
                 out[name] = rng.integers(1, PRIME, t.shape, dtype=np.int64)
             else:
                 out[name] = drawn(t, of[name], rng, marks, dtype)
+                others = [out[n] for n in drawn_ones if n in out and n != name]
+                like = [x for x in others if (x.shape, x.dtype) == (t.shape, out[name].dtype)]
+                if of[name] == "near" and kind(t.dtype) == "float" and like:
+                    out[name] = near(rng, like[-1])
         return out
 
 

@@ -29,6 +29,7 @@ from .draws import MOST_ELEMENTS, Draw
 from .example import example_graph
 from .laws import Node, Side
 from .proposals import BY_ARITY, propose
+from .values import named_dtypes
 
 #: Where an example stands for so many programs, draws end after so many in a row that fail.
 ENOUGH_GIVEN = 8
@@ -129,9 +130,10 @@ def instances(
                     unlike.take(*found[:2], 0)
                 yield instance
     failed = 0
+    named = named_dtypes(rule)
     for turn in range(tries):
         drawn.tried += 1
-        made = _draw(side, Draw(random.Random(f"{seed} {turn}"), turn, marks))
+        made = _draw(side, Draw(random.Random(f"{seed} {turn}"), turn, marks, named))
         if made is not None:
             failed = 0
             if unlike is None or unlike.fresh(*made[:2]):
@@ -271,6 +273,8 @@ def applied_to(
         return None
     if not _indexes(kernel, inputs):
         return None
+    if kernel == "broadcast_in_dim" and not _stretches(params, inputs[0].shape):
+        return None
     try:
         types = registry.output_types(kernel, params, inputs)
     except TemplateError:
@@ -278,6 +282,14 @@ def applied_to(
     if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > MOST_ELEMENTS:
         return None
     return Applied(kernel, params, tuple(inputs), types[0], None)
+
+
+def _stretches(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether every extent is stretched to itself, or from 1, as JAX asks."""
+    to, at = params["shape"], params["broadcast_dimensions"]
+    if len(at) != len(shape) or any(not 0 <= d < len(to) for d in at):
+        return False
+    return all(n in (1, to[d]) for n, d in zip(shape, at, strict=True))
 
 
 def _indexes(kernel: str, inputs: Sequence[TensorType]) -> bool:

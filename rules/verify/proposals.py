@@ -82,14 +82,15 @@ def _fit(kernel: str, port: int, t: TensorType) -> tuple[str, ...]:
 def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
     params: dict[str, Any] = {}
     if kernel == "convert_element_type":
-        new = draw.rng.choice([*DTYPES, draw.dtype])
+        usual = [*DTYPES, draw.dtype]
+        new = draw.rng.choice(draw.named if draw.named and draw.chance(0.6) else usual)
         params = {"new_dtype": {"$dtype": new}, "weak_type": False, "sharding": None}
     elif kernel == "integer_pow":
         params = {"y": draw.rng.choice((0, 1, 2, 2, 3))}
     elif kernel == "reduce_precision":
         params = {
             "exponent_bits": draw.rng.choice((5, 8)),
-            "mantissa_bits": draw.rng.choice((3, 7, 10)),
+            "mantissa_bits": draw.rng.choice((3, 7, 10, 23)),
         }
     elif kernel == "name":
         params = {"name": "x"}

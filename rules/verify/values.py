@@ -27,6 +27,8 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rules.language.book import Rule
 
+from .draws import DTYPES
+
 Array = NDArray[Any]
 #: The numbers that a rule speaks of, in order.
 Landmarks = tuple[float, ...]
@@ -40,9 +42,9 @@ FINITE = (
 #: Families that a law must hold on in a program's own dtype where it reorders: far from its ends.
 MODERATE = ("normal", "unit", "ties", "around", "tens", "one-hot", "high")
 #: The same, and where products and exponentials of numbers that are none too large end.
-ROUNDED = (*MODERATE, "low", "tiny")
+ROUNDED = (*MODERATE, "low", "tiny", "near", "scales")
 #: Families for laws that claim equal bits, and for integers: the ends of a dtype too.
-EXTREME = (*FINITE, "extremes", "pool")
+EXTREME = (*FINITE, "extremes", "pool", "midway")
 #: Families that hold what is no number: masks are made of them.
 MASKS = ("infinite", "below", "above", "nan")
 
@@ -57,19 +59,14 @@ class Ends:
     least: float | int
     most: float | int
     tiny: float = 0.0  # a number whose square is nothing
+    normal: float = 1.0  # the least with all digits
+    eps: float = 0.0  # from 1 to the next greater
 
 
 def landmarks(rule: Rule) -> tuple[float, ...]:
     """Every number that a rule speaks of, with zero and one."""
-    texts = [rule.egg]
-    recipe = rule.recipe
-    if recipe is not None:
-        texts += [g.text for g in recipe.guards]
-        texts += [e.text for e in recipe.let.values()]
-        texts += [w.inputs.text for w in recipe.wants.values()]
-        texts += [e.text for w in recipe.wants.values() for e in w.params.values()]
     found = {0.0, 1.0}
-    for text in texts:
+    for text in _texts(rule):
         for number in _NUMBER.findall(text):
             value = float(number)
             if np.isfinite(value):
@@ -77,6 +74,24 @@ def landmarks(rule: Rule) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
+def named_dtypes(rule: Rule) -> tuple[str, ...]:
+    """Every dtype that a rule speaks of."""
+    words = {w for text in _texts(rule) for w in _WORD.findall(text)}
+    return tuple(d for d in dict.fromkeys(DTYPES) if d in words)
+
+
+def _texts(rule: Rule) -> list[str]:
+    texts = [rule.egg]
+    recipe = rule.recipe
+    if recipe is not None:
+        texts += [g.text for g in recipe.guards]
+        texts += [e.text for e in recipe.let.values()]
+        texts += [w.inputs.text for w in recipe.wants.values()]
+        texts += [e.text for w in recipe.wants.values() for e in w.params.values()]
+    return texts
+
+
+_WORD = re.compile(r"[a-z][a-z0-9_]*")
 # A number that is not a part of a name: float32, Op2 and log1p hold none.
 _NUMBER = re.compile(r"(?<![\w.$])-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])")
 
@@ -96,7 +111,7 @@ def ends(dtype: str) -> Ends:
     top, tiny, eps = float(f.max), float(f.tiny), float(f.eps)
     least = float(f.smallest_subnormal)
     steps = (top, top / 2, 1 + eps, 1.0, 1 - eps / 2, eps, tiny, least, 0.0)
-    return Ends((*steps, *(-v for v in steps)), -top, top, 0.25 * least**0.5)
+    return Ends((*steps, *(-v for v in steps)), -top, top, 0.25 * least**0.5, tiny, eps)
 
 
 _Floats = Callable[[np.random.Generator, tuple[int, ...], Landmarks, Ends], Array]
@@ -161,6 +176,30 @@ def _tiny(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e:
     return np.where(rng.random(shape) < 0.3, 0.0, _signs(rng, shape) * sizes)
 
 
+def _scales(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
+    """Numbers of every magnitude, down to the smallest with all digits, up to where products of
+    three may overflow."""
+    low, high = np.log2(e.normal), np.log2(e.most) / 3
+    return np.asarray(_signs(rng, shape) * 2.0 ** rng.uniform(low, high, shape))
+
+
+def _midway(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
+    """Numbers midway between two of fewer digits, and beside such: they are rounded up or down by
+    a digit that a dtype in between does not have."""
+    digits = 2.0 ** rng.choice((3, 7, 10, 23), shape)
+    ties = 1 + (rng.integers(0, 8, shape) + 0.5) / digits
+    return np.asarray(_signs(rng, shape) * (ties + e.eps * rng.choice((-1, 0, 1), shape)))
+
+
+def near(rng: np.random.Generator, other: Array) -> Array:
+    """Numbers beside those of another tensor, all with its sign or all with the other: what is left
+    of a sum of both has few digits."""
+    apart = 2.0 ** -rng.uniform(4, 20)
+    sign = rng.choice((-1.0, 1.0))
+    held = other.astype(np.float64) * sign * (1 + apart * rng.normal(size=other.shape))
+    return np.asarray(held.astype(other.dtype))
+
+
 def _end_of_exponentials(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Where those of e (above 88.7) and, in one draw of two, those of 2 (128) end in float32."""
     low, high = ((85.0, 100.0), (125.0, 140.0))[int(rng.random() < 0.5)]
@@ -202,6 +241,9 @@ _FLOATS: Mapping[str, _Floats] = {
     "magnitudes": lambda rng, shape, m, e: (
         rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)
     ),
+    "scales": _scales,
+    "near": lambda rng, shape, m, e: rng.normal(size=shape),
+    "midway": _midway,
     "around": lambda rng, shape, m, e: _chosen(rng, around(m), shape),
     "beyond": lambda rng, shape, m, e: _chosen(rng, beyond(m), shape),
     "small": _small,

@@ -36,6 +36,7 @@ from .compare import (
     loses_numbers,
     roomy,
     sums,
+    widest,
 )
 from .evaluate import Array, NoReference, Numbers, Program, has_field
 from .facts import refuse_facts
@@ -57,6 +58,7 @@ _ALL = 10
 _MIXED = 4
 # Families whose products and exponentials narrow floats do not hold.
 _LARGE = ("tens", "high", "low")
+_SMALL = ("tiny", "scales")
 
 
 @dataclass(frozen=True)
@@ -345,14 +347,9 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
     if masks:
         yield from (("wide", f) for f in masking(("normal", "ties", *masks)))
     # What is meant is computed in 64 bits: there it is not known of what underflows in as many.
-    unknown = {*(() if roomy(dtypes) else _LARGE), *(("tiny",) if _widest(dtypes) else ())}
+    unknown = {*(() if roomy(dtypes) else _LARGE), *(_SMALL if widest(instance) else ())}
     moderate = [f for f in ROUNDED if f not in unknown]
     yield from (("actual", f) for f in every(moderate))
-
-
-def _widest(dtypes: Iterable[str]) -> bool:
-    """Whether no dtype could tell what is meant by numbers of these."""
-    return not {"float64", "complex128"}.isdisjoint(dtypes)
 
 
 def _compare(
@@ -367,11 +364,15 @@ def _compare(
     at = program.evaluate(values)
     truth: dict[str, Array] = {}
     rounds = instance.rounds and rule.numerics != "exact"
+    wide = program
+    given = values
     if numbers == "actual" and rounds:
-        wide = programs.over("truth")
-        if wide is None:
+        found = programs.over("truth")
+        if found is None:
             return None, False
-        truth = wide.evaluate({n: wide.widened(n, v) for n, v in values.items()}, pattern_only=True)
+        wide = found
+        given = {n: wide.widened(n, v) for n, v in values.items()}
+        truth = wide.evaluate(given, pattern_only=True)
     judged = False
     for root, made in instance.side.unions:
         left, right = at[root], at[made]
@@ -382,7 +383,7 @@ def _compare(
         elif rule.numerics == "changes_rounding":
             wrong, told = loses_numbers(instance, at, truth, root, made), False
         else:
-            wrong, told = differs_by_rounding(instance, at, truth, root, made)
+            wrong, told = differs_by_rounding(instance, at, truth, root, made, wide, given)
         judged |= told
         if wrong:
             held = numbers if left.dtype.kind in "fcV" or numbers == "field" else "integer"

@@ -55,6 +55,22 @@ def _power(x: Array, y: Array) -> Array:
     return np.asarray(out)
 
 
+def _whole_power(x: Array, y: int) -> Array:
+    """By products, as JAX does: of -x it is then that of x, but for the sign. NumPy's is not in
+    every digit."""
+    if _integers(x) or y == 0:
+        return np.asarray(x**y)
+    out, left = None, abs(y)
+    while left:
+        if left & 1:
+            out = x if out is None else out * x
+        left >>= 1
+        if left:
+            x = x * x
+    assert out is not None
+    return np.asarray(out if y > 0 else 1 / out)
+
+
 def _shift(x: Array, y: Array, kind: str) -> Array:
     """Shifts by the width or more empty the word, or fill it with the sign."""
     width = 8 * x.dtype.itemsize
@@ -270,7 +286,7 @@ ELEMENTWISE: dict[str, Reference] = {
     "bitcast_convert_type": _bitcast,
     "clamp": _clamp,
     "convert_element_type": lambda call: _convert(call, call.operands[0]),
-    "integer_pow": lambda call: wide(call.operands[0]) ** call.params["y"],
+    "integer_pow": lambda call: _whole_power(wide(call.operands[0]), call.params["y"]),
     "nextafter": _nextafter,
     "optimization_barrier": lambda call: call.operands,
     "reduce_precision": lambda call: _reduce_precision(call, wide(call.operands[0])),

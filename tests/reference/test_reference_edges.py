@@ -65,3 +65,15 @@ def test_powers_as_in_jax(exponent: float, shape: tuple[int, ...]) -> None:
         found = run("pow", {}, some, y)
         expected = np.asarray(lax.pow(jnp.asarray(some), jnp.full(shape, y)))
         assert np.allclose(found, expected, equal_nan=True), x
+
+
+@pytest.mark.parametrize("y", [1, 2, 3, 7, -1, -3])
+def test_whole_powers_as_in_jax(y: int) -> None:
+    """By products: of -x they are those of x in every digit, but for the sign."""
+    x = np.append(np.random.default_rng(0).normal(size=1000), [0.0, -0.0, np.inf, -np.inf])
+    with np.errstate(divide="ignore"):
+        found, other = (run("integer_pow", {"y": y}, v) for v in (x, -x))
+        narrow = run("integer_pow", {"y": y}, x.astype(np.float32))
+    np.testing.assert_array_equal(other, found if y % 2 == 0 else -found)
+    expected = np.asarray(lax.integer_pow(jnp.asarray(x, jnp.float32), y))
+    np.testing.assert_allclose(narrow, expected, rtol=1e-6)

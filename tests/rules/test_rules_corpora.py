@@ -15,8 +15,10 @@ from tapestry_egg.rules import Rule, load_book
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
 
 HERE = Path(__file__).parent
-FALSE = load_book(HERE / "rules_false.yaml").rules
-TRUE = load_book(HERE / "rules_true.yaml").rules
+FALSE, TRUE = (
+    [r for kind in kinds for r in load_book(HERE / f"{kind}.yaml").rules]
+    for kinds in (("rules_false", "strangers_false"), ("rules_true", "strangers_sound"))
+)
 
 
 def refused(rule: Rule, seed: int = 0) -> bool:
@@ -29,7 +31,7 @@ def refused(rule: Rule, seed: int = 0) -> bool:
 
 
 def test_the_corpora_are_long_enough_to_mean_something() -> None:
-    assert len(FALSE) >= 110 and len(TRUE) >= 50
+    assert len(FALSE) >= 340 and len(TRUE) >= 180
 
 
 @pytest.mark.parametrize("rule", FALSE[::6], ids=lambda r: r.name)

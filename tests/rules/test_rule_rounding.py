@@ -1,0 +1,113 @@
+"""What a law that reorders may lose: as much as the pattern's own roundings move each element.
+
+Errors beside the greatest number that occurs say little of small products and of differences.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tapestry_egg.rules import Rule, load_book
+from tapestry_egg.rules.verify.draws import Draw
+from tapestry_egg.rules.verify.values import drawn, ends, named_dtypes, near
+from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
+
+#: Equal over the reals, and with few digits left, or none, somewhere: where, pattern, replacement.
+LOSES = [
+    ("the product underflows", "mul(sqrt(x), sqrt(y))", "sqrt(mul(x, y))"),
+    ("the quotient underflows", "div(sqrt(x), sqrt(y))", "sqrt(div(x, y))"),
+    ("beyond 20", "logistic(mul(neg(x), o=1))", "sub(o, logistic(x))"),
+    (
+        "y near x",
+        "m:mul(sub(x, y), sub(x, y))",
+        "add(sub(m(x, x), m(x, y)), sub(m(y, y), m(x, y)))",
+    ),
+    (
+        "y near x, in a sum",
+        "r:reduce[sum](m:mul(sub(x, y), sub(x, y)))",
+        "sub(add(r(m(x, x)), r(m(y, y))), add(r(m(x, y)), r(m(x, y))))",
+    ),
+    ("below 1e-8", "mul(expm1(x), y)", "sub(mul(exp(x), y), y)"),
+]
+#: Factors and terms in another order: no more is lost than inputs off by roundings explain.
+KEEPS = [
+    ("factors", "mul(mul(x, y), z)", "mul(x, mul(y, z))"),
+    ("terms", "add(add(x, y), z)", "add(x, add(y, z))"),
+    ("distributed", "mul(x, add(y, z))", "add(mul(x, y), mul(x, z))"),
+    ("contracted", "m:matmul(sub(x, y), w)", "sub(m(x, w), m(y, w))"),
+    ("joined", "add(r:reduce[sum](x), r:reduce[sum](y))", "r(add(x, y))"),
+    ("the truth", "log1p(expm1(x))", "x"),
+    ("nearer to the truth", "sub(o=1, logistic(x))", "logistic(neg(x))"),
+]
+
+
+def law(folder: Path, match: str, replace: str, numerics: str = "reorders", also: str = "") -> Rule:
+    if not also:
+        guard = "$x.shape == $y.shape" if re.search(r"\by\b", match) else "1 == 1"
+        also = f"dtype: float\n    guard: {guard}"
+    book = folder / "law.yaml"
+    book.write_text(
+        "ruleset: algebra\nrules:\n  - name: law\n    law: it\n    reason: it\n"
+        f"    numerics: {numerics}\n    match: '{match}'\n    replace: '{replace}'\n    {also}\n"
+    )
+    return load_book(book).rules[0]
+
+
+@pytest.mark.parametrize("where, match, replace", LOSES, ids=[case[0] for case in LOSES])
+def test_lost_digits_are_told(where: str, match: str, replace: str, tmp_path: Path) -> None:
+    with pytest.raises(RuleRefused, match="round differently"):
+        verify_rule(law(tmp_path, match, replace))
+    if "sum" not in where:  # which overflows in 8 bits
+        real = law(tmp_path, match, replace, "changes_rounding")
+        assert verify_rule(real) is not None, "it is true of the reals"
+
+
+@pytest.mark.parametrize("what, match, replace", KEEPS, ids=[case[0] for case in KEEPS])
+def test_another_order_loses_nothing(what: str, match: str, replace: str, tmp_path: Path) -> None:
+    assert verify_rule(law(tmp_path, match, replace)) is not None
+
+
+def test_no_number_at_a_pole_is_a_difference(tmp_path: Path) -> None:
+    """1/sqrt(0) is infinite, sqrt(0)/0 no number."""
+    with pytest.raises(RuleRefused, match="differ"):
+        verify_rule(law(tmp_path, "rsqrt(x)", "div(sqrt(x), x)", "changes_rounding"))
+
+
+def test_rounding_twice_is_not_rounding_once(tmp_path: Path) -> None:
+    once = "convert{new_dtype=$t}(x)"
+    twice = "convert{new_dtype=$t}(convert{new_dtype=$u}(x))"
+    guard = "guard: $x.dtype == %s and $u == %s and $t == %s"
+    with pytest.raises(RuleRefused, match="round differently"):
+        verify_rule(law(tmp_path, twice, once, "exact", guard % ("float64", "float32", "float16")))
+    widened = law(tmp_path, twice, once, "exact", guard % ("int8", "int16", "int32"))
+    assert verify_rule(widened) is not None
+
+
+def test_dtypes_that_a_rule_names_are_drawn_every_other_turn(tmp_path: Path) -> None:
+    rule = law(tmp_path, "neg(neg(x))", "x", "exact", "guard: $x.dtype in [uint16, float16]")
+    named = named_dtypes(rule)
+    assert set(named) == {"uint16", "float16"}
+    rng = random.Random(0)
+    met = [Draw(rng, turn, (), named).dtype for turn in range(40)]
+    assert set(met[1::2]) == {"uint16", "float16"} and len(set(met[::2])) > 10
+
+
+def test_values_near_others_and_midway() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=100).astype(np.float32)
+    for _ in range(20):
+        y = near(rng, x)
+        apart = np.minimum(np.abs(y - x), np.abs(y + x))
+        assert (apart <= 0.5 * np.abs(x)).mean() > 0.9
+    from tapestry_egg.graph.blockgraph import TensorType
+
+    midway = drawn(TensorType((400,), "float64"), "midway", rng, (), "float64")
+    once, twice = midway.astype(np.float16), midway.astype(np.float32).astype(np.float16)
+    assert (once != twice).any()
+    scales = np.abs(drawn(TensorType((400,), "float32"), "scales", rng, (), "float32"))
+    assert scales.min() < 1e-30 and scales.max() > 1e6 and scales.max() ** 3 <= ends("float32").most
