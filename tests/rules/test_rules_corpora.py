@@ -71,3 +71,9 @@ def test_a_name_changes_nothing(rule: Rule) -> None:
 def test_bits_of_wider_numbers_are_no_law_of_narrow_ones() -> None:
     rule = next(r for r in TRUE if r.name == "bits-of-float32-and-back")
     assert not any(refused(rule, seed) for seed in range(5))
+
+
+def test_no_rule_is_refused_for_a_broadcast_that_jax_does_not_know() -> None:
+    """Its dims are the rule's own: rows of 2 do not stretch to 1."""
+    rule = next(r for r in TRUE if r.name == "shift-of-rows")
+    assert not refused(rule)
