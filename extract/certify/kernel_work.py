@@ -85,7 +85,8 @@ def kernel_work(
     types = instances[-1].signature.output_types
     dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
     own = instances[-1].signature
-    work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction)
+    spilled = own.spilled
+    work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction, spilled)
     seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm))
     energy = joules(flops, traffic, 0.0, seconds, mesh.devices, target, dtype, contraction)
     roofline = {

@@ -326,7 +326,9 @@ class Joiner:
         if gemm is not None:
             dtype = gemm.dtype
         own = root.signature
-        work = like_roofline(own.kernel, own.measured, flops, dtype, self.target, contraction)
+        work = like_roofline(
+            own.kernel, own.measured, flops, dtype, self.target, contraction, own.spilled
+        )
         seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm)
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction

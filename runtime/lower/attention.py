@@ -1,36 +1,70 @@
-"""Fused attention: cuDNN's kernels on its GPUs, and what they compute spelled out elsewhere.
+"""Fused attention: cuDNN's kernels on its GPUs, and what they compute in blocks elsewhere.
 
 `flash_attention` gives the output and, per row, the logarithm of the sum of exponentials;
 `flash_attention_backward` reads both. A program that asks JAX for cuDNN's attention is traced to
-these (`tracing/fused_attention.py`), so it is planned on any machine and runs on those without
-cuDNN, too.
+these (`tracing/fused_attention.py`), and one that spells attention out is rewritten to them
+(`rewrite/streams`); so both are planned on any machine and run on those without cuDNN, too.
+
+Elsewhere the rows run in blocks, one after another, of which only one has its scores in memory.
+Under a causal mask a block reads the keys that one of its rows sees, to a quarter of them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 #: What cuDNN's attention takes.
 _CUDNN_DTYPES = ("bfloat16", "float16")
+_CUDNN_WIDTH = 128
+#: Bytes of a block's scores; on CPUs 4 MiB were fastest of 2 to 16 (`streaming.py`).
+_ROOM = 4 << 20
+#: Parts of the rows that read different keys under a causal mask.
+_PARTS = 8
 
 
 def flash_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    scale: float,
+    causal: bool,
+    window: int,
+    fill: float,
 ) -> list[jax.Array]:
     """[output, logarithm of the sum] of q[b, t, n, h], k[b, s, g, h] and v[b, s, g, h]."""
-    scores = _scores(q, k, scale, causal)
-    stats = jax.nn.logsumexp(scores, axis=-1)
-    weights = jnp.exp(scores - stats[..., None]).astype(v.dtype)
-    out = jnp.einsum("bgrts,bsgh->btgrh", weights, v, preferred_element_type=jnp.float32)
-    batch, rows, heads, _ = q.shape
-    return [out.reshape(q.shape).astype(q.dtype), stats.reshape(batch, heads, rows)]
+    batch, rows, heads, width = q.shape
+    groups = k.shape[2]
+    split = q.reshape(batch, rows, groups, heads // groups, width)
+    scores = partial(_scores, scale=scale, causal=causal, window=window, fill=fill)
+
+    def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any) -> Any:
+        s = scores(parts["q"], k, parts.get("mask"), start=start, first=first)
+        stats = jax.nn.logsumexp(s, axis=-1)
+        low = jnp.where(jnp.isneginf(stats), 0.0, stats)
+        weights = jnp.exp(s - low[..., None]).astype(v.dtype)
+        out = jnp.einsum("bgrts,bsgh->btgrh", weights, v, preferred_element_type=s.dtype)
+        return out.astype(v.dtype), stats.astype(jnp.float32).transpose(0, 3, 1, 2)
+
+    by_row = {"q": split}
+    of_keys = _masks(by_row, mask, rows)
+    made = []
+    for low, high, first, last in _parts(rows, k.shape[1], causal, window):
+        parts = {n: x[:, low:high] for n, x in by_row.items()}
+        some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
+        made.append(_in_blocks(some, parts, of_keys, low, (first, last), k, split.shape))
+    out, stats = (jnp.concatenate(x, axis=1) for x in zip(*made, strict=True))
+    return [out.reshape(q.shape), stats.transpose(0, 2, 3, 1).reshape(batch, heads, rows)]
 
 
 def flash_attention_backward(
@@ -40,65 +74,216 @@ def flash_attention_backward(
     stats: jax.Array,
     out: jax.Array,
     grad: jax.Array,
+    mask: jax.Array | None = None,
     *,
     scale: float,
     causal: bool,
+    window: int,
+    fill: float,
 ) -> list[jax.Array]:
     """Gradients by q, k and v, from the results of `flash_attention` and the output's gradient."""
     batch, rows, heads, width = q.shape
-    groups = k.shape[2]
+    keys, groups = k.shape[1:3]
     shape = (batch, rows, groups, heads // groups, width)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     product = partial(jnp.einsum, preferred_element_type=wide)
-    scores = _scores(q, k, scale, causal)
-    weights = jnp.exp(scores - stats.reshape(*scores.shape[:-1], 1))
-    given = grad.reshape(shape)
+    scores = partial(_scores, scale=scale, causal=causal, window=window, fill=fill)
     delta = (grad.astype(wide) * out.astype(wide)).sum(-1).reshape(shape[:-1])
-    by_weight = product("btgrh,bsgh->bgrts", given, v)
-    by_score = weights * (by_weight - delta.transpose(0, 2, 3, 1)[..., None]) * scale
-    by_score = by_score.astype(q.dtype)
-    dq = product("bgrts,bsgh->btgrh", by_score, k).reshape(q.shape)
-    dk = product("bgrts,btgrh->bsgh", by_score, q.reshape(shape))
-    dv = product("bgrts,btgrh->bsgh", weights.astype(v.dtype), given)
-    return [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)]
+    low = jnp.where(jnp.isneginf(stats), 0.0, stats).transpose(0, 2, 1).reshape(shape[:-1])
+
+    def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any, sums: Any) -> Any:
+        seen, query, given = parts.get("mask"), parts["q"], parts["grad"]
+        s = scores(query, k, seen, start=start, first=first)
+        weights = jnp.exp(s - parts["low"].transpose(0, 2, 3, 1)[..., None])
+        by_weight = product("btgrh,bsgh->bgrts", given, v)
+        less = by_weight - parts["delta"].transpose(0, 2, 3, 1)[..., None]
+        by_score = weights * less * scale
+        if seen is not None and seen.dtype == jnp.bool_:
+            by_score = jnp.where(_as_scores(seen), by_score, 0.0)
+        by_score = by_score.astype(query.dtype)
+        dq = product("bgrts,bsgh->btgrh", by_score, k)
+        dk = product("bgrts,btgrh->bsgh", by_score, query)
+        dv = product("bgrts,btgrh->bsgh", weights.astype(v.dtype), given)
+        return dq.astype(query.dtype), (sums[0] + dk, sums[1] + dv)
+
+    by_row = {"q": q.reshape(shape), "grad": grad.reshape(shape), "low": low, "delta": delta}
+    of_keys = _masks(by_row, mask, rows)
+    dk = dv = jnp.zeros(k.shape, wide)
+    made = []
+    for begin, end, first, last in _parts(rows, keys, causal, window):
+        parts = {n: x[:, begin:end] for n, x in by_row.items()}
+        some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
+        sums = (dk[:, first:last], dv[:, first:last])
+        dq, sums = _summed(some, parts, of_keys, begin, (first, last), k, shape, sums)
+        made.append(dq)
+        dk, dv = dk.at[:, first:last].set(sums[0]), dv.at[:, first:last].set(sums[1])
+    dq = jnp.concatenate(made, axis=1).reshape(q.shape)
+    return [dq, dk.astype(k.dtype), dv.astype(v.dtype)]
 
 
-def _scores(q: jax.Array, k: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """[batch, group, head of the group, row, key] in float32 at least."""
-    batch, rows, heads, width = q.shape
-    keys, groups = k.shape[1:3]
-    split = q.reshape(batch, rows, groups, heads // groups, width)
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+def _scores(
+    split: jax.Array,
+    k: jax.Array,
+    mask: jax.Array | None,
+    *,
+    scale: float,
+    causal: bool,
+    window: int,
+    fill: float,
+    start: Any,
+    first: int,
+) -> jax.Array:
+    """[batch, group, head of the group, row, key] in float32 at least, of rows from `start` on and
+    keys from `first` on."""
+    wide = jnp.promote_types(split.dtype, jnp.float32)
     scores = scale * jnp.einsum("btgrh,bsgh->bgrts", split, k, preferred_element_type=wide)
+    if mask is not None:
+        placed = _as_scores(mask)
+        flags = mask.dtype == jnp.bool_
+        scores = jnp.where(placed, scores, fill) if flags else scores + placed.astype(wide)
     if causal:
-        seen = jnp.arange(rows)[:, None] >= jnp.arange(keys)[None, :]
+        behind = start + jnp.arange(split.shape[1])[:, None]
+        behind = behind - first - jnp.arange(k.shape[1])[None, :]
+        seen = behind >= 0
+        seen = seen & (behind < window) if window else seen
         scores = jnp.where(seen, scores, -jnp.inf)
     return scores
 
 
-def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[..., Any]:
-    """The call of cuDNN's kernel; `elsewhere` for dtypes that it has not, or another JAX."""
+def _as_scores(mask: jax.Array) -> jax.Array:
+    """[batch, row, group, head of the group, key] in the order of scores."""
+    return mask.transpose(0, 2, 3, 1, 4)
 
-    def run(*operands: jax.Array, scale: float, causal: bool) -> list[jax.Array]:
+
+def _masks(by_row: dict[str, Any], mask: jax.Array | None, rows: int) -> jax.Array | None:
+    """The mask [batch, row, group, head of the group, key] among what has rows; one that has none
+    is given back instead."""
+    if mask is None:
+        return None
+    groups, shared = by_row["q"].shape[2:4]
+    batch, heads, _, keys = mask.shape
+    split = (groups, shared) if heads > 1 else (1, 1)
+    made = mask.reshape(batch, *split, -1, keys).transpose(0, 3, 1, 2, 4)
+    if mask.shape[2] == rows and rows > 1:
+        by_row["mask"] = made
+        return None
+    return made
+
+
+def _parts(rows: int, keys: int, causal: bool, window: int) -> Sequence[tuple[int, int, int, int]]:
+    """Parts of the rows [low, high) with the keys [first, last) that they see."""
+    size = max(1, -(-rows // _PARTS)) if causal else rows
+    out = []
+    for low in range(0, rows, size):
+        high = min(rows, low + size)
+        last = max(1, min(keys, high)) if causal else keys
+        first = max(0, min(last - 1, low - window + 1)) if causal and window else 0
+        out.append((low, high, first, last))
+    return out
+
+
+def _block_rows(rows: int, keys: int, shape: Sequence[int]) -> int:
+    """Rows of a block, a divisor of all of them, whose scores have room."""
+    of_row = 4 * prod(shape[:1]) * prod(shape[2:4]) * keys
+    most = max(1, _ROOM // max(1, of_row))
+    return max(n for n in range(1, rows + 1) if rows % n == 0 and (n <= most or n == 1))
+
+
+def _cut(parts: dict[str, Any], of_keys: Any, seen: tuple[int, int], at: Any, size: int) -> Any:
+    some = {n: lax.dynamic_slice_in_dim(x, at, size, 1) for n, x in parts.items()}
+    if of_keys is not None:
+        some["mask"] = of_keys
+    if "mask" in some and some["mask"].shape[-1] > 1:
+        some["mask"] = some["mask"][..., seen[0] : seen[1]]
+    return some
+
+
+def _in_blocks(
+    run: Callable[..., Any],
+    parts: dict[str, Any],
+    of_keys: Any,
+    low: int,
+    seen: tuple[int, int],
+    k: jax.Array,
+    shape: Sequence[int],
+) -> Any:
+    """What `run` gives for blocks of rows, joined."""
+    del k
+    rows = parts["q"].shape[1]
+    size = _block_rows(rows, seen[1] - seen[0], shape)
+    if size == rows:
+        return run(low, parts=_cut(parts, of_keys, seen, 0, rows))
+
+    def step(_: None, j: Any) -> Any:
+        return None, run(low + j * size, parts=_cut(parts, of_keys, seen, j * size, size))
+
+    _, made = lax.scan(step, None, jnp.arange(rows // size))
+    return jax.tree.map(_joined, made)
+
+
+def _summed(
+    run: Callable[..., Any],
+    parts: dict[str, Any],
+    of_keys: Any,
+    low: int,
+    seen: tuple[int, int],
+    k: jax.Array,
+    shape: Sequence[int],
+    sums: Any,
+) -> Any:
+    """As `_in_blocks`, with what is summed over the blocks."""
+    del k
+    rows = parts["q"].shape[1]
+    size = _block_rows(rows, seen[1] - seen[0], shape)
+    if size == rows:
+        return run(low, parts=_cut(parts, of_keys, seen, 0, rows), sums=sums)
+
+    def step(carry: Any, j: Any) -> Any:
+        some = _cut(parts, of_keys, seen, j * size, size)
+        made, carry = run(low + j * size, parts=some, sums=carry)
+        return carry, made
+
+    sums, made = lax.scan(step, sums, jnp.arange(rows // size))
+    return _joined(made), sums
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """[block, batch, row, ...] as [batch, row, ...]."""
+    x = jnp.moveaxis(x, 0, 1)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[..., Any]:
+    """The call of cuDNN's kernel; `elsewhere` for what it has not, or another JAX."""
+    plain = 3 if name == "fwd" else 6
+
+    def run(*operands: jax.Array, **params: Any) -> list[jax.Array]:
         from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
         kernel = getattr(cudnn, f"_dot_product_attention_{name}_p", None)
-        if kernel is None or operands[0].dtype.name not in _CUDNN_DTYPES:
-            return elsewhere(*operands, scale=scale, causal=causal)
+        width = operands[0].shape[-1]
+        if (
+            kernel is None
+            or operands[0].dtype.name not in _CUDNN_DTYPES
+            or len(operands) != plain
+            or width % 8
+            or width > _CUDNN_WIDTH
+        ):
+            return elsewhere(*operands, **params)
         none = jnp.zeros(0, operands[0].dtype)
-        mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+        mask = cudnn.MaskType.CAUSAL if params["causal"] else cudnn.MaskType.NO_MASK
         more = {"is_training": True} if name == "fwd" else {}
         made = kernel.bind(
             *operands[:3],
             *[none] * 7,
             *operands[3:],
-            scale=scale,
+            scale=params["scale"],
             seed=42,
             dropout_rate=0.0,
             variadic_args=(False, False),
             mask_type=mask,
             layout=cudnn.AttentionLayout.BTNH.value,
-            sliding_window_length=None,
+            sliding_window_length=params["window"] or None,
             **more,
         )
         return list(made)

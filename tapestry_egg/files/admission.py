@@ -33,6 +33,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rewrite.operand_rounding import unrounded
+from tapestry_egg.rewrite.streams.streamed import RULE, with_streams
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import Schedule, schedule
@@ -106,9 +107,10 @@ def _admit_form(
     named = {name for p, _ in own for name in p.rules}
     paths = tuple(dict.fromkeys(b for p, _ in own if p.origin for b in p.origin.books))
     reads = dict(first.origin.machine.operands)
+    given = first.program.graph
     try:
         check_equivalent(
-            unrounded(first.program.graph, reads),
+            unrounded(with_streams(given) if RULE in named else given, reads),
             unrounded(graph, reads),
             named,
             lambda: _rules(named, paths, tuple(rules), folder),

@@ -68,11 +68,16 @@ def like_roofline(
     dtype: str,
     target: Target,
     contraction: bool,
+    spilled: float = 0.0,
 ) -> Amount:
     """The flops that take as long at the target's sustained rate as these do in a kernel whose own
-    rate has been measured (`kernel_rates.py`); the same ones for all others."""
-    rate = kernel_rate(kernel, measured, dtype, target.name)
-    return flops if rate is None else flops * (target.rate(dtype, contraction) / rate)
+    rate has been measured (`kernel_rates.py`). Of all others the same ones, and those that take as
+    long as the `spilled` bytes do that each of them moves: such a kernel runs in blocks, one part
+    after the other."""
+    rate, own = kernel_rate(kernel, measured, dtype, target.name), target.rate(dtype, contraction)
+    if rate is None:
+        return flops * (1.0 + spilled * own / target.hbm_bytes_per_second) if spilled else flops
+    return flops * (own / rate)
 
 
 def carried_as(kind: str, monoid: str | None, dtype: str) -> str:

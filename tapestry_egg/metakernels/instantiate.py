@@ -88,6 +88,7 @@ def instantiate(
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
         measured=_measured(template, names),
+        spilled=_spilled(template, names),
         outside=outside,
     )
     return Instance(template, signature, names)
@@ -304,6 +305,14 @@ def _measured(template: Template, names: Names) -> tuple[float, ...] | None:
     if not isinstance(value, tuple) or not all(isinstance(x, int | float) for x in value):
         raise text.error(f"{value!r} is not a list of numbers")
     return tuple(map(float, value))
+
+
+def _spilled(template: Template, names: Names) -> float:
+    text = template.spilled
+    value = 0.0 if text is None else text(names)
+    if text is not None and (not isinstance(value, int | float) or not 0.0 <= value < math.inf):
+        raise text.error(f"{value!r} is not a number of bytes")
+    return float(value)
 
 
 def _reads(

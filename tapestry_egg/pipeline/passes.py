@@ -10,7 +10,8 @@ from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.extract.problem.boundary import restrict
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.progress import Phase
-from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.fused_forms import forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
 from tapestry_egg.schedule.kernels import Schedule, scheduled
@@ -62,11 +63,13 @@ def find_forms(state: State) -> State:
         q.tell(Phase("saturate", "the form as given", 1.0))
         graph = rounded(prepare(q.graph), dict(q.machine.operands))
         return replace(state, forms=(Form(graph, saturated=False),))
-    found = forms(q.graph, q.books, q.machine, q.settings.algebra, q.settings.least_gain)
+    found = forms_with_streams(
+        q.graph, q.books, q.machine, q.settings.algebra, q.settings.least_gain
+    )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
     if not q.settings.front:  # the cheapest, second if there is another than the given one
-        found = found[:2][-1:]
+        found = tuple(f for f in found if not f.slower)[:2][-1:]
     reads = dict(q.machine.operands)
     found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]

@@ -39,8 +39,8 @@ def _attention(call: Call) -> Array:
 
 
 def _flash_attention(call: Call) -> tuple[Array, Array]:
-    q, k, v = map(wide, call.operands)
-    scores = _grouped_scores(call, q, k)
+    q, k, v, *mask = map(wide, call.operands)
+    scores = _grouped_scores(call, q, k, mask)
     stats = _log_of_sum(scores, (4,))
     weights = np.exp(scores - stats[..., None])
     out = np.einsum("bgrts,bsgh->btgrh", weights, v)
@@ -48,8 +48,8 @@ def _flash_attention(call: Call) -> tuple[Array, Array]:
 
 
 def _flash_attention_backward(call: Call) -> tuple[Array, Array, Array]:
-    q, k, v, stats, out, grad = map(wide, call.operands)
-    scores = _grouped_scores(call, q, k)
+    q, k, v, stats, out, grad, *mask = map(wide, call.operands)
+    scores = _grouped_scores(call, q, k, mask)
     shape = _grouped(q, k).shape
     weights = np.exp(scores - stats.reshape(*scores.shape[:-1], 1))
     given, query = grad.reshape(shape), q.reshape(shape)
@@ -57,6 +57,9 @@ def _flash_attention_backward(call: Call) -> tuple[Array, Array, Array]:
     by_weight = np.einsum("btgrh,bsgh->bgrts", given, v)
     delta = np.einsum("btgrh,btgrh->bgrt", given, out.reshape(shape))
     by_score = weights * (by_weight - delta[..., None]) * call.params["scale"]
+    if mask and mask[0].dtype == np.bool_:
+        full = np.broadcast_to(mask[0], (*stats.shape[:2], *scores.shape[3:]))
+        by_score = np.where(full.reshape(scores.shape), by_score, 0)
     dq = np.einsum("bgrts,bsgh->btgrh", by_score, k).reshape(q.shape)
     return dq, np.einsum("bgrts,btgrh->bsgh", by_score, query), dv
 
@@ -66,13 +69,18 @@ def _grouped(q: Array, k: Array) -> Array:
     return q.reshape(batch, rows, k.shape[2], heads // k.shape[2], width)
 
 
-def _grouped_scores(call: Call, q: Array, k: Array) -> Array:
+def _grouped_scores(call: Call, q: Array, k: Array, extra: list[Array]) -> Array:
     scores = call.params["scale"] * np.einsum("btgrh,bsgh->bgrts", _grouped(q, k), k)
+    batch, groups, shared, rows, keys = scores.shape
+    for x in extra:
+        mask = np.broadcast_to(x, (batch, groups * shared, rows, keys)).reshape(scores.shape)
+        flags = x.dtype == np.bool_
+        scores = np.where(mask, scores, call.params["fill"]) if flags else scores + mask
     if call.params["causal"]:
         first = call.inputs[0].start[1]
-        rows, keys = scores.shape[3:]
-        seen = np.arange(first, first + rows)[:, None] >= np.arange(keys)[None, :]
-        scores = np.where(seen, scores, -np.inf)
+        behind = np.arange(first, first + rows)[:, None] - np.arange(keys)[None, :]
+        window = call.params["window"] or behind.max(initial=0) + 1
+        scores = np.where((behind >= 0) & (behind < window), scores, -np.inf)
     return np.asarray(scores)
 
 

@@ -20,6 +20,7 @@ from tapestry_egg.errors import RuleError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.rewrite.streams.streamed import RULE, with_streams
 
 from .choose import Terms, as_written
 from .explore import explore
@@ -182,6 +183,12 @@ def replay(
     for number, step in enumerate(steps):
         if step.numbers:
             now = retake(prepare(now), step.numbers)
+            if digest(now) != step.digest:
+                raise _refused(number, step, graph)
+            out.append(now)
+            continue
+        if step.rules == (RULE,):
+            now = with_streams(now)
             if digest(now) != step.digest:
                 raise _refused(number, step, graph)
             out.append(now)

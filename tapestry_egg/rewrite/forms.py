@@ -54,6 +54,7 @@ class Form:
     saturated: bool = True
     steps: tuple[RuleStep, ...] = ()
     timeline: tuple[Tick, ...] = field(default=(), compare=False)
+    slower: bool = False  # takes longer than the one given, on one device, and holds less memory
     by_clock: bool = False  # whether time ended an iteration of the rules
     others: int = 0  # forms that were found beside those that are searched, told of the first one
     regions: int = 0  # regions of it that were left as they are written, as they take too little

@@ -30,7 +30,10 @@ def least_seconds(signature: OperationSignature, target: Target) -> float:
         return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
     moved = signature.output_bytes + sum(signature.read_bytes)
     matrix = signature.contracts
-    work = like_roofline(signature.kernel, signature.measured, flops, dtype, target, matrix)
+    spilled = signature.spilled
+    work = like_roofline(
+        signature.kernel, signature.measured, flops, dtype, target, matrix, spilled
+    )
     return float(kernel_seconds(work, moved, dtype, target, matrix, gemm))
 
 
@@ -94,7 +97,8 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
     dtype = _arithmetic(root.signature, gemm)
     matrix = any(m.signature.contracts for m in members)
     own = root.signature
-    work = like_roofline(own.kernel, own.measured, flops, dtype, target, matrix)
+    spilled = own.spilled
+    work = like_roofline(own.kernel, own.measured, flops, dtype, target, matrix, spilled)
     return root.weight * float(kernel_seconds(work, moved, dtype, target, matrix, gemm))
 
 

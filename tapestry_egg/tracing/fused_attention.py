@@ -52,7 +52,7 @@ def recognized(
     ):
         return None
     read = (*range(_FIRST), *range(_FIRST + _EXTRAS, len(operands)))
-    plain = {"scale": float(params["scale"]), "causal": mask == "CAUSAL"}
+    plain = {"scale": float(params["scale"]), "causal": mask == "CAUSAL", "window": 0, "fill": 0.0}
     return KERNELS[kernel], plain, read
 
 

@@ -86,20 +86,23 @@ def weighted(draw: Draw, kernel: str) -> Case:
 def fused(draw: Draw, kernel: str) -> Case:
     batch, rows, keys, groups, shared, width = (draw.size(1, 4) for _ in range(6))
     causal = draw.coin()
-    params = {"scale": 0.5, "causal": causal}
+    window = draw.size(1, 4) if causal and draw.coin() else 0
+    params = {"scale": 0.5, "causal": causal, "window": window, "fill": -4.0}
     q = draw.floats((batch, rows, groups * shared, width))
     k, v = (draw.floats((batch, keys, groups, width)) for _ in range(2))
+    mask: tuple[Array, ...] = ()
+    if draw.coin():
+        full = (batch, groups * shared, rows, keys)
+        given = draw.floats(tuple(n if draw.coin() else 1 for n in full))
+        mask = (given > 0,) if draw.coin() else (given,)
     if kernel == "flash_attention":
-        return lambda q, k, v: flash_attention_p.bind(q, k, v, **params), (q, k, v)
+        return lambda *xs: flash_attention_p.bind(*xs, **params), (q, k, v, *mask)
     out, grad = draw.floats(q.shape), draw.floats(q.shape)
     stats = 3.0 + draw.floats((batch, groups * shared, rows))
-    return lambda *operands: flash_attention_backward_p.bind(*operands, **params), (
-        q,
-        k,
-        v,
-        stats,
-        out,
-        grad,
+    return lambda *xs: flash_attention_backward_p.bind(*xs, **params), (
+        *(q, k, v),
+        *(stats, out, grad),
+        *mask,
     )
 
 

@@ -92,6 +92,7 @@ class Template:
     flops: Expression | None = None
     reads: Mapping[str, Expression] = field(default_factory=dict)
     measured: Expression | None = None
+    spilled: Expression | None = None
     fusion: Fusion = "kernel"
     local: Mapping[str, Expression] = field(default_factory=dict)
 
@@ -112,7 +113,8 @@ class Template:
             yield from output.shape.texts()
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
-        yield from (e for e in (self.when, self.flops, self.measured) if e is not None)
+        single = (self.when, self.flops, self.measured, self.spilled)
+        yield from (e for e in single if e is not None)
 
     def check(self) -> None:
         """Parse every text of the entry. Raises TemplateError with the place of the first fault."""

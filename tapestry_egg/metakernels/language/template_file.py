@@ -32,6 +32,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       flops: 2                                per index point, or a polynomial in `@groups`
       reads: {operand: "@m"}                  elements read, where not the footprint
       measured: "[$causal, $width]"           where its rates are in tables of measured kernels
+      spilled: 0.5                            bytes through memory per flop where they are not
       fusion: kernel                          view | loop | reduce | kernel
       local: {shape: $out.shape}              parameters that differ when run on local boxes
 
@@ -92,7 +93,7 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial outside flops reads measured fusion local"
+    "passages initial outside flops reads measured spilled fusion local"
 ).split()
 
 
@@ -146,6 +147,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         flops=one("flops"),
         reads=table("reads"),
         measured=one("measured"),
+        spilled=one("spilled"),
         fusion=cast(Fusion, fusion),
         local=table("local"),
     )

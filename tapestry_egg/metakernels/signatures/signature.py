@@ -90,7 +90,8 @@ class OperationSignature:
     (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
     footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
     movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
-    `measured` are the coordinates at which tables of measured kernels hold its rate, if any do.
+    `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
+    where none does, each flop takes `spilled` bytes through memory and back.
     `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
     With `once` one device runs it for all, and sends them the outputs.
     """
@@ -107,6 +108,7 @@ class OperationSignature:
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
     measured: tuple[float, ...] | None = None
+    spilled: float = 0.0
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
     once: bool = False

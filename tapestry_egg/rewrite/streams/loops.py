@@ -1,0 +1,407 @@
+"""Loops: what a scan's body needs to be read on its own.
+
+Masks that do not change from step to step stand before the loop; they are made in its body again.
+What the forward loop of a derivative keeps of its scores, step by step, is made again in the body
+of the backward loop, from what the scores are made of: that is kept instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+
+from .sites import read_site, sites
+from .sums import TooLarge
+from .views import OF_MASKS, Split, Views
+
+#: What is done to scores one by one, or row by row.
+_OF_SCORES = {
+    *("mul", "div", "add", "sub", "neg", "exp", "max", "select_n", "integer_pow", "square"),
+    *("convert_element_type", "stop_gradient", "broadcast_in_dim", "reshape", "transpose"),
+    *("reduce_sum", "reduce_max", "squeeze", "log", "rsqrt"),
+}
+_MOST_SPLITS = 16
+
+
+@dataclass
+class Body:
+    """A region that is being changed."""
+
+    graph: BlockGraph
+    values: list[TensorType] = field(default_factory=list)
+    front: list[Operation] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    replaced: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.values = list(self.graph.values)
+        self.constants = dict(self.graph.constants)
+
+    def value(self, type_: TensorType) -> int:
+        """A new value."""
+        self.values.append(type_)
+        return len(self.values) - 1
+
+    def cloned(
+        self, source: BlockGraph, wanted: Sequence[int], given: Callable[[int], int | None]
+    ) -> dict[int, int]:
+        """The values of another graph made again at the front of this one; `given` says which are
+        here already."""
+        made: dict[int, int] = {}
+        producers = source.producers()
+
+        def visit(v: int) -> None:
+            stack = [v]
+            while stack:
+                u = stack[-1]
+                here = made.get(u, given(u))
+                if here is not None:
+                    made[u] = here
+                    stack.pop()
+                    continue
+                if u in source.constants:
+                    made[u] = self.value(source.values[u])
+                    self.constants[made[u]] = source.constants[u]
+                    stack.pop()
+                    continue
+                op = source.operations[producers[u]]
+                below = [w for w in op.inputs if w not in made]
+                if below:
+                    stack += below
+                    continue
+                outputs = tuple(self.value(source.values[w]) for w in op.outputs)
+                made.update(zip(op.outputs, outputs, strict=True))
+                inputs = tuple(made[w] for w in op.inputs)
+                self.front.append(replace(op, inputs=inputs, outputs=outputs))
+                stack.pop()
+
+        for v in wanted:
+            visit(v)
+        return made
+
+    def made(self, inputs: Sequence[int], outputs: Sequence[int] | None = None) -> BlockGraph:
+        """The region with these inputs, what was replaced being read as what replaces it."""
+        read = self.replaced
+        operations = [
+            replace(op, inputs=tuple(read.get(v, v) for v in op.inputs))
+            for op in self.graph.operations
+        ]
+        given = self.graph.outputs if outputs is None else outputs
+        return replace(
+            self.graph,
+            values=tuple(self.values),
+            operations=(*self.front, *operations),
+            inputs=tuple(inputs),
+            outputs=tuple(read.get(v, v) for v in given),
+            constants=self.constants,
+        )
+
+
+def with_masks_inside(graph: BlockGraph) -> BlockGraph:
+    """The graph with what loops read of masks, made of nothing but constants, in their bodies."""
+    if not any(
+        o.kernel == "exp" for op in graph.operations for r in op.regions for o in r.operations
+    ):
+        return graph
+    fixed = _fixed(graph)
+    operations = [
+        _with_masks(graph, op, fixed) if op.kernel == "scan" else op for op in graph.operations
+    ]
+    return replace(graph, operations=tuple(operations))
+
+
+def _fixed(graph: BlockGraph) -> set[int]:
+    """The values that are made of constants alone, as masks are."""
+    known = {v for v in graph.constants if graph.constants[v].size == 1}
+    made: set[int] = set()
+    for op in graph.operations:
+        if op.kernel in OF_MASKS and len(op.outputs) == 1 and known.issuperset(op.inputs):
+            known.update(op.outputs)
+            made.update(op.outputs)
+    return made
+
+
+def _with_masks(graph: BlockGraph, op: Operation, fixed: set[int]) -> Operation:
+    count = int(op.params["num_consts"])
+    (region,) = op.regions
+    gone = [k for k in range(count) if op.inputs[k] in fixed]
+    if not gone:
+        return op
+    body = Body(region)
+    made = body.cloned(graph, [op.inputs[k] for k in gone], lambda v: None)
+    body.replaced = {region.inputs[k]: made[op.inputs[k]] for k in gone}
+    kept = [k for k in range(len(op.inputs)) if k not in gone]
+    return replace(
+        op,
+        inputs=tuple(op.inputs[k] for k in kept),
+        params={**op.params, "num_consts": count - len(gone)},
+        regions=(body.made([region.inputs[k] for k in kept]),),
+    )
+
+
+def with_scores_inside(graph: BlockGraph) -> BlockGraph:
+    """The graph whose backward loops make scores again instead of reading those that the forward
+    loops kept."""
+    producers = graph.producers()
+    operations = list(graph.operations)
+    values = list(graph.values)
+    for number, op in enumerate(graph.operations):
+        if op.kernel != "scan":
+            continue
+        sources = {producers[v] for v in op.inputs if v in producers}
+        for source in sorted(k for k in sources if graph.operations[k].kernel == "scan"):
+            pair = _without_kept_scores(operations[source], operations[number], values)
+            if pair is not None:
+                operations[source], operations[number] = pair
+    if operations == list(graph.operations):
+        return graph
+    return replace(graph, values=tuple(values), operations=tuple(operations))
+
+
+def _without_kept_scores(
+    forward: Operation, backward: Operation, values: list[TensorType]
+) -> tuple[Operation, Operation] | None:
+    """Both loops, where the backward one makes the scores again; None where it reads none. New
+    values of the program are appended to `values`."""
+    if forward.params["length"] != backward.params["length"]:
+        return None
+    inner, outer = forward.regions[0], backward.regions[0]
+    of_scores = _scores(inner)
+    carried = int(forward.params["num_carry"])
+    first = int(backward.params["num_consts"]) + int(backward.params["num_carry"])
+    at = {v: k for k, v in enumerate(forward.outputs) if k >= carried}
+    kept = {
+        j: inner.outputs[at[v]]
+        for j, v in enumerate(backward.inputs)
+        if j >= first and v in at and inner.outputs[at[v]] in of_scores
+    }
+    if not kept:
+        return None
+    link = _Link(forward, backward, values)
+    made = link.body.cloned(inner, list(kept.values()), lambda v: link.given(v, of_scores))
+    link.body.replaced = {outer.inputs[j]: made[v] for j, v in kept.items()}
+    return link.loops(set(kept))
+
+
+class _Link:
+    """A forward loop that is made to keep more values, and the backward loop that reads them."""
+
+    def __init__(self, forward: Operation, backward: Operation, values: list[TensorType]) -> None:
+        self.forward, self.backward, self.values = forward, backward, values
+        self.inner = forward.regions[0]
+        self.body = Body(backward.regions[0])
+        self.consts: list[tuple[int, int]] = []  # value outside, value in the backward body
+        self.streams: list[tuple[int, int]] = []
+        self.more: list[int] = []  # values of the forward body that it keeps as well
+        self.outputs: list[int] = []
+        self.known: dict[int, int] = {}
+        self.makers = self.inner.producers()
+
+    def given(self, v: int, again: set[int]) -> int | None:
+        """The value of the backward body for one of the forward body that is not made again."""
+        if v in again or v in self.inner.constants or self._is_fixed(v):
+            return None
+        if v not in self.known:
+            self.known[v] = self.passed(v)
+        return self.known[v]
+
+    def _is_fixed(self, v: int) -> bool:
+        """Whether a value is made as masks are, of constants alone."""
+        stack, seen = [v], set[int]()
+        while stack:
+            u = stack.pop()
+            if u in seen or u in self.inner.constants:
+                continue
+            seen.add(u)
+            at = self.makers.get(u)
+            if at is None or self.inner.operations[at].kernel not in OF_MASKS:
+                return False
+            stack += self.inner.operations[at].inputs
+        return True
+
+    def passed(self, v: int) -> int:
+        """The value of the backward body that is a value of the forward body."""
+        type_ = self.inner.values[v]
+        consts, carried = (int(self.forward.params[n]) for n in ("num_consts", "num_carry"))
+        where = self.inner.inputs.index(v) if v in self.inner.inputs else -1
+        if 0 <= where < consts:
+            outside = self.forward.inputs[where]
+        elif where >= consts + carried:
+            outside = self.forward.inputs[where]
+        else:
+            kept = [k for k, u in enumerate(self.inner.outputs) if u == v and k >= carried]
+            outside = self.forward.outputs[kept[0]] if kept else -1
+        own = self.backward.regions[0].inputs
+        first = int(self.backward.params["num_consts"])
+        skipped = first + int(self.backward.params["num_carry"])
+        for k, u in enumerate(self.backward.inputs):
+            if u == outside and (k < first if 0 <= where < consts else k >= skipped):
+                return own[k]
+        here = self.body.value(TensorType(type_.shape, type_.dtype))
+        if 0 <= where < consts:
+            self.consts.append((outside, here))
+        elif outside >= 0:
+            self.streams.append((outside, here))
+        else:
+            length = int(self.forward.params["length"])
+            self.values.append(TensorType((length, *type_.shape), type_.dtype))
+            self.more.append(v)
+            self.outputs.append(len(self.values) - 1)
+            self.streams.append((len(self.values) - 1, here))
+        return here
+
+    def loops(self, gone: set[int]) -> tuple[Operation, Operation]:
+        """Both loops; the backward one without the inputs of these numbers."""
+        inner, op = self.inner, self.backward
+        forward = replace(
+            self.forward,
+            outputs=(*self.forward.outputs, *self.outputs),
+            regions=(replace(inner, outputs=(*inner.outputs, *self.more)),),
+        )
+        first = int(op.params["num_consts"])
+        own = self.backward.regions[0].inputs
+        kept = [k for k in range(len(op.inputs)) if k not in gone]
+        before, after = [k for k in kept if k < first], [k for k in kept if k >= first]
+
+        def joined(of: Sequence[int], which: int) -> list[int]:
+            return [
+                *(of[k] for k in before),
+                *(c[which] for c in self.consts),
+                *(of[k] for k in after),
+                *(s[which] for s in self.streams),
+            ]
+
+        made = replace(
+            op,
+            inputs=tuple(joined(op.inputs, 0)),
+            params={**op.params, "num_consts": first + len(self.consts)},
+            regions=(self.body.made(joined(own, 1)),),
+        )
+        return forward, made
+
+
+def _scores(body: BlockGraph) -> set[int]:
+    """The values of a body that are made of the scores of a softmax, row by row or one by one."""
+    if not any(op.kernel == "exp" for op in body.operations):
+        return set()
+    views = Views(body)
+    readers: dict[int, list[Operation]] = {}
+    for op in body.operations:
+        for u in dict.fromkeys(op.inputs):
+            readers.setdefault(u, []).append(op)
+    found: set[int] = set()
+    for op in sites(views):
+        for _ in range(_MOST_SPLITS):
+            try:
+                site = read_site(views, readers, op)
+                if site is not None and site.forward:
+                    found.add(site.scores.product.outputs[0])
+            except Split as split:
+                views.split(split)
+                continue
+            except (TooLarge, ValueError):
+                pass
+            break
+    for op in body.operations:
+        if op.kernel in _OF_SCORES and not found.isdisjoint(op.inputs):
+            found.update(op.outputs)
+    return found
+
+
+def with_kept_results(graph: BlockGraph) -> BlockGraph:
+    """The graph whose backward loops read the results of fused attention that the forward loops
+    have, where they would make them again of the same operands."""
+    producers = graph.producers()
+    operations = list(graph.operations)
+    values = list(graph.values)
+    for number, op in enumerate(graph.operations):
+        if op.kernel != "scan" or not _fused(op.regions[0]):
+            continue
+        sources = {producers[v] for v in op.inputs if v in producers}
+        for source in sorted(k for k in sources if graph.operations[k].kernel == "scan"):
+            pair = _sharing(operations[source], operations[number], values)
+            if pair is not None:
+                operations[source], operations[number] = pair
+    if operations == list(graph.operations):
+        return graph
+    return replace(graph, values=tuple(values), operations=tuple(operations))
+
+
+def _fused(body: BlockGraph) -> list[Operation]:
+    return [op for op in body.operations if op.kernel == "flash_attention"]
+
+
+def _sharing(
+    forward: Operation, backward: Operation, values: list[TensorType]
+) -> tuple[Operation, Operation] | None:
+    if forward.params["length"] != backward.params["length"]:
+        return None
+    inner, outer = forward.regions[0], backward.regions[0]
+    link = _Link(forward, backward, values)
+    views, onward = (Views(inner), Views(outer)), _onward(forward, backward)
+    replaced: dict[int, int] = {}
+    for late in _fused(outer):
+        for early in _fused(inner):
+            if early.params == late.params and _same_operands(views, early, late, onward):
+                for a, b in zip(early.outputs, late.outputs, strict=True):
+                    if any(b in op.inputs for op in outer.operations):
+                        replaced[b] = link.passed(a)
+                break
+    if not replaced:
+        return None
+    link.body.replaced = replaced
+    return link.loops(set())
+
+
+def _onward(forward: Operation, backward: Operation) -> dict[int, int]:
+    """Per value that the backward body is given the one of the forward body that it is."""
+    ours, theirs = backward.regions[0], forward.regions[0]
+    first = int(backward.params["num_consts"])
+    skipped = first + int(backward.params["num_carry"])
+    consts, carried = int(forward.params["num_consts"]), int(forward.params["num_carry"])
+    fixed = dict(zip(forward.inputs[:consts], theirs.inputs[:consts], strict=True))
+    streams = dict(
+        zip(forward.inputs[consts + carried :], theirs.inputs[consts + carried :], strict=True)
+    )
+    streams.update(zip(forward.outputs[carried:], theirs.outputs[carried:], strict=True))
+    out: dict[int, int] = {}
+    for k, (outside, here) in enumerate(zip(backward.inputs, ours.inputs, strict=True)):
+        known = fixed if k < first else streams if k >= skipped else {}
+        if outside in known:
+            out[here] = known[outside]
+    return out
+
+
+def _same_operands(
+    views: tuple[Views, Views], early: Operation, late: Operation, onward: Mapping[int, int]
+) -> bool:
+    """Whether two kernels, of the forward and the backward body, have the same operands."""
+    ours, theirs = views[1], views[0]
+    if len(early.inputs) != len(late.inputs):
+        return False
+    for k, (a, b) in enumerate(zip(early.inputs, late.inputs, strict=True)):
+        shape = theirs.graph.values[a].shape
+        if ours.graph.values[b].shape != shape:
+            return False
+        for _ in range(_MOST_SPLITS):
+            dims = theirs.fresh(("operand", k), shape)
+            try:
+                at, inside = ours.see(b, dims, False, onward)
+                if at not in onward:
+                    return False
+                if theirs.see(onward[at], inside, False) != theirs.see(a, dims, False):
+                    return False
+            except Split as split:
+                for v in views:
+                    v.split(split)
+                continue
+            except ValueError:
+                return False
+            break
+        else:
+            return False
+    return True

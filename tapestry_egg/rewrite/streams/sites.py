@@ -1,0 +1,193 @@
+"""Softmaxes of scores, and the products that use them: what attention is, forward and backward.
+
+From every exponential its elements are followed through views and arithmetic to the products that
+read them. What such a product reads is then written as a sum of products: with weights p = e / Σ e
+
+    out = p·v      dv = pᵀ·g      dq = (p∘(g·vᵀ) - p Σ p∘(g·vᵀ))·k      dk = (…)ᵀ·q
+
+up to factors, masks that the scores have anyway, and the order of dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tapestry_egg.graph.blockgraph import Operation
+
+from .scores import Scores, operands_of, result_of, scores_of
+from .sums import Leaf, Powers, Reader, Sum, leaf, over, power, same, times
+from .views import Atom, Dims, Views, atoms_of
+
+_ELEMENTWISE = {
+    *("mul", "div", "add", "add_any", "sub", "neg", "select_n", "integer_pow", "square"),
+}
+_VIEWS = {
+    *("convert_element_type", "stop_gradient", "copy", "transpose", "reshape", "squeeze"),
+    *("expand_dims", "broadcast_in_dim"),
+}
+
+
+@dataclass(frozen=True)
+class Use:
+    """A product that reads weights, or what their derivative makes of them: the dims of its result,
+    of that operand, and of the other one, and the factor before it."""
+
+    product: Operation
+    dims: Dims
+    other: int
+    other_dims: Dims
+    factor: float = 1.0
+
+
+@dataclass
+class Site:
+    """A softmax over `keys` of scores, with its uses. `derivative` is the product g·vᵀ that the
+    backward pass reads: its operand with the keys, then the one with the rows."""
+
+    exponential: Operation
+    keys: tuple[Atom, ...]
+    scores: Scores
+    forward: list[Use] = field(default_factory=list)
+    by_values: list[Use] = field(default_factory=list)
+    by_rows: list[Use] = field(default_factory=list)  # gives dq
+    by_keys: list[Use] = field(default_factory=list)  # gives dk
+    derivative: tuple[tuple[int, Dims], tuple[int, Dims]] | None = None
+
+
+def sites(views: Views) -> Iterator[Operation]:
+    """The exponentials that may be those of a softmax."""
+    for op in views.graph.operations:
+        if op.kernel == "exp" and views.graph.values[op.outputs[0]].rank >= 2:
+            yield op
+
+
+def read_site(views: Views, readers: dict[int, list[Operation]], op: Operation) -> Site | None:
+    """What an exponential is the softmax of, and who uses it. Raises views.Split where atoms must
+    be finer."""
+    e = op.outputs[0]
+    root = views.fresh(("exp", e), views.graph.values[e].shape)
+    labels, products, sums = _followed(views, readers, e, root)
+    if not products:
+        return None
+    for keys in sums:
+        scores = scores_of(views, op.inputs[0], root, keys)
+        if scores is None:
+            continue
+        site = Site(op, keys, scores)
+        _Uses(views, site, (e, root)).read(products, labels)
+        if site.forward or site.by_rows or site.by_keys:
+            return site
+    return None
+
+
+def _followed(
+    views: Views, readers: dict[int, list[Operation]], e: int, root: Dims
+) -> tuple[dict[int, Dims], list[Operation], list[tuple[Atom, ...]]]:
+    """The values with all dims of e that are made of it, the products that read one of them, and
+    over which of its atoms sums of e itself run."""
+    labels, stack = {e: root}, [e]
+    products: dict[int, Operation] = {}
+    sums: dict[tuple[Atom, ...], None] = {}
+    every = set(atoms_of(root))
+    while stack:
+        v = stack.pop()
+        for reader in readers.get(v, ()):
+            if reader.kernel == "dot_general":
+                products[reader.outputs[0]] = reader
+                continue
+            if reader.kernel == "reduce_sum" and views.see(v, labels[v]) == (e, root):
+                axes = [int(a) for a in reader.params["axes"]]
+                sums[tuple(a for k in axes for a in labels[v][k])] = None
+            made: Dims | None = None
+            if reader.kernel in _VIEWS and reader.inputs[0] == v:
+                made = views.outside(reader, labels[v])
+            elif reader.kernel in _ELEMENTWISE and (
+                views.graph.values[reader.outputs[0]].shape == views.graph.values[v].shape
+            ):
+                made = labels[v]
+            out = reader.outputs[0] if reader.outputs else -1
+            if made is not None and out not in labels and set(atoms_of(made)) == every:
+                labels[out] = made
+                stack.append(out)
+    return labels, list(products.values()), [s for s in sums if s]
+
+
+class _Uses:
+    """Sorts the products that read a softmax's elements by what they compute."""
+
+    def __init__(self, views: Views, site: Site, e: tuple[int, Dims]) -> None:
+        self.views, self.site = views, site
+        self.keys = site.keys
+        self.reader = Reader(views, site.keys)
+        self.e = leaf(("value", *e))
+        below = power(over(site.keys, self.e), -1)
+        assert below is not None
+        self.weights = times(self.e, below)
+
+    def read(self, products: list[Operation], labels: dict[int, Dims]) -> None:
+        for op in products:
+            for which in (0, 1):
+                if op.inputs[which] in labels:
+                    self._use(op, which, labels[op.inputs[which]])
+                    break
+
+    def _use(self, op: Operation, which: int, dims: Dims) -> None:
+        found = self.reader.of(op.inputs[which], dims)
+        out, sides = result_of(self.views, op, dims, which)
+        use = Use(op, out, op.inputs[1 - which], sides[1 - which])
+        gone = set(atoms_of(dims)) - set(atoms_of(out))
+        if same(found, self.weights):
+            if gone == set(self.keys):
+                self.site.forward.append(use)
+            elif gone and not gone & set(self.keys):
+                self.site.by_values.append(use)
+            return
+        factor = self._derivative(found)
+        if factor is None:
+            return
+        use = Use(op, out, use.other, use.other_dims, factor)
+        if gone == set(self.keys):
+            self.site.by_rows.append(use)
+        elif gone and not gone & set(self.keys):
+            self.site.by_keys.append(use)
+
+    def _derivative(self, found: Sum) -> float | None:
+        """The factor c where `found` is c (p∘d - p Σ p∘d) for a product d = g·vᵀ; what is masked
+        of it must be masked in the scores."""
+        masks = {("mask" if m[2] else "unmask", m[0], m[1]) for m in self.site.scores.masks}
+        general: dict[Powers, float] = {}
+        for powers, x in found.items():
+            general[frozenset((n, k) for n, k in powers if n not in masks)] = x
+        if len(general) != 2 or len(found) != 2:
+            return None
+        own = {n for powers in self.weights for n, _ in powers}
+        for powers, x in general.items():
+            rest = [(n, k) for n, k in powers if n not in own]
+            if len(rest) != 1 or rest[0][1] != 1 or rest[0][0][0] != "value":
+                continue
+            d: Sum = leaf(rest[0][0])
+            weighted = times(self.weights, d)
+            mean = times(self.weights, over(self.keys, weighted))
+            wanted = {**times(weighted, {frozenset(): x}), **times(mean, {frozenset(): -x})}
+            if same(general, wanted) and self._of_values(rest[0][0]):
+                return x
+        return None
+
+    def _of_values(self, name: Leaf) -> bool:
+        """Whether d is a product of something with the keys and something with the rows; noted."""
+        _, v, dims = name
+        op = self.views.maker.get(v)
+        if op is None or op.kernel != "dot_general":
+            return False
+        pair = tuple(zip(op.inputs, operands_of(self.views, op, dims), strict=True))
+        with_keys = [set(self.keys) <= set(atoms_of(d)) for _, d in pair]
+        if with_keys == [True, False]:
+            found = pair[0], pair[1]
+        elif with_keys == [False, True]:
+            found = pair[1], pair[0]
+        else:
+            return False
+        if self.site.derivative is None:
+            self.site.derivative = found
+        return self.site.derivative == found

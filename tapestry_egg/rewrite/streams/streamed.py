@@ -1,0 +1,82 @@
+"""A program with its attention fused, in loops and branches too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+
+from .attention import with_fused_attention, without_unread
+from .loops import with_kept_results, with_masks_inside, with_scores_inside
+
+#: The name of this change of a program in the rules and steps of plans.
+RULE = "fused-attention"
+#: The kernels that it puts into programs.
+KERNELS = ("flash_attention", "flash_attention_backward")
+
+
+def with_streams(graph: BlockGraph) -> BlockGraph:
+    """The program with fused attention wherever softmaxes of scores are recognised; the same graph
+    where there is none. It computes the same, up to the order of sums."""
+    if not _somewhere(graph, "exp"):
+        return graph
+    made = _streamed(graph)
+    return made if count_streams(made) > count_streams(graph) else graph
+
+
+def _streamed(graph: BlockGraph) -> BlockGraph:
+    made = with_scores_inside(with_masks_inside(graph))
+    operations = [
+        replace(op, regions=tuple(_streamed(r) for r in op.regions)) if op.regions else op
+        for op in made.operations
+    ]
+    made = with_fused_attention(replace(made, operations=tuple(operations)))
+    return without_unread_streams(with_kept_results(without_unread_streams(made)))
+
+
+def _somewhere(graph: BlockGraph, kernel: str) -> bool:
+    return any(
+        op.kernel == kernel or any(_somewhere(r, kernel) for r in op.regions)
+        for op in graph.operations
+    )
+
+
+def count_streams(graph: BlockGraph) -> int:
+    """How many calls of fused attention a program has."""
+    return sum(
+        (op.kernel in KERNELS) + sum(map(count_streams, op.regions)) for op in graph.operations
+    )
+
+
+def without_unread_streams(graph: BlockGraph) -> BlockGraph:
+    """The graph without what nothing reads: operations, and what loops take and keep."""
+    needed = set(graph.outputs)
+    kept: list[Operation] = []
+    for op in reversed(graph.operations):
+        if not op.effectful and needed.isdisjoint(op.outputs):
+            continue
+        op = _narrow(op, needed) if op.kernel == "scan" and not op.effectful else op
+        kept.append(op)
+        needed.update(op.inputs)
+    return without_unread(replace(graph, operations=tuple(reversed(kept))))
+
+
+def _narrow(op: Operation, needed: set[int]) -> Operation:
+    """A loop without the stacked results that nothing reads, and the constants and streams that
+    its body then does not read."""
+    consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+    (body,) = op.regions
+    outs = [k for k, v in enumerate(op.outputs) if k < carried or v in needed]
+    inner = without_unread(replace(body, outputs=tuple(body.outputs[k] for k in outs)))
+    read = {v for o in inner.operations for v in o.inputs} | set(inner.outputs)
+    ins = [k for k, v in enumerate(body.inputs) if consts <= k < consts + carried or v in read]
+    if len(ins) == len(op.inputs) and len(outs) == len(op.outputs):
+        return replace(op, regions=(inner,))
+    inner = replace(inner, inputs=tuple(body.inputs[k] for k in ins))
+    return replace(
+        op,
+        inputs=tuple(op.inputs[k] for k in ins),
+        outputs=tuple(op.outputs[k] for k in outs),
+        params={**op.params, "num_consts": sum(k < consts for k in ins)},
+        regions=(inner,),
+    )
