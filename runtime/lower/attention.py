@@ -6,7 +6,7 @@ these (`tracing/fused_attention.py`), and one that spells attention out is rewri
 (`rewrite/streams`); so both are planned on any machine and run on those without cuDNN, too.
 
 Elsewhere the rows run in blocks, one after another, of which only one has its scores in memory.
-Under a causal mask a block reads the keys that one of its rows sees, to a quarter of them all.
+Under a causal mask a block reads no more than the keys that rows of its part see.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def flash_attention(
     by_row = {"q": split}
     of_keys = _masks(by_row, mask, rows)
     made = []
-    for low, high, first, last in _parts(rows, k.shape[1], causal, window):
+    for low, high, first, last in _parts(split.shape, k.shape[1], causal, window):
         parts = {n: x[:, low:high] for n, x in by_row.items()}
         some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
-        made.append(_in_blocks(some, parts, of_keys, low, (first, last), k, split.shape))
+        made.append(_in_blocks(some, parts, of_keys, low, (first, last), split.shape))
     out, stats = (jnp.concatenate(x, axis=1) for x in zip(*made, strict=True))
     return [out.reshape(q.shape), stats.transpose(0, 2, 3, 1).reshape(batch, heads, rows)]
 
@@ -110,11 +110,11 @@ def flash_attention_backward(
     of_keys = _masks(by_row, mask, rows)
     dk = dv = jnp.zeros(k.shape, wide)
     made = []
-    for begin, end, first, last in _parts(rows, keys, causal, window):
+    for begin, end, first, last in _parts(shape, keys, causal, window):
         parts = {n: x[:, begin:end] for n, x in by_row.items()}
         some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
         sums = (dk[:, first:last], dv[:, first:last])
-        dq, sums = _summed(some, parts, of_keys, begin, (first, last), k, shape, sums)
+        dq, sums = _summed(some, parts, of_keys, begin, (first, last), shape, sums)
         made.append(dq)
         dk, dv = dk.at[:, first:last].set(sums[0]), dv.at[:, first:last].set(sums[1])
     dq = jnp.concatenate(made, axis=1).reshape(q.shape)
@@ -170,9 +170,14 @@ def _masks(by_row: dict[str, Any], mask: jax.Array | None, rows: int) -> jax.Arr
     return made
 
 
-def _parts(rows: int, keys: int, causal: bool, window: int) -> Sequence[tuple[int, int, int, int]]:
-    """Parts of the rows [low, high) with the keys [first, last) that they see."""
-    size = max(1, -(-rows // _PARTS)) if causal else rows
+def _parts(
+    shape: Sequence[int], keys: int, causal: bool, window: int
+) -> Sequence[tuple[int, int, int, int]]:
+    """Parts of the rows [low, high) with the keys [first, last) that they see: under a causal mask
+    as many as there are blocks, up to a few."""
+    rows = shape[1]
+    blocks = 4 * prod(shape[:4]) * keys // _ROOM
+    size = max(1, -(-rows // min(_PARTS, max(1, blocks)))) if causal else rows
     out = []
     for low in range(0, rows, size):
         high = min(rows, low + size)
@@ -204,11 +209,9 @@ def _in_blocks(
     of_keys: Any,
     low: int,
     seen: tuple[int, int],
-    k: jax.Array,
     shape: Sequence[int],
 ) -> Any:
     """What `run` gives for blocks of rows, joined."""
-    del k
     rows = parts["q"].shape[1]
     size = _block_rows(rows, seen[1] - seen[0], shape)
     if size == rows:
@@ -227,12 +230,10 @@ def _summed(
     of_keys: Any,
     low: int,
     seen: tuple[int, int],
-    k: jax.Array,
     shape: Sequence[int],
     sums: Any,
 ) -> Any:
     """As `_in_blocks`, with what is summed over the blocks."""
-    del k
     rows = parts["q"].shape[1]
     size = _block_rows(rows, seen[1] - seen[0], shape)
     if size == rows:

@@ -22,7 +22,8 @@ from tapestry_egg.schedule.one_device import program_seconds
 
 from .checkpoints import Flow
 from .derivation import digest
-from .forms import BUDGET, LEAST_GAIN, MOST_FORMS, Form, forms
+from .explore import BUDGET
+from .forms import LEAST_GAIN, MOST_FORMS, Form, forms
 
 #: Kernels are put together only where rules of this ruleset may do so.
 RULESET = "fusion"
