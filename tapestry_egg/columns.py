@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 WIDTH = 120
 # Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
 _NUMBERS = re.compile(r"(?<=[%#])\d+")
-_PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')")
+_PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')|(?<=^%)\d+")
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:

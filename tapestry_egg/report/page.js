@@ -79,9 +79,16 @@ function layout(axes, dims) {
   return `[${dims.map((cut) => cut.map((a) => axes[a][0]).join("·") || ".").join(", ")}]`;
 }
 
-// Marks of a scale from `low` to `high`: powers of ten with 2 and 5 between, or even steps.
-function ticks(low, high, log) {
+// Marks of a scale from `low` to `high`: powers of ten with 2 and 5 between, or even steps; of bytes
+// powers of two with one between, or such steps.
+function ticks(low, high, log, base) {
   const found = [];
+  if (base === "B" && log) {
+    for (let e = Math.floor(Math.log2(low)); e <= Math.ceil(Math.log2(high)); e++) {
+      for (const m of [1, 1.5]) if (m * 2 ** e >= low && m * 2 ** e <= high) found.push(m * 2 ** e);
+    }
+    return found;
+  }
   if (log && high > low * 1.5) {
     for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
       for (const m of [1, 2, 5]) {
@@ -94,7 +101,8 @@ function ticks(low, high, log) {
   }
   const rough = (high - low) / 5 || high || 1;
   const size = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * size).find((s) => s >= rough);
+  const step = base === "B" ? 2 ** Math.ceil(Math.log2(rough))
+    : [1, 2, 5, 10].map((m) => m * size).find((s) => s >= rough);
   for (let at = Math.ceil(low / step) * step; at <= high * (1 + 1e-9); at += step) found.push(at);
   return found;
 }
@@ -129,19 +137,20 @@ function start() {
 
   function front() {
     const x = Number(find("across").value), y = Number(find("up").value);
-    const width = 760, height = 380, left = 74, bottom = 44, right = 18, top = 14;
+    const width = Math.min(1000, Math.max(340, find("chart").clientWidth || 760)), height = 380, left = 74, bottom = 44, right = 18, top = 14;
     const xs = plans.map((p) => p.costs[x]), ys = plans.map((p) => p.costs[y]);
     if (y === 0) plans.forEach((p) => { if (p.bound > 0) ys.push(p.bound); });
-    const scale = (values, from, to) => {
+    const scale = (values, from, to, base) => {
       let low = Math.min(...values), high = Math.max(...values);
       const log = low > 0 && high > 3 * low;
       if (low === high) { low *= 0.9; high = high * 1.1 || 1; }
       const f = log ? Math.log : (v) => v;
       const pad = 0.04 * (f(high) - f(low));
       const at = (v) => from + (to - from) * (f(v) - f(low) + pad) / (f(high) - f(low) + 2 * pad);
-      return { at, marks: ticks(low, high, log) };
+      return { at, marks: ticks(low, high, log, base) };
     };
-    const sx = scale(xs, left, width - right), sy = scale(ys, height - bottom, top);
+    const sx = scale(xs, left, width - right, data.objectives[x][2]);
+    const sy = scale(ys, height - bottom, top, data.objectives[y][2]);
     const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "group",
       "aria-label": `${names[y]} against ${names[x]}` });
     for (const m of sx.marks) {
@@ -189,7 +198,7 @@ function start() {
 
   function lanes(plan) {
     if (!plan.lanes) return null;
-    const width = 900, left = 70, end = Math.max(...plan.costs.slice(0, 1), 1e-12);
+    const width = Math.max(340, find("plan").clientWidth || 900), left = 70, end = Math.max(...plan.costs.slice(0, 1), 1e-12);
     const at = (t) => left + (width - left - 8) * t / end;
     const most = Math.max(1, ...plan.memory.map((m) => m[1]));
     const rows = plan.lanes.length, floor = 40 * rows + 130;
@@ -212,7 +221,7 @@ function start() {
       svg.append(node("path", { class: "alive", d: `${path}H${at(end)}V${floor}H${left}Z` }),
         node("text", { x: 4, y: floor - 92 }, written(most, "B")), node("text", { x: 4, y: floor }, "0 B"));
     }
-    for (const m of ticks(0, end, false)) {
+    for (const m of ticks(0, end, false, "s").filter((t, k) => width > 600 || k % 2 === 0)) {
       svg.append(node("text", { x: at(m), y: floor + 18, "text-anchor": "middle" }, written(m, "s")));
     }
     return node("div", { class: "wide" }, svg);
@@ -314,6 +323,7 @@ function start() {
   }
   find("to").value = String(plans.length - 1);
   window.addEventListener("hashchange", route);
+  window.addEventListener("resize", () => { if (chosen !== null) { front(); show(plans[chosen]); } });
   if (plans.length) route();
   document.body.classList.add("ready");
 }

@@ -48,11 +48,12 @@ global.document = {
 const moves = {};
 global.window = { addEventListener: (name, does) => { moves[name] = does; } };
 global.location = { hash: "" };
-const { blocks, cells } = require(process.argv[2]);
+const { blocks, cells, ticks } = require(process.argv[2]);
 
 const data = JSON.parse(find("data").textContent);
 const dots = () => find("chart").all().filter((n) => "data-plan" in n.attributes);
-const out = { dots: dots().length, shown: [], walked: [], numbers: [], blocks: [] };
+const MIB = 2 ** 20;
+const out = { ticks: ticks(32 * MIB, 120 * MIB, true, "B"), dots: dots().length, shown: [], walked: [], numbers: [], blocks: [] };
 for (const plan of data.plans) {
   location.hash = `#${plan.name}`;
   moves.hashchange();

@@ -138,6 +138,7 @@ def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> N
     shown = json.loads(done.stdout)
     assert shown["dots"] == len(trained) == len(shown["shown"])
     assert shown["numbers"] == []
+    assert shown["ticks"] == [n << 20 for n in (32, 48, 64, 96)]  # of bytes: binary marks
     for plan, words in zip(trained, shown["shown"], strict=True):
         assert plan.explain() in words
         assert all(c.kind in words for c in plan.collectives)

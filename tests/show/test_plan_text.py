@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.quantities import BYTES
+from tapestry_egg.columns import told_once
+from tapestry_egg.quantities import BYTES, TIME
 
 LAYERS = 4
 
@@ -54,6 +55,22 @@ def test_everything_is_told_when_asked(plan: te.Plan) -> None:
     assert len(section(text, "operations")) == len(plan.graph.operations)
     assert len(section(text, "collectives")) == len(plan.collectives) + 1
     assert "×" not in "".join(section(text, "inputs"))
+
+
+def test_values_that_differ_in_their_number_are_told_once() -> None:
+    rows = [["%1", "add"], ["[0][1]", "-"], ["%22", "add"]]
+    assert told_once(rows, paths=True).split() == ["2×", "%*", "add", "[0][1]", "-"]
+    assert told_once(rows, paths=True, most=1).endswith("and 1 kinds more")
+
+
+def test_where_time_and_memory_go_stands_before_the_layouts(plan: te.Plan) -> None:
+    lines = plan.explain().split("\n")
+    titles = ["time: kernels", "peak: ", "collectives, by kind", "inputs"]
+    places = [next(k for k, x in enumerate(lines) if x.startswith(t)) for t in titles]
+    assert places == sorted(places)
+    dearest = lines[places[0] + 2].split()
+    row = next(iter(plan.costs_by("line")))
+    assert row.name.endswith(dearest[0]) and " ".join(dearest[1:3]) == TIME.format(row.seconds)
 
 
 def test_totals_are_those_of_the_collectives(plan: te.Plan) -> None:
