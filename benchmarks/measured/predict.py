@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, dataclass
 
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.plans.plan import Plan, PlannedCollective
 
+from . import programs
 from .programs import Cut, arguments, pins, train_step
 from .rows import Run
 
@@ -16,7 +19,13 @@ _NO_LIMIT = {"peak_bytes": 1e15}
 @dataclass(frozen=True)
 class Prediction:
     """Of one step: seconds on the devices, peak bytes of one, joules of all, operations that an
-    eager framework's host would dispatch to each, and collectives."""
+    eager framework's host would dispatch to each, and collectives.
+
+    Of the seconds, `data_seconds` are those of collectives over data parallel groups, and
+    `reducing_seconds` those of them that sum gradients. Where scores are stored, `softmax_seconds`
+    are those of the kernels between the scores and the weights of attention, and
+    `fused_softmax_seconds` what one kernel for all of them takes (`fused_softmax`).
+    """
 
     seconds: float
     serial_seconds: float
@@ -25,6 +34,10 @@ class Prediction:
     wire_bytes: float
     dispatches: float
     collectives: float
+    data_seconds: float = 0.0
+    reducing_seconds: float = 0.0
+    softmax_seconds: float = 0.0
+    fused_softmax_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -54,6 +67,9 @@ def predict(run: Run) -> Prediction:
     )
     plan = front.best("seconds", limits=_NO_LIMIT)
     costs = plan.costs
+    moved = planned_collectives(plan)
+    over_data = [(c.kind, seconds_of(c, plan)) for c in moved if c.axes == ("d",)]
+    reduced = [s for kind, s in over_data if kind in ("all_reduce", "reduce_scatter")]
     return Prediction(
         seconds=costs.seconds,
         serial_seconds=getattr(costs, "serial_seconds", costs.seconds),
@@ -61,8 +77,54 @@ def predict(run: Run) -> Prediction:
         joules=costs.joules,
         wire_bytes=costs.wire_bytes,
         dispatches=dispatches(program.graph, run.model.layers),
-        collectives=float(sum(c.count for c in planned_collectives(plan))),
+        collectives=float(sum(c.count for c in moved)),
+        data_seconds=sum(s for _, s in over_data),
+        reducing_seconds=sum(reduced),
+        softmax_seconds=softmax(plan) if run.model.stored else 0.0,
+        fused_softmax_seconds=fused_softmax(run) if run.model.stored else 0.0,
     )
+
+
+def softmax(plan: Plan) -> float:
+    """Seconds of the kernels that come from the lines of attention with stored scores, its products
+    apart."""
+    lines, first = inspect.getsourcelines(programs._stored_attention)
+    found = 0.0
+    for part in plan.costs_by("kernel").parts:
+        file, _, line = part.source.rpartition(":")
+        if (
+            part.kind == "kernel"
+            and file.endswith("programs.py")
+            and "dot_general" not in part.name
+        ):
+            found += part.seconds if first <= int(line) < first + len(lines) else 0.0
+    return found
+
+
+def fused_softmax(run: Run) -> float:
+    """Seconds of Megatron's kernel for scale, mask and softmax in all layers and micro-batches: it
+    reads scores and writes weights in bfloat16, and reads weights and their gradient and writes the
+    scores' (Megatron-LM, fused_kernels/scaled_upper_triang_masked_softmax), each once at the
+    rate that memory sustains. With recomputation the first runs twice."""
+    from tapestry_egg.machine.target import load_target
+
+    target, model = load_target(run.target), run.model
+    scores = 2.0 * run.micro_batch * (model.heads // run.tensor) * model.sequence**2
+    forward = 1 if run.remat == "none" else 2
+    passes = 2 * forward + 3
+    each = passes * scores / target.hbm_bytes_per_second + (forward + 1) * target.launch_seconds
+    return model.layers * run.micro_batches * each
+
+
+def seconds_of(moved: PlannedCollective, plan: Plan) -> float:
+    """Seconds of a collective in all its runs of a step."""
+    from tapestry_egg.machine.costs import collective_seconds
+
+    assert plan.origin is not None, "it was planned here"
+    block = moved.payload_bytes / (moved.group if moved.kind == "all_gather" else 1)
+    axes = tuple(plan.mesh.names.index(a) for a in moved.axes)
+    machine = plan.origin.machine
+    return moved.count * float(collective_seconds(moved.kind, block, axes, plan.mesh, machine))
 
 
 def dispatches(graph: BlockGraph, layers: int = 0) -> float:

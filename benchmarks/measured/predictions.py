@@ -39,6 +39,8 @@ def predictions(
     found = _read(file, None if stale else code)
     wanted = {run.key(): run for run in runs}
     missing = [run for key, run in wanted.items() if key not in found]
+    # Every seventh, then those between them: what is there when time is over is a sample of all.
+    missing = [run for k in range(7) for run in missing[k::7]]
     if not missing or seconds <= 0:
         return {key: found[key] for key in wanted if key in found}
     file.parent.mkdir(parents=True, exist_ok=True)

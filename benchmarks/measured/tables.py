@@ -20,11 +20,17 @@ SUSPECT = "64"
 
 @dataclass(frozen=True)
 class Judged:
-    """A run beside its prediction; `seconds` are predicted ones with the framework's overhead."""
+    """A run beside its prediction: what devices take for a step, what the host takes to dispatch
+    it, and `seconds`, the longer of both."""
 
     run: Run
     predicted: Prediction
-    seconds: float
+    device_seconds: float
+    host_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.device_seconds, self.host_seconds)
 
     @property
     def fits(self) -> bool:
@@ -32,21 +38,36 @@ class Judged:
 
 
 def judged(
-    runs: Sequence[Run], found: Mapping[str, Prediction | str], launch: float
+    runs: Sequence[Run], found: Mapping[str, Prediction | str], launch: float, host: float = 1.0
 ) -> list[Judged]:
     """The runs that have a prediction.
 
     The adapter for PyTorch's eager mode: its host dispatches every operation and collective by
-    itself, `launch` seconds each, while devices work; a step takes as long as the slower of both.
+    itself, `launch` seconds each (times `host`), while devices work; a step takes as long as the
+    slower of both. Gradients are summed beside the backward pass of the last micro-batch (two
+    thirds of its work), as DistributedDataParallel's hooks issue them (nanotron,
+    optim/gradient_accumulator.py, get_fp32_accum_hook).
     """
     out = []
     for run in runs:
         made = found.get(run.key())
         if isinstance(made, Prediction):
-            out.append(
-                Judged(run, made, max(made.seconds, (made.dispatches + made.collectives) * launch))
-            )
+            dispatching = (made.dispatches + made.collectives) * launch * host
+            backward = 2 / 3 * (made.seconds - made.data_seconds) / run.micro_batches
+            devices = made.seconds - min(made.reducing_seconds, backward)
+            out.append(Judged(run, made, devices, dispatching))
     return out
+
+
+def host_factor(rows: Sequence[Judged], model: str = "1B") -> float:
+    """How many times as long the host takes as `launch` says: the median over the runs of one model
+    that it is predicted to pace (1 where there are none)."""
+    paced = [
+        r.run.seconds / r.host_seconds
+        for r in rows
+        if r.run.ran and r.run.group[0] == model and r.host_seconds > r.device_seconds
+    ]
+    return median(paced) if paced else 1.0
 
 
 def distinct(rows: Sequence[Judged]) -> list[Judged]:

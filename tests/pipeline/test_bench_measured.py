@@ -95,7 +95,7 @@ def test_dispatches_count_loops_and_layers() -> None:
 def judged(seconds: float, measured: float, peak: float = 1e9, **changes: Any) -> tables.Judged:
     made = Prediction(seconds, seconds, peak, 0.0, 0.0, 10.0, 0.0)
     known = run(seconds=measured, peak_bytes=2e9, ran=measured > 0, **changes)
-    return tables.Judged(known, made, seconds)
+    return tables.Judged(known, made, seconds, 0.0)
 
 
 def test_errors_and_the_one_factor() -> None:
@@ -125,6 +125,28 @@ def test_hosts_that_dispatch_slower_than_devices_compute_pace_a_step() -> None:
     made = Prediction(1.0, 1.0, 1e9, 0.0, 0.0, 300.0, 100.0)
     (row,) = tables.judged([known], {known.key(): made}, 0.01)
     assert row.seconds == 4.0
+    (row,) = tables.judged([known], {known.key(): made}, 0.01, host=2.0)
+    assert row.seconds == 8.0
+
+
+def test_the_factor_on_the_hosts_time_is_that_of_runs_that_it_paces() -> None:
+    made = Prediction(1.0, 1.0, 1e9, 0.0, 0.0, 300.0, 100.0)
+    slow = [tables.Judged(run(seconds=s, group=("1B", "1")), made, 1.0, 4.0) for s in (5, 6, 9)]
+    quick = tables.Judged(run(seconds=3.0, group=("1B", "1")), made, 1.0, 0.5)
+    other = tables.Judged(run(seconds=40.0, group=("8B", "1")), made, 1.0, 4.0)
+    assert tables.host_factor([*slow, quick, other]) == 1.5
+    assert tables.host_factor([quick]) == 1.0
+
+
+def test_gradients_are_summed_beside_the_last_backward_pass() -> None:
+    """Two micro-batches of 3 s each: 2 s of the second are its backward pass."""
+    made = Prediction(11.0, 11.0, 1e9, 0.0, 0.0, 0.0, 0.0, data_seconds=5.0, reducing_seconds=4.0)
+    known = run(micro_batches=2, seconds=1.0)
+    (row,) = tables.judged([known], {known.key(): made}, 0.01)
+    assert row.seconds == pytest.approx(9.0)
+    short = replace(made, reducing_seconds=1.5)
+    (row,) = tables.judged([known], {known.key(): short}, 0.01)
+    assert row.seconds == pytest.approx(9.5)
 
 
 @pytest.mark.slow
