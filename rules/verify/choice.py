@@ -75,7 +75,8 @@ class Unlike:
 
 def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     """What is told by parameters: whether operations of one kernel have the same, and how many dims
-    a product contracts and in what order it pairs them, what pads add and cut off."""
+    a product contracts and in what order it pairs them, what pads add and cut off, which slices
+    have strides."""
     of: dict[str, list[Any]] = {}
     for a in applied.values():
         of.setdefault(a.kernel, []).append((hashable(a.params), a.inputs))
@@ -86,6 +87,9 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     pads = [a.params["padding_config"] for a in applied.values() if a.kernel == "pad"]
     if pads:
         found.append(("pad", *(_signs(config) for config in pads)))
+    slices = [_strided(a.params) for a in applied.values() if a.kernel == "slice"]
+    if slices:
+        found.append(("slice", *slices))
     for a in applied.values():
         if a.kernel == "dot_general":
             (lhs, rhs), batch = a.params["dimension_numbers"]
@@ -93,6 +97,13 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
             crossed = [r for _, r in pairs] != sorted(rhs)
             found.append((a.kernel, len(lhs), len(batch[0]), crossed))
     return tuple(dict.fromkeys(found))
+
+
+def _strided(params: Mapping[str, Any]) -> bool:
+    """Whether a slice leaves elements out between those that it keeps."""
+    ends = zip(params["start_indices"], params["limit_indices"], strict=True)
+    steps = params["strides"] or [1] * len(params["start_indices"])
+    return any(step > 1 and b - a > 1 for step, (a, b) in zip(steps, ends, strict=True))
 
 
 def _signs(config: Sequence[Sequence[int]]) -> tuple[bool, bool]:

@@ -77,3 +77,9 @@ def test_no_rule_is_refused_for_a_broadcast_that_jax_does_not_know() -> None:
     """Its dims are the rule's own: rows of 2 do not stretch to 1."""
     rule = next(r for r in TRUE if r.name == "shift-of-rows")
     assert not refused(rule)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 11])
+def test_slices_with_strides_are_drawn_under_any_seed(seed: int) -> None:
+    rule = next(r for r in FALSE if r.name == "slice-with-strides-of-slice")
+    assert refused(rule, seed)
