@@ -9,8 +9,8 @@ from tapestry_egg.errors import TargetError
 
 
 @dataclass(frozen=True, slots=True)
-class MeshShape:
-    """A logical device mesh: ordered axes with names and sizes. Axis numbers index both.
+class MeshAxes:
+    """Ordered axes of devices with names and sizes. Axis numbers index both.
 
     Devices are laid row-major, so the last axis is the innermost (fastest links).
     """
@@ -31,12 +31,17 @@ class MeshShape:
         """Axis name -> its size."""
         return dict(zip(self.names, self.sizes, strict=True))
 
+    def __str__(self) -> str:
+        return "×".join(f"{s}{n}" for n, s in zip(self.names, self.sizes, strict=True)) or "1"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape(MeshAxes):
+    """A logical device mesh, as a plan lays tensors over it."""
+
     def parts(self, axes: tuple[int, ...]) -> int:
         """Number of blocks that the given axes cut something into."""
         return prod(self.sizes[a] for a in axes)
-
-    def __str__(self) -> str:
-        return "×".join(f"{s}{n}" for n, s in zip(self.names, self.sizes, strict=True)) or "1"
 
 
 @dataclass(frozen=True, slots=True)

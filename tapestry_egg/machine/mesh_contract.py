@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import Layout, MeshAxes, MeshShape
 
 from .topology import factorizations
 
@@ -26,22 +26,8 @@ Dims = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MeshContract:
+class MeshContract(MeshAxes):
     """The axes of a user's mesh, major to minor, those of size 1 included."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def devices(self) -> int:
-        return prod(self.sizes)
-
-    @property
-    def size(self) -> dict[str, int]:
-        return dict(zip(self.names, self.sizes, strict=True))
-
-    def __str__(self) -> str:
-        return "×".join(f"{s}{n}" for n, s in zip(self.names, self.sizes, strict=True)) or "1"
 
     def blocks(self, mesh: MeshShape) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] | None:
         """Which of the user's axes are which of a plan's: (one name, its axes), or (names, one

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.work import Work
 
 # Of these numbers no measurement is kept.
@@ -53,6 +54,13 @@ class Terms:
     class_of: Mapping[int, int]  # value of the program -> class
     made: Mapping[tuple[int, int], frozenset[str]]  # (class, signature or -1) -> rules
     saturated: bool
+
+    def roots(self, graph: BlockGraph) -> list[int]:
+        """The classes that the program needs: of its outputs, and of what its effects read."""
+        needed = [self.class_of[v] for v in graph.outputs]
+        return needed + [
+            self.class_of[v] for op in graph.operations if op.effectful for v in op.inputs
+        ]
 
 
 #: class -> position of a node: a change to make

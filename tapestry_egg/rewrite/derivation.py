@@ -147,9 +147,7 @@ def _downwards(graph: BlockGraph, terms: Terms, pick: Sequence[int]) -> list[int
     """Classes that the outputs need, each before those that it is computed from."""
     order: list[int] = []
     seen: set[int] = set()
-    roots = [terms.class_of[v] for v in graph.outputs]
-    roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
-    for root in roots:
+    for root in terms.roots(graph):
         stack = [(root, False)]
         while stack:
             c, leaving = stack.pop()

@@ -19,7 +19,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
 from .choose import Node, Terms
 from .rebuild import Builder
-from .repeats import Ints, Net, Stretch, stretches
+from .repeats import CONTEXT, MOST_READERS, Ints, Net, Stretch, stretches
 from .requests import Applied
 
 #: Programs with fewer operations are searched as they are. No measurement of this or of the numbers
@@ -27,9 +27,6 @@ from .requests import Applied
 LEAST_OPERATIONS = 1500
 # A folded program that is not this much shorter is not worth what its edges hide.
 _LEAST_SHARE = 0.75
-# Operations around what is there once that its part has as context, by their distance.
-_CONTEXT = 6
-_MOST_READERS = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +75,12 @@ def _remainder(net: Net, found: Sequence[Stretch]) -> Stretch:
     own = np.flatnonzero(rest)
     inside = set(own.tolist())
     ring = own.tolist()
-    for _ in range(_CONTEXT):
+    for _ in range(CONTEXT):
         near = []
         for o in ring:
             near += [int(net.producer[v]) for v in net.inputs[o]]
             for v in net.outputs[o]:
-                if net.readers[v] <= _MOST_READERS:
+                if net.readers[v] <= MOST_READERS:
                     near += net.reader[net.first[v] : net.first[v] + net.readers[v]].tolist()
         ring = sorted({o for o in near if o >= 0} - inside)
         inside.update(ring)

@@ -257,8 +257,7 @@ def cheapest(
     work, late = Work(), False
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target) for a in catalogue]
-    roots = [terms.class_of[v] for v in graph.outputs]
-    roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
+    roots = terms.roots(graph)
     weights = folded.weights if folded else None
     picked = as_written(terms, least)
     best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())

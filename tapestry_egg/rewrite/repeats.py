@@ -32,14 +32,15 @@ Ints = NDArray[np.int64]
 LEAST_COPIES = 4
 # How far around an operation its colour looks.
 _ROUNDS = 6
-# Operations around a stretch that belong to it as context, by their distance.
-_CONTEXT = 6
+#: Operations around a stretch, or around what is there once, that belong to it as context, by
+#: their distance.
+CONTEXT = 6
 # Nor are operations so near to a place where the copies differ its own.
 _MARGIN = 2
 # A stretch may lose this share of its copies for one more position: those at the ends of a chain.
 _LOSS = 0.25
-# Values with more readers tie everything to everything; their readers are not followed.
-_MOST_READERS = 12
+#: Values with more readers tie everything to everything; their readers are not followed.
+MOST_READERS = 12
 # Operations from which a stretch is grown. Of those that save nearly as much as the one that saves
 # most, that with the best edges is kept.
 _PIVOTS = 6
@@ -115,7 +116,7 @@ def _torn(net: Net, s: Stretch) -> tuple[int, int]:
     reads = {v for o in mine for v in net.inputs[o]}
     siblings = 0
     for v in reads:
-        if net.readers[v] > _MOST_READERS:
+        if net.readers[v] > MOST_READERS:
             continue
         alike: dict[tuple[int, int], list[bool]] = {}
         for k in range(int(net.first[v]), int(net.first[v] + net.readers[v])):
@@ -254,7 +255,7 @@ class _Growth:
                 if self._is_free(image):
                     queue.append(self._add(image, True))
         ring = rest
-        for _ in range(_CONTEXT):
+        for _ in range(CONTEXT):
             ring = [
                 self._add(image, False)
                 for t in ring
@@ -316,7 +317,7 @@ class _Growth:
         for q in range(0 if shared else len(net.outputs[model])):
             v = np.array([net.outputs[o][q] for o in here.tolist()], dtype=np.int64)
             count = int(net.readers[v[self.model]])
-            if count > _MOST_READERS:
+            if count > MOST_READERS:
                 continue
             if not self._agreed(net.readers[v] == count):
                 self.apart.add(t)
@@ -336,7 +337,7 @@ class _Growth:
         net, model = self.net, int(self.images[t][self.model])
         found = [int(net.producer[v]) for v in net.inputs[model]]
         for v in net.outputs[model]:
-            if net.readers[v] <= _MOST_READERS:
+            if net.readers[v] <= MOST_READERS:
                 found += net.reader[net.first[v] : net.first[v] + net.readers[v]].tolist()
         return [self.position[o] for o in found if o in self.position]
 
