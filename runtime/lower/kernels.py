@@ -19,6 +19,7 @@ from tapestry_egg.plans.collectives import zero
 from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
+from .ragged_dots import by_group
 
 if TYPE_CHECKING:
     import jax
@@ -74,29 +75,35 @@ def run_kernel(
     operands: Arrays,
     mesh: MeshShape,
     where: str,
+    platform: str = "",
 ) -> list[jax.Array]:
     """The local outputs of an operation, from this device's blocks of its operands.
 
     `inputs` and `outputs` are the types of the whole tensors, `operands` are in the layouts of
-    `strategy.needs`. Raises PlanError where an operand's block does not hold what the index block
-    reads.
+    `strategy.needs`; compiled for `platform` (JAX's name). Raises PlanError where an operand's
+    block does not hold what the index block reads.
     """
     from tapestry_egg.metakernels import registry
 
     signature = registry.signature(op.kernel, op.params, inputs, outputs)
     block = IndexBlock(signature, strategy.cuts, mesh)
-    return _run(op, block, operands, strategy.needs, where)
+    return _run(op, block, operands, strategy.needs, where, platform)
 
 
 def _run(
-    op: Operation, block: IndexBlock, operands: Arrays, layouts: Sequence[Layout], where: str
+    op: Operation,
+    block: IndexBlock,
+    operands: Arrays,
+    layouts: Sequence[Layout],
+    where: str,
+    platform: str,
 ) -> list[jax.Array]:
     from tapestry_egg.tracing.codec import decode_params
 
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
         call = Call(op.kernel, params, op.params, tuple(operands), block)
-        return call.bind(*operands)
+        return _bound(call, platform)
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
     placed = op.kernel not in ("random_bits", "random_split") or _bits_have_places()
     local = _local_params(op, block, images) if placed and not block.is_sparse else None
@@ -108,10 +115,44 @@ def _run(
                 where=where,
                 hint="The metakernel's template should declare the dim `whole`.",
             )
-        return block.crop(larger, _run(op, larger, operands, layouts, where))
+        return block.crop(larger, _run(op, larger, operands, layouts, where, platform))
     call = Call(op.kernel, decode_params(local, kernel=op.kernel), op.params, images, block)
     lowering = LOWERINGS.get(op.kernel)
-    return list(lowering(call)) if lowering else call.bind(*images)
+    return list(lowering(call)) if lowering else _bound(call, platform)
+
+
+def _bound(call: Call, platform: str) -> list[jax.Array]:
+    """A kernel on its operands as they are, as the compiler of `platform` takes it best."""
+    spelled = SPELLINGS.get(call.kernel) if platform in GPUS else None
+    return spelled(call) if spelled else call.bind(*call.operands)
+
+
+def _ragged_dot(call: Call) -> list[jax.Array]:
+    return [by_group(*call.operands, **call.params)]
+
+
+def _convolution(call: Call) -> list[jax.Array]:
+    """A convolution over a dilated operand is the gradient of a strided one, for which cuDNN has a
+    kernel. XLA sees that by the reversal of the window (`MatchBackwardInput` of its conv_rewriter),
+    which a barrier or a copy of the window hides; else it stores the operand dilated and padded.
+    """
+    from jax import lax
+
+    operand, window = call.operands
+    space = call.params["dimension_numbers"].rhs_spec[2:]
+    if all(d == 1 for d in call.params["lhs_dilation"]):
+        return call.bind(operand, window)
+    turned = lax.optimization_barrier(lax.rev(window, space))
+    return call.bind(operand, lax.rev(turned, space))
+
+
+#: JAX's names of platforms that XLA's compiler for GPUs serves.
+GPUS = ("cuda", "gpu", "rocm")
+#: Kernel -> how it is said to that compiler.
+SPELLINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
+    "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged_dot,
+}
 
 
 def _local_params(

@@ -17,8 +17,9 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
-from .order import SMALL, Tie, last_reads, stored, ties
+from .order import SMALL, Tie, fills, last_reads, stored, ties
 from .precision import ROUNDING
+from .regions import NOT_FAILED, REGIONS
 
 if TYPE_CHECKING:
     import jax
@@ -138,6 +139,11 @@ class _LocalBody:
         return stored(self.body.graph)
 
     @cached_property
+    def fills(self) -> frozenset[int]:
+        """Operations that fill an array of some size from constants alone."""
+        return fills(self.body, self.stored, self.mesh)
+
+    @cached_property
     def last_read(self) -> dict[int, int]:
         """Value -> the last reader of it in any layout; the body's outputs read last."""
         return last_reads(self.reads, self.sources)
@@ -152,7 +158,7 @@ class _LocalBody:
         return {v: tuple(ws) for v, ws in found.items()}
 
     def __call__(self, *arguments: jax.Array) -> tuple[jax.Array, ...]:
-        outputs, failed = self.run(arguments, _NOT_FAILED)
+        outputs, failed = self.run(arguments, NOT_FAILED)
         if self.calls:
             report(outputs, failed, self.mesh, self.caller)
         return outputs
@@ -170,6 +176,8 @@ class _LocalBody:
                 frame.enter(op.remat, k)
                 frame.wait(k)
                 operands = frame.operands(k)
+                if k in self.fills:
+                    operands = frame.not_before(k, operands)
                 strategy = self.body.strategies[k]
                 outputs, failed = self.run_operation(k, op, strategy, operands, failed)
             frame.leave(k, outputs)
@@ -183,9 +191,9 @@ class _LocalBody:
         outputs: Arrays
         where = place(self.body, k)
         if op.regions:
-            if op.kernel not in _REGIONS:
+            if op.kernel not in REGIONS:
                 raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
-            outputs, after = _REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
+            outputs, after = REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
             failed = failed if after is None else after
         elif op.kernel == "round_operand" and self.platform not in ROUNDING:
             outputs = operands
@@ -202,6 +210,7 @@ class _LocalBody:
                 operands,
                 self.mesh,
                 where,
+                self.platform,
             )
         for q, (v, layout, x) in enumerate(zip(op.outputs, strategy.gives, outputs, strict=True)):
             wanted = layout.local_shape(self.body.graph.values[v].shape, self.mesh)
@@ -291,7 +300,7 @@ class _Frame:
         for w in op.inputs:
             store = next((s for s in (known, own) if w in s), self.produced)
             operands.append(store[w])
-        outputs, _ = self.local.run_operation(k, op, strategy, operands, _NOT_FAILED)
+        outputs, _ = self.local.run_operation(k, op, strategy, operands, NOT_FAILED)
         return outputs[0]
 
     def _alive(self, k: int) -> tuple[int, ...]:
@@ -352,6 +361,19 @@ class _Frame:
             for f in reads
         ]
 
+    def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
+        """Operands of operation k, not available before what was computed last before it.
+
+        XLA fills arrays that need nothing at once, several in one kernel at the program's start,
+        and then holds all of them until the last is read.
+        """
+        alive = self._alive(k)
+        if not alive:
+            return operands
+        late, waited = _barrier((operands, {u: self.produced[u] for u in alive}))
+        self._renew(waited, k)
+        return list(late)
+
     def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
         for step in f.steps:
             x = apply(x, step, self.local.mesh, self.local.platform)
@@ -405,95 +427,3 @@ def _barrier(tree: Any) -> Any:
     import jax
 
     return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
-
-
-# Region operations: of a region's operands, its outputs, and whether a call has failed by now
-
-#: No call has failed. Where no call may, nothing else goes through loops and branches.
-_NOT_FAILED = 0
-
-_Region = tuple[Any, Any]
-
-
-def _scan(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
-    from jax import lax
-
-    consts = operands[: params["num_consts"]]
-    rest = operands[params["num_consts"] :]
-    carries = params["num_carry"]
-
-    def step(carry: tuple[Any, Any], slices: Any) -> tuple[tuple[Any, Any], Any]:
-        before, failed = carry
-        outputs, failed = regions[0].run((*consts, *before, *slices), failed)
-        return (list(outputs[:carries]), failed), list(outputs[carries:])
-
-    (final, failed), stacked = lax.scan(
-        step,
-        (list(rest[:carries]), _flag(failed, regions)),
-        list(rest[carries:]),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*final, *stacked], failed
-
-
-def _while(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
-    from jax import lax
-
-    n, m = params["cond_nconsts"], params["body_nconsts"]
-    asked, run = operands[:n], operands[n : n + m]
-    test, body = regions
-    failed = _flag(failed, regions)
-    if test.calls:  # a condition has no room for a flag: ask before the loop and in its body
-
-        def verdict(carry: Arrays, failed: Any) -> tuple[Any, Any]:
-            (go,), failed = test.run((*asked, *carry), failed)
-            return go & (failed == 0), failed
-
-        def again(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            outputs, failed = body.run((*run, *state[0]), state[2])
-            return list(outputs), *verdict(outputs, failed)
-
-        first = list(operands[n + m :])
-        final, _, failed = lax.while_loop(
-            lambda state: state[1], again, (first, *verdict(first, failed))
-        )
-        return final, failed
-
-    def goes_on(state: tuple[Any, Any]) -> Any:
-        (go,), _ = test.run((*asked, *state[0]), _NOT_FAILED)
-        return go & (state[1] == 0) if body.calls else go
-
-    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        outputs, failed = body.run((*run, *state[0]), state[1])
-        return list(outputs), failed
-
-    final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
-    return final, failed
-
-
-def _cond(params: Any, regions: tuple[_LocalBody, ...], operands: Arrays, failed: Any) -> _Region:
-    from jax import lax
-
-    def branch(region: _LocalBody) -> Callable[..., Any]:
-        return lambda failed, *xs: region.run(xs, failed)
-
-    outputs, failed = lax.switch(
-        operands[0], [branch(r) for r in regions], _flag(failed, regions), *operands[1:]
-    )
-    return outputs, failed
-
-
-def _flag(failed: Any, regions: tuple[_LocalBody, ...]) -> Any:
-    """The flag as regions carry it: an s32[] where one of them calls, and else nothing at all."""
-    import jax.numpy as jnp
-
-    return jnp.asarray(failed, jnp.int32) if any(r.calls for r in regions) else None
-
-
-_REGIONS: dict[str, Callable[[Any, tuple[_LocalBody, ...], Arrays, Any], _Region]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-}

@@ -105,6 +105,23 @@ def stored(graph: BlockGraph) -> frozenset[int]:
     )
 
 
+def fills(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> frozenset[int]:
+    """Operations that fill an array of some size in memory (`stored`) from constants alone."""
+    graph = body.graph
+    made, found = set(graph.constants), set()
+    layouts = produced_layouts(body)
+    for k, op in enumerate(graph.operations):
+        if op.regions or op.effectful or not op.inputs or not made.issuperset(op.inputs):
+            continue
+        made.update(op.outputs)
+        if len(op.outputs) == 1 and op.outputs[0] in stored:
+            (v,) = op.outputs
+            shape = layouts[v].local_shape(graph.values[v].shape, mesh)
+            if TensorType(shape, graph.values[v].dtype).nbytes >= SMALL:
+                found.add(k)
+    return frozenset(found)
+
+
 def _only_views(program: FlatProgram, unit: Unit) -> bool:
     members = [program.instances[i] for i in unit.members]
     return not members[-1].port and all(m.signature.fusion == "view" for m in members)
