@@ -9,7 +9,7 @@ OUT     ?= out/demo
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup test test-fast test-all lint format demo bench bars gpu-aot picture lock clean
+.PHONY: help setup test test-fast test-all lint format demo bench bench-promises bars gpu-aot picture lock clean
 
 help:
 	@echo "make setup      create $(VENV) with the locked packages and this one, editable"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all   every test, with the packages that some of them want"
 	@echo "make demo       the main job: a train step, its front, its plans run (into $(OUT))"
 	@echo "make bench      the tables of the benchmarks"
+	@echo "make bench-promises  peaks and bytes of every program beside XLA's, an hour or more"
 	@echo "make bars       what has been promised, measured again: figure, limit, ok or not"
 	@echo "make lint       ruff and mypy alone;  make format  lets ruff rewrite the files"
 	@echo "make clean      remove everything that make has made"
@@ -73,9 +74,15 @@ picture: demo
 
 # Each benchmark prints a table and runs alone: python -m benchmarks.NAME
 BENCHES := $(sort $(notdir $(basename $(wildcard benchmarks/bench_*.py))))
+FEW     := mlp moe graph_network
 bench: $(READY)
 	@test -n "$(BENCHES)" || { echo "error: benchmarks/ holds no bench_*.py" >&2; exit 1; }
-	@set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+	@set -e; for name in $(BENCHES); do echo "== $$name"; few=; \
+	  test $$name != bench_promises || few="$(FEW)"; $(BIN)/python -m benchmarks.$$name $$few; done
+
+# Every program, not a few.
+bench-promises: $(READY)
+	$(BIN)/python -m benchmarks.bench_promises
 
 # Compiling for H100 without a GPU: 180 MB, wanted by some benchmarks, skipped where it is absent.
 # The plugin must be of the version of the installed jaxlib.

@@ -1,6 +1,6 @@
 """What plans promise to hold and to send, beside what XLA's compilers make of them.
 
-    python -m benchmarks.bench_promises                    # every program: takes an hour or more
+    make bench-promises                # every program: takes an hour or more; `make bench`, a few
     python -m benchmarks.bench_promises unseen llama       # a set (models, unseen) or programs
     python -m benchmarks.bench_promises --target v5e:2x4 --large mlp
     python -m benchmarks.bench_promises --json out.json    # also as JSON; --resume keeps its rows
@@ -32,6 +32,7 @@ from tapestry_egg.pipeline.rehearse import simulate_devices
 from tapestry_egg.quantities import BYTES
 
 if TYPE_CHECKING:
+    from tapestry_egg.machine import Target
     from tapestry_egg.pipeline import Front
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.tracing.trace import Program
@@ -171,7 +172,7 @@ def front_of(name: str, traced: Program, target: str, work: float, kept: Path | 
     words = "-".join((name, target)).replace(":", "-")
     path = kept / f"{words}.json" if kept else None
     if path and path.exists():
-        return recounted(te.load(path, certify=False), traced)
+        return recounted(te.load(path, certify=False), traced, te.load_target(target))
     front = te.optimize(traced, target, ("seconds", "peak_bytes"), settings=Settings(work=work))
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,8 +180,8 @@ def front_of(name: str, traced: Program, target: str, work: float, kept: Path | 
     return list(front)
 
 
-def recounted(front: Front, traced: Program) -> list[Plan]:
-    """Plans of a program with the costs that the model finds of them now."""
+def recounted(front: Front, traced: Program, machine: Target) -> list[Plan]:
+    """Plans of a program with the costs that the model finds of them now on a machine."""
     from dataclasses import replace
 
     from tapestry_egg.extract.certify.recount import Ground, Walk
@@ -193,7 +194,7 @@ def recounted(front: Front, traced: Program) -> list[Plan]:
         key = id(plan.graph)
         if key not in grounds:
             feedback = dict(plan.origin.feedback)
-            grounds[key] = Ground(schedule(flatten(plan.graph, feedback)), plan.origin.machine)
+            grounds[key] = Ground(schedule(flatten(plan.graph, feedback)), machine)
         costs = Walk(plan, grounds[key]).certificate().costs
         found.append(replace(plan, costs=costs, program=traced))
     return found

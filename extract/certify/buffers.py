@@ -25,13 +25,13 @@ _LEAVING = ("state", "output")
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """`amount` bytes, alive from tick `begin` up to before `end`: the value as it was made, a copy
-    of it that lies as `layout`, or what making such a copy takes."""
+    of it that lies as `layout`, or what making such a copy, or the value itself, takes beside."""
 
     begin: int
     end: int
     amount: float
     layout: Layout
-    role: Literal["made", "copy", "making"] = "made"
+    role: Literal["made", "copy", "making", "scratch"] = "made"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,15 @@ def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[flo
     return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs, out)
 
 
+def is_product(signature: OperationSignature) -> bool:
+    """Whether it is a plain product: two operands of whose dims each is an index dim of its own (no
+    window runs over them, and no operand says which parts meet)."""
+    rows = [row for p in (*signature.inputs, *signature.outputs) for row in p.matrix]
+    shapes = {n for p in (*signature.inputs, *signature.outputs) for n in p.shape}
+    alone = all(sorted(row)[-1:] == [1] and sum(map(abs, row)) == 1 for row in rows)
+    return len(signature.inputs) == 2 and shapes <= {1} and alone
+
+
 def _columns(projections: Iterable[Projection]) -> set[int]:
     """Index dims that some projection depends on."""
     return {d for p in projections for row in p.matrix for d, a in enumerate(row) if a}

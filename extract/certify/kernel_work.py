@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
@@ -15,13 +17,15 @@ from tapestry_egg.machine.costs import (
     like_roofline,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
+from tapestry_egg.machine.split_k import split_scratch
+from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import evaluate
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.kernels import Unit
 
-from .contractions import gemm_of, is_contraction
+from .contractions import gemm_of, is_contraction, is_product
 
 
 class Work(NamedTuple):
@@ -53,12 +57,7 @@ def kernel_work(
     instances = [program.instances[i] for i in unit.members]
     if instances[-1].port or all(x.signature.fusion == "view" for x in instances):
         return Work()
-    extents = {}
-    for i, x in zip(unit.members, instances, strict=True):
-        cuts = bodies[x.body].strategies[x.operation].cuts
-        extents[i] = tuple(
-            n // mesh.parts(axes) for n, axes in zip(x.signature.extents, cuts, strict=True)
-        )
+    extents = _extents(unit, program, bodies, mesh)
     flops = sum(
         evaluate(x.signature.flops, extents[i])
         for i, x in zip(unit.members, instances, strict=True)
@@ -101,6 +100,47 @@ def kernel_work(
         energy += collective_joules("all_reduce", amount, axes, mesh, target)
         wire += collective_wire_bytes("all_reduce", amount, mesh.devices)
     return Work(seconds, float(energy), flops, traffic, wire, bound)
+
+
+def kernel_scratch(
+    unit: Unit,
+    program: FlatProgram,
+    bodies: Sequence[BodyPlan],
+    mesh: MeshShape,
+    target: Target,
+) -> float:
+    """Bytes of one device that a unit's kernel takes beside its operands and results: the parts of
+    a product of matrices whose sum the compiler splits."""
+    costs = target.split_k
+    found = [
+        i
+        for i in unit.members
+        if (x := program.instances[i]).signature.fusion == "kernel"
+        and not x.port
+        and is_contraction(x.signature)
+    ]
+    if costs is None or len(found) != 1:
+        return 0.0
+    signature = program.instances[found[0]].signature
+    gemm = gemm_of(signature, _extents(unit, program, bodies, mesh)[found[0]])
+    if gemm is None or not is_product(signature):
+        return 0.0
+    batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
+    return float(split_scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
+
+
+def _extents(
+    unit: Unit, program: FlatProgram, bodies: Sequence[BodyPlan], mesh: MeshShape
+) -> dict[int, tuple[int, ...]]:
+    """Per member, the sizes of its index dims on one device."""
+    found: dict[int, tuple[int, ...]] = {}
+    for i in unit.members:
+        x = program.instances[i]
+        cuts = bodies[x.body].strategies[x.operation].cuts
+        found[i] = tuple(
+            n // mesh.parts(axes) for n, axes in zip(x.signature.extents, cuts, strict=True)
+        )
+    return found
 
 
 def elements(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:

@@ -29,7 +29,7 @@ from tapestry_egg.schedule.kernels import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground
-from .kernel_work import Work, block_bytes, kernel_work
+from .kernel_work import Work, block_bytes, kernel_scratch, kernel_work
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending, Step
 from .ports import PortLayouts, port_layouts
@@ -373,6 +373,10 @@ class Walk:
                 size = partial(block_bytes, self.program.types[v], mesh=self.mesh)
                 for x in lives.buffers(v, self.given[v], needs, back, copies, size):
                     yield v, x
+            scratch = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
+            if scratch:
+                (v, *_), at = unit.outputs, 2 * u + 1
+                yield v, Buffer(at, at + 1, scratch, self.given[v], "scratch")
 
     def _readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""

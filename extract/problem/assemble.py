@@ -173,6 +173,8 @@ class _Assembler:
 
         seconds, energy = self.once(costs, "unit", rows, weight, own, base, held)
         uses = [use for v in unit.outputs for use in self.memory.produced(v, base)]
+        scratch = self.once(lambda: rows.scratch[base], "scratch", rows, base)
+        uses += self.memory.running(u, scratch)
         if shared is not None:
             uses += self.memory.kept(shared, holding.have, holding.copy, holding.until)
         spans = []

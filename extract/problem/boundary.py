@@ -92,4 +92,5 @@ def _allowed(rows: UnitRows, port: str, allows: Allows) -> UnitRows:
         rows.seconds[which],
         rows.joules[which],
         rows.flops[which],
+        rows.scratch[which],
     )

@@ -22,6 +22,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, like_roofline
 from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.machine.split_k import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
@@ -48,6 +49,7 @@ class UnitRows:
     seconds: NDArray[np.float64]  # [rows], of one run
     joules: NDArray[np.float64]  # [rows], of one run, all devices
     flops: NDArray[np.float64]  # [rows], of one run, per device
+    scratch: NDArray[np.float64]  # [rows], bytes beside operands and results while it runs
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -282,7 +284,9 @@ class Joiner:
             made.append(layouts(i, len(self.instances[i].inputs) + q))
         needs = list(zip(*read, strict=True)) if read else [()] * len(ways)
         gives = list(zip(*made, strict=True)) if made else [()] * len(ways)
-        flops, seconds, energy = self._costs(unit, ways, read, made, self._gemm(unit, choice))
+        gemm = self._gemm(unit, choice)
+        flops, seconds, energy = self._costs(unit, ways, read, made, gemm)
+        scratch = self._scratch(unit, gemm, len(ways))
         best: dict[int, int] = {}  # what is shown -> the row
         for r, way in enumerate(ways):
             known = best.setdefault(way.shown, r)
@@ -296,6 +300,7 @@ class Joiner:
             seconds=seconds[kept],
             joules=energy[kept],
             flops=flops[kept],
+            scratch=scratch[kept],
         )
 
     def _costs(
@@ -363,6 +368,15 @@ class Joiner:
         batch, rows, columns, depth = self.gemm_shapes[signature][choice[:, m]].T
         lhs, rhs = model.input_types[dims.lhs].dtype, model.input_types[dims.rhs].dtype
         return Gemm(batch, rows, columns, depth, lhs, rhs, model.output_types[0].dtype)
+
+    def _scratch(
+        self, unit: Unit, gemm: Gemm[NDArray[np.float64]] | None, ways: int
+    ) -> NDArray[np.float64]:
+        """Bytes that the unit's kernel takes beside its operands and results, per way."""
+        members = [self.instances[i].signature for i in unit.members]
+        if gemm is None or self.target.split_k is None or not any([s.is_product for s in members]):
+            return np.zeros(ways)
+        return split_scratch(gemm, self.target.split_k)
 
     def _sent(self, signature: OperationSignature) -> tuple[float, float]:
         """(seconds, joules) of sending what one device computes for all to the others."""

@@ -51,6 +51,10 @@ class Memory:
 
         return (Use(*self._span(v), self.once(amounts, "made", table, gives, rows)),)
 
+    def running(self, u: int, scratch: Floats) -> tuple[Use, ...]:
+        """What a unit's kernel takes for itself while it runs, per row."""
+        return _occupied([Use(2 * u + 1, 2 * u + 2, scratch)])
+
     def kept(self, v: int, have: Ints, copy: Ints, until: Ints) -> tuple[Use, ...]:
         """A copy in layout `copy` that the readers up to `until` share, per row; -1 for none.
 

@@ -22,6 +22,7 @@ from .power import Clock as Clock
 from .power import Power as Power
 from .power import Price as Price
 from .power import at_clock, read_clock, read_power, read_price
+from .split_k import SplitK, read_split_k
 from .target_table import Table as Table
 from .topology import Level as Level
 from .topology import Link as Link
@@ -65,6 +66,7 @@ class Target:
     link_speed: float = 1.0  # how much faster its links are than those of that table
     # As what contractions at default precision read their operands, where not as they are.
     operands: tuple[tuple[str, str], ...] = ()
+    split_k: SplitK | None = None  # how its compiler splits products; None where it splits none
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -374,6 +376,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     if "operands" in top.keys():
         read_as = top.table("operands")
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
+    split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -426,6 +429,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         matmul_speed=speed,
         collectives=_checked("collectives", collectives),
         operands=operands,
+        split_k=split_k,
     )
 
 

@@ -11,16 +11,17 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
 #: What an array at the peak is: an argument (and what takes its place), what the program makes, a
-#: copy in another layout, what making such a copy takes.
-Kind = Literal["argument", "made", "copy", "making"]
+#: copy in another layout, what making such a copy takes, and what a kernel takes while it runs.
+Kind = Literal["argument", "made", "copy", "making", "scratch"]
 
-KINDS: tuple[Kind, ...] = ("argument", "made", "copy", "making")
+KINDS: tuple[Kind, ...] = ("argument", "made", "copy", "making", "scratch")
 
 _WORDS: Mapping[Kind, str] = {
     "argument": "arguments and state",
     "made": "made by the program",
     "copy": "copies in other layouts",
     "making": "making such copies",
+    "scratch": "scratch of kernels",
 }
 
 

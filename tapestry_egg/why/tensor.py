@@ -37,10 +37,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Bytes of one device that hold a tensor, or are taken to make a copy of it, from when to when
-    in a step, in seconds; `at_peak` where they are part of the plan's peak."""
+    """Bytes of one device that hold a tensor, or are taken to make it or a copy of it, from when to
+    when in a step, in seconds; `at_peak` where they are part of the plan's peak."""
 
-    what: Literal["made", "copy", "making"]
+    what: Literal["made", "copy", "making", "scratch"]
     layout: str
     bytes: float
     begin: float

@@ -1,0 +1,55 @@
+"""What kernels take for themselves: in the search's account of memory and in the certificate's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.extract.certify.contractions import is_contraction, is_product
+from tapestry_egg.metakernels.registry import signature_of
+
+
+def test_parts_of_a_long_sum_are_in_memory_while_it_is_made() -> None:
+    """A weight gradient of 64 × 64 over 65536 rows: its parts are larger than it is."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - x.T @ x
+
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (65536, 64))]
+    program = te.trace(step, *args)
+    front = te.optimize(program, "h100:8", settings=te.Settings(work=3))
+    for plan in front:  # each has been counted again by the certificate
+        found = plan.peak()
+        scratch = [p for p in found.parts if p.kind == "scratch"]
+        if scratch:
+            parts = scratch[0].bytes / (64 * 64 * 4)
+            assert parts > 1 and parts == int(parts)
+            assert found.running == "dot_general"
+            assert plan.costs.peak_bytes >= scratch[0].bytes + 64 * 64 * 4
+            return
+    raise AssertionError("no plan splits the sum")
+
+
+@pytest.mark.parametrize("name, wanted", [("product", True), ("window", False), ("ragged", False)])
+def test_plain_products_are_told_from_others(name: str, wanted: bool) -> None:
+    """By the search and by the certificate, each for itself."""
+    function, shapes = {
+        "product": (lambda x, y: jnp.einsum("bmk,bkn->bmn", x, y), ((2, 3, 4), (2, 4, 5))),
+        "window": (
+            lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID"),
+            ((2, 3, 8, 8), (4, 3, 3, 3)),
+        ),
+        "ragged": (
+            lambda x, y: jax.lax.ragged_dot(x, y, jnp.array([3, 4])),
+            ((7, 4), (2, 4, 5)),
+        ),
+    }[name]
+    graph = te.trace(function, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).graph
+    made = [
+        signature_of(op, *(tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)))
+        for op in graph.operations
+    ]
+    (signature,) = [s for s in made if s is not None and is_contraction(s)]
+    assert (signature.is_product, is_product(signature)) == (wanted, wanted)
