@@ -46,12 +46,15 @@ def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[flo
 
 
 def is_product(signature: OperationSignature) -> bool:
-    """Whether it is a plain product: two operands of whose dims each is an index dim of its own (no
-    window runs over them, and no operand says which parts meet)."""
-    rows = [row for p in (*signature.inputs, *signature.outputs) for row in p.matrix]
-    shapes = {n for p in (*signature.inputs, *signature.outputs) for n in p.shape}
-    alone = all(sorted(row)[-1:] == [1] and sum(map(abs, row)) == 1 for row in rows)
-    return len(signature.inputs) == 2 and shapes <= {1} and alone
+    """Whether a contraction sums products of single elements of its two operands, no windows."""
+    kept = _columns(signature.outputs)
+    columns = [_columns([p]) for p in signature.inputs]
+    points = [prod(p.shape) for p in signature.inputs]
+    return any(
+        (columns[p] & columns[q]) - kept and 1 in (points[p], points[q])
+        for p in range(len(columns))
+        for q in range(p)
+    )
 
 
 def _columns(projections: Iterable[Projection]) -> set[int]:

@@ -14,9 +14,8 @@ from typing import Any
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.metakernels import registry
 
-#: Operations that the matrix units carry out, with how many leading operands they multiply.
-CONTRACTIONS: Mapping[str, int] = {"dot_general": 2, "conv_general_dilated": 2}
 _DEFAULT = (None, "DEFAULT", "default")
 
 
@@ -39,15 +38,16 @@ def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
             changed |= any(a is not b for a, b in zip(regions, op.regions, strict=True))
             operations.append(replace(op, regions=regions))
             continue
-        count = CONTRACTIONS.get(op.kernel, 0)
-        types = [values[v] for v in op.inputs[:count]]
+        read = _multiplied(graph, op)
+        types = [values[op.inputs[p]] for p in read]
         dtypes = {t.dtype for t in types}
         dtype = reads.get(next(iter(dtypes))) if len(dtypes) == 1 else None
         if dtype is None or not _default(op.params.get("precision")):
             operations.append(op)
             continue
         inputs = list(op.inputs)
-        for p, v in enumerate(op.inputs[:count]):
+        for p in read:
+            v = op.inputs[p]
             key = v, op.remat
             if key not in narrow:
                 narrow[key] = len(values)
@@ -66,6 +66,18 @@ def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
 def _rounding(op: Operation, v: int, to: int, dtype: str) -> Operation:
     params = {"new_dtype": {"$dtype": dtype}}
     return replace(op, kernel="round_operand", inputs=(v,), outputs=(to,), params=params)
+
+
+def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
+    """The operands that a contraction's matrix units multiply and the compiler rounds before it:
+    both of an operation on two that has a precision. A ragged product, which has a third, is a
+    kernel of its own that takes them as they are."""
+    if op.regions or len(op.inputs) != 2 or "precision" not in op.params:
+        return ()
+    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
+    signature = registry.signature_of(op, types[0], types[1])
+    gemm = signature.gemm if signature else None
+    return (gemm.lhs, gemm.rhs) if gemm else ()
 
 
 def _default(precision: Any) -> bool:
@@ -90,9 +102,9 @@ def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
                 raise PlanError("the plan's target rounds no operand so", where=where)
             wide[made] = v
             continue
-        count = CONTRACTIONS.get(op.kernel, 0)
+        read = _multiplied(graph, op) if not wide.keys().isdisjoint(op.inputs) else ()
         default = _default(op.params.get("precision"))
-        if any(v in wide and not (p < count and default) for p, v in enumerate(op.inputs)):
+        if any(v in wide and not (p in read and default) for p, v in enumerate(op.inputs)):
             raise PlanError("reads what is rounded for contractions only", where=where)
         inputs = tuple(wide.get(v, v) for v in op.inputs)
         regions = tuple(unrounded(region, reads) for region in op.regions)

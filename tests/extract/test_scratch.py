@@ -32,8 +32,8 @@ def test_parts_of_a_long_sum_are_in_memory_while_it_is_made() -> None:
     raise AssertionError("no plan splits the sum")
 
 
-@pytest.mark.parametrize("name, wanted", [("product", True), ("window", False), ("ragged", False)])
-def test_plain_products_are_told_from_others(name: str, wanted: bool) -> None:
+@pytest.mark.parametrize("name, wanted", [("product", True), ("window", False), ("ragged", True)])
+def test_products_are_told_from_windows(name: str, wanted: bool) -> None:
     """By the search and by the certificate, each for itself."""
     function, shapes = {
         "product": (lambda x, y: jnp.einsum("bmk,bkn->bmn", x, y), ((2, 3, 4), (2, 4, 5))),

@@ -57,6 +57,13 @@ def test_a_precision_that_was_asked_for_is_kept(precision: str | jax.lax.Precisi
     assert rounded(graph, READS) is graph
 
 
+def test_ragged_products_take_their_operands_as_they_are() -> None:
+    """XLA's kernel for TPUs gets float32 (compiled for v5e by libtpu 0.0.42)."""
+    x, y, n = jnp.ones((8, 4)), jnp.ones((2, 4, 3)), jnp.array([3, 5])
+    graph = te.trace(jax.lax.ragged_dot, x, y, n).graph
+    assert rounded(graph, READS) is graph
+
+
 def test_other_dtypes_are_as_they_were() -> None:
     x = jnp.ones((8, 8), jnp.bfloat16)
     graph = te.trace(lambda x, n: (x @ x, n @ n), x, jnp.ones((8, 8), jnp.int32)).graph

@@ -197,17 +197,9 @@ class OperationSignature:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a plain product of two arrays: each of their dims is one index dim, and no
-        window runs over it."""
-        gemm = self.gemm
-        if gemm is None or len(self.inputs) != 2 or gemm.window != 1:
-            return False
-        projections = (*self.inputs, *self.outputs)
-        return all(
-            size == 1 and sum(1 for a in row if a) == 1 and max(row) == 1
-            for p in projections
-            for row, size in zip(p.matrix, p.shape, strict=True)
-        )
+        """Whether it is a plain product of matrices, or one for every group of rows: no window runs
+        over both operands."""
+        return self.gemm is not None and self.gemm.window == 1
 
     def beyond(self, p: int) -> str | int | None:
         """What lies outside operand p; None where nothing may reach there."""
