@@ -47,8 +47,8 @@ def peak_of(walk: Walk, found: Certificate) -> Peak:
             )
         )
     root = walk.program.instances[walk.schedule.units[min(tick // 2, len(begins) - 1)].root]
-    running, source = root.port, ""
-    if not running:
+    running, source = f"the {root.port} port", ""
+    if not root.port:
         last = walk.program.bodies[root.body].graph.operations[root.operation]
         running = last.kernel
         source = f"{last.source.file}:{last.source.line}" if last.source.file else ""

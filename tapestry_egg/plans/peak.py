@@ -19,8 +19,8 @@ KINDS: tuple[Kind, ...] = ("argument", "made", "copy", "making", "scratch")
 _WORDS: Mapping[Kind, str] = {
     "argument": "arguments and state",
     "made": "made by the program",
-    "copy": "copies in other layouts",
-    "making": "making such copies",
+    "copy": "copies",
+    "making": "making these",
     "scratch": "scratch of kernels",
 }
 

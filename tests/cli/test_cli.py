@@ -237,7 +237,7 @@ def test_verify_tells_good_from_bad_and_goes_on(work: Path, run: Run, tmp_path: 
 
 def test_help_tells_the_stages_in_their_order(run: Run) -> None:
     assert run("--help") == 0
-    assert "Stages: trace -> encode -> saturate -> extract -> lower -> run.\n" in run.out
+    assert "Stages: trace -> encode -> saturate -> extract -> lower -> run." in run.out
 
 
 @pytest.mark.parametrize(
