@@ -33,7 +33,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rewrite.operand_rounding import unrounded
-from tapestry_egg.rewrite.streams.streamed import RULE, with_streams
+from tapestry_egg.rewrite.streams.streamed import changed
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.kernels import Schedule, schedule
@@ -110,7 +110,7 @@ def _admit_form(
     given = first.program.graph
     try:
         check_equivalent(
-            unrounded(with_streams(given) if RULE in named else given, reads),
+            unrounded(changed(given, named), reads),
             unrounded(graph, reads),
             named,
             lambda: _rules(named, paths, tuple(rules), folder),

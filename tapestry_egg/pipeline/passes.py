@@ -64,12 +64,17 @@ def find_forms(state: State) -> State:
         graph = rounded(prepare(q.graph), dict(q.machine.operands))
         return replace(state, forms=(Form(graph, saturated=False),))
     found = forms_with_streams(
-        q.graph, q.books, q.machine, q.settings.algebra, q.settings.least_gain
+        q.graph,
+        q.books,
+        q.machine,
+        q.settings.algebra,
+        q.settings.least_gain,
+        slower=q.settings.front,
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
     if not q.settings.front:  # the cheapest, second if there is another than the given one
-        found = tuple(f for f in found if not f.slower)[:2][-1:]
+        found = found[:2][-1:]
     reads = dict(q.machine.operands)
     found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]
@@ -88,7 +93,7 @@ def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time."""
     q = state.question
-    fastest = 1 if len(state.forms) > 1 else 0
+    fastest = 1 if len(state.forms) > 1 and not state.forms[1].slower else 0
     form, schedule = state.forms[fastest], state.schedules[fastest]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]

@@ -426,7 +426,7 @@ class _Rewrite:
             outputs=outputs,
             constants=self.constants,
         )
-        return in_order(without_unread(made))
+        return without_unread(in_order(made))
 
 
 def in_order(graph: BlockGraph) -> BlockGraph:

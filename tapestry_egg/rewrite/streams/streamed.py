@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 
+from . import blocks
 from .attention import with_fused_attention, without_unread
 from .loops import with_kept_results, with_masks_inside, with_scores_inside
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "fused-attention"
+#: Kernels are put together, and programs cut over time, only where rules of this ruleset are used.
+RULESET = "fusion"
 #: The kernels that it puts into programs.
 KERNELS = ("flash_attention", "flash_attention_backward")
 
@@ -22,6 +26,20 @@ def with_streams(graph: BlockGraph) -> BlockGraph:
         return graph
     made = _streamed(graph)
     return made if count_streams(made) > count_streams(graph) else graph
+
+
+#: Change of a program -> how it is made, in the order in which they are.
+CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
+    RULE: with_streams,
+    blocks.RULE: blocks.with_blocks,
+}
+
+
+def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
+    """The program with those of these changes that `rules` name."""
+    for name, change in CHANGES.items():
+        graph = change(graph) if name in rules else graph
+    return graph
 
 
 def _streamed(graph: BlockGraph) -> BlockGraph:
