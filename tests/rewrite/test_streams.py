@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, verify_graph
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.rewrite.derivation import replay
 from tapestry_egg.rewrite.streams.streamed import with_streams
 from tapestry_egg.runtime.lower import attention
+from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.attention_spellings import BATCH, DTYPES, HEADS, MODES, SPELLINGS, program
@@ -151,3 +154,38 @@ def test_what_is_no_softmax_of_scores_stays() -> None:
     for change in ("rows", "shifted", "masked"):
         graph = trace(lambda *xs, c=change: run(c, *xs), *shapes).graph
         assert with_streams(graph) is graph, change
+
+
+@pytest.mark.parametrize(
+    ("name", "causal", "window", "operands"),
+    [
+        ("einsum", False, 0, 3),
+        ("einsum tril", True, 0, 3),
+        ("einsum window", True, 5, 3),
+        ("jax.nn window", True, 5, 3),
+        ("added mask", True, 0, 3),
+        ("segments", False, 0, 4),
+        ("bias", False, 0, 4),
+    ],
+)
+def test_masks_are_read(name: str, causal: bool, window: int, operands: int) -> None:
+    """A causal mask and a window are the kernel's own; other masks, and what is added, are read."""
+    graph = streamed(name, "float32", "forward")
+    (op,) = [op for op in graph.operations if op.kernel == "flash_attention"]
+    assert (op.params["causal"], op.params["window"], len(op.inputs)) == (causal, window, operands)
+
+
+def test_what_is_masked_costs_nothing() -> None:
+    """Half of the scores under a causal mask, fewer in a window; where no table has the kernel,
+    what passes through memory counts too."""
+    h100, seconds = load_target("h100:1"), {}
+    for causal, window, dtype in [
+        *((False, 0, "bfloat16"), (True, 0, "bfloat16"), (True, 1024, "bfloat16")),
+        (True, 0, "float32"),
+    ]:
+        types = [TensorType((1, 8192, 32, 128), dtype)] * 3
+        params = {"scale": 1.0, "causal": causal, "window": window, "fill": 0.0}
+        found = registry.signature("flash_attention", params, types)
+        seconds[causal, window, dtype] = least_seconds(found, h100)
+    full, half, few, wide = seconds.values()
+    assert 0.45 < half / full < 0.6 and 0.2 < few / half < 0.3 and wide > 2.0 * half
