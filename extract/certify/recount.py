@@ -416,13 +416,14 @@ class Walk:
         return needs, back
 
     def _served(self, v: int) -> list[int]:
-        """Units that read v while its kept copy is there, whether or not they take it."""
+        """Units with an operation that reads v while its kept copy is there, taken or not; it lasts
+        until they are done."""
         b = self.body_of[v]
         until = self.bodies[b].kept[self.local[v]].until
         found = []
         for u, unit in enumerate(self.schedule.units):
             reads = [at for _, _, w, at, _ in self.ground.reads[u] if w == v]
-            if reads and v not in unit.outputs and max(reads) <= until:
+            if reads and v not in unit.outputs and min(reads) <= until:
                 found.append(u)
         return found
 
