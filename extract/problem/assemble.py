@@ -38,6 +38,9 @@ _SMALL = 1 << 16
 # With 31 such values on 2x4 devices the tables of pairs would be six times as large as with gathers
 # alone, and searches of equal work would prove less.
 _FEW = 3
+# With no more than this, copies by one collective on meshes of several axes too: on 2x4 devices the
+# tables of a transformer of 12 layers (305 such values) grow by half, on 8 by a ninth.
+_SOME = 64
 
 Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
 
@@ -117,8 +120,8 @@ class _Assembler:
         self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
         self.fewer_endings = self.fewer_copies = 0
-        count = sum(len(self.columns.others(v)) > 1 for v in range(len(self.program.types)))
-        self.few = count <= _FEW
+        every = range(len(self.program.types))
+        self.shared_values = sum(len(self.columns.others(v)) > 1 for v in every)
 
     def build(self) -> PlanProblem:
         extra: list[int] = []
@@ -269,8 +272,11 @@ class _Assembler:
         one collective makes of what a kernel or a reduction made: an elementwise result is made in
         whatever layout its operands are read.
         """
-        if self.few:
+        if self.shared_values <= _FEW:
             return np.inf
+        several = sum(size > 1 for size in self.choices.mesh.sizes) > 1
+        if several and self.shared_values > _SOME:
+            return 0.0
         root = self.program.instances[self.schedule.units[self.schedule.producer[v]].root]
         made = not root.port and root.signature.fusion not in ("loop", "view")
         return 1.0 if made and self.program.types[v].nbytes >= _SMALL else 0.0
