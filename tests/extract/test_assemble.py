@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tapestry_egg as te
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.kernels import in_order, schedule
@@ -84,3 +86,23 @@ def test_a_key_keeps_its_objects_so_that_none_takes_their_place() -> None:
     once = Once()
     for n in range(200):  # each list is gone, but for the key, before the next is made
         assert once(lambda n=n: n, [n]) == n
+
+
+def test_a_kept_copy_is_held_until_its_last_reader() -> None:
+    """Gathered once for the first product and the last; most is alive between the two. That the
+    plan's peak says so is what its certificate checks."""
+
+    def twice(x: jax.Array, w: jax.Array, c: jax.Array, d: jax.Array) -> jax.Array:
+        return (jnp.tanh(jnp.tanh(x @ w) @ c) @ d) @ w
+
+    shapes = ((64, 256), (256, 256), (256, 8192), (8192, 256))
+    program = te.trace(twice, *[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    plan = te.optimize(
+        program,
+        "h100:4",
+        mesh_shapes=[MeshShape(("x",), (4,))],
+        pins={"[0]": ("x", None), "[1]": ("x", None)},
+        settings=Settings(work=1.0, workers=1, front=False),
+    ).best("seconds")
+    (kept,) = plan.body.kept.values()
+    assert kept.until == len(plan.graph.operations) - 1

@@ -15,7 +15,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.merge import MeshResult, worth_a_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable, label, merge_parallel
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.descent import Descent
 from tapestry_egg.extract.search.dual import Dual, Prices
 from tapestry_egg.extract.search.elimination import Elimination
@@ -485,3 +485,33 @@ def test_candidates_close_to_a_limit_on_either_side_become_plans() -> None:
     assert worth(99.8, fits, far) == [fits]
     assert worth(1.0, fits, far) == [fits]  # the nearest, to say what can be reached
     assert worth(200.0, fits, just, far) == [far, just]
+
+
+def test_a_front_shows_the_fastest_however_close_another_is() -> None:
+    """A plan of nearly the same seconds and half the memory takes no place but the fastest's."""
+    points = np.array([[1.0, 100.0, 1.0], [1.005, 50.0, 1.0], [1.01, 49.9, 1.0]])
+    assert shown(points) == [0, 1]
+    assert shown(points[1:]) == [0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_minimisation_is_over_distinct_rows(seed: int) -> None:
+    dual = Dual(random_problem(seed))
+    rng = np.random.default_rng(seed)
+    sizes = [len(v) for v in dual.problem.variables]
+    known = [rng.integers(0, sizes) for _ in range(2)]
+    domains, counts = Elimination(dual)._domains([*known, known[0]], 2)
+    for i, (rows, count) in enumerate(zip(domains.tolist(), counts.tolist(), strict=True)):
+        assert len(set(rows[:count])) == count
+        assert {int(k[i]) for k in known} <= set(rows[:count])
+
+
+def test_the_best_within_limits_is_within_both() -> None:
+    rows = np.zeros(1, dtype=np.int64)
+    fast, lean, cool = (
+        Candidate(rows, *costs) for costs in ((1.0, 9.0, 9.0), (2.0, 3.0, 9.0), (3.0, 9.0, 3.0))
+    )
+    archive = Archive([cool, lean, fast])
+    assert archive.best(9.0) is archive.best(9.0, 9.0) is fast
+    assert archive.best(3.0) is lean and archive.best(9.0, 3.0) is cool
+    assert archive.best(3.0, 3.0) is None

@@ -480,6 +480,15 @@ def test_what_can_not_be_cut_says_why() -> None:
             split(whole, wrong)
 
 
+@pytest.mark.parametrize(("extent", "stride", "parts"), [(3, 3, 2), (5, 4, 4), (7, 2, 4)])
+def test_outputs_that_shards_do_not_fill_are_refused(extent: int, stride: int, parts: int) -> None:
+    """Elements 0, 3 and 6 of seven: what the second of two devices makes is less than its block."""
+    s = op({"i": extent}, [], [(line(stride), (stride * (extent - 1) + 1,))])
+    assert brute(s, {0: parts}) is None
+    found = split(s, {0: (parts,)})
+    assert not found.legal
+
+
 def test_random_keys_fall_into_blocks_as_numbers_do() -> None:
     keys = TensorType((4,), "key<fry>")
     s = OperationSignature(

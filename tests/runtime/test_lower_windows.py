@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.pipeline import optimize
 from tapestry_egg.runtime import compile
+from tapestry_egg.runtime.lower.block import _has_gaps
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand, signature_of
@@ -160,3 +164,17 @@ def test_the_search_divides_one_image_by_its_rows() -> None:
     names = [d.name for d in signature_of(program.graph, op).index]
     assert [n for n, axes in zip(names, strategy.cuts, strict=True) if axes] == ["y0"]
     same(compile(plan)(x, k), blur(x, k), 1e-5)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(-6, 6), st.integers(1, 4)), max_size=3),
+    st.integers(1, 4),
+)
+def test_boxes_leave_holes_where_counting_finds_some(
+    dims: list[tuple[int, int]], size: int
+) -> None:
+    points = [sum(p) for p in product(*([a * i for i in range(n)] for a, n in dims))]
+    covered = {p + k for p in points for k in range(size)}
+    holes = len(covered) < max(covered) - min(covered) + 1
+    assert _has_gaps([a for a, _ in dims], size, [n for _, n in dims]) == holes
