@@ -20,6 +20,7 @@ from jax import lax
 import tapestry_egg as te
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.files.admission import admit_front
 from tapestry_egg.files.files import load, save, sealed
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
@@ -425,3 +426,10 @@ def test_a_bare_graph_has_a_program_too(tmp_path: Path) -> None:
     save(front, tmp_path / "front.json")
     loaded = load(tmp_path / "front.json")
     assert isinstance(loaded, Front) and isinstance(loaded.plans[0].program, Program)
+
+
+def test_two_plans_of_one_name_are_refused() -> None:
+    front = front_of("step")
+    twice = replace(front, plans=(front.plans[0], front.plans[0]))
+    with pytest.raises(PlanError, match="two plans have one name"):
+        admit_front(twice, "front")

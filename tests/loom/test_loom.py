@@ -323,6 +323,12 @@ FAULTS: list[tuple[str, Callable[[Any], Any], str, str]] = [
         "not the image of the index",
     ),
     (
+        "a shard that selects more than its operation",
+        lambda d: body(d, 5)["inputs"]["tensors"][1]["range"].update(start=[0, 0]),
+        "NodeValidationError",
+        "inputs.* of an application leaves that of its operation",
+    ),
+    (
         "a shard too few",
         lambda d: d["nodes"].pop(),
         "NodeValidationError",
