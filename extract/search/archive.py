@@ -67,7 +67,8 @@ class Archive:
 
     def least_peak(self) -> float:
         """The most bytes that the peak of every plan is proved to have; 0 where nothing is."""
-        return max((c.peak for c in self.cuts if c.value == np.inf), default=0.0)
+        none = (c.peak for c in self.cuts if c.value == np.inf and c.joules == np.inf)
+        return max(none, default=0.0)
 
     def best(self, peak: float, joules: float = np.inf) -> Candidate | None:
         """The fastest candidate within limits."""

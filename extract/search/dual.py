@@ -53,17 +53,19 @@ class Prices:
 class Cut:
     """One valid inequality: seconds ≥ value − bytes_price·peak − joule_price·joules.
 
-    It holds for plans whose peak is at most `peak`; an infinite value says that there are none.
+    It holds for plans whose peak is at most `peak` and whose joules are at most `joules`; an
+    infinite value says that there are none.
     """
 
     value: float
     bytes_price: float
     joule_price: float
     peak: float = float("inf")
+    joules: float = float("inf")
 
     def at(self, peak: float, joules: float) -> float:
         """The bound on seconds of any plan within these limits."""
-        if peak > self.peak:
+        if peak > self.peak or joules > self.joules:
             return 0.0
         if self.value == np.inf:
             return np.inf

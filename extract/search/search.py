@@ -21,7 +21,7 @@ from tapestry_egg.extract.problem.problem import Floats
 
 from .archive import Archive, Candidate, shown
 from .balance import hull, slope
-from .dual import Prices
+from .dual import Cut, Prices
 from .price_steps import mixed, stepped, weights_after
 from .products import dot
 from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
@@ -37,6 +37,9 @@ _RAISES, _CHORDS = 6, 5
 
 # So many passes at prices of bytes alone.
 _LAST_PASSES = 3
+
+# So many passes at prices of joules alone.
+_PASSES = 20
 
 # Plans are balanced only where so few times decide: linear programs jump among more of them, and
 # small steps do better.
@@ -79,6 +82,9 @@ class Search(Settling):
             self.approach(limits, 2 * self.effort.steps)
         if self.effort.part == 0:
             self._frugal(fastest)
+        if self.effort.ends:
+            self._least_joules()
+            return self.archive
         self._balance()
         self._narrow()
         if self.small:
@@ -188,6 +194,14 @@ class Search(Settling):
         for factor in (0.5, 4.0):
             price = factor * fastest.seconds / max(fastest.joules, 1e-12)
             self._settle(Prices(price, np.zeros(self.problem.times)), 4, [fastest.rows])
+
+    def _least_joules(self) -> None:
+        """Prove, where seconds and bytes cost nothing, that no plan takes many fewer joules than
+        the most frugal one that is known."""
+        self.dual.resume([(0.0 * a, 0.0 * b) for a, b in self.dual.messages()])
+        self.dual.price(Prices(1.0, np.zeros(self.problem.times), 0.0))
+        least = max(self.dual.sweep().value for _ in range(_PASSES))
+        self.archive.cuts.append(Cut(np.inf, 0.0, 0.0, np.inf, least * (1.0 - 0.1 * SLIVER)))
 
     # Between them
 

@@ -85,9 +85,10 @@ class Effort:
     `moves` is how often a labelling is improved once more at given prices where one elimination
     does not hold all of it; `gap` is what is good enough. A search may be one of `parts`, number
     `part`, that divide the prices among them, from low to high. Without `front` it is over with the
-    fastest plan, if that is within the limits. So far the same input gives the same result; not so
-    where the search ends by the clock: after `seconds`, or after `patience` seconds without a
-    better plan or bound.
+    fastest plan, if that is within the limits; with `ends` it is over with the ends of the front,
+    what bounds say of it from there, and the least joules. So far the same input gives the same
+    result; not so where the search ends by the clock: after `seconds`, or after `patience` seconds
+    without a better plan or bound.
     """
 
     prices: int = 16
@@ -101,6 +102,7 @@ class Effort:
     patience: float = np.inf
     front: bool = True
     work: float = np.inf
+    ends: bool = False
 
 
 @dataclass(frozen=True)

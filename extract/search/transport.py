@@ -121,7 +121,7 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
     return {
         "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
         "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
-        "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 4),
+        "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 5),
         "by_clock": np.array(archive.by_clock),
         "unsettled": np.array(archive.unsettled, dtype=float),
     }

@@ -12,7 +12,7 @@ from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult, best_given, merge, original_plan
 from tapestry_egg.extract.search.settling import Limits
-from tapestry_egg.machine.objectives import PEAK_BYTES, objective
+from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
@@ -30,7 +30,10 @@ def search_problems(state: State) -> State:
     if q.machine.usable_bytes is not None:
         heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
     wanted = Limits.of(heeded)
-    found = search_in_turn(state.problems, wanted, q.settings, q.executor, q.tell)
+    columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
+    found = search_in_turn(
+        state.problems, wanted, q.settings, q.executor, q.tell, state.raced, columns
+    )
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     if q.settings.front and not found.interrupted:
         notes += omissions.of_programs(state.problems, found.archives, q.settings.gap)

@@ -46,6 +46,13 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             left, "more form of the program was", "more forms of the program were", "not searched"
         ),
         *_told(
+            found[0].views,
+            "form of the program that differs in views alone was",
+            "forms of the program that differ in views alone were",
+            "not searched",
+        ),
+        *(("of the forms that the rules hold, not all were looked at",) if found[0].unseen else ()),
+        *_told(
             found[0].regions,
             "body of a loop or branch, which takes next to no time, was",
             "bodies of loops or branches, which take next to no time, were",
@@ -75,6 +82,16 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "operations of more operands than rules see were",
             "left as written",
         ),
+    )
+
+
+def of_race(beaten: int) -> tuple[str, ...]:
+    """What is said of forms and meshes together that hold nothing better by their first bounds."""
+    return _told(
+        beaten,
+        "network of a form on a mesh was",
+        "networks of a form on a mesh were",
+        "not searched, as their first bounds prove that they hold nothing better",
     )
 
 

@@ -63,6 +63,7 @@ def find_forms(state: State) -> State:
         q.tell(Phase("saturate", "the form as given", 1.0))
         graph = rounded(prepare(q.graph), dict(q.machine.operands))
         return replace(state, forms=(Form(graph, saturated=False),))
+    room = q.settings.forms if q.settings.front else 0
     found = forms_with_streams(
         q.graph,
         q.books,
@@ -70,6 +71,7 @@ def find_forms(state: State) -> State:
         q.settings.algebra,
         q.settings.least_gain,
         slower=q.settings.front,
+        room=room,
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
@@ -93,7 +95,8 @@ def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time."""
     q = state.question
-    fastest = 1 if len(state.forms) > 1 and not state.forms[1].slower else 0
+    second = state.forms[1:2]
+    fastest = 1 if second and not (second[0].slower or second[0].extra) else 0
     form, schedule = state.forms[fastest], state.schedules[fastest]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
@@ -114,12 +117,11 @@ def _of(form: Form, schedule: Schedule) -> Schedule:
 def encode_facts(state: State) -> State:
     """Every form on every mesh shape as facts of integers."""
     made: list[Encoding] = []
-    count = len(state.schedules) * len(state.shapes)
-    for schedule in state.schedules:
-        for shape in state.shapes:
-            words = f"{state.at(len(made))}: {len(schedule.program.instances)} operations"
-            state.question.tell(Phase("encode", words, len(made) / count))
-            made.append(encode(schedule.program, shape))
+    for form, shape in state.networks:
+        program = state.schedules[form].program
+        words = f"{state.at(len(made))}: {len(program.instances)} operations"
+        state.question.tell(Phase("encode", words, len(made) / len(state.networks)))
+        made.append(encode(program, state.shapes[shape]))
     words = f"{sum(len(e.signatures) for e in made)} signatures"
     state.question.tell(Phase("encode", words, 1.0))
     return replace(state, encodings=tuple(made))
@@ -164,7 +166,7 @@ def join_units(state: State) -> State:
     made: list[UnitChoices] = []
     free: list[UnitChoices] = []
     for k, found in enumerate(state.strategies):
-        form, shape = divmod(k, len(state.shapes))
+        form, shape = state.networks[k]
         schedule, mesh = state.schedules[form], state.shapes[shape]
         every = unit_choices(schedule, found, mesh, q.machine, fixed.contract)
         if fixed.contract is not None and not form:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tapestry_egg.extract.front.race import is_beaten
+from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.machine.target import Target
@@ -18,9 +20,10 @@ from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rewrite.recompute import RULE
 
+from . import omissions
+
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
-    from tapestry_egg.extract.problem.problem import Floats
     from tapestry_egg.extract.search.worker import Searched
 
     from .settings import Settings
@@ -32,6 +35,9 @@ _EVEN = 20.0
 # How much more work than others is spent on forms that compute values twice: they reach from the
 # middle of the front to its end, where the search takes longest.
 _TWICE = 2.0
+# The share of the work that problems may take which are raced against others, and of it what the
+# race itself may take.
+_RACED, _ENDS = 0.4, 0.3
 
 
 def search_in_turn(
@@ -40,10 +46,14 @@ def search_in_turn(
     settings: Settings,
     executor: Executor | None,
     tell: Progress,
+    raced: Sequence[int] = (),
+    wanted: Sequence[int] = (0, 1, 2),
 ) -> Searched:
     """Search forms that compute values twice, then all others for what is better than those.
 
-    The others' plans of small peaks, which take long to find, are then not looked for.
+    The others' plans of small peaks, which take long to find, are then not looked for. The problems
+    numbered `raced` come last. Of them only the ends are searched at first; those of which bounds
+    prove that they hold nothing better in the objectives `wanted` are not searched any further.
     """
     from tapestry_egg.extract.search.worker import Searched, weight
 
@@ -53,20 +63,39 @@ def search_in_turn(
     ]
     archives = [Archive() for _ in problems]
     notes: tuple[str, ...] = ()
-    for turn in (True, False):
-        mine = [k for k, t in enumerate(twice) if t == turn]
+    late = min(_RACED, sum(weights[k] for k in raced) / sum(weights))
+
+    def turn(mine: Sequence[int], share: float, ends: bool = False) -> None:
+        """Search some problems for what is better than all that is known, with that share of the
+        work."""
+        nonlocal notes
         if not mine or INTERRUPTED in notes:
-            continue
-        rivals = np.array([c.costs for a in archives for c in a.corners()]).reshape(-1, 3)
-        share = sum(weights[k] for k in mine) / sum(weights)
+            return
+        rivals = _known(archives)
         own = replace(
             settings, seconds=settings.most_seconds * share, work=settings.most_work * share
         )
-        searched = search([problems[k] for k in mine], limits, own, executor, tell, rivals)
+        searched = search([problems[k] for k in mine], limits, own, executor, tell, rivals, ends)
         notes += searched.notes
         for k, archive in zip(mine, searched.archives, strict=True):
-            archives[k] = archive
+            archives[k].join(archive)
+
+    first = [k for k in range(len(problems)) if k not in raced]
+    total = sum(weights[k] for k in first)
+    for again in (True, False):
+        mine = [k for k in first if twice[k] == again]
+        turn(mine, (1.0 - late) * sum(weights[k] for k in mine) / total)
+    turn(raced, _ENDS * late, ends=True)
+    points = _known(archives)
+    left = [k for k in raced if not is_beaten(archives[k], points, settings.gap, wanted)]
+    turn(left, (1.0 - _ENDS) * late)
+    notes += omissions.of_race(len(raced) - len(left))
     return Searched(archives, notes)
+
+
+def _known(archives: Sequence[Archive]) -> Floats:
+    """Costs of the plans that a front of all archives would show."""
+    return np.array([c.costs for a in archives for c in a.corners()]).reshape(-1, 3)
 
 
 def ended_by_clock(settings: Settings, archives: Sequence[Archive]) -> tuple[str, ...]:
@@ -86,6 +115,7 @@ def search(
     executor: Executor | None,
     tell: Progress,
     rivals: Floats | None = None,
+    ends: bool = False,
 ) -> Searched:
     """Search all mesh shapes, side by side where processors allow."""
     from tapestry_egg.extract.search.worker import search_all, so_far
@@ -105,6 +135,7 @@ def search(
         patience=settings.patience,
         front=settings.front,
         work=settings.most_work,
+        ends=ends,
     )
     found = search_all(
         [p.problem for p in problems],

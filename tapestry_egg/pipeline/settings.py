@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tapestry_egg.rewrite.explore import BUDGET
+from tapestry_egg.rewrite.extractions import OPERATIONS
 from tapestry_egg.rewrite.forms import LEAST_GAIN
 from tapestry_egg.rewrite.recompute import MOST_FORMS
 from tapestry_egg.shard.strategies import Budget
@@ -30,9 +31,10 @@ class Settings:
     they are asked for, the limit is twenty times as far away as the work should take; where only
     `seconds` are given, nothing else limits the work.
 
-    Other forms of the program share the work of the search; one is searched only if it saves more
-    than the share `least_gain` of the seconds on one device. At most `recompute` forms are searched
-    that compute values of it a second time to hold less memory. A search ends early where every
+    Other forms of the program share the work of the search: two that save more than the share
+    `least_gain` of the seconds on one device, and whatever else the rules hold, as many as have
+    `forms` operations together. At most `recompute` forms are searched that compute values of it a
+    second time to hold less memory. A search ends early where every
     plan is within the share `gap` of its bound. Every mesh shape is searched from `seeds` seeds,
     `seed` and those after it, on `workers` processors (None: all). Without `front` only the fastest
     plan is looked for: among the plans of the form that takes least on one device, and further only
@@ -51,6 +53,7 @@ class Settings:
     algebra: Budget = BUDGET
     least_gain: float = LEAST_GAIN
     recompute: int = MOST_FORMS
+    forms: int = OPERATIONS
     gap: float = 0.004
     patience: float = float("inf")
     seed: int = 0

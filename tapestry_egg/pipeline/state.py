@@ -62,8 +62,7 @@ LONG = 2500
 class State:
     """A question, and what each pass has added; a pass reads what those before it made.
 
-    Tuples from `encodings` on hold one entry for every form on every shape: those of the first
-    form on all shapes, then those of the second.
+    Tuples from `encodings` on hold one entry for each of the `networks`.
     """
 
     question: Question
@@ -81,7 +80,18 @@ class State:
     timeline: tuple[Tick, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def networks(self) -> tuple[tuple[int, int], ...]:
+        """The forms and shapes, by their places, that are searched together: those of the first
+        form on all shapes, then those of the second."""
+        return tuple((f, s) for f in range(len(self.forms)) for s in range(len(self.shapes)))
+
+    @property
+    def raced(self) -> tuple[int, ...]:
+        """The networks that are searched only if they may hold something better than others."""
+        return tuple(k for k, (f, _) in enumerate(self.networks) if self.forms[f].extra)
+
     def at(self, k: int) -> str:
         """Which form on which shape entry k is of: `2x×4y form 2`."""
-        form, shape = divmod(k, len(self.shapes))
+        form, shape = self.networks[k]
         return f"{self.shapes[shape]}{f' form {form + 1}' if form else ''}"

@@ -20,10 +20,10 @@ from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
 from tapestry_egg.work import Work
 
-from .bypass import bypass
-from .choose import as_written, choose
+from .choose import as_written, bypass, choose
 from .derivation import derive, digest
 from .explore import BUDGET, Explored, explore, is_wide
+from .extractions import Extraction, extractions
 from .folded_program import Folded, class_weights, fold, unfold
 from .rebuild import Rebuilt, rebuild
 from .requests import Applied
@@ -62,6 +62,9 @@ class Form:
     repeated: int = 0  # operations of which the rules saw another copy only, as layers are equal
     untried: int = 0  # kinds of change that looked worth a trial and were given none
     wide: int = 0  # operations of more operands than rules see
+    extra: bool = False  # searched for what it may take on a mesh, not for its time on one device
+    views: int = 0  # forms that differ in views alone from one that is searched, or counted
+    unseen: bool = False  # whether there are choices among the rules' terms that were not looked at
 
 
 def forms(
@@ -70,10 +73,12 @@ def forms(
     target: Target,
     budget: Budget = BUDGET,
     least_gain: float = LEAST_GAIN,
+    room: int = 0,
 ) -> tuple[Form, ...]:
-    """The graph as given, and up to two forms of it that take less time on one device, best first.
+    """The graph as given, and up to two forms of it that take less time on one device, best first;
+    then those that the rules hold besides (`extractions`), as many as have `room` operations.
 
-    They save more than the share `least_gain` of the time that the graph as given takes.
+    The former save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
     are forms too. Only operations change: inputs, outputs, constants and donation stay, and so do
     dtypes. Raises RuleError for a rule that egglog refuses or whose expressions have a fault.
@@ -133,7 +138,30 @@ def forms(
         others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
     searched = list(others.values())[: MOST_FORMS - 1]
     left = inner.others + len(others) - len(searched)
-    return (replace(given_form, others=left, slight=inner.slight + len(slight)), *searched)
+    little = inner.slight + len(slight)
+    if not room or folded:
+        told = replace(given_form, others=left, slight=little, unseen=room > 0)
+        return (told, *searched)
+    every = [least_seconds(a.signature, target) for a in explored.catalogue]
+    known = [small, *(f.graph for f in searched)]
+    made = extractions(small, explored.terms, explored.catalogue, every, known, room)
+    told = replace(
+        given_form,
+        others=inner.others + made.more,
+        slight=inner.slight,
+        untried=inner.untried if made.complete else given_form.untried,
+        views=made.views,
+        unseen=not made.complete,
+    )
+    extra = [_extra(inner, explored, e, saturated) for e in made.found]
+    return (told, *searched, *extra)
+
+
+def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) -> Form:
+    """The form that an extraction is."""
+    steps = derive(inner.graph, explored.terms, explored.catalogue, found.pick)
+    names = tuple(sorted({*inner.rules, *found.built.rules}))
+    return Form(found.built.graph, names, saturated, (*inner.steps, *steps), extra=True)
 
 
 def _whole(

@@ -39,16 +39,24 @@ def forms_with_streams(
     budget: Budget = BUDGET,
     least_gain: float = LEAST_GAIN,
     slower: bool = True,
+    room: int = 0,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster; and, if `slower` ones are wanted, those that only
-    hold less memory, in the places that are left."""
+    hold less memory, in the places that are left; then as many others as have `room` operations."""
+    extra: list[Form] = []
+
+    def find(of: BlockGraph) -> tuple[Form, ...]:
+        found = forms(of, books, target, budget, least_gain, room)
+        extra[:] = [f for f in found if f.extra]
+        return tuple([f for f in found if not f.extra])
+
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
-        return forms(graph, books, target, budget, least_gain)
+        return (*find(graph), *extra)
     streamed = with_streams(graph)
     if streamed is graph:
-        found = forms(graph, books, target, budget, least_gain)
-        return (*found, *_lean(found, Form(graph))) if slower else found
+        found = find(graph)
+        return (*found, *(_lean(found, Form(graph)) if slower else ()), *extra)
     before, after = program_seconds(graph, target), program_seconds(streamed, target)
     step = RuleStep(
         (RULE,),
@@ -58,21 +66,24 @@ def forms_with_streams(
     )
     fused = Form(streamed, (RULE,), True, (step,))
     if after >= before:
-        found = forms(graph, books, target, budget, least_gain)
+        found = find(graph)
         if not slower or len(found) >= MOST_FORMS:
-            return found
+            return (*found, *extra)
         peaks = [Flow(scheduled(g, {})).peak for g in (graph, streamed)]
         if peaks[1] <= (1.0 - _LEAST_SAVED) * peaks[0]:
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
-        return (*found, *_lean(found, fused))
-    found = forms(streamed, books, target, budget, least_gain)
+        return (*found, *_lean(found, fused), *extra)
+    found = find(streamed)
     given = replace(found[0], graph=graph, rules=(), steps=())
     made = [
         replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in found[1:]
     ]
+    extra[:] = [
+        replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in extra
+    ]
     fused = replace(fused, saturated=given.saturated)
     every = (given, *(made or [fused]))
-    return (*every, *_lean(every, fused)) if slower else every
+    return (*every, *(_lean(every, fused) if slower else ()), *extra)
 
 
 def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:

@@ -31,12 +31,14 @@ from tapestry_egg.pipeline.omissions import (
 )
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.words import read_words
-from tapestry_egg.rewrite import choose, folded_program, forms, recompute
+from tapestry_egg.rewrite import choose, extractions, folded_program, forms, recompute
 from tapestry_egg.rewrite.recompute import Recomputing
 from tests.extract.test_extract import random_problem
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 QUICK = Settings(work=0.5, workers=1)
+#: Forms are chosen by their time on one device alone.
+FROZEN = replace(QUICK, forms=0)
 SHAPES = [MeshShape(("x",), (4,))]
 
 
@@ -122,9 +124,11 @@ def test_forms_that_are_not_searched_are_counted(monkeypatch: pytest.MonkeyPatch
     def shared(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y + x @ (y * 2.0)
 
-    assert not any("form" in note for note in front(shared, mesh_shapes=SHAPES).notes)
+    assert not any(
+        "form" in note for note in front(shared, mesh_shapes=SHAPES, settings=FROZEN).notes
+    )
     monkeypatch.setattr(forms, "MOST_FORMS", 1)
-    (said,) = [n for n in front(shared, mesh_shapes=SHAPES).notes if "form" in n]
+    (said,) = [n for n in front(shared, mesh_shapes=SHAPES, settings=FROZEN).notes if "form" in n]
     assert said == "1 more form of the program was not searched"
 
 
@@ -132,11 +136,28 @@ def test_forms_that_save_little_are_counted() -> None:
     def shared(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y + x @ (y * 2.0)
 
-    most = replace(QUICK, least_gain=0.99)
+    most = replace(FROZEN, least_gain=0.99)
     (said,) = [n for n in front(shared, mesh_shapes=SHAPES, settings=most).notes if "form" in n]
     assert said == (
         "1 form of the program that saves next to nothing on one device was not searched"
     )
+
+
+def test_forms_that_rules_hold_and_are_not_searched_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chain(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (x @ y) @ x
+
+    def forms_of(some: Settings) -> list[str]:
+        found = front(chain, mesh_shapes=SHAPES, settings=some)
+        return [n for n in found.notes if "form" in n and "bounds" not in n and "views" not in n]
+
+    assert forms_of(QUICK) == []
+    (more,) = forms_of(replace(QUICK, forms=1))
+    assert more == "2 more forms of the program were not searched"
+    monkeypatch.setattr(extractions, "_LOOKED_AT", 0)
+    assert "of the forms that the rules hold, not all were looked at" in forms_of(QUICK)
 
 
 def test_equal_layers_that_the_rules_see_once_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +240,7 @@ def test_copies_that_may_end_in_fewer_places_are_counted(
 
     def notes(count: int) -> tuple[str, ...]:
         program = te.trace(reads, X, *[X] * count)
-        return te.optimize(program, "h100:4", mesh_shapes=SHAPES, settings=QUICK).notes
+        return te.optimize(program, "h100:4", mesh_shapes=SHAPES, settings=FROZEN).notes
 
     monkeypatch.setattr(assemble, "_SMALL", 0)
     assert notes(min(readers, 4)) == ()
@@ -265,9 +286,11 @@ def test_changes_that_were_not_tried_are_counted(
     def shared(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y + x @ (y * 2.0)
 
-    assert not any("not tried" in note for note in front(shared, mesh_shapes=SHAPES).notes)
+    assert not any(
+        "not tried" in note for note in front(shared, mesh_shapes=SHAPES, settings=FROZEN).notes
+    )
     monkeypatch.setattr(choose, limit, 0)
-    found = front(shared, mesh_shapes=SHAPES)
+    found = front(shared, mesh_shapes=SHAPES, settings=FROZEN)
     (said,) = [note for note in found.notes if "not tried" in note]
     assert said[0].isdigit()
     assert "of change to the program that looked worth a trial" in said

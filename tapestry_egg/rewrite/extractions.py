@@ -1,0 +1,194 @@
+"""Extractions: the programs that the classes of equal values hold, one after another.
+
+None is left out for what it costs on one device: sharded over a mesh, the form with more arithmetic
+may be the faster one. Forms that differ in views alone (where a transpose stands, which operand of
+a product comes first) compute the same kernels on the same values; one of them stands for all, and
+the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.metakernels import registry
+
+from .choose import Node, Terms, as_written
+from .rebuild import Rebuilt, rebuild
+from .requests import Applied
+
+# Of these numbers no measurement is kept; the front's notes tell what they leave out.
+
+#: Operations of all forms together beyond which no further form is searched, and forms at most.
+OPERATIONS, FORMS = 300, 6
+# Choices that are looked at, most of which differ in views alone, by their operations together.
+_LOOKED_AT = 30_000
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """A program that the classes hold, and what it chooses among their nodes."""
+
+    built: Rebuilt
+    pick: list[int]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """Programs that the classes hold; how many more were found that differ from these, how many
+    that differ from some program in views alone, and whether all choices were looked at."""
+
+    found: tuple[Extraction, ...]
+    more: int
+    views: int
+    complete: bool
+
+
+def extractions(
+    graph: BlockGraph,
+    terms: Terms,
+    catalogue: Sequence[Applied],
+    seconds: Sequence[float],
+    known: Sequence[BlockGraph] = (),
+    operations: int = OPERATIONS,
+    most: int = FORMS,
+) -> Extracted:
+    """The programs that differ from the given one, and from those `known`, in more than views.
+
+    Those that replace least come first. As many are made as have `operations` together, and `most`
+    in number.
+    """
+    roots = [terms.class_of[v] for v in graph.outputs]
+    roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
+    base = as_written(terms, seconds)
+    seen = {kernels_of(g) for g in (graph, *known)}
+    room = min(most, operations // max(1, len(graph.operations)))
+    found: list[Extraction] = []
+    more = views = looked = 0
+    for pick in choices(_without_twins(terms, catalogue), base, roots):
+        if looked > _LOOKED_AT:
+            return Extracted(tuple(found), more, views, False)
+        looked += len(graph.operations)
+        built = rebuild(graph, terms, catalogue, pick)
+        if built is None or not built.rules:
+            continue
+        key = kernels_of(built.graph)
+        if key in seen:
+            views += 1
+            continue
+        seen.add(key)
+        if len(found) < room:
+            found.append(Extraction(built, pick))
+        else:
+            more += 1
+    return Extracted(tuple(found), more, views, True)
+
+
+def choices(
+    nodes: Sequence[Sequence[tuple[int, Node]]], base: Sequence[int], roots: Sequence[int]
+) -> Iterator[list[int]]:
+    """Every choice of one node for each class that is needed, without circles: the node `base[c]`
+    for class c wherever it is not needed. Those with few nodes other than `base` come first."""
+    distance = 0
+    while True:
+        deeper = False
+        for pick, spent, cut in _at(nodes, list(base), roots, distance):
+            deeper |= cut
+            if not cut and spent == distance:
+                yield pick
+        if not deeper:
+            return
+        distance += 1
+
+
+def _at(
+    nodes: Sequence[Sequence[tuple[int, Node]]],
+    base: list[int],
+    roots: Sequence[int],
+    distance: int,
+) -> Iterator[tuple[list[int], int, bool]]:
+    """Choices with at most so many nodes other than `base`, how many they have, and whether there
+    would be others with more."""
+    # A branch is what has been decided, what waits to be, and how many nodes are not `base`.
+    stack: list[tuple[dict[int, int], tuple[int, ...], int]] = [({}, tuple(roots), 0)]
+    while stack:
+        chosen, waiting, spent = stack.pop()
+        while waiting and waiting[-1] in chosen:
+            waiting = waiting[:-1]
+        if not waiting:
+            pick = list(base)
+            for c, k in chosen.items():
+                pick[c] = k
+            yield pick, spent, False
+            continue
+        c = waiting[-1]
+        cut = False
+        for k, node in reversed(nodes[c]):
+            extra = spent + (k != base[c])
+            if extra > distance:
+                cut = True
+                continue
+            stack.append(({**chosen, c: k}, (*waiting[:-1], *node.operands), extra))
+        if cut:
+            yield base, spent, True
+
+
+def _without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple[int, Node]]]:
+    """The nodes of every class with their positions, without those that are an earlier one with
+    its operands in another order: they run in the same ways at the same costs."""
+    out = []
+    for nodes in terms.nodes:
+        kept: dict[object, tuple[int, Node]] = {}
+        for k, node in enumerate(nodes):
+            key: object = k
+            if node.signature >= 0:
+                entry = catalogue[node.signature]
+                if _commutes(entry):
+                    key = (entry.kernel, tuple(sorted(node.operands)))
+            kept.setdefault(key, (k, node))
+        out.append(list(kept.values()))
+    return out
+
+
+def _commutes(entry: Applied) -> bool:
+    return entry.kernel in _COMMUTATIVE and len(entry.inputs) == 2
+
+
+_COMMUTATIVE = frozenset(("add", "mul", "max", "min", "and", "or", "xor"))
+
+
+def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
+    """What a program's operations compute of its inputs, views left out: equal for programs that
+    differ in views and in the order of operands alone, as far as equal programs are compared."""
+    value: dict[int, bytes] = {v: b"input %d" % k for k, v in enumerate(graph.inputs)}
+    for v, array in graph.constants.items():
+        value[v] = _digest(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
+    out = set()
+    for op in graph.operations:
+        types = tuple([graph.values[v] for v in op.inputs])
+        made = tuple([graph.values[v] for v in op.outputs])
+        signature = registry.signature_of(op, types, made)
+        operands = [value[v] for v in op.inputs]
+        if signature.fusion == "view" and len(operands) == 1:
+            value[op.outputs[0]] = operands[0]
+            continue
+        extents = sorted((d.role, d.size) for d in signature.index)
+        said = repr((op.kernel, extents, [t.dtype for t in made], len(op.regions))).encode()
+        own = _digest(said, *sorted(operands))
+        for k, v in enumerate(op.outputs):
+            value[v] = own if not k else _digest(own, b"%d" % k)
+        out.add(own)
+    return frozenset(out)
+
+
+def _digest(*parts: bytes) -> bytes:
+    """A short name for what some bytes say."""
+    made = blake2b(digest_size=16)
+    for part in parts:
+        made.update(b"%d " % len(part))
+        made.update(part)
+    return made.digest()

@@ -1,0 +1,156 @@
+"""Every form that the rules hold is judged on the mesh, against forms and plans written down."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.extract.front.race import is_beaten
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.dual import Cut
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.rewrite.choose import Node
+from tapestry_egg.rewrite.extractions import choices, kernels_of
+from tapestry_egg.schedule.kernels import scheduled
+from tapestry_egg.tracing.constants import prepare
+from tests.extract.brute import every_cost
+from tests.rewrite.equal_forms import graph_of, struct
+
+#: As forms were chosen by their time on one device alone.
+FROZEN = Settings(workers=1, forms=0)
+FREE = Settings(workers=1)
+
+
+def left(a: Any, b: Any, c: Any) -> Any:
+    return (a @ b) @ c
+
+
+def right(a: Any, b: Any, c: Any) -> Any:
+    return a @ (b @ c)
+
+
+def by_columns(settings: Settings, columns: int) -> te.Front:
+    """The front of (a·b)·c with c cut by columns and the others whole."""
+    square = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+    last = jax.ShapeDtypeStruct((2048, columns), jnp.bfloat16)
+    pins = {"[0]": (None, None), "[1]": (None, None), "[2]": (None, "x")}
+    mesh = [MeshShape(("x",), (8,))]
+    program = te.trace(left, square, square, last)
+    return te.optimize(program, "h100:8", mesh_shapes=mesh, pins=pins, settings=settings)
+
+
+@pytest.mark.parametrize("columns", [2048, 4096])
+def test_a_form_of_no_less_arithmetic_is_taken_where_it_is_cut_further(columns: int) -> None:
+    frozen, free = by_columns(FROZEN, columns), by_columns(FREE, columns)
+    # Left of it a·b is the same on every device, whole or not; b·c is cut as c is.
+    assert frozen[0].rules == () and "product-from-the-right" in free[0].rules
+    assert free[0].costs.seconds < 0.7 * frozen[0].costs.seconds
+    assert free[0].gap <= 0.004
+
+
+def test_networks_that_hold_nothing_better_are_counted_whatever_the_workers() -> None:
+    def front(workers: int) -> te.Front:
+        shapes = struct(2048, 2048), struct(2048, 2048), struct(2048, 2048)
+        return te.optimize(te.trace(left, *shapes), "h100:8", settings=Settings(workers=workers))
+
+    one, two = front(1), front(2)
+    assert [(p.costs, p.bound) for p in one] == [(p.costs, p.bound) for p in two]
+    assert one.notes == two.notes
+    assert any("first bounds prove" in note for note in one.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [(4096, 512, 64, 64), (64, 64, 4096, 4096)])
+def test_the_front_is_the_best_of_every_form_in_every_layout(dims: tuple[int, ...]) -> None:
+    m, k, n, columns = dims
+    types = struct(m, k), struct(k, n), struct(n, columns)
+    mesh, target = MeshShape(("x",), (4,)), load_target("h100:4")
+    every = []
+    for function in (left, right):
+        graph = prepare(graph_of(function, *types))
+        every += every_cost(scheduled(graph, {}), mesh, target)
+    program = te.trace(left, *types)
+    front = te.optimize(program, "h100:4", mesh_shapes=[mesh], settings=FREE)
+    assert front.epsilon < 0.05
+    for plan in front:
+        least = min(c.seconds for c in every if c.peak_bytes <= plan.costs.peak_bytes)
+        assert least * (1 - 1e-9) <= plan.costs.seconds <= least * (1 + plan.gap) * (1 + 1e-9)
+        assert plan.bound <= least * (1 + 1e-6)
+    for c in every:
+        assert any(
+            p.costs.seconds <= c.seconds * (1 + front.epsilon + 1e-9)
+            and p.costs.peak_bytes <= c.peak_bytes * (1 + front.epsilon + 1e-9)
+            for p in front
+        ), "a plan of some form that no point dominates within epsilon"
+
+
+# The choices among classes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_choice_is_made_once(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 7))
+    nodes = [
+        [
+            (
+                k,
+                Node(
+                    k, tuple(rng.integers(0, max(c, 1), rng.integers(0, 3)).tolist()) if c else ()
+                ),
+            )
+            for k in range(rng.integers(1, 4))
+        ]
+        for c in range(count)
+    ]
+    base = [int(rng.integers(0, len(n))) for n in nodes]
+    roots = [count - 1]
+
+    def live(pick: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        seen: set[int] = set()
+        stack = list(roots)
+        while stack:
+            c = stack.pop()
+            if c not in seen:
+                seen.add(c)
+                stack += nodes[c][pick[c]][1].operands
+        return tuple((c, pick[c]) for c in sorted(seen))
+
+    expected = {live(p) for p in product(*(range(len(n)) for n in nodes))}
+    found = [live(tuple(p)) for p in choices(nodes, base, roots)]
+    assert sorted(found) == sorted(expected)
+    changed = [sum(k != base[c] for c, k in f) for f in found]
+    assert changed == sorted(changed)
+
+
+def test_programs_that_differ_in_views_alone_have_the_same_kernels() -> None:
+    shapes = struct(8, 4), struct(4, 8), struct(8, 16)
+    turned = graph_of(lambda a, b, c: (c.T @ (a @ b).T).T, *shapes)
+    assert kernels_of(graph_of(left, *shapes)) == kernels_of(turned)
+    assert kernels_of(graph_of(left, *shapes)) != kernels_of(graph_of(right, *shapes))
+
+
+# The race
+
+
+def test_a_problem_is_beaten_only_where_bounds_say_so_of_every_trade_off() -> None:
+    known = np.array([[1.0, 10.0, 5.0], [2.0, 5.0, 7.0]])
+    none = [Cut(np.inf, 0.0, 0.0, 4.99999), Cut(np.inf, 0.0, 0.0, np.inf, 4.99999)]
+    cuts = [Cut(1.0, 0.0, 0.0), Cut(2.0, 0.0, 0.0, 9.99999), *none]
+    assert is_beaten(Archive([], cuts), known, 1e-9, (0, 1, 2))
+    for left_out in range(len(cuts)):
+        some = [c for k, c in enumerate(cuts) if k != left_out]
+        assert not is_beaten(Archive([], some), known, 1e-9, (0, 1, 2))
+    assert is_beaten(Archive([], cuts[:3]), known, 1e-9, (0, 1))
+    assert not is_beaten(Archive([], cuts), known[:0], 0.0, (0, 1, 2))
+    lower = [Cut(0.99, 0.0, 0.0), *cuts[1:]]
+    assert not is_beaten(Archive([], lower), known, 0.004, (0, 1, 2))
+    assert is_beaten(Archive([], lower), known, 0.02, (0, 1, 2))
