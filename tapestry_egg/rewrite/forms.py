@@ -113,7 +113,7 @@ def forms(
         saturated,
         (),
         timeline,
-        by_clock,
+        by_clock=by_clock,
         regions=inner.regions,
         repeated=repeated,
         untried=inner.untried + max(f.untried for f in found),
