@@ -13,9 +13,9 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.front import Front, in_order
 from tapestry_egg.files.files import load, save
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.report.report import write_report
 from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
-from tapestry_egg.show.report import write_report
 from tests.extract.test_front_choice import plan as plan_of
 
 QUICK = Settings(seconds=1.0, prices=2, algebra=replace(Settings().algebra, iterations=0))
