@@ -292,10 +292,28 @@ def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[
     return run
 
 
+def _widened(run: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+    """The same in float32 at least, for CPUs: XLA has no product there of bfloat16 in every order of
+    dims whose result is float32 ("unsupported element type for DotThunk")."""
+
+    def wide(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+        types = [o.dtype for o in jax.eval_shape(partial(run, **params), *operands)]
+        made = run(
+            *[
+                x if x.dtype == jnp.bool_ else x.astype(jnp.promote_types(x.dtype, jnp.float32))
+                for x in operands
+            ],
+            **params,
+        )
+        return [x.astype(t) for x, t in zip(made, types, strict=True)]
+
+    return wide
+
+
 def _primitive(name: str, half: str, run: Callable[..., list[jax.Array]]) -> Primitive:
     made = Primitive(name)
     made.multiple_results = True
-    made.def_impl(lambda *operands, **params: jax.jit(partial(run, **params))(*operands))
+    made.def_impl(lambda *operands, **params: jax.jit(partial(made.bind, **params))(*operands))
 
     def typed(*operands: Any, **params: Any) -> Any:
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands]
@@ -307,6 +325,8 @@ def _primitive(name: str, half: str, run: Callable[..., list[jax.Array]]) -> Pri
     mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=True))
     cuda = mlir.lower_fun(_by_cudnn(half, run), multiple_results=True)
     mlir.register_lowering(made, cuda, platform="cuda")
+    cpu = mlir.lower_fun(_widened(run), multiple_results=True)
+    mlir.register_lowering(made, cpu, platform="cpu")
     return made
 
 

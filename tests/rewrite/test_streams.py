@@ -24,6 +24,8 @@ from tapestry_egg.tracing.trace import trace
 from tests.rewrite.attention_spellings import BATCH, DTYPES, HEADS, MODES, SPELLINGS, program
 
 CELLS = [(s, d, m) for s in SPELLINGS for d in DTYPES for m in MODES]
+#: Spellings whose numbers are tried before every merge; those of the others are in the last tier.
+FEW = {"einsum window", "einsum groups", "heads first", "segments", "jax.nn bias"}
 #: Other numbers of rows than any other dim has.
 ROWS = 48
 
@@ -76,8 +78,10 @@ def error(got: object, exact: object) -> float:
     return worst
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(s, marks=pytest.mark.slow if s in FEW else pytest.mark.long) for s in SPELLINGS],
+)
 def test_numbers_and_gradients_are_as_near_the_truth(name: str) -> None:
     """Off the numbers in float64 by no more than four times what the program itself is."""
     for dtype, modes in (
@@ -98,6 +102,7 @@ def test_numbers_and_gradients_are_as_near_the_truth(name: str) -> None:
             assert ours <= 4.0 * max(theirs, least), (dtype, mode, ours, theirs)
 
 
+@pytest.mark.slow
 def test_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks of rows, of which parts see different keys, in every kind of mask."""
     rng = np.random.default_rng(0)
@@ -114,6 +119,7 @@ def test_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error(blocks, whole) < 1e-5
 
 
+@pytest.mark.slow
 def test_scores_are_never_compiled() -> None:
     """Of 4096 rows: temporaries of forward and backward pass hold a block of scores at most."""
     function, shapes = program("einsum iota", "float32", "gradients", 4096)
