@@ -293,8 +293,11 @@ def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[
 
 
 def _widened(run: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
-    """The same in float32 at least, for CPUs: XLA has no product there of bfloat16 in every order of
-    dims whose result is float32 ("unsupported element type for DotThunk")."""
+    """The same in float32 at least, for CPUs.
+
+    XLA has no product there of bfloat16 with a float32 result for every order of dims ("unsupported
+    element type for DotThunk").
+    """
 
     def wide(*operands: jax.Array, **params: Any) -> list[jax.Array]:
         types = [o.dtype for o in jax.eval_shape(partial(run, **params), *operands)]
