@@ -50,10 +50,10 @@ def flash_attention(
 
     def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any) -> Any:
         s = scores(parts["q"], k, parts.get("mask"), start=start, first=first)
-        stats = jax.nn.logsumexp(s, axis=-1)
-        low = jnp.where(jnp.isneginf(stats), 0.0, stats)
-        weights = jnp.exp(s - low[..., None]).astype(v.dtype)
-        out = jnp.einsum("bgrts,bsgh->btgrh", weights, v, preferred_element_type=s.dtype)
+        weights, stats = _softmax(s)
+        out = jnp.einsum(
+            "bgrts,bsgh->btgrh", weights.astype(v.dtype), v, preferred_element_type=s.dtype
+        )
         return out.astype(v.dtype), stats.astype(jnp.float32).transpose(0, 3, 1, 2)
 
     by_row = {"q": split}
@@ -81,7 +81,11 @@ def flash_attention_backward(
     window: int,
     fill: float,
 ) -> list[jax.Array]:
-    """Gradients by q, k and v, from the results of `flash_attention` and the output's gradient."""
+    """Gradients by q, k and v, from the results of `flash_attention` and the output's gradient.
+
+    cuDNN's kernel reads `stats`. Blocks have all keys of their rows, and take the weights from the
+    scores again: in rows whose keys are all at a fill of -1e30, stats have lost their number.
+    """
     batch, rows, heads, width = q.shape
     keys, groups = k.shape[1:3]
     shape = (batch, rows, groups, heads // groups, width)
@@ -89,12 +93,11 @@ def flash_attention_backward(
     product = partial(jnp.einsum, preferred_element_type=wide)
     scores = partial(_scores, scale=scale, causal=causal, window=window, fill=fill)
     delta = (grad.astype(wide) * out.astype(wide)).sum(-1).reshape(shape[:-1])
-    low = jnp.where(jnp.isneginf(stats), 0.0, stats).transpose(0, 2, 1).reshape(shape[:-1])
 
     def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any, sums: Any) -> Any:
         seen, query, given = parts.get("mask"), parts["q"], parts["grad"]
         s = scores(query, k, seen, start=start, first=first)
-        weights = jnp.exp(s - parts["low"].transpose(0, 2, 3, 1)[..., None])
+        weights, _ = _softmax(s)
         by_weight = product("btgrh,bsgh->bgrts", given, v)
         less = by_weight - parts["delta"].transpose(0, 2, 3, 1)[..., None]
         by_score = weights * less * scale
@@ -106,7 +109,7 @@ def flash_attention_backward(
         dv = product("bgrts,btgrh->bsgh", weights.astype(v.dtype), given)
         return dq.astype(query.dtype), (sums[0] + dk, sums[1] + dv)
 
-    by_row = {"q": q.reshape(shape), "grad": grad.reshape(shape), "low": low, "delta": delta}
+    by_row = {"q": q.reshape(shape), "grad": grad.reshape(shape), "delta": delta}
     of_keys = _masks(by_row, mask, rows)
     dk = dv = jnp.zeros(k.shape, wide)
     made = []
@@ -148,6 +151,15 @@ def _scores(
         seen = seen & (behind < window) if window else seen
         scores = jnp.where(seen, scores, -jnp.inf)
     return scores
+
+
+def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weights over the last dim, none where no key is seen, and the logarithm of their sum."""
+    top = scores.max(axis=-1)
+    top = jnp.where(jnp.isneginf(top), 0.0, top)
+    parts = jnp.exp(scores - top[..., None])
+    total = parts.sum(axis=-1)
+    return parts / jnp.where(total > 0, total, 1.0)[..., None], top + jnp.log(total)
 
 
 def _as_scores(mask: jax.Array) -> jax.Array:

@@ -42,7 +42,7 @@ def _flash_attention(call: Call) -> tuple[Array, Array]:
     q, k, v, *mask = map(wide, call.operands)
     scores = _grouped_scores(call, q, k, mask)
     stats = _log_of_sum(scores, (4,))
-    weights = np.exp(scores - stats[..., None])
+    weights = _weights(scores)
     out = np.einsum("bgrts,bsgh->btgrh", weights, v)
     return out.reshape(q.shape), stats.reshape(q.shape[0], q.shape[2], q.shape[1])
 
@@ -51,7 +51,7 @@ def _flash_attention_backward(call: Call) -> tuple[Array, Array, Array]:
     q, k, v, stats, out, grad, *mask = map(wide, call.operands)
     scores = _grouped_scores(call, q, k, mask)
     shape = _grouped(q, k).shape
-    weights = np.exp(scores - stats.reshape(*scores.shape[:-1], 1))
+    weights = _weights(scores)
     given, query = grad.reshape(shape), q.reshape(shape)
     dv = np.einsum("bgrts,btgrh->bsgh", weights, given)
     by_weight = np.einsum("btgrh,bsgh->bgrts", given, v)
@@ -62,6 +62,14 @@ def _flash_attention_backward(call: Call) -> tuple[Array, Array, Array]:
         by_score = np.where(full.reshape(scores.shape), by_score, 0)
     dq = np.einsum("bgrts,bsgh->btgrh", by_score, k).reshape(q.shape)
     return dq, np.einsum("bgrts,btgrh->bsgh", by_score, query), dv
+
+
+def _weights(scores: Array) -> Array:
+    """Weights over the last dim; none where no key is seen."""
+    top = scores.max(axis=-1, keepdims=True)
+    parts = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
+    total = parts.sum(axis=-1, keepdims=True)
+    return np.asarray(parts / np.where(total > 0, total, 1.0))
 
 
 def _grouped(q: Array, k: Array) -> Array:

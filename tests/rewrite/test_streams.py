@@ -181,6 +181,26 @@ def test_masks_are_read(name: str, causal: bool, window: int, operands: int) -> 
     assert (op.params["causal"], op.params["window"], len(op.inputs)) == (causal, window, operands)
 
 
+@pytest.mark.parametrize(("rows", "keys", "band"), [(6, 6, True), (6, 5, True), (9, 4, False)])
+def test_rows_that_see_no_key_are_no_band(rows: int, keys: int, band: bool) -> None:
+    """Behind a window on few keys: the program takes the mean of all values there."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        behind = jnp.arange(rows)[:, None] - jnp.arange(keys)[None, :]
+        scores = jnp.einsum("bthd,bshd->bhts", q, k)
+        scores = jnp.where((behind >= 0) & (behind < 3), scores, -1e30)
+        return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
+
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, n, 2, 4)), jnp.float32) for n in (rows, keys, keys))
+    forms = attend, jax.grad(lambda *x: (attend(*x) ** 2).sum(), argnums=(0, 1, 2))
+    for function in forms:
+        graph = with_streams(trace(function, q, k, v).graph)
+        (op,) = [op for op in graph.operations if op.kernel == "flash_attention"]
+        assert op.params["causal"] == band
+        assert error(jax.jit(emit(graph))(q, k, v), jax.tree.leaves(function(q, k, v))) < 1e-5
+
+
 def test_what_is_masked_costs_nothing() -> None:
     """Half of the scores under a causal mask, fewer in a window; where no table has the kernel,
     what passes through memory counts too."""

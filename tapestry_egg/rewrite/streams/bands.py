@@ -66,6 +66,8 @@ class Bands:
         back = int(self.distances[seen].max())
         if not (seen == (past & (self.distances <= back))).all():
             return None
+        if extent(self.rows) - extent(self.keys) > back:
+            return None  # The last rows see no key: a program has its own mean or NaN there.
         return Band(None if back == self.distances[-1] else back)
 
     def _flags(self, v: int, dims: Dims, depth: int = 0) -> NDArray[np.bool_] | None:
