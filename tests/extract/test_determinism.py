@@ -161,10 +161,10 @@ SHAPES = [MeshShape(("x",), (4,))]
 def test_a_front_that_the_clock_ended_says_so() -> None:
     settings = Settings(seconds=0.001, gap=0.0)
     front = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=settings)
-    (note,) = front.notes
+    (note,) = [n for n in front.notes if "ended the search" in n]
     assert "time limit of 0.001 s" in note and "another run may give another front" in note
-    asked = Settings(work=5.0)
-    assert optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=asked).notes == ()
+    asked = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=Settings(work=5.0))
+    assert not [n for n in asked.notes if "ended the search" in n]
 
 
 def test_rules_that_the_clock_ended_are_told() -> None:
