@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
@@ -22,6 +23,7 @@ from tapestry_egg.work import Work
 
 from .choose import as_written, bypass, choose
 from .derivation import derive, digest
+from .equivalence import check_equivalent
 from .explore import BUDGET, Explored, explore, is_wide
 from .extractions import Extraction, extractions
 from .folded_program import Folded, class_weights, fold, unfold
@@ -145,15 +147,16 @@ def forms(
     every = [least_seconds(a.signature, target) for a in explored.catalogue]
     known = [small, *(f.graph for f in searched)]
     made = extractions(small, explored.terms, explored.catalogue, every, known, room)
+    offered = [_extra(inner, explored, e, saturated) for e in made.found]
+    extra = [f for f in offered if _is_proven(graph, f, rules)]
     told = replace(
         given_form,
-        others=inner.others + made.more,
+        others=inner.others + made.more + len(offered) - len(extra),
         slight=inner.slight,
         untried=inner.untried if made.complete else given_form.untried,
         views=made.views,
         unseen=not made.complete,
     )
-    extra = [_extra(inner, explored, e, saturated) for e in made.found]
     return (told, *searched, *extra)
 
 
@@ -162,6 +165,16 @@ def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) 
     steps = derive(inner.graph, explored.terms, explored.catalogue, found.pick)
     names = tuple(sorted({*inner.rules, *found.built.rules}))
     return Form(found.built.graph, names, saturated, (*inner.steps, *steps), extra=True)
+
+
+def _is_proven(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
+    """Whether a form follows from the program as it must when a plan is read from a file: what some
+    chains of rules make, its proof does not find again."""
+    try:
+        check_equivalent(graph, form.graph, set(form.rules), lambda: rules)
+    except PlanError:
+        return False
+    return True
 
 
 def _whole(
