@@ -23,7 +23,6 @@ from tapestry_egg.work import Work
 
 from .choose import as_written, bypass, choose
 from .derivation import derive, digest
-from .equivalence import check_equivalent
 from .explore import BUDGET, Explored, explore, is_wide
 from .extractions import Extraction, extractions
 from .folded_program import Folded, class_weights, fold, unfold
@@ -170,6 +169,8 @@ def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) 
 def _is_proven(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
     """Whether a form follows from the program as it must when a plan is read from a file: what some
     chains of rules make, its proof does not find again."""
+    from .equivalence import check_equivalent  # most first calls have no such form
+
     try:
         check_equivalent(graph, form.graph, set(form.rules), lambda: rules)
     except PlanError:
