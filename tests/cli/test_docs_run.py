@@ -12,7 +12,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,8 +116,13 @@ def pages() -> list[str]:
     return [p for p in found if p != "docs/template-language.md"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in pages() if blocks(p)])
+def tiered(found: Iterable[str]) -> list[Any]:
+    """README's in the middle tier; the other pages, a minute each, in the last one."""
+    tiers = {True: pytest.mark.slow, False: pytest.mark.long}
+    return [pytest.param(p, marks=tiers[p == "README.md"]) for p in found]
+
+
+@pytest.mark.parametrize("page", tiered(p for p in pages() if blocks(p)))
 def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     if page == "docs/jit.md":
         for library in ("equinox", "flax", "optax", "orbax.checkpoint"):
@@ -140,8 +147,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", COMMANDS)
+@pytest.mark.parametrize("page", tiered(COMMANDS))
 def test_commands_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gpt2.py").write_text(PROGRAM)
