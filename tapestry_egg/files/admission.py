@@ -40,7 +40,10 @@ from tapestry_egg.schedule.kernels import Schedule, schedule
 
 #: Costs counted again differ from those of a true plan by this share at most.
 TOLERANCE = 1e-9
-_HINT = "The file was changed after it was written. Optimize the graph again."
+_HINT = (
+    "The file was changed after it was written, or this version counts costs otherwise. Optimize "
+    "the graph again."
+)
 
 
 def admit(
