@@ -5,18 +5,24 @@ PYTHON  ?= python3
 VENV    ?= .venv
 WORKERS ?= 2
 OUT     ?= out/demo
+SITE    ?= out/site
 
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup test test-fast test-all lint format demo bench bench-promises bars gpu-aot picture lock clean
+# Tests start many processes; each would compile the package's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup test test-fast test-all lint format demo docs bench bench-promises zoo bars gpu-aot picture lock clean
 
 help:
 	@echo "make setup      create $(VENV) with the locked packages and this one, editable"
 	@echo "make test       lint, type check and the tests, but for the longest"
-	@echo "make test-fast  the tests that take no more than about a second each"
+	@echo "make test-fast  the tests that take about half a second at most, of every stage"
 	@echo "make test-all   every test, with the packages that some of them want"
+	@echo "make docs       the site of docs/, with the reference from docstrings, into $(SITE)"
 	@echo "make demo       the main job: a train step, its front, its plans run (into $(OUT))"
+	@echo "make zoo        the fronts of models/, as a table; ZOO=--full at the sizes people run"
 	@echo "make bench      the tables of the benchmarks"
 	@echo "make bench-promises  peaks and bytes of every program beside XLA's, an hour or more"
 	@echo "make bars       what has been promised, measured again: figure, limit, ok or not"
@@ -49,9 +55,15 @@ test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
 # Dask's cluster, OR-tools and Graphviz: what some tests are skipped without.
-test-all: $(READY) lint
+test-all: $(READY) lint docs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cluster,plot,smt]' highspy ortools
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Broken links and docstrings that do not read are errors. Nothing in the site loads from elsewhere.
+docs: $(READY)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs $(SITE)
+	@! grep -rlE '(src|href)="(https?:)?//[^"]*\.(js|css|woff2?)' $(SITE) --include='*.html' || \
+	  { echo "error: the pages above load from elsewhere" >&2; exit 1; }
 
 bars: $(READY)
 	$(BIN)/python -m benchmarks.bars
@@ -83,6 +95,9 @@ bench: $(READY)
 # Every program, not a few.
 bench-promises: $(READY)
 	$(BIN)/python -m benchmarks.bench_promises
+
+zoo: $(READY)
+	$(BIN)/python -m benchmarks.zoo $(ZOO)
 
 # Compiling for H100 without a GPU: 180 MB, wanted by some benchmarks, skipped where it is absent.
 # The plugin must be of the version of the installed jaxlib.

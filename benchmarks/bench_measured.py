@@ -12,7 +12,7 @@ on training runs but one factor, on those of the 1B model, and only where a tabl
 
 * `ultrascale`: Llama-like 1B and 8B on 8 to 512 H100, data and tensor parallel, ZeRO 0 and 1.
 * `korthikanti`: GPTs of 22B to 1T on A100; pipelines by formula around a stage's program.
-* `machines`: GPT-7B tp4·pp1 on H100 and on B200.
+* `machines`: GPT-7B on H100 and on GB200, tp4·pp1, and tp1·pp4 as measured.
 """
 
 from __future__ import annotations
@@ -148,17 +148,31 @@ def korthikanti(runs: Sequence[Run], found: Predictions, console: Console) -> di
 
 
 def machines(runs: Sequence[Run], found: Predictions, console: Console) -> dict[str, Any]:
-    """One layout on two machines."""
-    seconds = []
-    for run in runs:
-        made = found.get(run.key())
-        if isinstance(made, Prediction):
-            seconds.append(made.seconds)
-            console.print(f"{run.name}: {made.seconds:.3f} s predicted")
-    if len(seconds) < 2:
-        return {}
-    console.print(f"ratio {seconds[0] / seconds[1]:.2f}")
-    return {"seconds": seconds, "ratio": seconds[0] / seconds[1]}
+    """One layout after the other on two machines."""
+    out: dict[str, Any] = {}
+    for layout in dict.fromkeys(run.name.rpartition(" ")[0] for run in runs):
+        pair = [(r, found.get(r.key())) for r in runs if r.name.rpartition(" ")[0] == layout]
+        seconds = [
+            rows.pipelined(run, made.seconds) for run, made in pair if isinstance(made, Prediction)
+        ]
+        if len(seconds) < 2:
+            continue
+        ratio = seconds[0] / seconds[1]
+        out[layout] = {"seconds": seconds, "ratio": ratio}
+        first, second = (run for run, _ in pair)
+        told = f"{layout}: {seconds[0]:.3f} s and {seconds[1]:.3f} s predicted, ratio {ratio:.2f}"
+        if first.seconds and second.seconds:
+            measured = first.seconds / second.seconds
+            out[layout] |= {
+                "measured": [first.seconds, second.seconds],
+                "error": ratio / measured - 1,
+            }
+            told += (
+                f"; {first.seconds:.3f} s and {second.seconds:.3f} s measured, ratio "
+                f"{measured:.2f}: {percent(ratio / measured - 1)}"
+            )
+        console.print(told)
+    return out
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -175,7 +189,11 @@ def main(words: Sequence[str] | None = None) -> int:
     known: dict[str, Sequence[Run]] = {
         "ultrascale": list(rows.ultrascale(options.directory)),
         "korthikanti": list(rows.korthikanti(options.directory)),
-        "machines": [rows.seven_billion("h100"), rows.seven_billion("b200")],
+        "machines": [
+            rows.seven_billion("h100"),
+            rows.seven_billion("gb200"),
+            *sorted(rows.seven_billion_pipelined(options.directory), key=lambda r: -r.seconds),
+        ],
     }
     status, out = 0, {}
     for name in options.only:

@@ -5,7 +5,8 @@ Every module has `forward` and `forward_args()`, the arguments of one call, and
 `example() -> (fn, args)`: a train step, `fn(state, *batch) -> (state, loss)`, and small arguments
 for it. Two differ: the step of `gpt2` takes and returns its optimizer state by itself, and the
 example of `decode` generates tokens. The leading dim of everything in a batch divides by eight.
-`tensat` holds inference graphs of another kind, see there.
+`tensat` holds inference graphs of another kind, see there; `dlrm`, `pinn` and `unet` are for the
+zoo (`benchmarks/zoo.py`).
 """
 
 from __future__ import annotations

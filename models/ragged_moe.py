@@ -72,7 +72,7 @@ def example(
     """Return the train step and arguments: parameters and two `f32[batch, tokens, width]`."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch, tokens, width)).astype(np.float32)
-    y = np.abs(x)
+    y = jnp.abs(x)
     return step, (init(rng, width, hidden, experts), jnp.asarray(x), jnp.asarray(y))
 
 

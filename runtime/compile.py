@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
@@ -19,7 +20,7 @@ from tapestry_egg.runtime.lower.host_calls import Caller
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
-from tapestry_egg.tracing.constraints import contract_of
+from tapestry_egg.tracing.constraints import active_mesh, contract_of
 
 from .arguments import Moves, checked, donated_arguments, placed_as, taken, taken_as_it_is
 from .dispatch import Answer, Callee, dispatcher
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> CompiledPlan:
     """The function of a plan, on the devices of `mesh`.
 
-    `mesh` supplies the devices: those of a list (default: `jax.devices()`) take their places by
-    where they are in the machine, those of a JAX mesh lie on the plan's mesh row-major as on that
-    one, so plans of several shapes run on one mesh, of whichever axis types. Where the plan's axes
-    are those of the mesh or divide them, what the plan returns is on that very mesh, under its
-    names. A mesh of `jax.experimental.topologies` compiles without the hardware.
+    `mesh` supplies the devices (default: the mesh that is set by `jax.set_mesh`, else
+    `jax.devices()`): those of a list take their places by where they are in the machine, those of a
+    JAX mesh lie on the plan's mesh row-major as on that one, so plans of several shapes run on one
+    mesh, of whichever axis types. Where the plan's axes are those of the mesh or divide them, what
+    the plan returns is on that very mesh, under its names. A mesh of `jax.experimental.topologies`
+    compiles without the hardware.
 
     The result takes and returns the pytrees of the traced function, or flat arguments and a tuple
     where the plan's graph was not traced. Arguments may be on the host or on devices in any layout.
@@ -47,6 +49,8 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
     """
     check_plan(plan, "compile")
     check_devices(mesh)
+    if mesh is None:
+        mesh = active_mesh()
     for what, layouts, values in (
         ("input", plan.in_shardings, plan.graph.inputs),
         ("output", plan.out_shardings, plan.graph.outputs),
@@ -374,7 +378,8 @@ def jax_mesh(
 ) -> Mesh:
     """A JAX mesh of the plan's shape over the first devices of `mesh`, row-major in its order.
 
-    Devices that no JAX mesh has in an order come in that of the network of `target` (`v5e:4x4`).
+    Devices that no JAX mesh has in an order come in that of the network of `target` (`v5e:4x4`); a
+    plan on a part of it has the first of those.
     Raises TargetError where there are too few.
     """
     import jax
@@ -391,11 +396,15 @@ def jax_mesh(
             hint="To run on virtual CPU devices, set JAX_PLATFORMS=cpu and "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.devices} before JAX starts.",
         )
-    devices = devices[: shape.devices]
     if not isinstance(mesh, JaxMesh):
-        counts = target.rpartition(":")[2].split("x")
+        counts = target.rpartition(":")[2].partition("@")[0].split("x")
         known = tuple(int(n) for n in counts) if all(n.isdigit() for n in counts) else ()
-        devices = in_network_order(devices, known or (shape.devices,))
+        # A plan on a part of the machine takes the first of all its devices.
+        whole = prod(known) if known else 0
+        if not shape.devices <= whole <= len(devices):
+            whole, known = shape.devices, (shape.devices,)
+        devices = in_network_order(devices[:whole], known)
+    devices = devices[: shape.devices]
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices
     return jax.sharding.Mesh(grid.reshape(shape.sizes), shape.names)

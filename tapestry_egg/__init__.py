@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import TensorType as TensorType
     from tapestry_egg.graph.layout import Layout as Layout
     from tapestry_egg.graph.layout import MeshShape as MeshShape
+    from tapestry_egg.interop.foreign import from_export as from_export
+    from tapestry_egg.interop.foreign import from_stablehlo as from_stablehlo
     from tapestry_egg.machine.formulas import load_objectives as load_objectives
     from tapestry_egg.machine.objectives import Objective as Objective
     from tapestry_egg.machine.target import Target as Target
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from tapestry_egg.plans.plan import PlannedCollective as PlannedCollective
     from tapestry_egg.runtime.compile import compile as compile
     from tapestry_egg.runtime.measured import measure as measure
+    from tapestry_egg.symbolic.kernels import kernel as kernel
+    from tapestry_egg.symbolic.tensors import program as program
+    from tapestry_egg.symbolic.tensors import tensor as tensor
     from tapestry_egg.tracing.trace import Program as Program
     from tapestry_egg.tracing.trace import trace as trace
 
@@ -65,14 +70,19 @@ _HOMES = {
     "Target": "machine.target",
     "TensorType": "graph.blockgraph",
     "compile": "runtime.compile",
+    "from_export": "interop.foreign",
+    "from_stablehlo": "interop.foreign",
     "jit": "pipeline.jit.jit",
+    "kernel": "symbolic.kernels",
     "load": "files.files",
     "load_objectives": "machine.formulas",
     "load_target": "machine.target",
     "measure": "runtime.measured",
     "optimize": "pipeline.pipeline",
     "optimize_all": "pipeline.batch",
+    "program": "symbolic.tensors",
     "save": "files.files",
+    "tensor": "symbolic.tensors",
     "trace": "tracing.trace",
 }
 

@@ -94,6 +94,7 @@ def test_importing_and_help_load_neither_jax_nor_the_egraph(doing: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_a_first_call_loads_neither_parsers_nor_what_verifies() -> None:
     """Each costs a small program a tenth of its first call or more."""
     doing = (
@@ -179,6 +180,7 @@ def imported_names() -> dict[str, Path]:
     return names
 
 
+@pytest.mark.slow
 def test_every_import_is_declared() -> None:
     project = PYPROJECT["project"]
     extras = [r for extra in project["optional-dependencies"].values() for r in extra]

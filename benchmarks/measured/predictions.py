@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def predictions(
     try:
         with open(file, "a", encoding="utf-8") as out:
             waiting = {pool.submit(_predicted, run): run for run in missing}
-            for future in as_completed(waiting, timeout=max(0.0, end - time.monotonic())):
+            left = max(0.0, end - time.monotonic())
+            for future in as_completed(waiting, timeout=left if isfinite(left) else None):
                 key, made = waiting[future].key(), future.result()
                 found[key] = made
                 plain = made if isinstance(made, str) else made.as_dict()

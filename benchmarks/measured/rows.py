@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -93,7 +93,7 @@ def ultrascale(directory: Path) -> Iterator[Run]:
             micro_batch=int(x["mbs"]),
             micro_batches=int(x["grad_acc"]),
             seconds=float(x["step_s"]) if ran else 0.0,
-            peak_bytes=float(x["gpu_mem_gb"] or 0) * 1e9,
+            peak_bytes=float(x["gpu_mem_gb"] or 0) * 2**30,  # nanotron: bytes / 1024**3
             ran=ran,
         )
 
@@ -186,6 +186,31 @@ def seven_billion(chip: str) -> Run:
         micro_batch=1,
         micro_batches=4,
     )
+
+
+def seven_billion_pipelined(directory: Path) -> Iterator[Run]:
+    """The same model as Megatron-LM's tests ran it on one host of H100 and of GB200: tp1·pp4 over
+    two copies, each stage in parts of one layer. The program is a stage, with embedding and loss,
+    which paces the others."""
+    for x in read(directory, "megatron_lm_golden.csv"):
+        chip = x["platform"].removeprefix("dgx_")
+        if x["test"] != "gpt3_7b_tp1_pp4_memory_speed" or chip not in ("h100", "gb200"):
+            continue
+        stages, data = int(x["pp"]), int(x["dp"])
+        layers = int(x["layers"]) // stages
+        yield replace(
+            seven_billion(chip),
+            name=f"GPT-7B tp1·pp4 {chip}",
+            model=replace(seven_billion(chip).model, layers=layers, tied=True),
+            target=f"{chip}:{data}",
+            data=data,
+            tensor=1,
+            micro_batch=int(x["mbs"]),
+            micro_batches=int(x["gbs"]) // int(x["mbs"]) // data,
+            stages=stages,
+            interleaved=layers // int(x["vp_layers"]),
+            seconds=float(x["step_s_median"]),
+        )
 
 
 def launch_seconds(directory: Path) -> float:

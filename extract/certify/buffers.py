@@ -4,8 +4,8 @@ The rules of `schedule/lifetimes.py` and `extract/problem/memory.py`, worked out
 means, for the certificate: at the even tick of a unit the copies that it reads are made, at the odd
 one it runs. A value lives from the tick at which its unit runs to its last reader's; what is only
 another view of it, what its readers compute for themselves from it, and what a region reads of it,
-keeps it alive. Inputs live throughout; a new state is written into the old one's memory where
-nothing reads that any more.
+keeps it alive; what a loop reads of it, also slice by slice, does until the loop is over. Inputs
+live throughout; a new state is written into the old one's memory where nothing reads that any more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Copied:
     """One copy of a value: `units` read it; `kept` says that it is shared.
 
     `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`; it is on its way,
-    and in memory, from tick `begin`.
+    and in memory, from tick `begin`, and made when tick `at` is over; `joined` with others, before
+    its reader's turn.
     """
 
     need: Layout
@@ -48,6 +49,8 @@ class Copied:
     wire: float
     blocks: tuple[Layout, ...]
     begin: int
+    at: int
+    joined: bool = False
 
 
 class Lives:
@@ -86,8 +89,9 @@ class Lives:
         if self.owns_memory(v):
             begin, end = self.birth(v), min(self.death(v) + 2, self.end)
             begin = min(begin, end - 1)
+            joined = {c.need: c.at for c in copies if c.joined}
             if kept and passing:
-                end = self.first_read(v) + 1
+                end = next(c.at for c in copies if c.kept) + 1
                 for u in back:
                     at = self.read(u, v)
                     stop = self.through(u, v) + 2 if have in needs[u] else at + 1
@@ -96,10 +100,13 @@ class Lives:
                 last = [u for u in self.users.get(v, []) if self.through(u, v) == self.death(v)]
                 if len(last) == 1 and last[0] in needs and have not in needs[last[0]]:
                     others = [self.through(u, v) + 2 for u in needs if u != last[0]]
-                    end = max(begin, self.read(last[0], v) + 1, *others)
+                    at = self.read(last[0], v)
+                    if joined.keys() >= set(needs[last[0]]):
+                        at = max(joined[need] for need in needs[last[0]])
+                    end = max(begin, at + 1, *others)
             found.append(Buffer(begin, end, size(have), have))
         for c in copies:
-            at = self.first_read(v) if c.kept else self.read(c.units[0], v)
+            at = c.at
             stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
             whole = size(c.need)
             reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
@@ -141,7 +148,9 @@ class Lives:
         u = self.maker[v]
         unit = self.schedule.units[u]
         root = self._root(unit)
-        made = self._made(v)
+        made = self.made(v)
+        if root.port == "stream" and self.users.get(v):
+            return max(made, self.first_read(v))
         if root.port or len(unit.outputs) != 1 or not self.owns_memory(v):
             return made
         if root.signature.fusion == "loop":
@@ -172,7 +181,7 @@ class Lives:
         return self._once("read", v, self._last_read)
 
     def _last_read(self, v: int) -> int:
-        last = self._made(v) - 1
+        last = self.made(v) - 1
         for u in self.users.get(v, []):
             last = max(last, self.read(u, v))
             unit = self.schedule.units[u]
@@ -181,6 +190,7 @@ class Lives:
                 return self.end
             if port == "invariant" or self._passes_on(u):
                 last = max(last, *(self._read_last(w) for w in unit.outputs))
+            last = max(last, self._over(u))
         return last
 
     def through(self, u: int, v: int) -> int:
@@ -188,7 +198,28 @@ class Lives:
         unit, last = self.schedule.units[u], self.read(u, v)
         if self._root(unit).port == "invariant" or self._passes_on(u):
             last = max(last, *(self._read_last(w) for w in unit.outputs))
-        return last
+        return max(last, self._over(u))
+
+    def _over(self, u: int) -> int:
+        """The even tick of the last unit of the loop into which unit u, a port, brings a value that
+        every round reads; -1 for all other units."""
+        root = self._root(self.schedule.units[u])
+        if root.port not in ("stream", "invariant"):
+            return -1
+        number = self.schedule.units[u].root
+        loops = [
+            (start, stop)
+            for (b, k), (start, stop) in self.program.spans.items()
+            if b == root.body
+            and start <= number < stop
+            and self.program.bodies[b].graph.operations[k].kernel in ("scan", "while")
+        ]
+        inside = [
+            k
+            for k, unit in enumerate(self.schedule.units)
+            if any(start <= unit.root < stop for start, stop in loops)
+        ]
+        return 2 * max(inside, default=-1) if inside else -1
 
     def read(self, u: int, v: int) -> int:
         """The tick at which unit u would copy value v: what leaves the program or a region is
@@ -197,7 +228,7 @@ class Lives:
         leaves = root.port in _LEAVING or (
             root.port in ("carry", "stack", "branch") and self.body_of[v] != root.body
         )
-        return self._made(v) + 1 if leaves else 2 * u
+        return self.made(v) + 1 if leaves else 2 * u
 
     def first_read(self, v: int) -> int:
         maker = self.maker[v]
@@ -210,7 +241,8 @@ class Lives:
             return self.end
         return min(self.through(u, v) + 2, self.end)
 
-    def _made(self, v: int) -> int:
+    def made(self, v: int) -> int:
+        """The tick at which the unit runs that makes a value."""
         return self._once("made", v, self._runs)
 
     def _runs(self, v: int) -> int:
@@ -233,6 +265,10 @@ class Lives:
         if members[-1].port:
             return False
         return self._fused.within[u] or all(x.signature.fusion == "view" for x in members)
+
+    def computed_again(self, u: int) -> bool:
+        """Whether every reader of what a unit makes computes it for itself."""
+        return self._fused.within[u]
 
     @cached_property
     def _fused(self) -> Fusion:

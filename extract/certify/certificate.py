@@ -13,8 +13,8 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME, amounts, named
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Lane, Plan
-from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.kernels import Schedule, schedule
+from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.of_plans import plan_schedule
 
 from .ground import Ground
 from .recount import Certificate, Walk
@@ -132,5 +132,4 @@ def walked(plan: Plan, what: str) -> tuple[Walk, Certificate]:
 def ground_of(plan: Plan) -> Ground:
     """What all plans of the same graph for the same machine have in common."""
     assert plan.origin is not None, "asked before"
-    found = schedule(flatten(plan.body.graph, dict(plan.origin.feedback)))
-    return Ground(found, plan.origin.machine)
+    return Ground(plan_schedule(plan.body, dict(plan.origin.feedback)), plan.origin.machine)

@@ -32,6 +32,11 @@ class Ground:
         self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
 
     @cached_property
+    def unit_of(self) -> dict[InstanceId, int]:
+        """Unit by its root."""
+        return {unit.root: u for u, unit in enumerate(self.schedule.units)}
+
+    @cached_property
     def inside(self) -> frozenset[int]:
         """Values that exist only inside a kernel."""
         units = self.schedule.units

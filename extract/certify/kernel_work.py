@@ -17,10 +17,11 @@ from tapestry_egg.machine.costs import (
     like_roofline,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
+from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.split_k import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import evaluate
+from tapestry_egg.metakernels.signatures.signature import ROOM, OperationSignature, evaluate
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.kernels import Unit
@@ -38,6 +39,17 @@ class Work(NamedTuple):
     hbm_bytes: float = 0.0
     wire_bytes: float = 0.0
     bound: str = ""
+
+    def then(self, other: Work) -> Work:
+        """Both, one after the other."""
+        return Work(
+            self.seconds + other.seconds,
+            self.joules + other.joules,
+            self.flops + other.flops,
+            self.hbm_bytes + other.hbm_bytes,
+            self.wire_bytes + other.wire_bytes,
+            max(self, other).bound,
+        )
 
 
 def kernel_work(
@@ -110,7 +122,34 @@ def kernel_scratch(
     target: Target,
 ) -> float:
     """Bytes of one device that a unit's kernel takes beside its operands and results: the parts of
-    a product of matrices whose sum the compiler splits."""
+    a product of matrices whose sum the compiler splits, and blocks of scores."""
+    if program.instances[unit.root].port:
+        return 0.0
+    extents = _extents(unit, program, bodies, mesh)
+    stored = sum(_blocks(program.instances[i].signature, extents[i], target) for i in unit.members)
+    return stored + _split(unit, program, extents, target)
+
+
+def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Target) -> float:
+    """Blocks of scores, and what else is beside, where no measured kernel does without."""
+    takes = signature.scratch
+    dtype = signature.output_types[0].dtype if signature.output_types else ""
+    if takes is None or kernel_rate(signature.kernel, signature.measured, dtype, target.name):
+        return 0.0
+    beside = evaluate(takes.beside, extents)
+    if not takes.blocks:
+        return beside
+    scores, row = (evaluate(x, extents) for x in (takes.scores, takes.row))
+    rows = max(1.0, ROOM / row) * row
+    return takes.blocks * min(scores, rows) + beside
+
+
+def _split(
+    unit: Unit,
+    program: FlatProgram,
+    extents: Mapping[int, tuple[int, ...]],
+    target: Target,
+) -> float:
     costs = target.split_k
     found = [
         i
@@ -122,7 +161,7 @@ def kernel_scratch(
     if costs is None or len(found) != 1:
         return 0.0
     signature = program.instances[found[0]].signature
-    gemm = gemm_of(signature, _extents(unit, program, bodies, mesh)[found[0]])
+    gemm = gemm_of(signature, extents[found[0]])
     if gemm is None or not is_product(signature):
         return 0.0
     batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]

@@ -24,7 +24,8 @@ from tapestry_egg.schedule.kernels import Schedule
 @dataclass(frozen=True, slots=True)
 class Sending:
     """One copy of value `value` for the units `readers`: seconds over links and within the device,
-    in all runs of it; whether it combines partial values; what it is called."""
+    in all runs of it; whether it combines partial values; what it is called. `window` says between
+    which places it is on its way where that is not its own affair."""
 
     value: int
     readers: tuple[int, ...]
@@ -32,6 +33,7 @@ class Sending:
     local: float
     combines: bool
     name: str
+    window: tuple[int, int] | None = None  # issued before one unit, needed by another
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ class Streams:
             reader, needed = self._first(s.value, s.readers)
             leaves = self._is_exit(reader, s.value)
             beside[self.maker[s.value] if leaves else reader] += s.local
-            if s.links > 0.0:
+            if s.links > 0.0 and s.window is not None:
+                issued[s.window[0]].append((s.window[1], k))
+            elif s.links > 0.0:
                 place = self._issued(s.value, needed, s.combines or leaves)
                 issued[place].append((needed, k))
         clock = 0.0
@@ -179,6 +183,24 @@ class Streams:
         if self.alone or self._is_exit(reader, value):
             return at
         return min(at, 2 * self._issued(value, needed, combines))
+
+    def window(self, members: Sequence[tuple[int, Sequence[int], bool]]) -> tuple[int, int] | None:
+        """Between which places copies are on their way that are one collective, each told by its
+        value, the units that read it, and whether it combines partial values; None where one is
+        read before all are made, or where they would cross an end of a stretch."""
+        needed = min(self._first(value, readers)[1] for value, readers, _ in members)
+        made = max(self.maker[value] for value, _, _ in members)
+        if made >= needed:
+            return None
+        issued = [
+            self._issued(value, needed, combines or self.leaves(value, readers))
+            for value, readers, combines in members
+        ]
+        return max(issued), needed
+
+    def leaves(self, value: int, readers: Sequence[int]) -> bool:
+        """Whether the first that needs a copy of a value is where it leaves program or region."""
+        return self._is_exit(self._first(value, readers)[0], value)
 
     def _first(self, value: int, readers: Sequence[int]) -> tuple[int, int]:
         """The reader that needs its copy first, and the place at which it does."""

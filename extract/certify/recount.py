@@ -8,7 +8,7 @@ which operations run as one kernel, and in which order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,12 @@ from tapestry_egg.machine.costs import (
     collective_seconds,
     collective_wire_bytes,
 )
-from tapestry_egg.machine.energy import collective_joules, dollars
+from tapestry_egg.machine.energy import (
+    collective_dynamic_joules,
+    collective_joules,
+    dollars,
+    idle_joules,
+)
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
 from tapestry_egg.schedule.kernels import Unit
@@ -32,6 +37,9 @@ from .ground import Ground
 from .kernel_work import Work, block_bytes, kernel_scratch, kernel_work
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending, Step
+from .merging import Joined, Key, Unmerged, joined
+from .moves import InTwo, in_two, inner_moves, sum_in_memory
+from .moves import Move as Move
 from .ports import PortLayouts, port_layouts
 
 
@@ -76,18 +84,6 @@ class Refused(ExtractError):
         self.at = at
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One copy that is made: by unit `unit` for itself, or kept for several (`unit` -1)."""
-
-    value: int
-    have: Layout
-    need: Layout
-    unit: int
-    reader: tuple[int, int]  # (body, operation) that makes it; number of operations: the outputs
-    region: bool  # the reader is a region operation, or the outputs of a body
-
-
 class Walk:
     """One plan, flat value by flat value."""
 
@@ -101,11 +97,17 @@ class Walk:
         self.needed: dict[tuple[int, int], Layout] = {}
         self.moves: list[Move] = []
         self.kept: set[int] = set()  # values whose kept copy some reader takes
+        self.in_two: dict[int, InTwo] = {}
+        self.joined: Mapping[Key, Joined] = {}
 
-    def certificate(self) -> Certificate:
+    def find_moves(self) -> None:
+        """Check that all is legal, and list the copies that are made (`moves`)."""
         self._legal()
         self._boundary()
         self._find_moves()
+
+    def certificate(self) -> Certificate:
+        self.find_moves()
         serial = energy = flops = 0.0
         kernels: list[float] = []
         sendings: list[Sending] = []
@@ -121,6 +123,9 @@ class Walk:
             copy = self.copy(move)
             weight = self.times[self.body_of[move.value]]
             serial, energy = serial + weight * copy[0], energy + weight * copy[1]
+            if move.inner:  # between two kernels that nothing else comes between
+                kernels[move.unit] += weight * copy[0]
+                continue
             sendings.append(self._sending(move, weight * (copy[0] - copy[3]), weight * copy[3]))
         step = self.ground.streams.step(kernels, sendings)
         profile = self._profile()
@@ -234,13 +239,6 @@ class Walk:
     # Copies
 
     def _find_moves(self) -> None:
-        inside = self.ground.inside
-        for i, instance in enumerate(self.program.instances):
-            for p, v in enumerate(instance.inputs):
-                if v in inside and self.needed[i, p] != self.given[v]:
-                    raise self._refuse(
-                        instance.body, instance.operation, f"value {v} is copied inside a kernel"
-                    )
         for u, reads in enumerate(self.ground.reads):
             own: set[tuple[int, Layout]] = set()
             for i, p, v, at, region in reads:
@@ -256,6 +254,28 @@ class Walk:
                 elif (v, need) not in own:
                     own.add((v, need))
                     self.moves.append(Move(v, have, need, u, (b, at), region))
+        self.in_two = self._in_two()
+        self.moves += [two.move for two in self.in_two.values()]
+        try:
+            self.joined = joined(self)
+        except Unmerged as e:
+            raise self._refuse(*e.at, str(e)) from None
+
+    def with_others(self, move: Move) -> Joined | None:
+        """The collective that makes a copy together with others, if one does."""
+        if move.inner or self.body_of[move.value]:
+            return None
+        return self.joined.get((self.local[move.value], move.need))
+
+    def _in_two(self) -> dict[int, InTwo]:
+        """The units that run as two kernels."""
+        found: dict[int, InTwo] = {}
+        for move in inner_moves(self.ground, self.given, self.needed):
+            two = found.get(move.unit) or in_two(self.ground, move, self.needed)
+            if two is None or two.move.value != move.value:
+                raise self._refuse(*move.reader, f"value {move.value} is copied inside a kernel")
+            found[move.unit] = two
+        return found
 
     def copy(self, move: Move) -> tuple[float, float, float, float]:
         """(seconds, joules of the mesh, wire bytes, seconds within a device) of one copy, walked
@@ -267,6 +287,7 @@ class Walk:
             words = f"no steps lead from {move.have.show(self.mesh)} to {move.need.show(self.mesh)}"
             raise self._refuse(*move.reader, f"value {self.local[move.value]} {tensor}: {words}")
         layout, seconds, energy, wire, local = move.have, 0.0, 0.0, 0.0, 0.0
+        one = self.with_others(move)
         for step in steps:
             before = float(block_bytes(tensor, layout, self.mesh))
             try:
@@ -275,10 +296,16 @@ class Walk:
             except (PlanError, Illegal) as e:
                 raise self._refuse(*move.reader, f"a copy of {tensor}: {e}") from None
             kind = carried_as(step.kind, step.monoid, tensor.dtype)
-            took = collective_seconds(kind, before, step.axes, self.mesh, self.target)
-            seconds += took
+            sent = (kind, before, step.axes, self.mesh, self.target)
+            if one is None:
+                took, spent = collective_seconds(*sent), collective_joules(*sent)
+            else:
+                whole = collective_seconds(kind, one.every, *sent[2:])
+                took = whole * (before / one.every)
+                spent = collective_dynamic_joules(*sent)
+                spent += idle_joules(took, self.mesh.devices, self.target)
+            seconds, energy = seconds + took, energy + spent
             local += took if step.kind in ("slice", "to_partial") else 0.0
-            energy += collective_joules(kind, before, step.axes, self.mesh, self.target)
             wire += collective_wire_bytes(kind, before, self.mesh.parts(step.axes))
         if layout != move.need:
             raise self._refuse(
@@ -293,9 +320,11 @@ class Walk:
             self.local[move.value], move.have, move.need
         ]
         kinds = [step.kind for step in steps if step.kind not in ("slice", "to_partial")]
-        readers, combines = self._readers_of(move), _combines(move)
+        readers, combines = self.readers_of(move), move.combines
         name = f"{' then '.join(kinds)} %{self.local[move.value]}"
-        return Sending(move.value, readers, links, local, combines, name)
+        one = self.with_others(move)
+        window = None if one is None else one.window
+        return Sending(move.value, readers, links, local, combines, name, window)
 
     def copy_of(self, b: int, v: int, have: Layout, need: Layout) -> Layout:
         """Where the steps of a plan's copy lead, legal ones all; whether or not it is made."""
@@ -345,10 +374,15 @@ class Walk:
     # Kernels
 
     def kernel(self, unit: Unit) -> Work:
-        """What one run of a unit does and takes."""
-        return kernel_work(
-            unit, self.program, self.bodies, self.given, self.needed, self.mesh, self.target
-        )
+        """What one run of a unit does and takes, but for what combines a sum inside it."""
+        two = self.in_two.get(self.ground.unit_of[unit.root])
+        works = [
+            kernel_work(
+                part, self.program, self.bodies, self.given, self.needed, self.mesh, self.target
+            )
+            for part in ((unit,) if two is None else (two.first, two.rest))
+        ]
+        return works[0] if two is None else works[0].then(works[1])
 
     # Memory
 
@@ -377,8 +411,10 @@ class Walk:
             if scratch:
                 (v, *_), at = unit.outputs, 2 * u + 1
                 yield v, Buffer(at, at + 1, scratch, self.given[v], "scratch")
+            if u in self.in_two:
+                yield from sum_in_memory(self.ground, self.in_two[u], self.mesh)
 
-    def _readers_of(self, move: Move) -> tuple[int, ...]:
+    def readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""
         lives = self.ground.lives
         if move.unit >= 0:
@@ -393,13 +429,22 @@ class Walk:
             layout = after(step, layout)
             blocks.append(layout)
         units = [move.unit] if move.unit >= 0 else self._served(move.value)
-        lives, kept = self.ground.lives, move.unit < 0
-        at = lives.first_read(move.value) if kept else lives.read(move.unit, move.value)
-        begin = self.ground.streams.in_memory_from(
-            move.value, self._readers_of(move), _combines(move), at
-        )
+        one, at = self.with_others(move), self.read_at(move)
+        readers, kept = self.readers_of(move), move.unit < 0
+        begin = self.ground.streams.in_memory_from(move.value, readers, move.combines, at)
+        if one is not None:
+            begin, at = one.begin, one.at
         wire = self.copy(move)[2]
-        return Copied(move.need, tuple(units), kept, wire, tuple(blocks), begin)
+        return Copied(
+            move.need, tuple(units), kept, wire, tuple(blocks), begin, at, one is not None
+        )
+
+    def read_at(self, move: Move) -> int:
+        """The tick at which a copy is made on its own, that of who reads it first."""
+        lives = self.ground.lives
+        if move.unit < 0:
+            return lives.first_read(move.value)
+        return lives.read(move.unit, move.value)
 
     def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
         """The layouts in which other units read v, and those units that go past its kept copy."""
@@ -440,11 +485,6 @@ class Walk:
             where=f"certificate of plan {self.plan.name} on {self.mesh}, {place}",
             hint="This is a defect of tapestry-egg; please report the program.",
         )
-
-
-def _combines(move: Move) -> bool:
-    """Whether a copy combines partial values."""
-    return bool(set(move.have.partial) - set(move.need.partial))
 
 
 def _outer(kind: str, needs: tuple[Layout, ...]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from tapestry_egg import pareto
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import (
+    DEVICES,
     JOULES,
     OBJECTIVES,
     PEAK_BYTES,
@@ -217,12 +218,13 @@ class Front:
         return [tuple(value(p, k) for k in self.objectives) for p in self.plans]
 
     def table(self) -> list[dict[str, str | float | bool]]:
-        """One row per plan: name, mesh, the costs, wire bytes, bound and gap, and whether the
-        usable memory of a device holds it."""
+        """One row per plan: name, mesh and its devices, the costs, wire bytes, bound and gap, and
+        whether the usable memory of a device holds it."""
         return [
             {
                 "plan": p.name,
                 "mesh": str(p.mesh),
+                DEVICES.name: p.mesh.devices,
                 **asdict(p.costs),
                 "bound": p.bound,
                 "gap": p.gap,
@@ -231,20 +233,39 @@ class Front:
             for p in self.plans
         ]
 
+    def csv(self) -> str:
+        """`table()` as comma-separated values below a line of names, in base units."""
+        import csv
+        import io
+
+        out = io.StringIO()
+        names = list(self.table()[0]) if self.plans else ["plan"]
+        writer = csv.DictWriter(out, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.table())
+        return out.getvalue()
+
     def __str__(self) -> str:
         columns = (SECONDS, PEAK_BYTES, JOULES, WIRE_BYTES)
+        counted = f" {DEVICES.column:>7}" if self._parts() else ""
+        split = any(p.micro_batches > 1 for p in self.plans)
+        batches = f" {'micro-batches':>13}" if split else ""
         titles = " ".join(f"{o.name.removesuffix('_bytes'):>12}" for o in columns)
-        head = f"{'plan':6} {'mesh':10} {titles} {'gap':>7}"
+        head = f"{'plan':6} {'mesh':10}{counted}{batches} {titles} {'gap':>7}"
         lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
         for p in (*self.plans, *([self.original] if self.original else [])):
             mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
             cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>12}" for o in columns)
             gap = f"{p.gap:.2%}" if p.bound else "-"
-            lines.append(f"{p.name:6} {p.mesh!s:10} {cells} {gap:>7}")
+            devices = f" {p.mesh.devices:>7}" if counted else ""
+            steps = f" {p.micro_batches:>13}" if split else ""
+            lines.append(f"{p.name:6} {p.mesh!s:10}{devices}{steps} {cells} {gap:>7}")
         if self.original:
             lines.append("given: the shardings given, spread operation by operation")
         if words := self.over_memory():
             lines.append(f"! {words}")
+        if words := self.left_unused():
+            lines.append(words)
         if not self.saturated:
             lines.append("saturated: false; the bounds speak of what was reached")
         lines += self.notes
@@ -276,6 +297,19 @@ class Front:
             return ""
         return f"above the {BYTES.format(self.usable_bytes)} that a device has for programs"
 
+    def _parts(self) -> list[Target]:
+        """The machines of plans that leave some of their devices unused."""
+        machines = [(p, p.origin.machine) for p in self.plans if p.origin is not None]
+        return [m for p, m in machines if p.mesh.devices < m.devices]
+
+    def left_unused(self) -> str:
+        """What devices cost that plans leave unused; empty where all plans have all devices."""
+        if not (parts := self._parts()):
+            return ""
+        most = parts[0].devices
+        words = "count in energy and price" if parts[0].idle_counted else "draw and cost nothing"
+        return f"where a plan has fewer than {most} devices, those left unused {words}"
+
     def what_if(self, target: Target | None = None, **changes: float | str) -> Front:
         """The same plans on a machine of other figures, counted again without a search.
 
@@ -291,7 +325,7 @@ class Front:
     def why_not(
         self, pins: Pins, plan: str | int = "", *, settings: Settings | None = None
     ) -> WhyNot:
-        """Why arguments do not lie so, in a plan of this front (default: the fastest that fits):
+        """Why tensors do not lie so, in a plan of this front (default: the fastest that fits):
         `Plan.why_not`, which also tells of plans here that do. Raises what it and `best` raise."""
         from tapestry_egg.why.why_not import why_not
 

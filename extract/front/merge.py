@@ -13,7 +13,8 @@ from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.settling import SLIVER
-from tapestry_egg.machine.objectives import SEARCHED, Objective, objective
+from tapestry_egg.machine.energy import dollars
+from tapestry_egg.machine.objectives import DEVICES, DOLLARS, SEARCHED, Objective, objective
 from tapestry_egg.plans.plan import Plan
 
 from .front import Front, in_order, unmet, value, within
@@ -51,11 +52,13 @@ def merge(
     """The plans that no plan of any mesh dominates in `objectives`, within the limits.
 
     A plan's bound is the least over the mesh shapes of what each proved for the plan's own peak
-    and joules. Raises ExtractError with the least reachable value when no plan meets the limits.
+    and joules; where devices or dollars are objectives, over those that may have as few. Raises
+    ExtractError with the least reachable value when no plan meets the limits.
     """
     plans = []
     for assembled, candidate in worth_a_plan(results, objectives, limits):
-        bound = least_seconds(results, candidate.peak, candidate.joules)
+        rivals = [r for r in results if _may_rival(r, assembled, candidate, objectives)]
+        bound = least_seconds(rivals, candidate.peak, candidate.joules)
         bound = _checked(bound, candidate.seconds)
         plans.append(make_plan(assembled, candidate, "", bound))
     fitting = [p for p in plans if within(p, limits)]
@@ -100,6 +103,25 @@ def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> 
     return min(r.archive.bound(peak, joules) for r in results)
 
 
+def _may_rival(
+    result: MeshResult,
+    assembled: PlanProblem,
+    candidate: Candidate,
+    objectives: Sequence[str | Objective],
+) -> bool:
+    """Whether some plan of a mesh may have no more devices, and cost no more dollars, than a plan
+    of another, where these are objectives."""
+    own, other = assembled.choices.mesh.devices, result.assembled.choices.mesh.devices
+    wanted = {objective(k).name for k in objectives}
+    if DEVICES.name in wanted and other > own:
+        return False
+    if DOLLARS.name in wanted:
+        target = assembled.choices.target
+        least = result.archive.bound(candidate.peak, candidate.joules)
+        return target.held(other) * least <= target.held(own) * candidate.seconds * (1 + 1e-9)
+    return True
+
+
 def _checked(bound: float, seconds: float) -> float:
     """The bound, no more than the plan that it bounds but for rounding.
 
@@ -119,16 +141,17 @@ def worth_a_plan(
     what a search counts. Where none meets the limits, those that come nearest."""
     found = [(r.assembled, c) for r in results for c in r.archive.candidates]
     wanted, asked = [objective(k) for k in objectives], [objective(k) for k in limits]
-    if any(o not in SEARCHED for o in wanted + asked):
+    every = list(dict.fromkeys(wanted + asked))
+    if any(o.finder not in ("search", "mesh", "seconds") for o in every):
         return found
-    costs = np.array([c.costs for _, c in found])
+    costs = np.array([[_amount(o, p, c) for o in every] for p, c in found])
     over = np.zeros(len(found))  # by which share of a limit at most
-    most = {SEARCHED.index(o): limit for o, limit in zip(asked, limits.values(), strict=True)}
+    most = {every.index(o): limit for o, limit in zip(asked, limits.values(), strict=True)}
     for k, limit in most.items():
         over = np.maximum(over, costs[:, k] / max(limit, 1e-300) - 1.0)
     if not (over <= 0).any():
         return _nearest(found, costs, most)
-    columns = costs[:, [SEARCHED.index(o) for o in wanted]]
+    columns = costs[:, [every.index(o) for o in wanted]]
     worth = []
     # What is just over a limit may yet make a plan within it, which holds copies no longer than
     # they are read.
@@ -136,6 +159,16 @@ def worth_a_plan(
         at = np.flatnonzero(some)
         worth += [found[at[i]] for i in shown(columns[at])]
     return worth
+
+
+def _amount(objective: Objective, assembled: PlanProblem, candidate: Candidate) -> float:
+    """What a candidate's plan will have of an objective that a search or the mesh tells."""
+    if objective in SEARCHED:
+        return candidate.costs[SEARCHED.index(objective)]
+    devices = assembled.choices.mesh.devices
+    if objective == DEVICES:
+        return devices
+    return dollars(candidate.seconds, devices, assembled.choices.target)
 
 
 def _nearest(

@@ -14,12 +14,14 @@ from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.kernels import schedule
+from tapestry_egg.schedule.of_plans import plan_schedule
 
 from .front import Front
+
+#: What plans of one graph and order have in common, by the graph's `id` and what is merged.
+Grounds = dict[tuple[int, tuple[Merged, ...]], Ground]
 
 #: What a question can change, each with what it is in words.
 CHANGES: Mapping[str, str] = {
@@ -88,7 +90,7 @@ def what_if(front: Front, machine: Target | None, changes: Mapping[str, float | 
             where="what_if",
             hint="Another number of devices takes a search: te.optimize.",
         )
-    grounds: dict[int, Ground] = {}
+    grounds: Grounds = {}
     said = [f"{_said(k, x)} {CHANGES[k]}" for k, x in changes.items()]
     words = ", ".join([*([other.spec] if machine is not None else []), *said]) or "as it was"
     return replace(
@@ -106,13 +108,13 @@ def what_if(front: Front, machine: Target | None, changes: Mapping[str, float | 
     )
 
 
-def _repriced(plan: Plan, machine: Target, grounds: dict[int, Ground]) -> Plan:
+def _repriced(plan: Plan, machine: Target, grounds: Grounds) -> Plan:
     """A plan with the costs that it has on another machine, and no bound."""
     assert plan.origin is not None, "all plans of a front are of one search"
-    if id(plan.graph) not in grounds:
-        found = schedule(flatten(plan.graph, dict(plan.origin.feedback)))
-        grounds[id(plan.graph)] = Ground(found, machine)
-    found_costs = Walk(plan, grounds[id(plan.graph)]).certificate().costs
+    key = (id(plan.graph), plan.body.merged)
+    if key not in grounds:
+        grounds[key] = Ground(plan_schedule(plan.body, dict(plan.origin.feedback)), machine)
+    found_costs = Walk(plan, grounds[key]).certificate().costs
     origin = replace(plan.origin, machine=machine)
     return replace(plan, target=machine.spec, costs=found_costs, bound=0.0, origin=origin)
 

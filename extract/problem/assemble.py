@@ -2,9 +2,10 @@
 
 A variable is a unit together with what becomes of the value it makes: a row says how the unit runs
 and which copy of its output (if any) is *kept*: made at the first reader and shared by the readers
-up to some last one. In large programs not every kind of copy is tried as a kept one. Readers that
-need another layout make a copy of their own, which lives while they run. (A unit with several
-outputs that others share has a further variable for each output after the first.)
+up to some last one, or there for a later one alone. In large programs not every kind of copy is
+tried as a kept one. Readers that need another layout make a copy of their own, which lives while
+they run. (A unit with several outputs that others share has a further variable for each output
+after the first.)
 
 `schedule/lifetimes.py` says what lives when, `memory.py` how many bytes.
 """
@@ -168,7 +169,8 @@ class _Assembler:
 
         def costs() -> tuple[Floats, Floats]:
             w = self.weights
-            seconds = (w.seconds * rows.seconds + w.flops * rows.flops) * weight
+            seconds = w.seconds * rows.seconds + w.wire_bytes * rows.wire + w.flops * rows.flops
+            seconds = seconds * weight
             for more in own:
                 seconds = seconds + more
             seconds, energy = seconds[base], (rows.joules * weight)[base]
@@ -224,16 +226,20 @@ class _Assembler:
         return self.once(copied, "own copy", given, wanted, weight)
 
     def _rows_that_keep(self, v: int, haves: Ints) -> _Holding:
-        """Rows once without a kept copy, then with each that two readers could share."""
+        """Rows once without a kept copy, then with each that two readers could share, or that one
+        could have made before its turn."""
         table, readers = self.columns.table(v), self.columns.others(v)
+        ranks = self.columns.ranks(v)
         wanting = tuple(self.columns.wanted(r, v) for r in readers)
-        shared = self.once(lambda: _shared_layouts(table, wanting), "shared", table, wanting)
+        shared = self.once(
+            lambda: _shared_layouts(table, wanting, ranks), "shared", table, wanting, ranks
+        )
         endings = tuple(self._endings(v, readers, who) for _, who in shared)
         copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
         worth = self._worth(v, haves, shared)
-        # With two readers there is one ending: a copy that the first alone reads is its own.
+        # A copy that the value's first reader alone reads is its own.
         self.fewer_endings += any(
-            len(ends) < len(who) - 1 and worth[haves, b].any()
+            len(ends) < len(_later(who, ranks)) and worth[haves, b].any()
             for (b, who), ends in zip(shared, endings, strict=True)
         )
 
@@ -255,10 +261,12 @@ class _Assembler:
         self, v: int, haves: Ints, shared: Sequence[tuple[int, tuple[int, ...]]]
     ) -> NDArray[np.bool_]:
         """[have, kept]: copies of a value that may be kept."""
-        table = self.columns.table(v)
-        every, some = (
-            self.columns.sharable(table, most) for most in (np.inf, self._collectives(v))
-        )
+        table, most = self.columns.table(v), self._collectives(v)
+        every, some = (self.columns.sharable(table, n) for n in (np.inf, most))
+        if most < np.inf and (alone := [b for b, who in shared if len(who) < 2]):
+            some = some.copy()
+            some[:, alone] = False
+            some = self.once.same(some)
         kept = [b for b, _ in shared]
         self.fewer_copies += bool(
             (every & ~some)[np.ix_(np.unique(haves), np.array(kept, dtype=np.int64))].any()
@@ -300,8 +308,11 @@ class _Assembler:
 
     def _endings(self, v: int, readers: Sequence[int], sharing: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
-        if self.program.types[v].nbytes < _SMALL or len(sharing) == 2:
+        later = _later(sharing, self.columns.ranks(v))
+        if self.program.types[v].nbytes < _SMALL or len(later) < 2:
             return sharing[-1:]
+        if self.shared_values <= _FEW:
+            return later[-_ENDINGS:]
         times = [self.memory.lives.reads_at[readers[k], v] for k in sharing]
         waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
         return tuple(sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])}))
@@ -369,15 +380,22 @@ class _Assembler:
 
 
 def _shared_layouts(
-    table: CopyTable, wanting: Sequence[Wanted]
+    table: CopyTable, wanting: Sequence[Wanted], ranks: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Layouts that two readers or more can use, each with the places of those readers."""
+    """Layouts that two readers or more can use, or one that is not the first: its copy can be made
+    before what others make is in memory too. Each with the places of those readers."""
     found = []
     for b in range(len(table.layouts)):
         who = tuple(k for k, w in enumerate(wanting) if w.anywhere[b])
-        if len(who) >= 2:
+        if len(who) >= 2 or _later(who, ranks):
             found.append((b, who))
     return tuple(found)
+
+
+def _later(who: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    """Of some readers the last at each place, but those that read before all others."""
+    last = {ranks[k]: k for k in who if ranks[k] > 0}
+    return tuple(last[place] for place in sorted(last))
 
 
 def _distinct(numbers: Ints) -> tuple[Ints, Ints]:

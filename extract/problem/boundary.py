@@ -93,4 +93,5 @@ def _allowed(rows: UnitRows, port: str, allows: Allows) -> UnitRows:
         rows.joules[which],
         rows.flops[which],
         rows.scratch[which],
+        rows.wire[which],
     )

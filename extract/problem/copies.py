@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -80,18 +80,40 @@ class CopyTable:
         return tuple(steps)
 
 
+@dataclass
+class StepCosts:
+    """What single changes of layout cost on a machine, each worked out once."""
+
+    mesh: MeshShape
+    target: Target
+    _seconds: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
+    _joules: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
+
+    def seconds(self, kind: str, local_bytes: float, axes: tuple[int, ...]) -> float:
+        key = (kind, local_bytes, axes)
+        if key not in self._seconds:
+            self._seconds[key] = collective_seconds(*key, self.mesh, self.target)
+        return self._seconds[key]
+
+    def joules(self, kind: str, local_bytes: float, axes: tuple[int, ...]) -> float:
+        key = (kind, local_bytes, axes)
+        if key not in self._joules:
+            self._joules[key] = collective_joules(*key, self.mesh, self.target)
+        return self._joules[key]
+
+
 def copy_table(
     tensor: TensorType,
     layouts: Sequence[Layout],
     changes: Sequence[ChangeRow],
     monoids: Sequence[str],
-    mesh: MeshShape,
-    target: Target,
+    costs: StepCosts,
 ) -> CopyTable:
     """All-pairs shortest copies over the elementary changes that the rules derived.
 
     Only layouts that divide the tensor evenly take part. Ties in seconds go to fewer wire bytes.
     """
+    mesh = costs.mesh
     usable = tuple(
         x for x in layouts if len(x.dims) == tensor.rank and x.divides(tensor.shape, mesh)
     )
@@ -111,13 +133,13 @@ def copy_table(
             continue
         step = _step(change, monoids)
         kind = carried_as(step.kind, step.monoid, tensor.dtype)
-        cost = collective_seconds(kind, float(local[a]), change.axes, mesh, target)
+        cost = costs.seconds(kind, float(local[a]), change.axes)
         if cost < seconds[a, b]:
             seconds[a, b] = cost
             inside[a, b] = cost if kind in LOCAL else 0.0
             group = mesh.parts(change.axes)
             wire[a, b] = collective_wire_bytes(kind, float(local[a]), group)
-            joules[a, b] = collective_joules(kind, float(local[a]), change.axes, mesh, target)
+            joules[a, b] = costs.joules(kind, float(local[a]), change.axes)
             scratch[a, b] = 0.0
             step_of[a, b] = step
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
@@ -136,8 +158,8 @@ def copy_table(
         joules[better] = (joules[:, k, None] + joules[None, k, :])[better]
         scratch[better] = via[better]
         following[better] = np.broadcast_to(following[:, k, None], (n, n))[better]
-    costs = (seconds, inside, joules, wire, scratch)
-    return CopyTable(tensor, usable, local, *costs, following, step_of)
+    found = (seconds, inside, joules, wire, scratch)
+    return CopyTable(tensor, usable, local, *found, following, step_of)
 
 
 def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:

@@ -27,9 +27,12 @@ from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.kernels import Schedule, Unit
+from tapestry_egg.shard.stored_blocks import stored_blocks
 from tapestry_egg.shard.strategies import Saturated
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.constraints import Constraint, Wanted
+
+from .inner_sums import InnerSum, InnerSums
 
 #: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
 #: counted as `truncated`: the front's notes say so. No measurement of this number is kept.
@@ -50,6 +53,7 @@ class UnitRows:
     joules: NDArray[np.float64]  # [rows], of one run, all devices
     flops: NDArray[np.float64]  # [rows], of one run, per device
     scratch: NDArray[np.float64]  # [rows], bytes beside operands and results while it runs
+    wire: NDArray[np.float64]  # [rows], bytes that a device sends for a sum inside it
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -71,6 +75,7 @@ class _Way(NamedTuple):
     moved: float  # bytes that reads of parts of operands move
     partial: int  # partial axes of values inside
     chosen: _Chosen | None
+    combined: int = -1  # number of the layout in which a sum inside is left partial; -1 for none
 
 
 class _Strategy(NamedTuple):
@@ -91,9 +96,11 @@ class Joiner:
         saturated: Saturated,
         mesh: MeshShape,
         target: Target,
+        sums: InnerSums,
         contract: MeshContract | None = None,
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
+        self.sums = sums
         self.wanted = self._constrained(contract)
         self.instances = schedule.program.instances
         self.signature_of = saturated.encoding.signature_of
@@ -103,6 +110,7 @@ class Joiner:
         self.by_output: dict[
             tuple[int, Wanted | None], Mapping[tuple[int, ...], list[_Strategy]]
         ] = {}
+        self.work: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
         self.gemm_shapes: dict[int, NDArray[np.float64]] = {}  # [strategies, (batch, m, n, k)]
         self.cut: set[tuple[object, ...]] = set()
@@ -124,9 +132,10 @@ class Joiner:
 
     def rows(self, number: int, unit: Unit) -> UnitRows:
         """The rows of a unit. Raises ExtractError when there are none."""
-        key = self._shape_of(unit)
+        inner = self.sums.of(number)
+        key = self._shape_of(unit, inner)
         if key not in self.memo:
-            self.memo[key] = self._join(unit, key)
+            self.memo[key] = self._join(unit, key, inner)
         found = self.memo[key]
         self.truncated[bool(self.instances[unit.root].port)] += key in self.cut
         if not len(found):
@@ -140,7 +149,7 @@ class Joiner:
             )
         return found
 
-    def _shape_of(self, unit: Unit) -> tuple[object, ...]:
+    def _shape_of(self, unit: Unit, inner: InnerSum | None) -> tuple[object, ...]:
         """Equal for units of equal structure, so that repeated layers are joined once."""
         local: dict[int, int] = {}
         parts = []
@@ -149,7 +158,8 @@ class Joiner:
             wires = tuple([local.setdefault(v, len(local)) for v in instance.inputs])
             outs = tuple([local.setdefault(v, len(local)) for v in instance.outputs])
             parts.append((self.signature_of[i], wires, outs, instance.port, self.wanted.get(i)))
-        return (*parts, tuple([local[v] for v in unit.outputs]))
+        combined = None if inner is None else (local[inner.value], inner.partial_reads, inner.over)
+        return (*parts, tuple([local[v] for v in unit.outputs]), combined)
 
     def _giving(self, instance: int) -> Mapping[tuple[int, ...], list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the
@@ -163,18 +173,9 @@ class Joiner:
             for n, s in enumerate(self.saturated.strategies[signature]):
                 if wanted is not None and not wanted.holds(s.layouts[-1]):
                     continue
-                local = tuple(
-                    [d.size // self.mesh.parts(c) for d, c in zip(model.index, s.cuts, strict=True)]
-                )
-                parts = model.reads or (None,) * operands
-                moved = tuple(
-                    [
-                        0.0 if part is None else evaluate(part, local) * type_.itemsize
-                        for part, type_ in zip(parts, model.input_types, strict=True)
-                    ]
-                )
+                flops, moved = self._work(signature, n)
                 ports = tuple([self.number[x] for x in s.layouts])
-                made = _Strategy(n, ports[:operands], evaluate(model.flops, local), moved)
+                made = _Strategy(n, ports[:operands], flops, moved)
                 own = table.setdefault(ports[operands:], {})
                 known = own.get((ports[:operands], moved))
                 if known is None or made.flops < known.flops:
@@ -182,7 +183,26 @@ class Joiner:
             self.by_output[key] = {k: list(v.values()) for k, v in table.items()}
         return self.by_output[key]
 
-    def _join(self, unit: Unit, key: tuple[object, ...]) -> UnitRows:
+    def _work(self, signature: int, strategy: int) -> tuple[float, tuple[float, ...]]:
+        """Flops of a strategy on one device, and per operand the bytes that it moves where it reads
+        a part."""
+        if (signature, strategy) not in self.work:
+            model = self.saturated.encoding.signatures[signature]
+            cuts = self.saturated.strategies[signature][strategy].cuts
+            local = tuple(
+                [d.size // self.mesh.parts(c) for d, c in zip(model.index, cuts, strict=True)]
+            )
+            parts = model.reads or (None,) * len(model.inputs)
+            moved = tuple(
+                [
+                    0.0 if part is None else evaluate(part, local) * type_.itemsize
+                    for part, type_ in zip(parts, model.input_types, strict=True)
+                ]
+            )
+            self.work[signature, strategy] = evaluate(model.flops, local), moved
+        return self.work[signature, strategy]
+
+    def _join(self, unit: Unit, key: tuple[object, ...], inner: InnerSum | None) -> UnitRows:
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         leaving = set(unit.outputs) & inside
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # what is shown, numbered
@@ -205,11 +225,20 @@ class Joiner:
                 (k, slot.get(v, -1)) for v, k in zip(instance.inputs, at, strict=True)
             ]  # per operand: place among the open ones, or among the new ones, or outside
             shows_output = root or instance.outputs[0] in leaving
-            grown: dict[tuple[tuple[int, ...], int, float], _Way] = {}
+            combining = inner is not None and instance.outputs[0] == inner.value
+            grown: dict[tuple[tuple[int, ...], int, float, int], _Way] = {}
             for way in ways:
-                given = giving if root else ((way.open[place],),)
-                choices = [(out, s) for out in given for s in giving.get(out, ())]
-                for out, s in choices:
+                given = list(giving) if root else [(way.open[place],)]
+                made = [-1] * len(given)
+                if combining:
+                    haves = self._combined(instance.outputs[0], way.open[place])
+                    given, made = [*given, *((b,) for b in haves)], [*made, *haves]
+                choices = [
+                    (out, s, c)
+                    for out, c in zip(given, made, strict=True)
+                    for s in giving.get(out, ())
+                ]
+                for out, s, now in choices:
                     joined = self._joined(way, s, out, place, plan, len(fresh), shows_output)
                     if joined is None:
                         continue
@@ -217,19 +246,30 @@ class Joiner:
                     mark = way.shown
                     if shown:
                         mark = numbers.setdefault((mark, shown), len(numbers))
-                    what = (opened, mark, moved)
+                    combined = max(now, way.combined)
+                    what = (opened, mark, moved, combined)
                     flops = way.flops + s.flops
                     known = grown.get(what)
                     if known is None or flops < known.flops:
                         grown[what] = _Way(
-                            opened, mark, flops, moved, partial, _Chosen(s.number, way.chosen)
+                            opened,
+                            mark,
+                            flops,
+                            moved,
+                            partial,
+                            _Chosen(s.number, way.chosen),
+                            combined,
                         )
             pending = [v for k, v in enumerate(pending) if k != place] + fresh
             ways = list(grown.values())
             if len(ways) > most:
                 self.cut.add(key)
-                ways = sorted(ways, key=lambda w: w.partial)[:most]
-        return self._finish(unit, ways)
+                ways = sorted(ways, key=lambda w: (w.combined >= 0, w.partial))[:most]
+        return self._finish(unit, ways, inner)
+
+    def _combined(self, v: FlatId, need: int) -> tuple[int, ...]:
+        """The layouts of a value that one collective combines to a whole one."""
+        return self.sums.sources(self.schedule.program.types[v]).get(need, ())
 
     def _joined(
         self,
@@ -262,8 +302,8 @@ class Joiner:
         kept = way.open if place < 0 else way.open[:place] + way.open[place + 1 :]
         return (*kept, *new), tuple(shown), moved, partial
 
-    def _finish(self, unit: Unit, ways: Sequence[_Way]) -> UnitRows:
-        """The rows of the ways; of those that read and give the same, the one of least time."""
+    def _finish(self, unit: Unit, ways: Sequence[_Way], inner: InnerSum | None) -> UnitRows:
+        """The rows of the ways; of those that read and give the same, the ones no other beats."""
         members = unit.members
         choice = np.zeros((len(ways), len(members)), dtype=np.int32)
         for r, way in enumerate(ways):
@@ -271,28 +311,29 @@ class Joiner:
             for m in range(len(members)):  # the last joined is the first member
                 assert link is not None
                 choice[r, m], link = link
-        place: dict[int, int] = {i: m for m, i in enumerate(members)}
-        maker = {v: (i, q) for i in members for q, v in enumerate(self.instances[i].outputs)}
-
-        def layouts(i: int, port: int) -> list[Layout]:
-            found = self.saturated.strategies[self.signature_of[i]]
-            return [found[n].layouts[port] for n in choice[:, place[i]].tolist()]
-
-        read = [layouts(i, p) for i, p, _ in unit.reads]
-        made = []
-        for i, q in (maker[v] for v in unit.outputs):
-            made.append(layouts(i, len(self.instances[i].inputs) + q))
+        read, made = self._shown(unit, choice)
         needs = list(zip(*read, strict=True)) if read else [()] * len(ways)
         gives = list(zip(*made, strict=True)) if made else [()] * len(ways)
         gemm = self._gemm(unit, choice)
-        flops, seconds, energy = self._costs(unit, ways, read, made, gemm)
-        scratch = self._scratch(unit, gemm, len(ways))
-        best: dict[int, int] = {}  # what is shown -> the row
+        flops = np.array([w.flops for w in ways])
+        moved = np.array([w.moved for w in ways])
+        seconds, energy = self._costs(unit, flops, moved, read, made, gemm)
+        scratch = self._split(unit, gemm, len(ways)) + stored_blocks(
+            unit, choice, self.schedule, self.saturated, self.mesh, self.target
+        )
+        wire = np.zeros(len(ways))
+        if inner is not None and (two := [r for r, w in enumerate(ways) if w.combined >= 0]):
+            seconds[two], energy[two], more, wire[two] = self._in_two(unit, inner, choice[two])
+            scratch[two] += more
+        costs = np.stack([seconds, energy, scratch, wire, flops], axis=1)
+        alike: dict[int, list[int]] = {}  # what is shown -> rows, none worse than another
         for r, way in enumerate(ways):
-            known = best.setdefault(way.shown, r)
-            if (seconds[r], energy[r], flops[r]) < (seconds[known], energy[known], flops[known]):
-                best[way.shown] = r
-        kept = list(best.values())
+            if inner is None or self._worthwhile(inner, way, needs[r]):
+                own = alike.get(way.shown, [])
+                if not any((costs[k] <= costs[r]).all() for k in own):
+                    own = [k for k in own if not (costs[r] <= costs[k]).all()]
+                    alike[way.shown] = [*own, r]
+        kept = [r for own in alike.values() for r in own]
         return UnitRows(
             choice=choice[kept],
             needs=tuple([needs[r] for r in kept]),
@@ -301,25 +342,79 @@ class Joiner:
             joules=energy[kept],
             flops=flops[kept],
             scratch=scratch[kept],
+            wire=wire[kept],
         )
+
+    def _shown(
+        self, unit: Unit, choice: NDArray[np.int32]
+    ) -> tuple[list[list[Layout]], list[list[Layout]]]:
+        """The layouts of what a unit reads and of what it gives, per way."""
+        place: dict[int, int] = {i: m for m, i in enumerate(unit.members)}
+        maker = {v: (i, q) for i in unit.members for q, v in enumerate(self.instances[i].outputs)}
+
+        def layouts(i: int, port: int) -> list[Layout]:
+            found = self.saturated.strategies[self.signature_of[i]]
+            return [found[n].layouts[port] for n in choice[:, place[i]].tolist()]
+
+        given = [maker[v] for v in unit.outputs]
+        return (
+            [layouts(i, p) for i, p, _ in unit.reads],
+            [layouts(i, len(self.instances[i].inputs) + q) for i, q in given],
+        )
+
+    def _worthwhile(self, inner: InnerSum, way: _Way, needs: Sequence[Layout]) -> bool:
+        """Whether two partial operands or more are combined by their sum, where one is at all."""
+        if way.combined < 0:
+            return True
+        axes = self.layouts[way.combined].partial
+        return sum(set(axes) <= set(needs[k].partial) for k in inner.partial_reads) > 1
+
+    def _in_two(
+        self, unit: Unit, inner: InnerSum, choice: NDArray[np.int32]
+    ) -> NDArray[np.float64]:
+        """Seconds, joules, scratch and bytes sent of ways that combine a sum on the way: a kernel
+        makes it, a collective combines it, another kernel reads it. [4, ways]"""
+        place = {i: m for m, i in enumerate(unit.members)}
+        total = np.zeros((4, len(choice)))
+        sides: list[NDArray[np.int64]] = []
+        table = self.sums.copies[self.schedule.program.types[inner.value]]
+        for part in (inner.first, inner.rest):
+            own = choice[:, [place[i] for i in part.members]]
+            flops, moved = np.zeros(len(own)), np.zeros(len(own))
+            outside = {(i, p) for i, p, _ in part.reads}
+            for m, i in enumerate(part.members):
+                does = [self._work(self.signature_of[i], n) for n in own[:, m].tolist()]
+                flops += [f for f, _ in does]
+                for p in range(len(self.instances[i].inputs)):
+                    if (i, p) in outside:
+                        moved += [some[p] for _, some in does]
+            read, made = self._shown(part, own)
+            total[:2] += self._costs(part, flops, moved, read, made, self._gemm(part, own))
+            ends = made[0] if part is inner.first else read[-1]
+            sides.append(np.array([table.number[x] for x in ends], dtype=np.int64))
+        have, need = sides
+        total[:2] += table.seconds[have, need], table.joules[have, need]
+        total[2] = 0.0 if inner.over else table.local_bytes[have]
+        total[2] += np.where(table.in_place[have, need], 0.0, table.local_bytes[need])
+        total[3] = table.wire[have, need]
+        return total
 
     def _costs(
         self,
         unit: Unit,
-        ways: Sequence[_Way],
+        flops: NDArray[np.float64],
+        moved: NDArray[np.float64],
         read: Sequence[Sequence[Layout]],
         made: Sequence[Sequence[Layout]],
         gemm: Gemm[NDArray[np.float64]] | None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Flops per device, seconds, and joules of the whole mesh, of one run of the unit, per
-        way."""
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds, and joules of the whole mesh, of one run of the unit, per way; of it are known
+        the flops per device and the bytes that reads of parts of operands move."""
         root = self.instances[unit.root]
         signatures = [self.instances[i].signature for i in unit.members]
         if root.port or all([s.fusion == "view" for s in signatures]):
-            nothing = np.zeros(len(ways))
-            return nothing, nothing, nothing
-        flops = np.array([w.flops for w in ways])
-        moved = np.array([w.moved for w in ways])
+            return np.zeros(len(flops)), np.zeros(len(flops))
+        moved = moved.copy()
         for (i, p, v), column in zip(unit.reads, read, strict=True):
             reads = self.instances[i].signature.reads
             if not reads or reads[p] is None:
@@ -339,7 +434,7 @@ class Joiner:
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction
         )
         wait, power = self._sent(root.signature)
-        return flops, seconds + wait, energy + power
+        return seconds + wait, energy + power
 
     def _gemm(self, unit: Unit, choice: NDArray[np.int32]) -> Gemm[NDArray[np.float64]] | None:
         """The local product of matrices that the unit's kernel is, per way; None where it is none,
@@ -369,10 +464,10 @@ class Joiner:
         lhs, rhs = model.input_types[dims.lhs].dtype, model.input_types[dims.rhs].dtype
         return Gemm(batch, rows, columns, depth, lhs, rhs, model.output_types[0].dtype)
 
-    def _scratch(
+    def _split(
         self, unit: Unit, gemm: Gemm[NDArray[np.float64]] | None, ways: int
     ) -> NDArray[np.float64]:
-        """Bytes that the unit's kernel takes beside its operands and results, per way."""
+        """Bytes of the parts of a product whose sum the compiler splits, per way."""
         members = [self.instances[i].signature for i in unit.members]
         if gemm is None or self.target.split_k is None or not any([s.is_product for s in members]):
             return np.zeros(ways)

@@ -7,6 +7,7 @@ counts. A layout has per tensor dim the mesh axes that cut it: a name, several n
 or None; dims left off at the end are not cut, so `()` replicates. `jax.sharding.PartitionSpec`s are
 such layouts too. Pins of inputs and outputs may also come as JAX's `in_shardings` and
 `out_shardings` (`shardings.py`), and outputs that the program itself constrains are pinned so.
+Values inside a program and its results are pinned by number, line or path (`value_pins.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.schedule.flatten import close_paths, is_below
@@ -70,7 +71,7 @@ def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:
     dims than an input below its path.
     """
     names = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
-    specs = {path: _spec(path, spec) for path, spec in (pins or {}).items()}
+    specs = {path: _spec(f"pins[{path!r}]", spec) for path, spec in (pins or {}).items()}
     for path in specs:
         if not any(is_below(path, name) for name in names):
             raise ExtractError(
@@ -84,16 +85,24 @@ def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:
         if not above:
             continue
         path = max(above, key=len)
-        tensor, spec = graph.values[graph.inputs[i]], specs[path]
-        if len(spec) > tensor.rank:
-            raise ExtractError(
-                f"{name} is {tensor}, the layout has {len(spec)} dims",
-                where=f"pins[{path!r}]",
-                hint=f"Give at most {tensor.rank}, or pin {name!r} by itself.",
-            )
-        dims = spec + ((),) * (tensor.rank - len(spec))
-        found.append(Pin(i, name, f"pins[{path!r}]", tensor.shape, dims))
+        tensor = graph.values[graph.inputs[i]]
+        found.append(pin_of(i, name, tensor, specs[path], f"pins[{path!r}]"))
     return tuple(found)
+
+
+def pin_of(position: int, name: str, tensor: TensorType, spec: Spec, where: str) -> Pin:
+    """The pin of one tensor to a layout as the user wrote it.
+
+    Raises ExtractError for a layout that is malformed or has more dims than the tensor.
+    """
+    dims = _spec(where, spec)
+    if len(dims) > tensor.rank:
+        raise ExtractError(
+            f"{name} is {tensor}, the layout has {len(dims)} dims",
+            where=where,
+            hint=f"Give at most {tensor.rank}, or pin {name!r} by itself.",
+        )
+    return Pin(position, name, where, tensor.shape, dims + ((),) * (tensor.rank - len(dims)))
 
 
 def constrained_outputs(graph: BlockGraph) -> tuple[Pin, ...]:
@@ -169,13 +178,13 @@ def unpaired(
     return {j: i for j, i in pairs.items() if j not in apart}
 
 
-def _spec(path: str, spec: Spec) -> tuple[tuple[str, ...], ...]:
+def _spec(where: str, spec: Spec) -> tuple[tuple[str, ...], ...]:
     """The axes per dim of a layout as the user wrote it."""
 
     def error(what: str) -> ExtractError:
         return ExtractError(
             what,
-            where=f"pins[{path!r}]",
+            where=where,
             hint="A layout has per dim an axis name, a tuple of them or None: ('x', None).",
         )
 

@@ -19,7 +19,8 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.shard.strategies import Saturated, StrategyRow
 
-from .copies import CopyTable, copy_table
+from .copies import CopyTable, StepCosts, copy_table
+from .inner_sums import InnerSums
 from .joiner import Joiner
 from .joiner import UnitRows as UnitRows
 
@@ -27,7 +28,8 @@ from .joiner import UnitRows as UnitRows
 @dataclass(frozen=True)
 class UnitChoices:
     """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit.
-    `truncated` kernels, and so many ports, have more rows than are here."""
+    `truncated` kernels, and so many ports, have more rows than are here; `uncombined` sums inside
+    kernels are never combined there."""
 
     schedule: Schedule
     saturated: Saturated
@@ -36,6 +38,7 @@ class UnitChoices:
     rows: tuple[UnitRows, ...]
     copies: Mapping[TensorType, CopyTable]
     truncated: tuple[int, int]
+    uncombined: int = 0
 
     def signature(self, instance: InstanceId) -> OperationSignature:
         return self.schedule.program.instances[instance].signature
@@ -58,25 +61,27 @@ def unit_choices(
     mesh that the program's axes are of, where a plan's mesh divides it.
     Raises ExtractError when some unit has no way to run (a rule was removed that all need).
     """
-    joiner = Joiner(schedule, saturated, mesh, target, contract)
-    rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
-    program = schedule.program
-    types = {
-        program.types[v]
-        for unit in schedule.units
-        for v in (*unit.outputs, *(v for _, _, v in unit.reads))
-    }
-    algebra = saturated.encoding.algebra
     copies: dict[TensorType, CopyTable] = {}
+    sums = InnerSums(schedule, saturated, copies)
+    inner = [s for u in range(len(schedule.units)) if (s := sums.of(u)) is not None]
+    program = schedule.program
+    stored = (v for unit in schedule.units for v in (*unit.outputs, *(r[2] for r in unit.reads)))
+    types = {program.types[v] for v in (*stored, *(s.value for s in inner))}
+    algebra = saturated.encoding.algebra
     by_rank: dict[int, list[Layout]] = {}
     for layout in algebra.layouts:
         by_rank.setdefault(len(layout.dims), []).append(layout)
+    costs = StepCosts(mesh, target)
     for tensor in types:
         strong = TensorType(tensor.shape, tensor.dtype)
         if strong not in copies:
             copies[strong] = copy_table(
-                strong, by_rank[tensor.rank], saturated.changes, algebra.monoids, mesh, target
+                strong, by_rank[tensor.rank], saturated.changes, algebra.monoids, costs
             )
         copies[tensor] = copies[strong]
+    joiner = Joiner(schedule, saturated, mesh, target, sums, contract)
+    rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
     kernels, ports = joiner.truncated
-    return UnitChoices(schedule, saturated, mesh, target, rows, copies, (kernels, ports))
+    return UnitChoices(
+        schedule, saturated, mesh, target, rows, copies, (kernels, ports), sums.others
+    )

@@ -55,7 +55,7 @@ _NEARLY = 0.25
 
 # Seconds after which a program is given up, far above what its size lets expect: a solver heeds no
 # interruption.
-_LONGEST = 60.0
+LONGEST = 60.0
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class Settling:
             self.archive.unsettled += (limit,)
 
     def _solve(self, limit: float) -> None:
-        left = min(self.deadline - time.perf_counter(), _LONGEST)
+        left = min(self.deadline - time.perf_counter(), LONGEST)
         peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
         smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
         if limit < smallest < np.inf:
@@ -328,7 +328,7 @@ class Settling:
             # What the solver's tolerances cannot tell apart is as good.
             if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
                 return
-            left = min(self.deadline - time.perf_counter(), _LONGEST)
+            left = min(self.deadline - time.perf_counter(), LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
         paths = [] if self.problem.timeline is None else self._paths()
         found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES, paths)

@@ -366,9 +366,13 @@ def _reversed(left: _Side, right: _Side) -> tuple[_Side, _Side]:
 
 
 def defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a kernel as JAX has them: those that a rule did not name, and dtypes and
-    modes in the form of `tracing/codec.py`."""
-    out = {**DEFAULTS.get(kernel, {}), **params}
+    """Parameters of a kernel as JAX has them, those that a rule did not name among them."""
+    return spelled({**DEFAULTS.get(kernel, {}), **params})
+
+
+def spelled(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with dtypes and modes in the form of `tracing/codec.py`."""
+    out = dict(params)
     for key in ("new_dtype", "preferred_element_type", "index_dtype", "dtype"):
         if isinstance(out.get(key), str):
             out[key] = {"$dtype": out[key]}

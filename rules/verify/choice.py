@@ -8,7 +8,6 @@ from typing import Any
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.rewrite.requests import Applied
 
 from .draws import DTYPES, SIZES
@@ -59,8 +58,7 @@ class Unlike:
         kernels = tuple(a.kernel for a in applied.values())
         kinds = tuple(sorted({kind(d) for d in dtypes}))
         structure = tuple(
-            (a.kernel, hashable(a.params), tuple(t.rank for t in a.inputs))
-            for a in applied.values()
+            (a.kernel, a.key[1], tuple(t.rank for t in a.inputs)) for a in applied.values()
         )
         ranks = {t.rank for a in applied.values() for t in (*a.inputs, a.output)}
         rare = [
@@ -79,7 +77,7 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     have strides."""
     of: dict[str, list[Any]] = {}
     for a in applied.values():
-        of.setdefault(a.kernel, []).append((hashable(a.params), a.inputs))
+        of.setdefault(a.kernel, []).append((a.key[1], a.inputs))
     found: list[Any] = []
     for kernel, some in of.items():
         if len(some) > 1 and len({inputs for _, inputs in some}) == 1:

@@ -16,7 +16,8 @@ replacement may be anything, unless the class is `exact`; no other may. Beyond t
                     number where nothing in the pattern is large. What is masked away stays away;
                     elsewhere infinities and NaN passed in may give anything.
 
-Nor is a pole of the pattern NaN in the replacement, unless numbers are summed on the way.
+Nor is a pole of the pattern NaN in the replacement, unless numbers are summed on the way, nor, in a
+rule that reorders, an infinity out of an infinity where a function of one element makes that NaN.
 
 Differences over the reals are forgiven where the law's own rounding in float64 explains them: where
 results move as far when what is computed on the way is shaken by a few units in the last place.
@@ -24,6 +25,7 @@ results move as far when what is computed on the way is shaken by a few units in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
@@ -31,6 +33,7 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.rewrite.requests import Applied
 from tapestry_egg.rules.language.book import Rule
 
 from .evaluate import FIELD, Array, Program, elementwise, one_shape
@@ -106,6 +109,8 @@ def differs_over_the_reals(
         wrong |= pole & ~(left == right)
     else:
         wrong |= pole & number
+        if rule.numerics == "reorders" and (pole & np.isnan(right)).any():
+            wrong |= pole & _outside(program.instance, at, made)
     if wrong.any() and not finite and rule.numerics == "changes_rounding":
         wrong &= _masked(program, values, root, left)
     if wrong.any():
@@ -161,10 +166,7 @@ def differs_by_rounding(
         return False, False
     terms = 1
     steps = len(instance.side.nodes) + len(instance.side.built)
-    longest = max(
-        (max(a.inputs, key=lambda t: t.size).size for a in instance.applied.values() if a.inputs),
-        default=1,
-    )
+    longest = max(map(_terms, instance.applied.values()), default=1)
     alone = elementwise(instance) and one_shape(instance)
     if alone and not _only_sums(instance):
         # Functions of one element lose no digits of it: an error counts beside what the pattern
@@ -175,13 +177,16 @@ def differs_by_rounding(
         own = float(part[np.isfinite(part)].max(initial=0.0)) * most
         longest = 1
     else:
-        terms = steps + min(longest, 64)
+        # Of a sum some signs are drawn: of the worst ones it hears the root of its terms.
+        terms = steps + math.ceil(min(longest, 64) ** 0.5)
         most = max((_most(x) for x in at.values()), default=0.0)
         own = float(np.abs(a - truth)[told].max())
     allowed = _WORSE * own + _ROUNDINGS * (steps + min(longest, 64)) * _rounding(instance) * most
     # The last rounding of all is the result's own.
     last = _epsilon(instance.types[root].dtype) * np.abs(truth)
-    narrow = _shared_narrowing(instance) * most + _ROUNDINGS * _least(instance) + last
+    last = last + _ROUNDINGS * _least(instance)
+    shared = _shared_narrowings(instance)
+    narrow = max(map(_epsilon, shared), default=0.0) * most + last
     with np.errstate(all="ignore"):
         off = np.abs(b - truth)
         late = widest(instance)  # what is meant is off itself, as the pattern is
@@ -190,18 +195,20 @@ def differs_by_rounding(
         # Beside the greatest number all is well. That says little of small products, and of
         # differences: there it counts how far the pattern's own roundings move each element.
         u = _rounding(instance)
-        open_ = told & (off > _ROUNDINGS * u * np.abs(truth) + narrow)
-        for node in instance.side.nodes:  # where a step of the pattern overflows, nothing is known
+        open_ = told & (off > _ROUNDINGS * u * np.abs(truth) + last)
+        nodes = instance.side.nodes
+        for node in nodes:  # where a step of the pattern overflows, nothing is known
             whole = np.isfinite(_wide(at[node.name]))
             open_ &= whole if alone and whole.shape == open_.shape else whole.all()
         if not open_.any():
             return False, True
-        far = moved(wide, values, root, made, u, _least(instance), alone, _STILL)
+        by = {n.name: _rounding_of(instance.applied[n.signature], u, shared) for n in nodes}
+        far = moved(wide, values, root, made, u, _least(instance), alone, by)
         worse = np.where(told & (far > 0), np.abs(a - truth) / far, 0.0)
         own = _WORSE * float(worse[np.isfinite(worse)].max(initial=0.0))
         times = max(own, _ROUNDINGS * terms)
         allowed = times * far + _WORSE * np.abs(a - truth)
-        return bool((off > allowed + narrow)[open_].any()), True
+        return bool((off > allowed + last)[open_].any()), True
 
 
 def loses_numbers(
@@ -252,11 +259,14 @@ def _scale(instance: Instance, at: Mapping[str, Array], like: Array) -> Array:
 
 
 def _most(x: Array) -> float:
-    if x.dtype.kind in "biu":
+    if x.dtype.kind in "biu" or not x.size:
         return 0.0
-    size = np.abs(_wide(x))
-    finite = size[np.isfinite(size)]
-    return float(finite.max()) if finite.size else 0.0
+    size = np.abs(x if x.dtype.itemsize >= 4 else _wide(x))
+    most = float(size.max())
+    if not math.isfinite(most):
+        finite = size[np.isfinite(size)]
+        most = float(finite.max()) if finite.size else 0.0
+    return most
 
 
 def _wide(x: Array) -> Array:
@@ -326,6 +336,18 @@ def _masked(program: Program, values: Mapping[str, Array], root: str, left: Arra
     return same
 
 
+def _outside(instance: Instance, at: Mapping[str, Array], made: str) -> Array:
+    """Where a result of a program of single elements is no number because a function of one element
+    has no value, as the square root of an infinity below has none."""
+    out = np.zeros(at[made].shape, bool)
+    if elementwise(instance) and one_shape(instance):
+        for node in instance.side.built:
+            operands = [at[o] for o in node.operands]
+            if len(operands) == 1 and all(x.dtype.kind in "fc" for x in (at[node.name], *operands)):
+                out = out | (np.isnan(at[node.name]) & ~np.isnan(operands[0]))
+    return out & np.isnan(at[made])
+
+
 def _no_number(program: Program, values: Mapping[str, Array], made: str) -> Array:
     """Where a result is no number, whatever the sign of the zeros that are given."""
     plus = {n: v + 0.0 if v.dtype.kind in "fc" else v for n, v in values.items()}
@@ -347,15 +369,36 @@ def _rounding(instance: Instance) -> float:
     return max(map(_epsilon, real), default=0.0)
 
 
-def _shared_narrowing(instance: Instance) -> float:
-    """The coarsest conversion that both sides make: near its ties either may fall elsewhere."""
+def _shared_narrowings(instance: Instance) -> frozenset[str]:
+    """The dtypes that both sides convert to: near their ties either side may fall elsewhere."""
 
     def made(nodes: Iterable[Node]) -> set[str]:
         entries = [instance.applied[n.signature] for n in nodes]
         return {e.output.dtype for e in entries if e.kernel in _CONVERSIONS}
 
     side = instance.side
-    return max(map(_epsilon, made(side.nodes) & made(side.built)), default=0.0)
+    return frozenset(made(side.nodes) & made(side.built))
+
+
+def _rounding_of(entry: Applied, usual: float, shared: frozenset[str]) -> float:
+    """How much an operation of the pattern rounds."""
+    if entry.kernel in _CONVERSIONS and entry.output.dtype in shared:
+        digits = entry.params.get("mantissa_bits")
+        return _epsilon(entry.output.dtype) if digits is None else 2.0**-digits
+    return 0.0 if entry.kernel in _STILL else usual
+
+
+def _terms(entry: Applied) -> int:
+    """Of how many terms, at most, an element of the result is a sum."""
+    sizes = [t.size for t in entry.inputs]
+    if entry.kernel == "dot_general":
+        (contract, _), _ = entry.params["dimension_numbers"]
+        return math.prod(entry.inputs[0].shape[d] for d in contract)
+    if entry.kernel == "conv_general_dilated":
+        return sizes[1]
+    if entry.kernel in _SUMS or entry.kernel.startswith(("reduce", "cum")):
+        return max(sizes, default=1)
+    return 1
 
 
 def _top(instance: Instance) -> float:

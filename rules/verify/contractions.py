@@ -161,3 +161,15 @@ def agrees(params: Mapping[str, Any], lhs: TensorType, rhs: TensorType) -> bool:
         a < lhs.rank and b < rhs.rank and lhs.shape[a] == rhs.shape[b]
         for a, b in zip(left, right, strict=True)
     )
+
+
+def convolves(params: Mapping[str, Any], lhs: TensorType, rhs: TensorType) -> bool:
+    """Whether the channels of a convolution are those of its groups, as JAX asks."""
+    dims = params["dimension_numbers"]
+    ls, rs = dims["lhs_spec"], dims["rhs_spec"]
+    groups, batches = params["feature_group_count"], params["batch_group_count"]
+    if lhs.rank != len(ls) or rhs.rank != len(rs):
+        return False
+    channels, outer = lhs.shape[ls[1]], rhs.shape[rs[0]]
+    whole = outer % groups == 0 and outer % batches == 0 and lhs.shape[ls[0]] % batches == 0
+    return whole and channels == groups * rhs.shape[rs[1]]

@@ -23,6 +23,7 @@ from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.reference.kernels import prepared
 from tapestry_egg.rewrite.requests import Applied
@@ -46,6 +47,11 @@ FIELD = frozenset(
     "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice".split()
 )
 _ELEMENTWISE = frozenset((*MAP, *MAP2, "select_n", "clamp", "copy_p", "optimization_barrier"))
+
+
+#: A kernel on whole operands; and those of an instance, by signature and numbers.
+Run = Callable[[Sequence[Array]], tuple[Array, ...]]
+Ready = dict[tuple[str, str], Run]
 
 
 class NoReference(Exception):
@@ -92,8 +98,9 @@ class Program:
     Raises NoReference for a kernel without a NumPy reference.
     """
 
-    def __init__(self, instance: Instance, numbers: Numbers) -> None:
+    def __init__(self, instance: Instance, numbers: Numbers, ready: Ready | None = None) -> None:
         self.instance, self.numbers = instance, numbers
+        self._ready: Ready = {} if ready is None else ready
         self.pattern = [self._step(node) for node in instance.side.nodes]
         self.replacement = [self._step(node) for node in instance.side.built]
 
@@ -101,16 +108,11 @@ class Program:
         entry = self.instance.applied[node.signature]
         if self.numbers == "field" and entry.kernel == "div":
             return Step(node, _quotient)
-        try:
-            entry = _in(entry, self.numbers)
-            signature = registry.signature(
-                entry.kernel, entry.params, entry.inputs, (entry.output,)
-            )
-            run = prepared(entry.kernel, entry.params, signature)
-        except TemplateError as e:
-            raise NoReference(f"{entry.kernel}: {e}") from None
-        if entry.output.shape != self.instance.applied[node.signature].output.shape:
-            raise NoReference(f"{entry.kernel} has another shape in {self.numbers} numbers")
+        # What is meant is computed in the widest floats, too.
+        key = (node.signature, "wide" if self.numbers == "truth" else self.numbers)
+        if key not in self._ready:
+            self._ready[key] = self._prepared(entry)
+        run = self._ready[key]
         field = self.numbers == "field"
         asked = self.instance.applied[node.signature].output.dtype
         narrow = None
@@ -125,32 +127,55 @@ class Program:
 
         return Step(node, one)
 
+    def _prepared(self, asked: Applied) -> Run:
+        try:
+            entry, signature = _in(asked, self.numbers)
+            run = prepared(entry.kernel, entry.params, signature)
+        except TemplateError as e:
+            raise NoReference(f"{asked.kernel}: {e}") from None
+        if entry.output.shape != asked.output.shape:
+            raise NoReference(f"{entry.kernel} has another shape in {self.numbers} numbers")
+        return run
+
     def evaluate(
         self,
         values: Mapping[str, Array],
         disturb: Disturb | None = None,
         pattern_only: bool = False,
-        moved: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        """Every tensor of both sides by name; what is `moved` has the value given there, in
-        whatever follows.
+        """Every tensor of both sides by name.
 
         Raises NoReference for an odd case that NumPy has no word for.
         """
-        other = moved or {}
-        at: dict[str, Array] = {**values, **other}
+        at: dict[str, Array] = dict(values)
         for step in self.pattern if pattern_only else (*self.pattern, *self.replacement):
-            node = step.node
-            if node.name in other:
-                continue
-            kernel = self.instance.applied[node.signature].kernel
-            operands = [at[o] for o in node.operands]
-            try:
-                out = step.run(operands)
-            except (TypeError, ValueError, IndexError, NotImplementedError, TemplateError) as e:
-                raise NoReference(f"{kernel}: {e}") from None
-            at[node.name] = out if disturb is None else disturb(kernel, operands, out)
+            operands, out = self._run(step, at)
+            if disturb is not None:
+                out = disturb(self.instance.applied[step.node.signature].kernel, operands, out)
+            at[step.node.name] = out
         return at
+
+    def after(self, at: Mapping[str, Array], moved: str, value: Array, end: str) -> Array:
+        """What tensor `end` is where tensor `moved` has another value than it has in `at`, which
+        holds every tensor by name. What does not read it is not computed again."""
+        there = {**at, moved: value}
+        follows = {moved}
+        for step in (*self.pattern, *self.replacement):
+            node = step.node
+            if node.name != moved and not follows.isdisjoint(node.operands):
+                follows.add(node.name)
+                there[node.name] = self._run(step, there)[1]
+            if node.name == end:
+                break
+        return there[end]
+
+    def _run(self, step: Step, at: Mapping[str, Array]) -> tuple[Sequence[Array], Array]:
+        operands = [at[o] for o in step.node.operands]
+        try:
+            return operands, step.run(operands)
+        except (TypeError, ValueError, IndexError, NotImplementedError, TemplateError) as e:
+            kernel = self.instance.applied[step.node.signature].kernel
+            raise NoReference(f"{kernel}: {e}") from None
 
     def widened(self, name: str, value: Array) -> Array:
         """An input in the dtype that it has in these numbers."""
@@ -201,14 +226,22 @@ def _quotient(operands: Sequence[Array]) -> Array:
     return np.asarray(operands[0] * inverse % PRIME)
 
 
-def _in(entry: Applied, numbers: Numbers) -> Applied:
-    """The same kernel on the dtypes that the numbers have."""
+def _in(entry: Applied, numbers: Numbers) -> tuple[Applied, OperationSignature]:
+    """The same kernel on the dtypes that the numbers have, and its signature."""
     if numbers == "actual":
-        return entry
+        return entry, entry.signature
     inputs = tuple(as_numbers(t, numbers) for t in entry.inputs)
     params = {k: _param(v, numbers) for k, v in entry.params.items()}
-    output = registry.signature(entry.kernel, params, inputs).output_types[0]
-    return replace(entry, params=params, inputs=inputs, output=output)
+    if registry.has_local(entry.kernel):
+        signature = registry.signature(entry.kernel, params, inputs)
+    else:
+        # Where a kernel reads and writes depends on no dtype, so only the types are told anew.
+        outputs = registry.output_types(entry.kernel, params, inputs)
+        if outputs[0].shape != entry.output.shape:
+            raise TemplateError(f"another shape in {numbers} numbers")
+        signature = replace(entry.signature, input_types=inputs, output_types=outputs)
+    output = signature.output_types[0]
+    return replace(entry, params=params, inputs=inputs, output=output), signature
 
 
 def as_numbers(t: TensorType, numbers: Numbers) -> TensorType:

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,12 @@ from tapestry_egg.rewrite.requests import Applied, Catalogue
 from tapestry_egg.rules.language.book import Rule
 from tapestry_egg.rules.language.rewrites import defaults
 
+from .admitted import jax_takes
 from .choice import Unlike
-from .contractions import agrees
 from .draws import MOST_ELEMENTS, Draw
 from .example import example_graph
 from .laws import Node, Side
-from .proposals import BY_ARITY, propose
+from .proposals import BY_ARITY, propose, slice_beside
 from .values import named_dtypes
 
 #: Where an example stands for so many programs, draws end after so many in a row that fail.
@@ -39,7 +40,6 @@ _RESIZED = 8
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
-_CONTRACTIONS = ("dot_general", "conv_general_dilated")
 _GROWING = ("exp", "exp2", "expm1", "cosh", "sinh", "cumlogsumexp", "logsumexp", "softmax")
 #: Kernels through which an operand enters a sum as it is.
 _LINEAR = frozenset(
@@ -63,33 +63,33 @@ class Instance:
         """Elements of all inputs, and what makes parameters long: small ones are read first."""
         return sum(t.size + t.rank for t in self.inputs.values())
 
-    @property
+    @cached_property
     def summed(self) -> frozenset[str]:
         """Inputs that enter a contraction of the pattern as they are, moved or scaled, and scalars
         that scale a tensor."""
         found: set[str] = set()
         reached: set[str] = set()
         for node in reversed(self.side.nodes):
-            kernel = self.applied[node.signature].kernel
-            contracts = kernel in _CONTRACTIONS
+            applied = self.applied[node.signature]
+            kernel, contracts = applied.kernel, applied.signature.contracts
             if contracts or (node.name in reached and kernel in _LINEAR):
                 reached.update(node.operands)
             if contracts or kernel in ("mul", "div"):
                 found |= {o for o in node.operands if o in self.inputs and not self.inputs[o].rank}
         return frozenset(found | (reached & set(self.inputs)))
 
-    @property
+    @cached_property
     def grows(self) -> bool:
         """Whether the pattern makes infinities of what is merely large."""
         return any(self.applied[n.signature].kernel in _GROWING for n in self.side.nodes)
 
-    @property
+    @cached_property
     def rounds(self) -> bool:
         """Whether numbers that round occur."""
         types = (t for a in self.applied.values() for t in (*a.inputs, a.output))
         return any(kind(t.dtype) in ("float", "complex") for t in types)
 
-    @property
+    @cached_property
     def has_empty(self) -> bool:
         """Whether a tensor without elements occurs."""
         return any(t.size == 0 for a in self.applied.values() for t in (*a.inputs, a.output))
@@ -251,6 +251,10 @@ def _apply(
     if not allowed:
         return None
     alike = [a for a in applied.values() if a.kernel in allowed and len(a.inputs) == len(known)]
+    beside = [a for a in alike if a.kernel == "slice" and known[0] == a.inputs[0]]
+    if beside and draw.chance(0.4):
+        model = draw.rng.choice(beside)
+        return applied_to("slice", slice_beside(model.params, model.inputs[0], draw), model.inputs)
     if alike and draw.chance(0.6):
         model = draw.rng.choice(alike)
         inputs = [k or t for k, t in zip(known, model.inputs, strict=True)]
@@ -269,11 +273,7 @@ def applied_to(
     kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
 ) -> Applied | None:
     """A kernel on operands of these types; None where no template fits, or not with one output."""
-    if kernel == "dot_general" and not agrees(params, *inputs):
-        return None
-    if not _indexes(kernel, inputs):
-        return None
-    if kernel == "broadcast_in_dim" and not _stretches(params, inputs[0].shape):
+    if not jax_takes(kernel, params, inputs):
         return None
     try:
         types = registry.output_types(kernel, params, inputs)
@@ -282,23 +282,6 @@ def applied_to(
     if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > MOST_ELEMENTS:
         return None
     return Applied(kernel, params, tuple(inputs), types[0], None)
-
-
-def _stretches(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
-    """Whether every extent is stretched to itself, or from 1, as JAX asks."""
-    to, at = params["shape"], params["broadcast_dimensions"]
-    if len(at) != len(shape) or any(not 0 <= d < len(to) for d in at):
-        return False
-    return all(n in (1, to[d]) for n, d in zip(shape, at, strict=True))
-
-
-def _indexes(kernel: str, inputs: Sequence[TensorType]) -> bool:
-    """Whether the operands that say where are whole numbers, which templates take for granted."""
-    at = 1 if kernel.startswith(("gather", "scatter", "dynamic_slice")) else 2
-    if not kernel.startswith(("gather", "scatter", "dynamic_")):
-        return True
-    several = kernel.startswith("dynamic_")
-    return all(kind(t.dtype) in ("int", "uint") for t in (inputs[at:] if several else inputs[1:2]))
 
 
 # The rule's own example
@@ -335,9 +318,23 @@ def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     for dtype in ("float32", "int32"):
         yield dtype, re.sub(r"\b(float32|int32)\b", dtype, example)
     sizes = sorted({n for found in _SHAPES.finditer(example) for n in _NUMBER.findall(found[2])})
+    for turn in range(2 * _RESIZED if _STEPS.search(example) else 0):
+        found = _STEPS.sub(partial(_stepped, rng, turn), example)
+        wider = {n: n if n == "1" else str(int(n) + rng.choice((0, 1, 2, 3))) for n in sizes}
+        yield "other steps", _resized(found, wider)
     for turn in range(_RESIZED if sizes else 0):
         other = {n: n if n == "1" else str(rng.choice((1, 2, 3, 4, 5, 7))) for n in sizes}
         yield "resized", _resized(example, other).replace("float32", _FLOATS[turn % len(_FLOATS)])
+
+
+def _stepped(rng: random.Random, turn: int, found: re.Match[str]) -> str:
+    """Strides, dilations or padding other than an example's, of which any are a program."""
+    if turn % 3 == 0 and "stride" not in found[1]:
+        return found[0]  # strides alone
+    if "padding" in found[1]:
+        both = rng.choice((0, 1, 2))
+        return found[1] + _NUMBER.sub(lambda _: str(both), found[2])
+    return found[1] + _NUMBER.sub(lambda _: str(rng.choice((1, 2, 2, 3))), found[2])
 
 
 def _resized(example: str, other: Mapping[str, str]) -> str:
@@ -347,7 +344,11 @@ def _resized(example: str, other: Mapping[str, str]) -> str:
     return _SHAPES.sub(shape, example)
 
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"-?\d+")
+#: Where the steps of windows stand in an example.
+_STEPS = re.compile(
+    r"(window_strides: |(?:[lr]hs|base|window)_dilation: |\bpadding: )(\[[\d, \[\]-]*\])"
+)
 #: Where extents stand in an example: the shapes of inputs, and parameters that are shapes.
 _SHAPES = re.compile(
     r"((?:^\w+:\s*\w+|shape: |new_sizes: |slice_sizes: ))(\[[\d, ]*\])", re.MULTILINE
@@ -370,7 +371,8 @@ def _matches(
             ),
         )
         for op in graph.operations
-        if len(op.outputs) == 1 and _indexes(op.kernel, [graph.values[v] for v in op.inputs])
+        if len(op.outputs) == 1
+        and jax_takes(op.kernel, op.params, [graph.values[v] for v in op.inputs])
     ]
     made = {n.name for n in side.nodes}
 

@@ -59,7 +59,7 @@ class Prover:
             self.proven[word] = False
             return None
         key = tuple(
-            (n, a.kernel, hashable(a.params), tuple((t.dtype, t.rank > 0) for t in a.inputs))
+            (n, a.kernel, a.key[1], tuple((t.dtype, t.rank > 0) for t in a.inputs))
             for n, a in instance.applied.items()
         )
         if key in self._known:

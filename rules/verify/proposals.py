@@ -32,7 +32,7 @@ def propose(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     if found is None:
         return None
     params, types = found
-    if any(t.dtype not in _fit(kernel, p, t) for p, t in enumerate(types)):
+    if not all(takes(kernel, t) for t in types):
         return None
     return params, types
 
@@ -58,7 +58,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys("rem".split(), ("float", "int", "uint")),
     "pow": ("float", "complex"),
     **dict.fromkeys("sign abs".split(), ("float", "int", "complex")),
-    **dict.fromkeys("reduce_and reduce_or".split(), ("bool",)),
+    **dict.fromkeys("reduce_and reduce_or reduce_xor".split(), ("bool", "int", "uint")),
     **dict.fromkeys(
         "reduce_max reduce_min cummax cummin reduce_window_max reduce_window_min argmax argmin "
         "sort clamp".split(),
@@ -74,9 +74,13 @@ _KINDS: dict[str, tuple[str, ...]] = {
 _ANY = ("float", "complex", "int", "uint", "bool")
 
 
-def _fit(kernel: str, port: int, t: TensorType) -> tuple[str, ...]:
-    """The operand's dtype if the kernel takes it there, else nothing."""
-    return (t.dtype,) if kind(t.dtype) in _KINDS.get(kernel, _ANY) else ()
+#: Kernels that JAX has for some dtypes of a kind only.
+_DTYPES = {"complex": ("float32", "float64")}
+
+
+def takes(kernel: str, t: TensorType) -> bool:
+    """Whether JAX has this kernel for an operand's dtype."""
+    return kind(t.dtype) in _KINDS.get(kernel, _ANY) and t.dtype in _DTYPES.get(kernel, (t.dtype,))
 
 
 def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
@@ -205,6 +209,23 @@ def _slice(kernel: str, known: Known, draw: Draw) -> Proposal:
         step.append(draw.rng.choice((1, 1, 2)))
     strides = step if draw.chance(0.2) else None
     return {"start_indices": start, "limit_indices": limit, "strides": strides}, [x]
+
+
+def slice_beside(params: Mapping[str, Any], x: TensorType, draw: Draw) -> dict[str, Any]:
+    """A slice of a tensor of which there is another: in every dim at the same place, behind it, or
+    as long elsewhere. Rules speak of such pairs, and chance alone seldom meets them."""
+    start, limit = [], []
+    for n, a, b in zip(x.shape, params["start_indices"], params["limit_indices"], strict=True):
+        length = b - a
+        match draw.rng.choice(("same", "same", "behind", "behind", "elsewhere")):
+            case "behind" if b < n:
+                a, b = b, (min(n, b + length) if draw.chance(0.5) else n)
+            case "elsewhere" if length < n:
+                a = draw.rng.randint(0, n - length)
+                b = a + length
+        start.append(a)
+        limit.append(b)
+    return {"start_indices": start, "limit_indices": limit, "strides": params["strides"]}
 
 
 def _pad(kernel: str, known: Known, draw: Draw) -> Proposal:
@@ -345,7 +366,8 @@ _PROPOSALS: Mapping[str, Callable[[str, Known, Draw], Proposal | None]] = {
     **dict.fromkeys((*MAP, "copy_p", "optimization_barrier"), _unary),
     **dict.fromkeys(MAP2, _binary),
     **dict.fromkeys(
-        "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or".split(), _reduce
+        "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor".split(),
+        _reduce,
     ),
     **dict.fromkeys(("argmax", "argmin"), _reduce),
     **dict.fromkeys(("softmax", "logsumexp"), _normalised),
@@ -378,8 +400,8 @@ BY_ARITY: Mapping[int | None, tuple[str, ...]] = {
     1: (
         *MAP,
         *"transpose reshape squeeze broadcast_in_dim slice rev tile reduce_sum reduce_prod "
-        "reduce_max reduce_min reduce_and reduce_or argmax argmin cumsum cumprod cummax cummin "
-        "sort reduce_window_sum reduce_window_max reduce_window_min".split(),
+        "reduce_max reduce_min reduce_and reduce_or reduce_xor argmax argmin cumsum cumprod cummax "
+        "cummin sort reduce_window_sum reduce_window_max reduce_window_min".split(),
     ),
     2: (*MAP2, "dot_general", "conv_general_dilated", "pad", "concatenate", "stack"),
     3: ("select_n", "clamp", "concatenate", "stack", "dynamic_slice"),

@@ -38,13 +38,14 @@ def moved(
     rounding: float,
     least: float,
     alone: bool,
-    still: frozenset[str],
+    own: Mapping[str, float],
 ) -> Array:
     """How far roundings move each element of the result `root` of a pattern, `program` being both
     sides in 64 bits.
 
-    `rounding` is relative, `least` the step between numbers that underflow; `alone`: no element of
-    a result depends on several of an operand; `still`: kernels that round nothing.
+    `rounding` is that of inputs, relative, `least` the step between numbers that underflow;
+    `alone`: no element of a result depends on several of an operand; `own`: the roundings of the
+    pattern's operations, by the names of their results.
     """
     instance = program.instance
     first = program.evaluate(values)
@@ -52,20 +53,19 @@ def moved(
     constants = instance.side.constants
     for name, value in values.items():
         if name not in constants and value.dtype.kind in "fc":
-            total += _furthest(program, values, first, name, root, rounding, 0.0, alone)
+            total += _furthest(program, first, name, root, rounding, 0.0, alone)
     for node in instance.side.nodes:
-        kernel = instance.applied[node.signature].kernel
-        if kernel not in still and first[node.name].dtype.kind in "fc":
-            total += _furthest(program, values, first, node.name, root, rounding, least, alone)
+        by = own.get(node.name, 0.0)
+        if by and first[node.name].dtype.kind in "fc":
+            total += _furthest(program, first, node.name, root, by, least, alone)
     for name in _lost(instance, made):
         if first[name].dtype.kind in "fc":
-            total += _furthest(program, values, first, name, made, 0.0, least, alone)
+            total += _furthest(program, first, name, made, 0.0, least, alone)
     return total
 
 
 def _furthest(
     program: Program,
-    values: Mapping[str, Array],
     first: Mapping[str, Array],
     name: str,
     end: str,
@@ -76,16 +76,24 @@ def _furthest(
     """How far one end moves as one tensor does, up or down."""
     shape = first[name].shape
     rng = np.random.default_rng(0)
-    ways: list[Array | float] = [1.0, -1.0]
+    ways: list[Array | complex] = [1.0, -1.0]
     if not alone:
         ways += [rng.normal(size=shape) for _ in range(_DRAWS)]
+    if first[name].dtype.kind == "c":  # either part is rounded by itself
+        ways += [complex(1, -1), complex(-1, 1)]
     far = np.zeros(first[end].shape)
     for by in ways:
         with np.errstate(all="ignore"):
-            other = first[name] * (1 + rounding * by) + least * by
-            there = program.evaluate(values, moved={name: other})[end]
+            there = program.after(first, name, _moved(first[name], rounding, least, by), end)
             far = np.fmax(far, np.abs(there - first[end]))
     return far
+
+
+def _moved(x: Array, rounding: float, least: float, by: Array | complex) -> Array:
+    """A tensor moved by roundings; either part of complex numbers by its own where `by` is such."""
+    if isinstance(by, complex):
+        return np.asarray(x + rounding * (x.real * by.real + 1j * x.imag * by.imag) + least * by)
+    return np.asarray(x * (1 + rounding * by) + least * by)
 
 
 def _lost(instance: Instance, made: str) -> Sequence[str]:

@@ -26,6 +26,7 @@ from time import thread_time
 import numpy as np
 
 from tapestry_egg.errors import RuleError
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 
 from .choice import Unlike
@@ -38,7 +39,7 @@ from .compare import (
     sums,
     widest,
 )
-from .evaluate import Array, NoReference, Numbers, Program, has_field
+from .evaluate import Array, NoReference, Numbers, Program, Ready, has_field
 from .facts import refuse_facts
 from .instances import Drawn, Instance, instances
 from .laws import Side, sides
@@ -54,8 +55,10 @@ TRIES = 6000
 _SHRINK = 25
 # So many programs are tried with every family of values, further ones with half of them.
 _ALL = 10
-# Mixtures of families that each program is tried on, beside every family alone.
+# Mixtures of families that each program is tried on, beside every family alone; of masks, in the
+# first programs.
 _MIXED = 4
+_PAIRED = 10
 # Families whose products and exponentials narrow floats do not hold.
 _LARGE = ("tens", "high", "low")
 _SMALL = ("tiny", "scales")
@@ -271,13 +274,14 @@ class _Programs:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.made: dict[Numbers, Program | None] = {}
+        self._ready: Ready = {}
 
     def over(self, numbers: Numbers) -> Program | None:
         """The program over these numbers; None where nothing can tell them, as the bits of a
         float32 are no float64's."""
         if numbers not in self.made:
             try:
-                self.made[numbers] = Program(self.instance, numbers)
+                self.made[numbers] = Program(self.instance, numbers, self._ready)
             except NoReference:
                 self.made[numbers] = None
         return self.made[numbers]
@@ -343,6 +347,14 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
         # What sums of the ends of a dtype leave is a matter of their order, of which no law speaks.
         families = FINITE if sums(instance) else EXTREME
         yield from (("actual", f) for f in every((*families, *masks), masks))
+        # What is no number in one input, beside numbers and others in another: of every pair.
+        pairs = mixtures(("normal", *masks), count, number, _PAIRED if number < _ALL else _MIXED)
+        whole = {n for n in drawn if kind(instance.inputs[n].dtype) in ("int", "uint")}
+        for chosen in pairs if masks else ():  # integers may be places: these are within bounds
+            yield (
+                "actual",
+                ["unit" if n in whole else f for n, f in zip(drawn, chosen, strict=True)],
+            )
         return
     if masks:
         yield from (("wide", f) for f in masking(("normal", "ties", *masks)))

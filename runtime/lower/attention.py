@@ -22,11 +22,13 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from tapestry_egg.metakernels.signatures.signature import ROOM
+
 #: What cuDNN's attention takes.
 _CUDNN_DTYPES = ("bfloat16", "float16")
 _CUDNN_WIDTH = 128
 #: Bytes of a block's scores; on CPUs 4 MiB were fastest of 2 to 16 (`streaming.py`).
-_ROOM = 4 << 20
+_ROOM = ROOM
 #: Parts of the rows that read different keys under a causal mask.
 _PARTS = 8
 
@@ -48,13 +50,13 @@ def flash_attention(
     split = q.reshape(batch, rows, groups, heads // groups, width)
     scores = partial(_scores, scale=scale, causal=causal, window=window, fill=fill)
 
-    def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any) -> Any:
+    def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any, sums: Any) -> Any:
         s = scores(parts["q"], k, parts.get("mask"), start=start, first=first)
         weights, stats = _softmax(s)
         out = jnp.einsum(
             "bgrts,bsgh->btgrh", weights.astype(v.dtype), v, preferred_element_type=s.dtype
         )
-        return out.astype(v.dtype), stats.astype(jnp.float32).transpose(0, 3, 1, 2)
+        return (out.astype(v.dtype), stats.astype(jnp.float32).transpose(0, 3, 1, 2)), sums
 
     by_row = {"q": split}
     of_keys = _masks(by_row, mask, rows)
@@ -62,7 +64,7 @@ def flash_attention(
     for low, high, first, last in _parts(split.shape, k.shape[1], causal, window):
         parts = {n: x[:, low:high] for n, x in by_row.items()}
         some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
-        made.append(_in_blocks(some, parts, of_keys, low, (first, last), split.shape))
+        made.append(_in_blocks(some, parts, of_keys, low, (first, last), split.shape)[0])
     out, stats = (jnp.concatenate(x, axis=1) for x in zip(*made, strict=True))
     return [out.reshape(q.shape), stats.transpose(0, 2, 3, 1).reshape(batch, heads, rows)]
 
@@ -84,8 +86,11 @@ def flash_attention_backward(
     """Gradients by q, k and v, from the results of `flash_attention` and the output's gradient.
 
     cuDNN's kernel reads `stats`. Blocks have all keys of their rows, and take the weights from the
-    scores again: in rows whose keys are all at a fill of -1e30, stats have lost their number.
+    scores again: in rows whose keys are all at a fill of -1e30, stats have lost their number. The
+    barrier keeps a compiler from holding the forward pass's weights instead, since then: those of
+    all layers would be in memory at once.
     """
+    q, k, v, out, grad = lax.optimization_barrier((q, k, v, out, grad))
     batch, rows, heads, width = q.shape
     keys, groups = k.shape[1:3]
     shape = (batch, rows, groups, heads // groups, width)
@@ -117,7 +122,7 @@ def flash_attention_backward(
         parts = {n: x[:, begin:end] for n, x in by_row.items()}
         some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
         sums = (dk[:, first:last], dv[:, first:last])
-        dq, sums = _summed(some, parts, of_keys, begin, (first, last), shape, sums)
+        dq, sums = _in_blocks(some, parts, of_keys, begin, (first, last), shape, sums)
         made.append(dq)
         dk, dv = dk.at[:, first:last].set(sums[0]), dv.at[:, first:last].set(sums[1])
     dq = jnp.concatenate(made, axis=1).reshape(q.shape)
@@ -222,30 +227,9 @@ def _in_blocks(
     low: int,
     seen: tuple[int, int],
     shape: Sequence[int],
+    sums: Any = (),
 ) -> Any:
-    """What `run` gives for blocks of rows, joined."""
-    rows = parts["q"].shape[1]
-    size = _block_rows(rows, seen[1] - seen[0], shape)
-    if size == rows:
-        return run(low, parts=_cut(parts, of_keys, seen, 0, rows))
-
-    def step(_: None, j: Any) -> Any:
-        return None, run(low + j * size, parts=_cut(parts, of_keys, seen, j * size, size))
-
-    _, made = lax.scan(step, None, jnp.arange(rows // size))
-    return jax.tree.map(_joined, made)
-
-
-def _summed(
-    run: Callable[..., Any],
-    parts: dict[str, Any],
-    of_keys: Any,
-    low: int,
-    seen: tuple[int, int],
-    shape: Sequence[int],
-    sums: Any,
-) -> Any:
-    """As `_in_blocks`, with what is summed over the blocks."""
+    """What `run` gives for blocks of rows, joined, and what it sums over them."""
     rows = parts["q"].shape[1]
     size = _block_rows(rows, seen[1] - seen[0], shape)
     if size == rows:
@@ -257,7 +241,7 @@ def _summed(
         return carry, made
 
     sums, made = lax.scan(step, sums, jnp.arange(rows // size))
-    return _joined(made), sums
+    return jax.tree.map(_joined, made), sums
 
 
 def _joined(x: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from tapestry_egg.plans.collectives import zero
 from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
+from .pooling import lie_side_by_side, unpooled
 from .ragged_dots import by_group
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Call:
     whole: Mapping[str, Any]
     operands: tuple[jax.Array, ...]
     block: IndexBlock
+    platform: str = ""  # compiled for, by JAX's name
 
     @property
     def signature(self) -> OperationSignature:
@@ -102,8 +104,7 @@ def _run(
 
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
-        call = Call(op.kernel, params, op.params, tuple(operands), block)
-        return _bound(call, platform)
+        return _bound(Call(op.kernel, params, op.params, tuple(operands), block, platform))
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
     placed = op.kernel not in ("random_bits", "random_split") or _bits_have_places()
     local = _local_params(op, block, images) if placed and not block.is_sparse else None
@@ -116,19 +117,30 @@ def _run(
                 hint="The metakernel's template should declare the dim `whole`.",
             )
         return block.crop(larger, _run(op, larger, operands, layouts, where, platform))
-    call = Call(op.kernel, decode_params(local, kernel=op.kernel), op.params, images, block)
+    params = decode_params(local, kernel=op.kernel)
+    call = Call(op.kernel, params, op.params, images, block, platform)
     lowering = LOWERINGS.get(op.kernel)
-    return list(lowering(call)) if lowering else _bound(call, platform)
+    return list(lowering(call)) if lowering else _bound(call)
 
 
-def _bound(call: Call, platform: str) -> list[jax.Array]:
-    """A kernel on its operands as they are, as the compiler of `platform` takes it best."""
-    spelled = SPELLINGS.get(call.kernel) if platform in GPUS else None
+def _bound(call: Call) -> list[jax.Array]:
+    """A kernel on its operands as they are, as the compiler of its platform takes it best."""
+    spelled = SPELLINGS.get(call.kernel) if call.platform in GPUS else None
     return spelled(call) if spelled else call.bind(*call.operands)
 
 
 def _ragged_dot(call: Call) -> list[jax.Array]:
     return [by_group(*call.operands, **call.params)]
+
+
+def _pooling_gradient(call: Call) -> list[jax.Array]:
+    window, strides, padding = (
+        call.params[k] for k in ("window_dimensions", "window_strides", "padding")
+    )
+    if not lie_side_by_side(window, strides, padding):
+        return call.bind(*call.operands)
+    source, operand = call.operands
+    return [unpooled(source, operand, str(call.params["select_prim"]), window)]
 
 
 def _convolution(call: Call) -> list[jax.Array]:
@@ -152,7 +164,13 @@ GPUS = ("cuda", "gpu", "rocm")
 SPELLINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "conv_general_dilated": _convolution,
     "ragged_dot_general": _ragged_dot,
+    "select_and_scatter_add": _pooling_gradient,
 }
+#: What that compiler computes again inside every product that reads it, which keeps what it was
+#: made of, besides the array that others read.
+TAKEN_INTO_PRODUCTS = frozenset({"concatenate"})
+#: Whose results it makes one by one where they are read, holding the whole operand until the last.
+CUT_WHERE_READ = frozenset({"split"})
 
 
 def _local_params(
@@ -308,7 +326,7 @@ def _select_and_scatter_add(call: Call) -> list[jax.Array]:
     """The windows that reach into this device's tiles reach out of them too: cut that off."""
     from jax import lax
 
-    (out,) = call.bind(*call.operands)
+    (out,) = _bound(call)
     tiles, read = call.signature.outputs[0], call.signature.inputs[1]
     sizes = tiles.footprint(call.block.extents)
     starts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from tapestry_egg.plans.fetch import Fetch, fetches, group_of, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
 from .host_calls import Caller, calls, report, run_once
-from .kernels import run_kernel
+from .kernels import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS, run_kernel
 from .order import SMALL, Tie, fills, last_reads, stored, ties
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS
@@ -76,6 +77,24 @@ class _LocalBody:
             if f.origin == "copy" and f.moves:
                 found[f.value] = (*found.get(f.value, ()), f)
         return found
+
+    @cached_property
+    def joint(self) -> tuple[dict[int, list[Fetch]], dict[int, list[Fetch]]]:
+        """The copies that are made by one collective: by the operation after which they are, where
+        they combine partial values or leave the body, and by that before which they are."""
+        members: dict[int, list[tuple[int, Fetch]]] = {}
+        for k, f in ((k, f) for k, reads in enumerate(self.reads) for f in reads if f.merged):
+            members.setdefault(f.merged, []).append((k, f))
+        made = {v: k for k, op in enumerate(self.body.graph.operations) for v in op.outputs}
+        after: dict[int, list[Fetch]] = {}
+        before: dict[int, list[Fetch]] = {}
+        end = len(self.body.graph.operations)
+        for found in members.values():
+            last = max(made.get(f.value, -1) for _, f in found)
+            soon = any(k == end or f.have.partial for k, f in found) and last >= 0
+            place = last if soon else min(k for k, _ in found)
+            (after if soon else before).setdefault(place, []).extend(f for _, f in found)
+        return after, before
 
     @cached_property
     def regions(self) -> tuple[tuple[_LocalBody, ...], ...]:
@@ -142,6 +161,20 @@ class _LocalBody:
     def fills(self) -> frozenset[int]:
         """Operations that fill an array of some size from constants alone."""
         return fills(self.body, self.stored, self.mesh)
+
+    @cached_property
+    def made_whole(self) -> frozenset[int]:
+        """Operations with results in memory that the compiler would not make once and together."""
+        if self.platform not in GPUS:
+            return frozenset()
+        readers = Counter(f.value for reads in self.reads for f in reads)
+        found = set()
+        for k, op in enumerate(self.body.graph.operations):
+            again = op.kernel in TAKEN_INTO_PRODUCTS and any(readers[v] > 1 for v in op.outputs)
+            apart = op.kernel in CUT_WHERE_READ and len(op.outputs) > 1
+            if (again or apart) and self.stored.issuperset(op.outputs):
+                found.add(k)
+        return frozenset(found)
 
     @cached_property
     def last_read(self) -> dict[int, int]:
@@ -235,7 +268,8 @@ class _Frame:
         default_factory=dict
     )
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
-    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)  # copies that leave
+    #: copies that leave, or were made with others, before their readers' turn
+    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)
     #: per kernel, the copies that its operations made
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
 
@@ -331,14 +365,26 @@ class _Frame:
             held[v][v] = x
 
     def leave(self, k: int, outputs: Arrays) -> None:
-        for v, x in zip(self.local.body.graph.operations[k].outputs, outputs, strict=True):
+        op = self.local.body.graph.operations[k]
+        if k in self.local.made_whole:
+            outputs = _barrier(outputs)
+        for v, x in zip(op.outputs, outputs, strict=True):
             self.produced[v] = x
             self.made_by[v] = k
             for f in self.local.leaving.get(v, ()):
-                self.left[v, f.need] = self._copy(f, x)
+                if not f.merged:
+                    self.left[v, f.need] = self._copy(f, x)
+        self._join(self.local.joint[0].get(k, ()))
+
+    def _join(self, members: Sequence[Fetch]) -> None:
+        """Make copies that one collective makes: one after another, with nothing between them, as
+        compilers look for what they merge."""
+        for f in members:
+            self.left[f.value, f.need] = self._copy(f, self.produced[f.value])
 
     def operands(self, k: int) -> list[jax.Array]:
         """The operands of reader k, in the layouts that it needs."""
+        self._join(self.local.joint[1].get(k, ()))
         reads = self.local.reads[k]
         group = group_of(self.local.body, k)
         own = {} if group < 0 else self.shared.setdefault(group, {})
@@ -347,10 +393,11 @@ class _Frame:
                 if self._outside(f.value, self.region):
                     self.again(f.value, self.region)
         for f in reads:  # first, since tying a copy to another operand replaces that operand
-            if f.again:
+            if f.again and not f.merged:
                 own[f.value, f.need] = self._copy(f, self._late(f.value, k))
         for f in reads:
-            if (f.value, f.need) in self.left and k == len(self.local.reads) - 1:
+            at_end = k == len(self.local.reads) - 1
+            if (f.merged or at_end) and (f.value, f.need) in self.left:
                 own[f.value, f.need] = self.left[f.value, f.need]
             elif f.origin == "copy" and not f.again:
                 own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])

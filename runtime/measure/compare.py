@@ -30,7 +30,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A plan against its executable. Bytes decide; XLA merges collectives, so counts may differ.
+    """A plan against its executable. Bytes decide; XLA merges more collectives than a plan has
+    merged, so counts may differ.
 
     `promoted_bytes` of the compiled payload were left out of the rows: XLA's CPU compiler carries
     16-bit reductions out in 32 bits.
@@ -97,10 +98,12 @@ def compare(plan: Plan, compiled: Executable | HloStats) -> Comparison:
 
     stats = compiled if isinstance(compiled, HloStats) else hlo_stats(compiled)
     table: dict[tuple[str, int], list[int]] = {}
+    told: set[int] = set()  # merged collectives of which a member was counted
     for p in planned_collectives(plan, rounds=stats.tiled):
         entry = table.setdefault((p.kind, p.group), [0, 0, 0, 0])
         entry[0] += p.payload_bytes * p.count
-        entry[2] += p.count
+        entry[2] += p.count if p.merged not in told else 0
+        told |= {p.merged} - {0}
     promoted = 0
     for c in stats.collectives:
         if c.group <= 1:

@@ -36,6 +36,9 @@ ALONE = (
     "fft",
 )
 
+#: What XLA's own words say, whatever name it has given to what it merged.
+_OPCODES = {"dot": "dot_general", "convolution": "conv_general_dilated"}
+
 #: What all other kernels are called together.
 FUSED = "elementwise and reductions"
 
@@ -128,5 +131,6 @@ def _primitive(module: Module, instruction: Instruction) -> str:
     for called in instruction.called:
         if called in module.computations:
             inside += module.computations[called].instructions
-    names = [part.rpartition("/")[2] for i in inside for part in i.op_name.split(";")]
+    names = [_OPCODES[i.opcode] for i in inside if i.opcode in _OPCODES]
+    names += [part.rpartition("/")[2] for i in inside for part in i.op_name.split(";")]
     return next((name for name in names if name in ALONE), FUSED)

@@ -8,6 +8,7 @@ standard input. Exit codes: 0 all went well, 1 something failed (the rest was do
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,6 +38,7 @@ from . import report as reports
 from .console import (
     Cluster,
     File,
+    Idle,
     Json,
     Kernels,
     Limit,
@@ -129,7 +131,9 @@ def trace(
     program: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py[:NAME]", help="A program of yours; the file is imported, that is, run."
+            metavar="FILE.py[:NAME]",
+            help="A program of yours; the file is imported, that is, run. Or StableHLO (.mlir), or "
+            "what jax.export wrote (.jax).",
         ),
     ],
     out: Annotated[
@@ -153,11 +157,11 @@ def trace(
 
 def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False) -> None:
     from tapestry_egg.files.files import save
+    from tapestry_egg.interop.foreign import load_program
     from tapestry_egg.progress import Phase
-    from tapestry_egg.tracing.entry import load_entry
 
     host_only()
-    entry = load_entry(program)
+    entry = load_program(program)
     on_progress(Phase("trace", subject=entry.name))
     from tapestry_egg.tracing.trace import trace as trace_function
 
@@ -176,7 +180,9 @@ def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False
 def optimize(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="Graph files, folders of them, or programs FILE.py"),
+        typer.Argument(
+            metavar="PATH...", help="Graph files, folders of them, or programs FILE.py, .mlir"
+        ),
     ],
     target: Target,
     out: Out = "out",
@@ -189,7 +195,10 @@ def optimize(
     state: State = None,
     mesh: Mesh = "",
     max_axes: Annotated[
-        int | None, typer.Option(min=1, max=3, help="Axes of a mesh at most; default: 2.")
+        int | None,
+        typer.Option(
+            min=1, max=3, help="Axes of a mesh at most; default: 2, or 3 where that is quick."
+        ),
     ] = None,
     overlap: Annotated[
         bool,
@@ -199,6 +208,7 @@ def optimize(
         str, typer.Option(help="Or relaxed: also rules that change rounding.")
     ] = "reorders",
     price: Price = None,
+    idle: Idle = None,
     rules: Rules = None,
     kernels: Kernels = None,
     work: Annotated[
@@ -268,6 +278,7 @@ def optimize(
         tuple(kernels or ()),
         price,
         overlap=overlap or None,
+        idle=idle,
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:
@@ -298,13 +309,15 @@ def optimize(
 
 def _graph_files(paths: Sequence[str], out: Path, on_progress: Progress) -> list[Path]:
     """The graph files that the arguments name; programs are traced into `out` first."""
-    from tapestry_egg.tracing.entry import is_entry
+    from tapestry_egg.interop.foreign import is_program
 
     files: list[Path] = []
     for text in paths:
         path = Path(text)
-        if is_entry(text):
-            name = text.rpartition("/")[2].replace(".py:", "-").removesuffix(".py")
+        if is_program(text):
+            name = re.sub(
+                r"\.(py|mlir|stablehlo|jax|jaxexport)$", "", path.name.replace(".py:", "-")
+            )
             _trace_to(text, out / f"{name}.json", on_progress)
             files.append(out / f"{name}.json")
         elif path.is_dir():

@@ -58,12 +58,12 @@ def census(
 
 
 def _graph(name: str) -> BlockGraph:
-    from tapestry_egg.tracing.entry import is_entry, load_entry
+    from tapestry_egg.interop.foreign import is_program, load_program
 
-    if is_entry(name):
+    if is_program(name):
         from tapestry_egg.tracing.trace import trace
 
-        entry = load_entry(name)
+        entry = load_program(name)
         return trace(entry.function, *entry.arguments, name=entry.name).graph
     loaded = load_any(name)
     if not hasattr(loaded, "graph"):

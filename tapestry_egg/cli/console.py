@@ -69,6 +69,13 @@ Price = Annotated[
     float | None,
     typer.Option(min=0.0, metavar="DOLLARS", help="Of a device and hour; default: the target's."),
 ]
+Idle = Annotated[
+    str | None,
+    typer.Option(
+        metavar="free|counted",
+        help="What devices cost that a plan leaves unused: nothing, or idle power and their price.",
+    ),
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option("--rules", metavar="FILE", help="A rule file of yours; may be repeated."),

@@ -50,9 +50,9 @@ def explain(
     why_not: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATH=LAYOUT",
-            help="Why an argument does not lie so: [0]['w']=(None, 'x'), or as --pin of optimize. "
-            "Searches; may be repeated.",
+            metavar="NAME=LAYOUT",
+            help="Why a tensor does not lie so: [0]['w']=(None, 'x'), %12=-,x, result[0]=x, "
+            "FILE:LINE=x. Searches; may be repeated.",
         ),
     ] = None,
     diff: Annotated[
@@ -64,6 +64,9 @@ def explain(
     trace: Annotated[
         str, typer.Option(metavar="PATH", help="Write it as a trace for Perfetto.")
     ] = "",
+    specs: Annotated[
+        bool, typer.Option("--specs", help="Its PartitionSpecs by path, as JSON.")
+    ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Every operation, and equal layers one by one.")
     ] = False,
@@ -77,12 +80,15 @@ def explain(
     """
     from tapestry_egg.show.lanes import draw_lanes, write_trace
 
-    one_question(by, tensor, collective is not None, line, peak, bool(why_not), diff)
+    one_question(by, tensor, collective is not None, line, peak, bool(why_not), diff, specs)
     front, chosen = load_plan(file, plan, minimize, limit or ())
     if lanes:
         say(f"drawn: {draw_lanes(chosen, lanes)}")
     if trace:
         say(f"written: {write_trace(chosen, trace)}")
+    if specs:
+        print_json(chosen.specs())
+        return
     answer: Any = None
     if by:
         answer = chosen.costs_by(by)
@@ -135,7 +141,7 @@ def layouts(said: Sequence[str]) -> Mapping[str, Any]:
             spec = None
         if spec is None or not path.strip():
             raise ExtractError(
-                f"{one!r} is not PATH=LAYOUT",
+                f"{one!r} is not NAME=LAYOUT",
                 where="--why-not",
                 hint="[0]['w']=(None, 'x'): per dim the axis that cuts it, several, or None.",
             )

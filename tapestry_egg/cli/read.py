@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapestry_egg.columns import columns
+from tapestry_egg.columns import WIDTH, columns
 from tapestry_egg.errors import RuleError, TapestryError, TargetError
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.show import text
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from tapestry_egg.machine.target import Target
     from tapestry_egg.rules import Rule
     from tapestry_egg.rules.verify.trust import Finding
+    from tapestry_egg.show.plot import FrontInfo, Scale
 
 
 def show(
@@ -55,6 +58,10 @@ def show(
     loom: Annotated[
         bool, typer.Option("--loom", help="Print a graph as Loom JSON, which other tools read.")
     ] = False,
+    egraph: Annotated[
+        bool,
+        typer.Option("--egraph", help="Print what rules find out about a graph, as an e-graph."),
+    ] = False,
     kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
@@ -68,6 +75,9 @@ def show(
     if loom and (svg or operations or as_json):
         raise typer.BadParameter("--loom goes with --cover only")
     loaded, shards = load_sharded(file) if svg or loom else (load_any(file), {})
+    if egraph:
+        _print_egraph(loaded, file)
+        return
     if svg:
         _draw(loaded, svg, operations, shards, cover or ())
         return
@@ -83,6 +93,16 @@ def show(
     else:
         graph = loaded.graph
         print_json(text.graph_data(graph)) if as_json else print(text.graph_text(graph))
+
+
+def _print_egraph(loaded: Any, file: str) -> None:
+    """Print the e-graph of a graph as egraph-serialize JSON."""
+    from tapestry_egg.interop.egraph_json import egraph_document
+    from tapestry_egg.tracing.trace import Program
+
+    if not isinstance(loaded, Program):
+        raise TapestryError("holds plans, not a graph", where=file)
+    print_json(egraph_document(loaded))
 
 
 def _print_loom(
@@ -154,6 +174,11 @@ def front(
     minimize: Minimize = "seconds",
     limit: Limit = None,
     kernels: Kernels = None,
+    picture: Annotated[
+        bool | None,
+        typer.Option("--plot/--no-plot", help="A picture below the table; default: in a terminal."),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the table of a front or the timeline of its rules, draw it, or save a plan of it."""
@@ -177,7 +202,28 @@ def front(
     if svg:
         drawn = plot_front(front_info(loaded, x=x, y=y), svg, scale="log" if log else "auto")
         say(f"drawn: {drawn}")
-    print_json(loaded.table()) if as_json else print(loaded)
+    if as_json:
+        print_json(loaded.table())
+    elif as_csv:
+        print(loaded.csv(), end="")
+    else:
+        print(loaded)
+        if sys.stdout.isatty() if picture is None else picture:
+            print(_picture(front_info(loaded, x=x, y=y), "log" if log else "auto"), end="")
+
+
+def _picture(info: FrontInfo, scale: Scale) -> str:
+    """The front as text of the terminal's width, below an empty line; nothing where it is small, or
+    where what reads has no such characters."""
+    from tapestry_egg.show.terminal import front_terminal
+
+    width, height = shutil.get_terminal_size((80, 24))
+    text = front_terminal(info, min(width, WIDTH), max(12, min(height - 8, 20)), scale=scale)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return ""
+    return f"\n{text}\n" if text else ""
 
 
 def _figures(said: Sequence[str]) -> dict[str, float | str]:

@@ -29,14 +29,14 @@ from tapestry_egg.extract.certify.recount import Refused, Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import objective
-from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.machine.topology import parts
+from tapestry_egg.plans.plan import BodyPlan, Merged, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rewrite.operand_rounding import unrounded
 from tapestry_egg.rewrite.streams.streamed import changed
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
-from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.kernels import Schedule, schedule
+from tapestry_egg.schedule.of_plans import groups_of, plan_schedule
 
 #: Costs counted again differ from those of a true plan by this share at most.
 TOLERANCE = 1e-9
@@ -122,11 +122,16 @@ def _admit_form(
         raise PlanError(e.what, where=f"{place}.graph, {e.where}", hint=e.hint or _HINT) from None
     except RecursionError:
         raise PlanError("nested too deeply", where=f"{place}.graph") from None
-    found = schedule(flatten(graph, dict(first.origin.feedback)))
-    ground = Ground(found, first.origin.machine)
-    groups = _groups(found)
+    known: dict[tuple[Merged, ...], tuple[Ground, list[tuple[int, ...]]]] = {}
     for plan, place in own:
-        _admit_plan(plan, place, ground, groups)
+        merged = plan.body.merged
+        if merged not in known:
+            try:
+                found = plan_schedule(plan.body, dict(first.origin.feedback))
+            except PlanError as e:
+                raise PlanError(e.what, where=f"{place}.body.merged", hint=_HINT) from None
+            known[merged] = Ground(found, first.origin.machine), groups_of(found)
+        _admit_plan(plan, place, *known[merged])
 
 
 def _rules(
@@ -219,6 +224,8 @@ def _admit_plan(plan: Plan, place: str, ground: Ground, groups: Sequence[tuple[i
         raise refuse(f"axes are called {', '.join(mesh.names)!r:.80}", "mesh.names")
     if mesh.devices > target.devices:
         raise refuse(f"{mesh} has more devices than {target.spec}", "mesh.sizes")
+    if mesh.devices not in parts(target.shape, target.devices):
+        raise refuse(f"{mesh} is no part of {target.spec}", "mesh.sizes")
     try:
         walk = Walk(plan, ground)
         found = walk.certificate()
@@ -260,18 +267,6 @@ def _check_bodies(
         for n, ((v, have, need), steps) in enumerate(one.copies.items()):
             if walk.copy_of(b, v, have, need) != need:
                 raise refuse(f"{len(steps)} steps lead elsewhere", f"{at}.copies[{n}]")
-
-
-def _groups(found: Schedule) -> list[tuple[int, ...]]:
-    """Per body, the kernel that each of its operations runs in; -1 where it is on its own."""
-    program = found.program
-    groups = [[-1] * len(body.graph.operations) for body in program.bodies]
-    for u, unit in enumerate(found.units):
-        for i in unit.members if len(unit.members) > 1 else ():
-            instance = program.instances[i]
-            if instance.operation >= 0:
-                groups[instance.body][instance.operation] = u
-    return [tuple(g) for g in groups]
 
 
 def _body_path(ground: Ground, b: int) -> str:

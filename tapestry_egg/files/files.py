@@ -166,10 +166,12 @@ def _loaded(
         raise GraphError(
             f"file version {brief(version)}, this tapestry-egg reads {kind}s of {VERSIONS[kind]}",
             where=f"{where}.version",
-            hint="Its plans cannot be checked against the program they were made of: optimize the "
-            "graph again."
-            if old
-            else "Save it again with this version, or upgrade.",
+            hint="Save it again with this version, or upgrade."
+            if not old
+            else "Trace the program again."
+            if kind == "graph"
+            else "Its plans cannot be checked against the program they were made of: optimize the "
+            "graph again.",
         )
     if kind == "graph":
         return _program(document, where)

@@ -170,7 +170,10 @@ def _words(value: object) -> str:
         text = re.sub(r"\b0x[0-9a-fA-F]+", "0x", repr(value))
     except Exception:
         text = ""
-    devices = getattr(getattr(value, "mesh", value), "devices", None)
+    try:
+        devices = getattr(getattr(value, "mesh", value), "devices", None)
+    except ValueError:  # an abstract mesh has none
+        devices = None
     if isinstance(devices, np.ndarray):
         text += f" {devices.shape} {[getattr(d, 'id', None) for d in devices.flat]}"
     code = getattr(value, "__code__", None)
@@ -198,6 +201,7 @@ def _body_form(body: BodyPlan, graphs: dict[int, str]) -> list[Any]:
         sorted(body.kept.items()) if body.kept else [],
         [(v, a, b, steps) for (v, a, b), steps in body.copies.items()],
         body.groups,
+        body.merged,
     ]
 
 

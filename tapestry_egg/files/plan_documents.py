@@ -80,6 +80,7 @@ class BodyRecord(
     kept: dict[str, tuple[int, int]] = {}
     copies: list[tuple[int, int, int, list[Change]]] = []
     groups: list[int] = []
+    merged: list[list[tuple[int, int]]] = []
 
 
 class OriginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -143,6 +144,7 @@ class _Writer:
                 for (v, source, target), steps in body.copies.items()
             ],
             groups=list(body.groups),
+            merged=[[(v, self.layout(x)) for v, x in members] for members in body.merged],
         )
 
     def graph(self, graph: BlockGraph) -> GraphRecord:
@@ -271,7 +273,16 @@ class _Reader:
             kept=kept,
             copies=copies,
             groups=tuple(record.groups),
+            merged=tuple(
+                tuple(self.copied(v, x, graph, f"{where}.merged[{i}]") for v, x in members)
+                for i, members in enumerate(record.merged)
+            ),
         )
+
+    def copied(self, v: int, layout: int, graph: BlockGraph, where: str) -> tuple[int, Layout]:
+        """A copy that is made with others: its value, and the layout made."""
+        rank = graph.values[self.value(str(v), graph, where)].rank
+        return v, self.layout(layout, where, rank)
 
     def strategy(
         self, record: StrategyRecord, graph: BlockGraph, index: int, where: str

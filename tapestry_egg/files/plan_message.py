@@ -19,6 +19,7 @@ from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.arrays import encode_bytes
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
 from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.tracing.codec import HANDLES
 from tapestry_egg.tracing.plain import handles_in
 
@@ -86,7 +87,9 @@ def _unpacked(data: bytes, program: Program) -> Front:
     document["sources"] = [rows.get(tuple(row), row) for row in document["sources"]]
     front = front_from_document(document)
     handles = list(_handles(program.graph))
-    return _with_plans(front, lambda p: replace(_with_objects(p, handles), program=program))
+    return _with_plans(
+        front, lambda p: _with_lines(replace(_with_objects(p, handles), program=program))
+    )
 
 
 def _decompressed(data: bytes) -> bytes:
@@ -179,6 +182,15 @@ def _with_params(
     known = plan.program
     given = None if known is None else replace(known, graph=of_graph(known.graph))
     return replace(plan, body=of_body(plan.body), program=given)
+
+
+def _with_lines(plan: Plan) -> Plan:
+    """The plan with its collectives told of at the lines where their readers stand here."""
+    here = planned_collectives(plan)
+    if len(here) != len(plan.collectives):
+        return plan  # refused when it is certified
+    told = zip(plan.collectives, here, strict=True)
+    return replace(plan, collectives=tuple(replace(c, source=h.source) for c, h in told))
 
 
 # ---- large constants and source lines ----------------------------------------------------------

@@ -8,6 +8,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def is_dtype(name: str) -> bool:
     )
 
 
+@cache
 def kind(dtype: str) -> str:
     """`bool`, `int`, `uint`, `float`, `complex` or `key` (anything without arithmetic)."""
     if dtype == "bool":

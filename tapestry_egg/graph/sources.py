@@ -5,11 +5,16 @@ from __future__ import annotations
 import linecache
 import os
 import site
+import sys
 import sysconfig
 from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from .blockgraph import Source
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def source_of(source_info: Any) -> Source:
@@ -25,14 +30,24 @@ def source_of(source_info: Any) -> Source:
     return _source(frame.file_name, frame.start_line, frame.start_column, frame.function_name)
 
 
+def caller() -> Source:
+    """The innermost line outside this package, of the thread that asks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if frame is None:
+        return Source()
+    return _source(frame.f_code.co_filename, frame.f_lineno, 0, frame.f_code.co_name)
+
+
 @cache
 def _source(file: str, line: int, column: int, function: str) -> Source:
     text = linecache.getline(file, line).strip()
-    return Source(_short(file), line, column, function, text)
+    return Source(short_file(file), line, column, function, text)
 
 
 @cache
-def _short(file: str) -> str:
+def short_file(file: str) -> str:
     """The file as a reader would name it: from the working folder, or from the package on."""
     for folder in (*_library_folders(), os.getcwd()):
         if file.startswith(folder + os.sep):

@@ -131,7 +131,9 @@ def collective_seconds(
     level takes what they say, launch and latency included, and the levels outside run beside it:
     the slowest paces all, as NCCL pipelines them, and their latencies add up. Where a step of a
     ring was measured at a level, all-gather and reduce-scatter take one for each device that the
-    group has there beyond those inside: NCCL's rings go through all devices.
+    group has there beyond those inside: NCCL's rings go through all devices. So does an all-to-all,
+    which sends each of them a message of its own (XLA's model of it takes a round trip and a
+    chunk's preparation for each: `SolGPUCostModel::AllToAllLatency`).
     `slice` and `to_partial` send nothing and cost one read and write of their result in memory.
     A group of one device costs nothing. Raises PlanError for an unknown kind.
     """
@@ -157,7 +159,7 @@ def collective_seconds(
             passes = 2 if kind == "all_reduce" else 1
             busy = local_bytes * (passes * (n - 1) / (inside * n) / span.bytes_per_second)
         wait = _steps(kind, span) * span.latency_seconds
-        if kind in ("all_gather", "reduce_scatter") and span.ring_seconds:
+        if kind != "all_reduce" and span.ring_seconds:
             wait = inside * (n - 1) * span.ring_seconds
         if slowest is not None and number > 0:
             slowest, waits = _larger(slowest, busy), waits + wait

@@ -2,9 +2,10 @@
 
 Joules have two parts. The dynamic one follows from work: flops, bytes and the seconds that kernels
 run, whenever they do. The idle one is drawn from the first second of a step to its last, by every
-device. Both are linear, so the sums over the kernels and copies of a plan are those of the plan;
-where copies run beside kernels, the idle part belongs to the length of the whole step, not to the
-sum of its parts, and a bound on the seconds of a step is one on its idle joules.
+device that the plan holds (`Target.held`). Both are linear, so the sums over the kernels and copies
+of a plan are those of the plan; where copies run beside kernels, the idle part belongs to the
+length of the whole step, not to the sum of its parts, and a bound on the seconds of a step is one
+on its idle joules.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from .target import Target
 
 
 def idle_joules(seconds: Amount, devices: int, target: Target) -> Amount:
-    """Energy that devices draw in so many seconds, whatever they do."""
-    return seconds * (target.power.idle_watts * devices)
+    """Energy that devices draw in so many seconds, whatever they do; with it that of those of the
+    machine that a plan leaves unused, where they count."""
+    return seconds * (target.power.idle_watts * target.held(devices))
 
 
 def dynamic_joules(
@@ -80,7 +82,7 @@ def collective_dynamic_joules(
     else:
         memory = wire * 2.0  # what is sent is read, and as much is received and written
     nothing = local_bytes * 0.0
-    return dynamic_joules(nothing, memory, wire, nothing, target.devices, target)
+    return dynamic_joules(nothing, memory, wire, nothing, mesh.devices, target)
 
 
 def collective_joules(
@@ -89,11 +91,12 @@ def collective_joules(
     """Energy of one change of layout that runs alone, over all devices: dynamic and idle."""
     seconds = collective_seconds(kind, local_bytes, axes, mesh, target)
     work = collective_dynamic_joules(kind, local_bytes, axes, mesh, target)
-    return work + idle_joules(seconds, target.devices, target)
+    return work + idle_joules(seconds, mesh.devices, target)
 
 
 def dollars(seconds: float, devices: int, target: Target) -> float:
-    """What so many devices cost for so long, at the target's price; 0 where it has none."""
+    """What a plan on so many devices costs for so long, at the target's price: for those that it
+    holds (`Target.held`); 0 where the target has no price."""
     if target.price is None:
         return 0.0
-    return seconds * devices * target.price.dollars_per_device_hour / 3600.0
+    return seconds * target.held(devices) * target.price.dollars_per_device_hour / 3600.0

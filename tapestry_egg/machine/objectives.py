@@ -15,7 +15,7 @@ from tapestry_egg.quantities import BYTES, ENERGY, MONEY, NUMBER, OPERATIONS, TI
 #: Who finds plans that are better in an objective. `search`: every search; it evaluates each
 #: labelling in it. `traffic`: a further search of the same rows, by weights on bytes and flops.
 #: `mesh`: nobody has to; it follows from the mesh. `plan`: nobody looks; it is read off plans that
-#: were found for other reasons. `seconds`: nobody has to; at one price it grows with them.
+#: were found for other reasons. `seconds`: nobody has to; on the same devices it grows with them.
 Finder = Literal["search", "traffic", "mesh", "plan", "seconds"]
 
 
@@ -60,6 +60,12 @@ class Objective:
             )
         return number
 
+    @property
+    def by_devices(self) -> bool:
+        """Whether the number of devices decides it besides what a search counts, energy apart."""
+        named = set(re.findall(r"[a-z_]+", self.formula))
+        return self.finder in ("mesh", "seconds") or not named.isdisjoint(_BY_DEVICES)
+
     def parse(self, amount: str | float, where: str = "") -> float:
         """An amount of it, such as `60GiB`, in base units. Raises ExtractError for none."""
         return self.quantity.parse(amount, self.name, where)
@@ -91,6 +97,8 @@ DOLLARS = Objective(
     "dollars", attrgetter("costs.dollars"), "price per step", "price", MONEY, "seconds"
 )
 DEVICES = Objective("devices", attrgetter("mesh.devices"), "devices", "devices", NUMBER, "mesh")
+
+_BY_DEVICES = (DOLLARS.name, DEVICES.name)
 
 OBJECTIVES_BY_NAME: Mapping[str, Objective] = {
     o.name: o for o in (SECONDS, PEAK_BYTES, JOULES, WIRE_BYTES, FLOPS, DOLLARS, DEVICES)

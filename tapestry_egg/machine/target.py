@@ -18,6 +18,8 @@ from tapestry_egg.machine.tables.files import TableFile
 from tapestry_egg.machine.tables.matmuls import matmul_table
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
+from .combiner import Combiner as Combiner
+from .combiner import read_combiner
 from .power import Clock as Clock
 from .power import Power as Power
 from .power import Price as Price
@@ -27,7 +29,7 @@ from .target_table import Table as Table
 from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
-from .topology import boundaries, factorizations, find_spans, is_chain
+from .topology import boundaries, factorizations, find_spans, is_chain, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Target:
     # nothing runs beside anything.
     overlap_slowdown: float | None = None
     overlaps: bool = False  # whether seconds count on it
+    # Whether devices that a plan leaves unused count in its joules and dollars.
+    idle_counted: bool = False
     clock: Clock | None = None  # None where nothing is known of other clocks than the file's
     mhz: float = 0.0  # the clock that was chosen; 0 is the file's own
     price: Price | None = None
@@ -67,6 +71,7 @@ class Target:
     # As what contractions at default precision read their operands, where not as they are.
     operands: tuple[tuple[str, str], ...] = ()
     split_k: SplitK | None = None  # how its compiler splits products; None where it splits none
+    combiner: Combiner | None = None  # which collectives its compiler makes into one; None: none
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -130,19 +135,26 @@ class Target:
         """The published flop/s of the unit that does the work (see `rate`)."""
         return self.rate(dtype, contraction) / self.flops_efficiency
 
-    def mesh_shapes(self, max_axes: int = 2) -> tuple[MeshShape, ...]:
-        """Every way to lay the devices out as a mesh of at most `max_axes` axes, all larger than 1.
+    def held(self, devices: int) -> int:
+        """How many devices a plan on so many of them keeps powered and paid for."""
+        return self.devices if self.idle_counted else devices
+
+    def mesh_shapes(self, max_axes: int = 2, devices: int | None = None) -> tuple[MeshShape, ...]:
+        """Every way to lay the devices out as a mesh of at most `max_axes` axes, all larger than 1;
+        or the first `devices` of them, a part of the machine (`topology.part`).
 
         Axes are called x, y, z, w, v, u, in that order; the last is the innermost. Left out are
         meshes whose groups would straddle a level or torus dim unevenly (2 hosts of 6 as 3 x 4).
         The mesh of one axis comes first, then those that respect the target's own dims. A single
-        device has the one mesh `1x`. Raises TargetError when `max_axes` is not in 1..6.
+        device has the one mesh `1x`. Raises TargetError when `max_axes` is not in 1..6, and where
+        there is no part of so many devices.
         """
         if not 1 <= max_axes <= len(_AXES):
             raise TargetError(f"a mesh has 1 to {len(_AXES)} axes, not {max_axes}")
-        dims = boundaries(self.shape)
+        shape = self.shape if devices is None else part(self.shape, devices)
+        dims = boundaries(shape)
         found = []
-        for sizes in factorizations(self.devices, max_axes):
+        for sizes in factorizations(prod(shape), max_axes):
             own = boundaries(sizes)
             if is_chain(dims | own):
                 found.append((len(sizes), len(dims - own), sizes))
@@ -152,7 +164,7 @@ class Target:
 
     def is_even(self, mesh: MeshShape) -> bool:
         """Whether no group of a mesh straddles a level or torus dim unevenly."""
-        return is_chain(boundaries(self.shape) | boundaries(mesh.sizes))
+        return is_chain(boundaries(part(self.shape, mesh.devices)) | boundaries(mesh.sizes))
 
     def distinct(self, meshes: Iterable[MeshShape]) -> tuple[MeshShape, ...]:
         """Those meshes of which no earlier one is the same but for the names of its axes.
@@ -180,8 +192,9 @@ class Target:
     def spans(self, mesh: MeshShape, axes: tuple[int, ...]) -> tuple[Span, ...]:
         """How a group over the given mesh axes lies in the network, innermost level first.
 
-        Levels in which the group does not move are left out. Raises TargetError when the mesh has
-        another number of devices, or no such axis.
+        A mesh of fewer devices lies on the first of them (`topology.part`). Levels in which the
+        group does not move are left out. Raises TargetError when the mesh has more devices, or a
+        number of which the machine has no part, or no such axis.
         """
         return find_spans(self.levels, self.shape, mesh, frozenset(axes))
 
@@ -338,6 +351,8 @@ def check_machine(target: Target, where: str) -> None:
         target.clock.check(f"{where}.clock")
     if target.price is not None:
         target.price.check(f"{where}.price")
+    if target.combiner is not None:
+        target.combiner.check(f"{where}.combiner")
     _checked("matmuls", target.matmuls)
     _checked("collectives", target.collectives)
     if any(level.kind == "torus" for level in target.levels[1:]):
@@ -377,6 +392,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         read_as = top.table("operands")
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
     split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
+    combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -430,6 +446,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         collectives=_checked("collectives", collectives),
         operands=operands,
         split_k=split_k,
+        combiner=combiner,
     )
 
 

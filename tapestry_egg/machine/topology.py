@@ -33,7 +33,8 @@ class Level:
     wrap_multiple: int = 0
     wrap_every_dim: bool = False
     base_seconds: float = 0.0  # of a collective of no bytes, before its hops
-    # A step of a ring that gathers or scatters over the whole group, where that was measured.
+    # A step of a ring that gathers or scatters over the whole group, where that was measured; a
+    # message of an all-to-all takes as long.
     ring_seconds: float = 0.0
     # What a device sends where a group spans so many of the level, (count, bytes per second).
     crowded: tuple[tuple[int, float], ...] = ()
@@ -111,6 +112,48 @@ def is_chain(numbers: frozenset[int]) -> bool:
     return all(b % a == 0 for a, b in pairwise(ordered))
 
 
+def part(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """The shape of the first so many devices of a machine: neighbours inside the innermost dim
+    first, whole inner dims before a second place of an outer one.
+
+    `(4, 8)` has the parts `(1, 2)`, `(1, 8)`, `(3, 8)`; there is none of 12 devices. Raises
+    TargetError for a number of which there is none.
+    """
+    taken: list[int] = []
+    left = devices
+    for n in reversed(shape):
+        here = left if left < n else n
+        if here < 1 or left % here:
+            break
+        taken.append(here)
+        left //= here
+    if left != 1 or len(taken) != len(shape):
+        text = "x".join(map(str, shape))
+        raise TargetError(f"{devices} devices are no part of {text}", hint=PARTS)
+    return tuple(reversed(taken))
+
+
+#: What parts a machine has, for messages.
+PARTS = (
+    "A part fills inner levels before it takes from outer ones: 1, 2 or 3 hosts, or some of one."
+)
+
+
+def parts(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The numbers of devices of all parts of a machine of at most `most` devices, rising."""
+    found, inner = {1}, 1
+    for n in reversed(shape):
+        found |= {inner * k for k in range(1, n + 1)}
+        inner *= n
+    return tuple(sorted(n for n in found if n <= most))
+
+
+def even_parts(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Of `parts` those that divide the machine evenly, and the largest, falling."""
+    every = parts(shape, most)
+    return tuple(n for n in reversed(every) if n == every[-1] or prod(shape) % n == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Digit:
     """`count` devices of a group, `stride` apart, along one dim of the target's shape."""
@@ -125,8 +168,11 @@ def find_spans(
     levels: tuple[Level, ...], shape: tuple[int, ...], mesh: MeshShape, axes: frozenset[int]
 ) -> tuple[Span, ...]:
     devices = prod(shape)
-    if mesh.devices != devices:
+    if mesh.devices > devices:
         raise TargetError(f"mesh {mesh} has {mesh.devices} devices, the target has {devices}")
+    whole = shape
+    if mesh.devices < devices:
+        devices, shape = mesh.devices, part(shape, mesh.devices)
     if any(not 0 <= a < len(mesh.sizes) for a in axes):
         raise TargetError(f"mesh {mesh} has no axes {sorted(axes)}")
     group = mesh.parts(tuple(axes))
@@ -140,7 +186,8 @@ def find_spans(
         level = levels[len(shape) - inner]
         if level.kind == "switch":
             return (_switch_span(level, group),)
-        return (_torus_span(level, (devices,), (_Digit(0, devices // group, group),), False),)
+        line = (_Digit(0, devices // group, group),)
+        return (_torus_span(level, (devices,), line, (False,)),)
 
     digits: list[_Digit] = []
     ordered = sorted(cuts)
@@ -158,7 +205,9 @@ def find_spans(
     here = tuple(d for d in digits if d.dim >= first)
     if here and levels[0].kind == "torus":
         moved = tuple(_Digit(d.dim - first, d.stride, d.count) for d in here)
-        spans.append(_torus_span(levels[0], shape[first:], moved, True))
+        # A part of a ring is a line.
+        whole_dims = tuple(a == b for a, b in zip(shape[first:], whole[first:], strict=True))
+        spans.append(_torus_span(levels[0], shape[first:], moved, whole_dims))
     elif here:
         spans.append(_switch_span(levels[0], prod(d.count for d in here)))
     for k, level in enumerate(levels[1:], start=1):
@@ -194,7 +243,10 @@ def _switch_span(level: Level, group: int) -> Span:
 
 
 def _torus_span(
-    level: Level, extents: tuple[int, ...], digits: tuple[_Digit, ...], may_wrap: bool
+    level: Level,
+    extents: tuple[int, ...],
+    digits: tuple[_Digit, ...],
+    may_wrap: tuple[bool, ...],
 ) -> Span:
     """A group along one or more torus dims.
 
@@ -204,11 +256,12 @@ def _torus_span(
     all-to-all among n in a line or ring, ⌊n²/4⌋/n of a device's block crosses the busiest link.
     """
     closes = [level.wrap_multiple > 0 and n % level.wrap_multiple == 0 for n in extents]
+    closes = [a and b for a, b in zip(closes, may_wrap, strict=True)]
     if level.wrap_every_dim and (len(extents) < level.rank or not all(closes)):
         closes = [False] * len(extents)
     rates, hops, exchange = [], 0, 0.0
     for d in digits:
-        ring = may_wrap and closes[d.dim] and d.stride * d.count == extents[d.dim]
+        ring = closes[d.dim] and d.stride * d.count == extents[d.dim]
         rate = level.bytes_per_second * (2 if ring else 1) / d.stride
         rates.append(rate)
         hops += (d.count // 2 if ring else d.count - 1) * d.stride

@@ -15,7 +15,12 @@ from tapestry_egg.metakernels.language.projections import ProjectionForm, RowsTe
 from tapestry_egg.metakernels.language.scopes import Inner, Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.metakernels.signatures.signature import OperationSignature, Passage, Polynomial
+from tapestry_egg.metakernels.signatures.signature import (
+    OperationSignature,
+    Passage,
+    Polynomial,
+    Scratch,
+)
 from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, Row, is_extent
 from tapestry_egg.monoids import monoids, single_monoids
 from tapestry_egg.zspace import Projection, ZRange
@@ -89,7 +94,9 @@ def instantiate(
         fusion=template.fusion,
         measured=_measured(template, names),
         spilled=_spilled(template, names),
+        scratch=_scratch(template, names, priced),
         outside=outside,
+        placed=_placed(template, names, index),
     )
     return Instance(template, signature, names)
 
@@ -253,6 +260,18 @@ def _outside(
     return tuple(out)
 
 
+def _placed(template: Template, names: Names, index: IndexSpace) -> tuple[int, ...]:
+    """The index dims along which the kernel's result depends on where its block lies."""
+    found: list[int] = []
+    for group, text in template.placed.items():
+        dims, value = index.numbers(group), text(names)
+        flags = value if isinstance(value, tuple) else (value,) * len(dims)
+        if len(flags) != len(dims) or not all(isinstance(f, bool) for f in flags):
+            raise text.error(f"{value!r} is not a flag for each of {len(dims)} index dims")
+        found.extend(d for d, flag in zip(dims, flags, strict=True) if flag)
+    return tuple(sorted(found))
+
+
 # Laws and costs
 
 
@@ -313,6 +332,20 @@ def _spilled(template: Template, names: Names) -> float:
     if text is not None and (not isinstance(value, int | float) or not 0.0 <= value < math.inf):
         raise text.error(f"{value!r} is not a number of bytes")
     return float(value)
+
+
+def _scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scratch | None:
+    texts = template.scratch
+    if not texts:
+        return None
+    beside = _polynomial(texts["beside"], scope)
+    if "blocks" not in texts:
+        return Scratch(0.0, (), (), beside)
+    blocks = texts["blocks"](names)
+    if not isinstance(blocks, int | float) or not 0.0 <= blocks < math.inf:
+        raise texts["blocks"].error(f"{blocks!r} is not a number of blocks")
+    scores, row = (_polynomial(texts[k], scope) for k in ("scores", "row"))
+    return Scratch(float(blocks), scores, row, beside)
 
 
 def _reads(

@@ -43,18 +43,22 @@ def templates() -> Mapping[str, tuple[Template, ...]]:
     return _TEMPLATES
 
 
-def add_templates(path: str | Path) -> tuple[Template, ...]:
-    """Read a template file of your own; its entries are tried before those already known.
+def add_templates(path: str | Path, only: str = "") -> tuple[Template, ...]:
+    """Read a template file of your own, or `only` its entries for one kernel; they are tried before
+    those already known, in place of those read from there before.
 
     Returns the entries. Raises TemplateError with `file:line:column` for the first fault in it.
     """
     global _TEMPLATES
     added = read_templates(Path(path))
+    if only:
+        added = tuple(t for t in added if only in t.kernels)
     for template in added:
         template.check()
     with _LOCK:
         _TEMPLATES = _with(templates(), added)
-        _ADDED.append(str(path))
+        if (file := str(Path(path).absolute())) not in _ADDED:
+            _ADDED.append(file)
         _INSTANCES.clear()
         _SIGNATURES.clear()
         _TYPES.clear()
@@ -62,19 +66,22 @@ def add_templates(path: str | Path) -> tuple[Template, ...]:
 
 
 def added() -> tuple[str, ...]:
-    """The template files that this process has read beside those of the package."""
+    """The absolute paths of the template files read beside those of the package."""
     return tuple(_ADDED)
 
 
 def _with(
     known: Mapping[str, tuple[Template, ...]], entries: Sequence[Template]
 ) -> Mapping[str, tuple[Template, ...]]:
-    """What is known and new entries, which are tried first."""
+    """What is known and new entries, which are tried first; those of one file take the place of
+    what was read from it before."""
     own: dict[str, list[Template]] = {}
     for template in entries:
         for kernel in template.kernels:
             own.setdefault(kernel, []).append(template)
-    return {**known, **{k: (*new, *known.get(k, ())) for k, new in own.items()}}
+    files = {template.path for template in entries}
+    rest = {k: tuple(t for t in known.get(k, ()) if t.path not in files) for k in own}
+    return {**known, **{k: (*new, *rest[k]) for k, new in own.items()}}
 
 
 def signature(
@@ -155,6 +162,11 @@ def remember(op: Operation, like: Operation) -> None:
         op.__dict__["_signature"] = like.__dict__["_signature"]
 
 
+def has_local(kernel: str) -> bool:
+    """Whether a kernel has parameters that are others on parts of its operands."""
+    return any(template.local for template in templates().get(kernel, ()))
+
+
 def localize(
     kernel: str,
     params: Mapping[str, Any],
@@ -167,7 +179,7 @@ def localize(
     The shapes are those of the images of that index box. Raises TemplateError where the kernel
     cannot run on such boxes.
     """
-    if sig.opaque:
+    if sig.opaque or not has_local(kernel):
         return dict(params)
     made = _instance(kernel, params, sig.input_types, sig.output_types)
     if made is None:

@@ -68,6 +68,7 @@ class BatchRequest:
     kernels: tuple[str, ...] = ()
     price: float | None = None  # dollars of a device and hour
     overlap: bool | None = None
+    idle: str | None = None  # `free` or `counted`: devices that plans leave unused
 
     def effort(self, workers: int | None) -> Settings:
         """The settings of the pipeline, for a search on so many processors."""
@@ -251,6 +252,7 @@ def optimize_file(
             mesh=MeshShape(*zip(*settings.mesh, strict=True)) if settings.mesh else None,
             pins=dict(settings.pins) or None,
             price=settings.price,
+            idle=settings.idle,
             settings=settings.effort(workers),
             executor=executor,
             on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),

@@ -11,15 +11,17 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult, best_given, merge, original_plan
+from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.of_plans import plan_schedule
 
 from . import omissions
-from .searches import ended_by_clock, for_traffic, search, search_in_turn
+from .searches import ended_by_clock, for_traffic, search, search_by_devices, search_in_turn
 from .state import Question, State
 
 
@@ -31,14 +33,15 @@ def search_problems(state: State) -> State:
         heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
     wanted = Limits.of(heeded)
     columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
-    found = search_in_turn(
-        state.problems, wanted, q.settings, q.executor, q.tell, state.raced, columns
-    )
+    inquire = search_by_devices if q.by_devices else search_in_turn
+    found = inquire(state.problems, wanted, q.settings, q.executor, q.tell, state.raced, columns)
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     if q.settings.front and not found.interrupted:
         notes += omissions.of_programs(state.problems, found.archives, q.settings.gap)
     notes += omissions.of_opaque(q.graph) + omissions.of_objectives(q.objectives)
-    notes += omissions.of_meshes(q.words.unsearched) + omissions.of_overlap(q.machine)
+    left = [s for s in q.words.unsearched if s not in state.shapes]
+    notes += omissions.of_meshes(left) + omissions.of_overlap(q.machine)
+    notes += omissions.of_parts(q.unsearched_parts)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
     results = [MeshResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
@@ -56,9 +59,22 @@ def merge_front(state: State) -> State:
     its own peak and joules."""
     q = state.question
     # What the user's own shardings lead to is a plan like any other.
-    given = best_given(state.results[: len(state.shapes)]) if q.words.said else None
+    given = best_given(state.results[: state.first]) if q.words.said else None
     front = merge(state.results, q.objectives, q.limits, q.machine.spec, q.graph.name)
     return replace(state, front=replace(front, original=original_plan(state.results, given)))
+
+
+def merge_sent(state: State) -> State:
+    """The front with plans as well whose collectives are fewer, where latencies make them faster:
+    several become one."""
+    q = state.question
+    assert state.front is not None
+    if not q.settings.merge:
+        return state
+    front, notes = merge_collectives(
+        state.front, state.results, q.objectives, q.limits, q.machine, q.pairs
+    )
+    return replace(state, front=front, notes=state.notes + notes)
 
 
 def certify_front(state: State) -> State:
@@ -68,13 +84,20 @@ def certify_front(state: State) -> State:
     """
     q = state.question
     assert state.front is not None
-    return replace(state, front=certified(state.front, state.schedules, q.machine, q.limits))
+    return replace(
+        state, front=certified(state.front, state.schedules, q.machine, q.limits, q.pairs)
+    )
 
 
 def certified(
-    front: Front, schedules: Sequence[Schedule], machine: Target, limits: Mapping[str, float]
+    front: Front,
+    schedules: Sequence[Schedule],
+    machine: Target,
+    limits: Mapping[str, float],
+    feedback: Mapping[int, int] | None = None,
 ) -> Front:
-    """The plans of a front that are legal, cost what they say and keep the limits."""
+    """The plans of a front that are legal, cost what they say and keep the limits; `feedback` is
+    that of the schedules."""
     from tapestry_egg.extract.certify.certificate import certify_all
 
     refused: list[ExtractError] = []
@@ -85,8 +108,12 @@ def certified(
         if isinstance(verdict, ExtractError):
             warnings.warn(f"a plan is left out: {verdict}", stacklevel=5)
             front = replace(front, original=None)
-    for schedule in schedules:
-        own = [p for p in front.plans if p.body.graph is schedule.program.bodies[0].graph]
+    ordered: list[tuple[Schedule, list[Plan]]] = [
+        (s, [p for p in front.plans if not p.body.merged and p.graph is s.program.bodies[0].graph])
+        for s in schedules
+    ]
+    ordered += [(plan_schedule(p.body, feedback or {}), [p]) for p in front.plans if p.body.merged]
+    for schedule, own in ordered:
         for p, verdict in zip(own, certify_all(own, schedule, machine, limits), strict=True):
             if isinstance(verdict, ExtractError):
                 refused.append(verdict)
@@ -108,7 +135,7 @@ def tell_origins(state: State) -> State:
     q = state.question
     notes = state.notes
     if q.words.fixed.contract is not None and q.settings.front and not state.interrupted:
-        archives = [r.archive for r in state.results[: len(state.shapes)]]
+        archives = [r.archive for r in state.results[: state.first]]
         cost = contract_cost(state.free, archives, q.words.fixed.contract)
         notes += (cost,) if cost else ()
     front = state.front

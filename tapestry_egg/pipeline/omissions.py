@@ -35,6 +35,18 @@ def of_meshes(left: Sequence[MeshShape]) -> tuple[str, ...]:
     return _told(len(left), f"mesh shape {what} was", f"mesh shapes {what} were", "not searched")
 
 
+def of_parts(left: Sequence[int]) -> tuple[str, ...]:
+    """What is said of numbers of devices that do not divide the machine's."""
+    if not left:
+        return ()
+    some = ", ".join(map(str, left[:3])) + (", ..." if len(left) > 3 else "")
+    what = "of devices that the machine's is no multiple of"
+    return (
+        f"{_count(len(left), 'number', 'numbers')} {what} ({some}) "
+        f"{'was' if len(left) == 1 else 'were'} not searched",
+    )
+
+
 def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
     """What is said of forms that the rules made of a program: of all `found`, so many are
     `searched`; and of its loops and branches that were left as they are written."""
@@ -76,6 +88,7 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "kinds of change to the program that looked worth a trial were",
             "not tried",
         ),
+        *_of_batches(found[0]),
         *_told(
             found[0].wide,
             "operation of more operands than rules see was",
@@ -83,6 +96,14 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "left as written",
         ),
     )
+
+
+def _of_batches(first: Form) -> tuple[str, ...]:
+    """What is said of micro-batches, of which the first form tells."""
+    if first.whole:
+        return (f"no micro-batches were searched: {first.whole} needs the whole batch",)
+    one, many = "other number of micro-batches was", "other numbers of micro-batches were"
+    return _told(first.counts, one, many, "not searched")
 
 
 def of_race(beaten: int) -> tuple[str, ...]:
@@ -157,8 +178,8 @@ def of_overlap(machine: Target) -> tuple[str, ...]:
         return ()
     return (
         "collectives run beside kernels from one place each (sums from where they are made, others "
-        "one large kernel before their reader): other places were not searched, collectives that a "
-        "compiler merges are counted apart, and its options are left to the user",
+        "one large kernel before their reader): other places were not searched, and options of "
+        "compilers are left to the user",
     )
 
 
@@ -200,6 +221,18 @@ def of_rows(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
     return (f"of {' and '.join(what)} on {meshes}, no more than {ROWS} ways each were searched",)
 
 
+def of_sums(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
+    """What is said of sums inside kernels that are not combined there: another one is, or every
+    reader computes the kernel again."""
+    most = max((s.uncombined for s in choices), default=0)
+    return _told(
+        most,
+        "sum inside a kernel, with another one or in one that its readers compute again, was",
+        "sums inside kernels, with others or in some that their readers compute again, were",
+        "not tried as what one collective combines for all of its operands",
+    )
+
+
 def of_endings(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
     """What is said of copies that several readers share, and that are dropped after one of them: of
     the problem in which most values have fewer such readers than could be."""
@@ -220,7 +253,8 @@ def of_copies(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
         return ()
     return (
         f"of {_count(most, 'value', 'values')} no copies were tried as shared ones but those "
-        "that gathers and sums make, or one collective of what a kernel made",
+        "that gathers and sums make, or one collective of what a kernel made; none was made early "
+        "for one reader",
     )
 
 

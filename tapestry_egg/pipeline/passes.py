@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.extract.problem.boundary import restrict
+from tapestry_egg.extract.problem.sizes import entries_of_three_axes
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.objectives import PEAK_BYTES
+from tapestry_egg.plans.plan import parts_of_batch
 from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.forms import Form
-from tapestry_egg.rewrite.fused_forms import forms_with_streams
+from tapestry_egg.rewrite.fused_forms import batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
 from tapestry_egg.schedule.kernels import Schedule, scheduled
@@ -20,10 +24,13 @@ from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare
 
 from . import omissions
-from .state import State
+from .settings import FIRST_AXES
+from .state import Question, State
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
+
+T = TypeVar("T")
 
 
 def choose_shapes(state: State) -> State:
@@ -46,13 +53,15 @@ def quickly(
     user's own mesh any that those lack that divide its axes. Very long programs are searched on few
     axes only.
     """
-    axes = [len(shape.sizes) for shape in shapes]
-    if not long:
-        return tuple([s for s, n in zip(shapes, axes, strict=True) if n == max(axes)]), ()
-    few = tuple([s for s, n in zip(shapes, axes, strict=True) if n == min(axes)])
-    if len(few) == len(shapes):
+    axes: dict[int, list[int]] = {}  # of the meshes of so many devices
+    for shape in shapes:
+        axes.setdefault(shape.devices, []).append(len(shape.sizes))
+    end = min if long else max
+    few = tuple([s for s in shapes if len(s.sizes) == end(axes[s.devices])])
+    if not long or len(few) == len(shapes):
         return few, ()
-    words = f"{size} operations: only meshes of {min(axes)} axis were searched"
+    least = min(map(min, axes.values()))
+    words = f"{size} operations: only meshes of {least} axis were searched"
     return few, (words,)
 
 
@@ -72,17 +81,25 @@ def find_forms(state: State) -> State:
         q.settings.least_gain,
         slower=q.settings.front,
         room=room,
+        batches=lambda form: batched(form, q.machine, q.settings.micro_batches, _most_bytes(q)),
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
     if not q.settings.front:  # the cheapest, second if there is another than the given one
-        found = found[:2][-1:]
+        split = tuple([f for f in found if any(parts_of_batch(r) is not None for r in f.rules)])
+        found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
     reads = dict(q.machine.operands)
     found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
     notes = state.notes + omissions.of_forms(every, len(found))
     return replace(state, forms=found, timeline=timeline, notes=notes)
+
+
+def _most_bytes(q: Question) -> float:
+    """What a device may hold: the user's limit, or what the machine has."""
+    usable = math.inf if q.machine.usable_bytes is None else float(q.machine.usable_bytes)
+    return min(usable, q.limits.get(PEAK_BYTES.name, math.inf))
 
 
 def schedule_units(state: State) -> State:
@@ -95,9 +112,8 @@ def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time."""
     q = state.question
-    second = state.forms[1:2]
-    fastest = 1 if second and not (second[0].slower or second[0].extra) else 0
-    form, schedule = state.forms[fastest], state.schedules[fastest]
+    best = fastest(state)
+    form, schedule = state.forms[best], state.schedules[best]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
     q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0))
@@ -172,7 +188,7 @@ def join_units(state: State) -> State:
         if fixed.contract is not None and not form:
             free.append(restrict(every, replace(fixed, bounded=False)))
         made.append(restrict(every, fixed))
-    notes = state.notes + omissions.of_rows(made)
+    notes = state.notes + omissions.of_rows(made) + omissions.of_sums(made)
     return replace(state, choices=tuple(made), free=tuple(free), notes=notes)
 
 
@@ -183,3 +199,84 @@ def pose_problems(state: State) -> State:
     problems = tuple(assemble(choices) for choices in state.choices)
     left = omissions.of_endings(problems) + omissions.of_copies(problems)
     return replace(state, problems=problems, notes=state.notes + left)
+
+
+def add_axes(state: State) -> State:
+    """Networks on meshes of three axes as well, where a machine's network has several dims and the
+    tables of these, told from those of fewer axes, are small enough: of the form that takes the
+    least time on one device."""
+    form = fastest(state)
+    shapes = _small_enough(state, form)
+    if not shapes:
+        return state
+    q = state.question
+
+    def tell(phase: Phase) -> None:
+        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
+
+    own = replace(
+        state,
+        question=replace(q, tell=tell),
+        shapes=shapes,
+        forms=(state.forms[form],),
+        schedules=(state.schedules[form],),
+        notes=(),
+    )
+    for each in (encode_facts, derive_strategies, join_units, pose_problems):
+        own = each(own)
+    others = len(state.forms) - 1
+    left = (f"meshes of three axes were searched for 1 of {others + 1} forms",) if others else ()
+    return replace(
+        state,
+        shapes=(*state.shapes, *shapes),
+        finer=len(shapes),
+        finer_form=form,
+        encodings=woven(state, form, state.encodings, own.encodings),
+        strategies=woven(state, form, state.strategies, own.strategies),
+        choices=woven(state, form, state.choices, own.choices),
+        free=state.free if form else (*state.free, *own.free),
+        problems=woven(state, form, state.problems, own.problems),
+        timeline=own.timeline,
+        notes=tuple(dict.fromkeys((*state.notes, *own.notes, *left))),
+    )
+
+
+def woven(state: State, form: int, a: tuple[T, ...], b: tuple[T, ...]) -> tuple[T, ...]:
+    """What is there for all networks, and what there is of one form on further shapes: after those
+    of this form on all other shapes."""
+    after = (form + 1) * len(state.shapes)
+    return (*a[:after], *b, *a[after:])
+
+
+def fastest(state: State) -> int:
+    """The place of the form that takes the least time on one device: the first or the second."""
+    second = state.forms[1:2]
+    return 1 if second and not (second[0].slower or second[0].extra) else 0
+
+
+# Entries that the tables of all networks of three axes may have together, by prediction. Half a
+# million take some two seconds to make; a search divides its work by the root of their number.
+THREE_AXES = 2_500_000
+
+
+def finer_shapes(state: State) -> tuple[MeshShape, ...]:
+    """Mesh shapes of one axis more than was searched first, where a machine's network has several
+    dims and nothing was said of axes: those first that keep to the dims of the network."""
+    q = state.question
+    several = sum(n > 1 for n in q.machine.shape) > 1
+    if q.settings.max_axes is not None or not q.settings.front or not several:
+        return ()
+    most = state.shapes[0].devices
+    axes = FIRST_AXES + 1
+    return tuple(s for s in q.words.unsearched if len(s.sizes) == axes and s.devices == most)
+
+
+def _small_enough(state: State, form: int) -> tuple[MeshShape, ...]:
+    """Those of them that are worth their tables."""
+    finer, count = finer_shapes(state), len(state.shapes)
+    if not finer:
+        return ()
+    own = state.problems[form * count :][:count]
+    most = state.shapes[0].devices
+    each = entries_of_three_axes([p for p in own if p.choices.mesh.devices == most])
+    return finer[: int(THREE_AXES // each)]

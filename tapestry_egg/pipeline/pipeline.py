@@ -23,7 +23,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
-from . import fronts, passes, verify
+from . import finer, fronts, passes, verify
 from .question import read_question
 from .settings import Settings
 from .stages import Stage
@@ -50,6 +50,9 @@ class Pass:
         return self.run.__name__
 
 
+# What is made of every form on every mesh shape.
+NETWORKS = ("encodings", "strategies", "choices", "free", "problems")
+
 #: From a question to a front. Rules work twice: on the program as a whole (`forms`), where they
 #: find others that compute the same, and on the facts of each form on each mesh (`strategies`).
 PASSES = (
@@ -61,8 +64,11 @@ PASSES = (
     Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies),
     Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
     Pass("extract", ("problems",), passes.pose_problems, verify.problems),
+    Pass("extract", ("shapes", *NETWORKS), passes.add_axes, verify.problems),
     Pass("extract", ("results",), fronts.search_problems, verify.results),
+    Pass("extract", ("shapes", *NETWORKS, "results"), finer.search_nearby, verify.results),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
+    Pass("extract", ("front",), fronts.merge_sent, verify.front),
     Pass("extract", ("front",), fronts.certify_front, verify.front),
     Pass("extract", ("front",), fronts.tell_origins, verify.front),
 )
@@ -89,6 +95,7 @@ def optimize(
     on_progress: Progress | None = None,
     keep_stages: bool = False,
     price: float | None = None,
+    idle: str | None = None,
 ) -> Front:
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
 
@@ -99,9 +106,10 @@ def optimize(
     books to those of `books`. `state` pairs outputs with the inputs that they become in the next
     call, by path or prefix; donated inputs pair by themselves. `pins` fixes the layouts of inputs
     by path or prefix (`{"[0]['w']": (None, "x")}`, see `extract/problem/pins.py`), and so those of
-    the outputs that feed back to them; `in_shardings` and `out_shardings` do so as in `jax.jit`,
-    and the program's own constraints hold inside. Rules that change rounding are used only with
-    `numerics="relaxed"`. Every rule is verified before it is used.
+    the outputs that feed back to them, and of values inside and results (`"%12"`, `"train.py:17"`,
+    `"result[1]"`, see `extract/problem/value_pins.py`); `in_shardings` and `out_shardings` do so
+    as in `jax.jit`, and the program's own constraints hold inside. Rules that change rounding are
+    used only with `numerics="relaxed"`. Every rule is verified before it is used.
     `mesh` (a JAX mesh or a `MeshShape`) is a contract: what crosses the boundary is laid out by its
     axes, and inside plans may divide them. Without it, shardings or constraints that name one mesh
     do. Without any, or with `mesh_shapes`, meshes are the plan's own affair.
@@ -111,6 +119,11 @@ def optimize(
     the front holds what was found until then; its `notes` say so. With `keep_stages` what every
     pass made is kept in `Front.stages`. `price` is in dollars per device and hour, in place of the
     target's own; the objective `dollars` and limits on it need one.
+    Plans have all devices of the target, unless `devices` or `dollars` are objectives (or in a
+    formula that is one) or limited (`{"devices": 4}`): then those on parts of the machine are
+    searched, too, neighbours inside a host first (`machine/topology.py`). What a plan leaves unused
+    draws nothing and costs nothing (`idle="free"`), or idle power and the price (`idle="counted"`);
+    default: as the target says, which is `free` in files.
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
     """
@@ -131,6 +144,7 @@ def optimize(
         executor=executor,
         tell=on_progress,
         price=price,
+        idle=idle,
     )
     done, stages = run_passes(State(question), PASSES, keep_stages)
     assert done.front is not None, "the last passes make it"
@@ -154,7 +168,8 @@ def run_passes(
         telling.close()
         if keep:
             for name in each.makes:
-                stages[name] = Stage(each.verb, name, getattr(state, name))
+                verb = stages[name].verb if name in stages else each.verb
+                stages[name] = Stage(verb, name, getattr(state, name))
     return state, stages
 
 

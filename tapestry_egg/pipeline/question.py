@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.errors import TargetError
+from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.problem.pins import Pins
+from tapestry_egg.extract.problem.value_pins import constrained, split_pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import (
+    DEVICES,
     DOLLARS,
+    JOULES,
     OBJECTIVES_BY_NAME,
     Objective,
     amounts,
     objective,
 )
 from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.machine.topology import even_parts, parts
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
 from tapestry_egg.rules.verify.trust import ensure_verified
@@ -58,6 +63,7 @@ def read_question(
     executor: Executor | None = None,
     tell: Progress | None = None,
     price: float | None = None,
+    idle: str | None = None,
 ) -> Question:
     """What `optimize` is asked. Raises TargetError, RuleError, GraphError and ExtractError for what
     does not fit; every rule is verified before it is used."""
@@ -70,9 +76,17 @@ def read_question(
     if price is not None:
         machine = machine.at_price(price)
     machine = replace(machine, overlaps=settings.overlap)
+    if idle is not None:
+        machine = replace(machine, idle_counted=_idle_counted(idle))
     bounds = amounts(limits)
     _check_price(machine, (*objectives, *bounds))
+    wanted = tuple(k if k in OBJECTIVES_BY_NAME else objective(k) for k in objectives)
+    counts, omitted = _devices(machine, wanted, bounds, settings.front)
     program, block_graph = _split(graph)
+    pins, inside = split_pins(block_graph, pins)
+    if inside:
+        block_graph = constrained(block_graph, inside)
+        program = replace(program, graph=block_graph)
     sets = permitted(load_books(books), numerics)
     ensure_verified(sets, executor)
     words = read_words(
@@ -83,13 +97,15 @@ def read_question(
         in_shardings,
         out_shardings,
         mesh_shapes,
-        settings.max_axes,
+        settings.first_axes,
+        counts,
+        [p.pin for p in inside],
     )
     return Question(
         graph=block_graph,
         program=program,
         machine=machine,
-        objectives=tuple(k if k in OBJECTIVES_BY_NAME else objective(k) for k in objectives),
+        objectives=wanted,
         limits=bounds,
         books=tuple(sets),
         words=words,
@@ -98,7 +114,44 @@ def read_question(
         executor=executor,
         tell=tell or _silent,
         named_shapes=mesh_shapes is not None,
+        unsearched_parts=omitted if words.fixed.contract is None and not mesh_shapes else (),
     )
+
+
+def _idle_counted(idle: str) -> bool:
+    if idle not in ("free", "counted"):
+        raise ExtractError(
+            f"{idle!r:.40} is neither free nor counted",
+            where="idle",
+            hint="Devices that a plan leaves unused draw nothing, or what idle ones draw.",
+        )
+    return idle == "counted"
+
+
+def _devices(
+    machine: Target,
+    objectives: Sequence[str | Objective],
+    limits: Mapping[str, float],
+    front: bool,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of devices that plans may have, falling, and those of parts that are left out.
+
+    All of the machine's, unless fewer are better in an objective or asked for by a limit. Without
+    energy or the number itself among the objectives, and where only the fastest plan is wanted,
+    devices whose number divides another are no better than that: what runs on them runs on more as
+    fast, and as small, several times over. Raises ExtractError where no part is small enough.
+    """
+    most = int(min(limits.get(DEVICES.name, math.inf), machine.devices))
+    asked = [objective(k) for k in (*objectives, *limits) if k != DEVICES.name or k in objectives]
+    if most < 1:
+        raise ExtractError("no plan has less than one device", where="limits")
+    if most == machine.devices and not any(o.by_devices for o in asked):
+        return (most,), ()
+    found = even_parts(machine.shape, most)
+    fewer = any(o.by_devices or o == JOULES or o.finder == "plan" for o in asked)
+    if not front or not fewer:
+        return tuple(n for n in found if not any(m > n and m % n == 0 for m in found)), ()
+    return found, tuple(n for n in parts(machine.shape, most) if n not in found)
 
 
 def _check_price(machine: Target, asked: Sequence[str | Objective]) -> None:

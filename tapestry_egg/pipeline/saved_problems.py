@@ -51,7 +51,7 @@ def problems_of(
         settings=settings or Settings(),
         tell=on_progress,
     )
-    until = next(k for k, each in enumerate(PASSES) if "problems" in each.makes)
+    until = max(k for k, each in enumerate(PASSES) if "problems" in each.makes)
     done, _ = run_passes(State(question), PASSES[: until + 1])
     for k, posed in enumerate(done.problems):
         yield done.at(k), posed.problem

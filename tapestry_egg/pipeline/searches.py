@@ -55,6 +55,23 @@ def search_in_turn(
     numbered `raced` come last. Of them only the ends are searched at first; those of which bounds
     prove that they hold nothing better in the objectives `wanted` are not searched any further.
     """
+    nothing = np.zeros((0, 3))
+    found, beaten = _in_turn(problems, limits, settings, executor, tell, raced, wanted, nothing)
+    return replace(found, notes=found.notes + omissions.of_race(beaten))
+
+
+def _in_turn(
+    problems: Sequence[PlanProblem],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+    raced: Sequence[int],
+    wanted: Sequence[int],
+    beside: Floats,
+) -> tuple[Searched, int]:
+    """`search_in_turn` for what is better than plans of costs `beside` [plans, 3] that other
+    problems have; and how many problems were not searched to their end."""
     from tapestry_egg.extract.search.worker import Searched, weight
 
     twice = [RULE in p.choices.schedule.program.rules for p in problems]
@@ -71,7 +88,7 @@ def search_in_turn(
         nonlocal notes
         if not mine or INTERRUPTED in notes:
             return
-        rivals = _known(archives)
+        rivals = np.concatenate([beside, _known(archives)])
         own = replace(
             settings, seconds=settings.most_seconds * share, work=settings.most_work * share
         )
@@ -86,11 +103,45 @@ def search_in_turn(
         mine = [k for k in first if twice[k] == again]
         turn(mine, (1.0 - late) * sum(weights[k] for k in mine) / total)
     turn(raced, _ENDS * late, ends=True)
-    points = _known(archives)
+    points = np.concatenate([beside, _known(archives)])
     left = [k for k in raced if not is_beaten(archives[k], points, settings.gap, wanted)]
     turn(left, (1.0 - _ENDS) * late)
-    notes += omissions.of_race(len(raced) - len(left))
-    return Searched(archives, notes)
+    return Searched(archives, notes), len(raced) - len(left)
+
+
+def search_by_devices(
+    problems: Sequence[PlanProblem],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+    raced: Sequence[int] = (),
+    wanted: Sequence[int] = (0, 1, 2),
+) -> Searched:
+    """`search_in_turn` for those of the fewest devices first, then of more: there only what is
+    better than all on fewer devices is looked for, here also what is worse than on more."""
+    from tapestry_egg.extract.search.worker import Searched, weight
+
+    devices = [p.choices.mesh.devices for p in problems]
+    total = sum(weight(p.problem) for p in problems)
+    archives = [Archive() for _ in problems]
+    notes: tuple[str, ...] = ()
+    beaten = 0
+    for n in sorted(set(devices)):
+        mine = [k for k, own in enumerate(devices) if own == n]
+        share = sum(weight(problems[k].problem) for k in mine) / total
+        own = replace(
+            settings, seconds=settings.most_seconds * share, work=settings.most_work * share
+        )
+        late = [mine.index(k) for k in raced if k in mine]
+        some, known = [problems[k] for k in mine], _known(archives)
+        found, others = _in_turn(some, limits, own, executor, tell, late, wanted, known)
+        notes, beaten = notes + found.notes, beaten + others
+        for k, archive in zip(mine, found.archives, strict=True):
+            archives[k] = archive
+        if found.interrupted:
+            break
+    return Searched(archives, tuple(dict.fromkeys(notes)) + omissions.of_race(beaten))
 
 
 def _known(archives: Sequence[Archive]) -> Floats:
@@ -102,7 +153,11 @@ def ended_by_clock(settings: Settings, archives: Sequence[Archive]) -> tuple[str
     """What a front says of a search that time ended before its work was done."""
     if not any(archive.by_clock for archive in archives):
         return ()
+    from tapestry_egg.extract.search.settling import LONGEST
+
     ends = f"the time limit of {settings.most_seconds:.4g} s"
+    if settings.most_seconds > LONGEST:
+        ends += f", or of {LONGEST:.4g} s for one integer program,"
     if settings.patience < math.inf:
         ends += f", or {settings.patience:.4g} s without gain,"
     return (f"{ends} ended the search; another run may give another front",)

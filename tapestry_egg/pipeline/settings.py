@@ -12,6 +12,8 @@ from tapestry_egg.shard.strategies import Budget
 
 #: Units of search, each about what one processor does in a second, where nothing else is asked for.
 WORK = 90.0
+#: Mesh axes at most, on all machines and for all programs, where nothing else is asked for.
+FIRST_AXES = 2
 # A limit of time that nobody asked for is so many times as far away as the work should take, and no
 # nearer than so many seconds.
 _FAR, _LEAST = 20.0, 600.0
@@ -20,7 +22,8 @@ _FAR, _LEAST = 20.0, 600.0
 @dataclass(frozen=True)
 class Settings:
     """How hard to work: units of `work` for the search over all mesh shapes, how many `prices` of
-    memory it tries first and `steps` at each, mesh axes at most, and budgets of the rules:
+    memory it tries first and `steps` at each, `max_axes` of a mesh at most (None: two, and three
+    where a machine's network has several dims and tables stay small), and budgets of the rules:
     `algebra` on the program, `budget` on each mesh shape.
 
     Work is counted in what a search touches (rows, entries of tables, iterations of solvers): a
@@ -34,26 +37,30 @@ class Settings:
     Other forms of the program share the work of the search: two that save more than the share
     `least_gain` of the seconds on one device, and whatever else the rules hold, as many as have
     `forms` operations together. At most `recompute` forms are searched that compute values of it a
-    second time to hold less memory. A search ends early where every
-    plan is within the share `gap` of its bound. Every mesh shape is searched from `seeds` seeds,
-    `seed` and those after it, on `workers` processors (None: all). Without `front` only the fastest
-    plan is looked for: among the plans of the form that takes least on one device, and further only
-    where that plan is not within the limits.
+    second time to hold less memory. Programs whose batch can be split over time are searched in
+    `micro_batches` of it, too: in each of these numbers that divides it (none: not at all), or in a
+    few that are chosen by what they save on one device and by limits on memory. A search ends early
+    where every plan is within the share `gap` of its bound. Every mesh shape is searched from
+    `seeds` seeds, `seed` and those after it, on `workers` processors (None: all). Without `front`
+    only the fastest plan is looked for: among the plans of the form that takes least on one device,
+    and further only where that plan is not within the limits.
 
     With `overlap` seconds are a longest path, in which collectives run beside kernels as far as the
     target's file lets them and their bytes are in memory from where they are issued; without it
-    they are the sum of all kernels and collectives, one after another.
+    they are the sum of all kernels and collectives, one after another. Without `merge` no
+    collectives are made into one where that makes plans faster.
     """
 
     seconds: float | None = None
     prices: int = 16
     steps: int = 4
-    max_axes: int = 2
+    max_axes: int | None = None
     budget: Budget = field(default_factory=Budget)
     algebra: Budget = BUDGET
     least_gain: float = LEAST_GAIN
     recompute: int = MOST_FORMS
     forms: int = OPERATIONS
+    micro_batches: tuple[int, ...] | None = None
     gap: float = 0.004
     patience: float = float("inf")
     seed: int = 0
@@ -62,6 +69,12 @@ class Settings:
     front: bool = True
     work: float | None = None
     overlap: bool = False
+    merge: bool = True
+
+    @property
+    def first_axes(self) -> int:
+        """Mesh axes at most before it is known how large tables are."""
+        return FIRST_AXES if self.max_axes is None else self.max_axes
 
     @property
     def most_work(self) -> float:

@@ -12,7 +12,7 @@ from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.objectives import Objective
+from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Progress
 from tapestry_egg.rewrite.forms import Form
@@ -46,6 +46,12 @@ class Question:
     executor: Executor | None
     tell: Progress
     named_shapes: bool = False  # whether the caller chose the mesh shapes
+    unsearched_parts: tuple[int, ...] = ()  # numbers of devices that are not searched
+
+    @property
+    def by_devices(self) -> bool:
+        """Whether plans are compared by how many devices they have, or by what those cost."""
+        return any(objective(k).by_devices for k in self.objectives)
 
     @property
     def long(self) -> bool:
@@ -77,19 +83,41 @@ class State:
     results: tuple[MeshResult, ...] = ()
     front: Front | None = None
     interrupted: bool = False
+    finer: int = 0  # so many of the shapes, the last, have more axes than was asked for
+    finer_form: int = 0  # the form that is searched on those
     timeline: tuple[Tick, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
     def networks(self) -> tuple[tuple[int, int], ...]:
         """The forms and shapes, by their places, that are searched together: those of the first
-        form on all shapes, then those of the second."""
-        return tuple((f, s) for f in range(len(self.forms)) for s in range(len(self.shapes)))
+        form on all shapes, then those of the second; one form only on shapes of more axes than was
+        asked for."""
+        shapes, asked = range(len(self.shapes)), len(self.shapes) - self.finer
+        return tuple(
+            (f, s)
+            for f in range(len(self.forms))
+            for s in shapes
+            if s < asked or f == self.finer_form
+        )
+
+    @property
+    def first(self) -> int:
+        """How many networks are of the first form: those numbered below it."""
+        return sum(form == 0 for form, _ in self.networks)
 
     @property
     def raced(self) -> tuple[int, ...]:
-        """The networks that are searched only if they may hold something better than others."""
-        return tuple(k for k, (f, _) in enumerate(self.networks) if self.forms[f].extra)
+        """The networks that are searched only if they may hold something better than others: of
+        forms that one device would not choose, of fewer devices where those are no aim, and of
+        more axes than was asked for."""
+        most = max(shape.devices for shape in self.shapes)
+        fewer = [not self.question.by_devices and shape.devices < most for shape in self.shapes]
+        return tuple(
+            k
+            for k, (f, s) in enumerate(self.networks)
+            if self.forms[f].extra or fewer[s] or s >= len(self.shapes) - self.finer
+        )
 
     def at(self, k: int) -> str:
         """Which form on which shape entry k is of: `2x×4y form 2`."""

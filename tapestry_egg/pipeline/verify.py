@@ -6,19 +6,26 @@ tapestry-egg, told with the entry at fault.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import verify_graph
+from tapestry_egg.machine.objectives import DEVICES
+from tapestry_egg.machine.topology import parts
 
 from .state import State
 
 
 def shapes(state: State) -> None:
-    """There is a mesh shape, and each has all of the machine's devices."""
+    """There is a mesh shape, and each has a part of the machine's devices that plans may have."""
     _holds(bool(state.shapes), "no mesh shape", "mesh shapes")
+    machine, named = state.question.machine, state.question.named_shapes
+    most = state.question.limits.get(DEVICES.name, math.inf)
     for shape in state.shapes:
-        _holds(shape.devices == state.question.machine.devices, "other devices", str(shape))
+        is_part = shape.devices in parts(machine.shape, machine.devices)
+        _holds(is_part and (named or shape.devices <= most), "other devices", str(shape))
 
 
 def _holds(fact: bool, what: str, where: str) -> None:
@@ -101,9 +108,15 @@ def choices(state: State) -> None:
 
 
 def problems(state: State) -> None:
-    """Tables of the right shapes, no cost below zero, and no moment outside the program."""
+    """One for every form on every mesh shape: tables of the right shapes, no cost below zero, and
+    no moment outside the program."""
+    _holds(len(state.problems) == len(state.networks), "missing", "problems")
     for k, posed in enumerate(state.problems):
         problem, where = posed.problem, f"problem of {state.at(k)}"
+        form, shape = state.networks[k]
+        own = posed.choices.mesh == state.shapes[shape]
+        own = own and posed.choices.schedule is state.schedules[form]
+        _holds(own, "of another form or mesh", where)
         for x in problem.variables:
             _holds(len(x.seconds) == len(x.joules) > 0, f"{x.name} has no rows", where)
             _holds(bool((x.seconds >= 0).all()), f"{x.name} costs less than nothing", where)

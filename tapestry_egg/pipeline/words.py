@@ -57,12 +57,16 @@ def read_words(
     out_shardings: Any,
     mesh_shapes: Sequence[MeshShape] | None,
     max_axes: int,
+    devices: Sequence[int] = (),
+    inside: Sequence[Pin] = (),
 ) -> Words:
-    """Read the keywords of `optimize` that speak of layouts, and the program's constraints.
+    """Read the keywords of `optimize` that speak of layouts, and the program's constraints, among
+    which those are that stand for pins of values `inside` it.
 
-    Warns once of constraints that no mesh can heed. Raises TargetError for a mesh of another number
-    of devices than the target's, and for axes that no mesh has; ExtractError for pins and shardings
-    that do not fit the program, or each other.
+    `devices` are the numbers of them that plans may have (default: all), the largest first. Warns
+    once of constraints that no mesh can heed. Raises TargetError for a mesh of another number of
+    devices than the target's, and for axes that no mesh has; ExtractError for pins and shardings
+    that do not fit the program, or each other, and for a mesh of more devices than plans may have.
     """
     from tapestry_egg.extract.problem.shardings import (
         input_shardings,
@@ -81,29 +85,43 @@ def read_words(
     contract = None
     if not mesh_shapes or mesh is not None:
         contract = _contract(mesh, meshes_of([*ins, *outs]), graph, machine)
+    counts = tuple(devices) or (machine.devices,)
     if contract is None:
-        shapes = tuple(mesh_shapes or machine.mesh_shapes(max_axes))
-        every = shapes if mesh_shapes else machine.mesh_shapes(_MOST_COUNTED)
+        shapes = tuple(mesh_shapes or _of_devices(machine, counts, max_axes))
+        every = shapes if mesh_shapes else _of_devices(machine, counts, _MOST_COUNTED)
+        for shape in mesh_shapes or ():
+            machine.is_even(shape)  # raises where the machine has no part of so many devices
         # Pins name axes; without them, meshes that differ in names alone are one.
         if not (mesh_shapes or given or next(constraints(graph), None)):
             shapes, every = machine.distinct(shapes), machine.distinct(every)
     else:
+        if contract.devices > counts[0]:
+            raise ExtractError(
+                f"the mesh {contract} has {contract.devices} devices, plans may have {counts[0]}",
+                where="limits",
+                hint="Leave the mesh to the plan, or name one of fewer devices on such a target.",
+            )
         every = _of_contract(contract, machine, mesh_shapes, _MOST_COUNTED)
         shapes = _of_contract(contract, machine, mesh_shapes, max_axes)
     own = {(p.output, p.position) for p in given}
     for p in constrained_outputs(graph):
         if (p.output, p.position) not in own and _readable(p, shapes, contract):
             given.append(p)
-    shapes = fitting(given, shapes, contract)
+    shapes = fitting([*given, *inside], shapes, contract)
     if contract is not None:
         shapes = _few(shapes, contract, graph)
     most = max(len(s.sizes) for s in shapes)
-    left = [s for s in every if len(s.sizes) > most and _fits(given, s, contract)]
+    left = [s for s in every if len(s.sizes) > most and _fits([*given, *inside], s, contract)]
     notes = left_out(graph, shapes, contract)
     for words in notes:
         warnings.warn(words, stacklevel=4)
     said = bool(given or next(constraints(graph), None))
     return Words(Fixed(_once(given), contract), shapes, tuple(notes), said, tuple(left))
+
+
+def _of_devices(machine: Target, counts: Sequence[int], max_axes: int) -> tuple[MeshShape, ...]:
+    """The mesh shapes of every number of devices, in turn."""
+    return tuple(shape for n in counts for shape in machine.mesh_shapes(max_axes, n))
 
 
 def _contract(

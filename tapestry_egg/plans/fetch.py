@@ -28,7 +28,8 @@ class Fetch:
     `copy`      made here from the produced value, through `steps`
 
     `keep` says that the copy made here serves later readers. `again` says that an earlier reader
-    already moved the same bytes, so that a compiler must be kept from merging the two.
+    already moved the same bytes, so that a compiler must be kept from merging the two. `merged`
+    numbers the collective, from 1 on, that makes the copy with others (`BodyPlan.merged`).
     """
 
     value: int
@@ -38,6 +39,7 @@ class Fetch:
     steps: tuple[Change, ...] = ()
     keep: bool = False
     again: bool = False
+    merged: int = 0
 
     @property
     def moves(self) -> bool:
@@ -78,6 +80,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
     operations = body.graph.operations
     made: set[int] = set()  # values whose kept copy exists
     moved: set[tuple[int, tuple[Change, ...]]] = set()
+    merged = {key: n for n, members in enumerate(body.merged, 1) for key in members}
     shared: dict[int, set[tuple[int, Layout]]] = {}  # kernel -> copies that its operations made
     readers: list[tuple[Fetch, ...]] = []
     for k in range(len(operations) + 1):
@@ -103,7 +106,8 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
                 steps = _steps(body, v, have[v], need, k)
                 moves = [(v, steps[:n]) for n, s in enumerate(steps, 1) if _moves(s)]
                 again = bool(moves) and moves[0] in moved
-                found.append(Fetch(v, have[v], need, "copy", steps, keep, again))
+                number = merged.get((v, need), 0)
+                found.append(Fetch(v, have[v], need, "copy", steps, keep, again, number))
                 own.add((v, need))
                 fresh += moves
                 if keep:

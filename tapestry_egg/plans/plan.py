@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from .peak import Peak
 
 
+#: Rules of this name and a number split a program's batch over time, in so many micro-batches.
+MICRO_BATCHES = "micro-batches-"
+
+
+def parts_of_batch(rule: str) -> int | None:
+    """How many micro-batches a rule of that name makes; None if it is another rule."""
+    number = rule.removeprefix(MICRO_BATCHES)
+    return int(number) if rule.startswith(MICRO_BATCHES) and number.isdecimal() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One elementary change of layout over one or more mesh axes.
@@ -56,6 +66,10 @@ CHANGE_FIELDS: Mapping[str, frozenset[str]] = {
     "slice": frozenset({"dim"}),
     "to_partial": frozenset({"monoid"}),
 }
+
+
+#: Copies of several values that one collective makes: each value's number and the layout made.
+Merged = tuple[tuple[int, Layout], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,8 @@ class BodyPlan:
     every (value type, source layout, target layout) that occurs, by which changes a copy is made.
     `groups[k]` numbers the kernel that `operations[k]` runs in, -1 for none: operations of one
     kernel share the copies that the first of them makes. Without `groups` each is on its own.
+    `merged` lists copies (value, layout) that are made by one collective, when the values of all of
+    them are there and before any is read; only the program's own body has some.
     """
 
     graph: BlockGraph
@@ -101,11 +117,13 @@ class BodyPlan:
     kept: Mapping[int, Kept] = field(default_factory=dict)
     copies: Mapping[tuple[int, Layout, Layout], tuple[Change, ...]] = field(default_factory=dict)
     groups: tuple[int, ...] = ()
+    merged: tuple[Merged, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlannedCollective:
-    """One line of `plan.collectives`: what moves, over which axes, how often."""
+    """One line of `plan.collectives`: what moves, over which axes, how often. Lines of one number
+    `merged` (from 1 on; 0 is none) are one collective of all their bytes."""
 
     kind: str
     axes: tuple[str, ...]
@@ -116,6 +134,7 @@ class PlannedCollective:
     value: str = ""
     reader: str = ""
     source: str = ""  # file:line of the user's program
+    merged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +222,11 @@ class Plan:
     # What the plan's function takes and returns in the user's pytrees, where it was traced.
     program: Program | None = field(default=None, compare=False, repr=False)
     origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def micro_batches(self) -> int:
+        """In how many parts, one after another, the plan runs the batch; 1 where it runs whole."""
+        return max([1, *(n for n in map(parts_of_batch, self.rules) if n is not None)])
 
     def lanes(self) -> tuple[Lane, ...]:
         """What every device does when in one step: kernels, and collectives beside them.
@@ -296,12 +320,12 @@ class Plan:
         return difference(self, other)
 
     def why_not(self, pins: Pins, *, settings: Settings | None = None) -> WhyNot:
-        """Why arguments do not lie so: the plan with these `pins` (as of `optimize`), searched for
-        on the same mesh in the same form of the program, and what makes it dearer; or why there is
-        none.
+        """Why tensors do not lie so: the plan with these `pins` (as of `optimize`: arguments by
+        path, others as `%12`, `FILE:LINE` or `result[0]`), searched for on the same mesh in the
+        same form of the program, and what makes it dearer; or why there is none.
 
         `settings` say how hard to search (default: ten units of work). Raises ExtractError for a
-        path that no argument has, and for a plan of which it is not told what machine it was made
+        name that no tensor has, and for a plan of which it is not told what machine it was made
         for.
         """
         from tapestry_egg.why.why_not import why_not
@@ -349,6 +373,23 @@ class Plan:
 
         specs = [partition_spec(layout, self.mesh) for layout in self.out_shardings]
         return (self.program or Program.of(self.graph)).unflatten(specs)
+
+    def specs(self) -> dict[str, Any]:
+        """The layouts of arguments and results as plain data: the `mesh` with its axes, and below
+        `inputs` and `outputs`, by path, what the entries of a `PartitionSpec` are."""
+        from .specs import plain_spec
+
+        graph = self.graph
+        sides = {
+            "inputs": (graph.inputs, graph.input_names, self.in_shardings),
+            "outputs": (graph.outputs, graph.output_names, self.out_shardings),
+        }
+        found: dict[str, Any] = {"mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True))}
+        for side, (values, names, layouts) in sides.items():
+            called = names or [f"%{v}" for v in values]
+            specs = (plain_spec(layout, self.mesh) for layout in layouts)
+            found[side] = dict(zip(called, specs, strict=True))
+        return found
 
     @property
     def gap(self) -> float:

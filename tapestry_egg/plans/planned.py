@@ -72,6 +72,7 @@ def _of_body(
                         source=f"{op.source.file}:{op.source.line}"
                         if op and op.source.file
                         else "",
+                        merged=f.merged,
                     )
                     found.append(Moved(planned, path, k, f, step, layout))
                 layout = after(step, layout)

@@ -16,6 +16,12 @@ def partition_spec(layout: Layout, mesh: MeshShape) -> PartitionSpec:
     return spec_of([tuple(mesh.names[a] for a in axes) for axes in layout.dims])
 
 
+def plain_spec(layout: Layout, mesh: MeshShape) -> list[str | list[str] | None]:
+    """The entries of a `PartitionSpec` as JSON has them, so that `P(*entries)` is one."""
+    cut = [[mesh.names[a] for a in axes] for axes in layout.dims]
+    return [axes if len(axes) > 1 else axes[0] if axes else None for axes in cut]
+
+
 def spec_of(dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
     """JAX's spelling of the names that cut each dim."""
     from jax.sharding import PartitionSpec

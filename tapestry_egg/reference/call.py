@@ -38,6 +38,12 @@ class Call:
     inputs: tuple[ZRange, ...]
     outputs: tuple[ZRange, ...]
 
+    def on(self, operands: tuple[Array, ...]) -> Call:
+        """The same call on other operands of these boxes."""
+        made = Call.__new__(Call)
+        made.__dict__.update(self.__dict__, operands=operands)
+        return made
+
     @property
     def types(self) -> tuple[TensorType, ...]:
         """Global types of the operands."""

@@ -115,15 +115,24 @@ def _round(call: Call, x: Array) -> Array:
 
 
 def _reduce_precision(call: Call, x: Array) -> Array:
-    """Round to a float of fewer exponent and mantissa bits; below its least normal is zero."""
-    mantissa, exponent = np.frexp(x)
-    scale = 2.0 ** (call.params["mantissa_bits"] + 1)
-    bias = 2 ** (call.params["exponent_bits"] - 1) - 1
-    rounded = np.ldexp(np.round(mantissa * scale) / scale, exponent)
+    """Round to a float of fewer exponent and mantissa bits. Below its least normal is zero, unless
+    the operand has no more exponent bits: then subnormal numbers are rounded as such."""
+    import ml_dtypes
+
+    digits, bits = call.params["mantissa_bits"], call.params["exponent_bits"]
+    bias = 2 ** (bits - 1) - 1
+    own = ml_dtypes.finfo(call.operands[0].dtype)
+    _, power = np.frexp(x)
+    if bits >= own.nexp:
+        power = np.maximum(power, own.minexp + 1)
+    step = power - 1 - digits
+    rounded = np.ldexp(np.round(np.ldexp(x, -step)), step)
     _, power = np.frexp(rounded)
     rounded = np.where(power - 1 > bias, np.copysign(np.inf, x), rounded)
-    tiny = (power - 1 < 1 - bias) & np.isfinite(x)
-    return np.asarray(np.where(tiny, np.copysign(0.0, x), rounded))
+    if bits < own.nexp:
+        tiny = (power - 1 < 1 - bias) & np.isfinite(x)
+        rounded = np.where(tiny, np.copysign(0.0, x), rounded)
+    return np.asarray(rounded)
 
 
 def _convert(call: Call, x: Array) -> Array:
@@ -203,12 +212,21 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "tan": np.tan,
     "tanh": np.tanh,
 }
+
+
+def _complex(x: Array, y: Array) -> Array:
+    """The number of two parts: 0 and an infinity make no NaN, as they would in x + 1j * y."""
+    out = np.empty(np.broadcast_shapes(x.shape, y.shape), np.result_type(x, y, np.complex64))
+    out.real, out.imag = x, y
+    return out
+
+
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
     "add_any": np.add,
     "and": np.bitwise_and,
     "atan2": np.arctan2,
-    "complex": lambda x, y: x + 1j * y,
+    "complex": _complex,
     "div": _divide,
     "eq": np.equal,
     "eq_to": lambda x, y: np.equal(_total_order(x), _total_order(y)),

@@ -7,7 +7,6 @@ what plans are compared with.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,12 +118,16 @@ def prepared(
     )
     cut = [tuple(slice(a, b) for a, b in zip(x.start, x.end, strict=True)) for x in read]
 
+    whole = not wider and read == inputs
+
     def run(operands: Sequence[Array]) -> tuple[Array, ...]:
-        parts = [
-            _padded(x[at], sig.beyond(p), wider[p], operands) if p in wider else x[at]
-            for p, (x, at) in enumerate(zip(operands, cut, strict=True))
-        ]
-        return _results(implementation, replace(call, operands=tuple(parts)))
+        parts = operands
+        if not whole:
+            parts = [
+                _padded(x[at], sig.beyond(p), wider[p], operands) if p in wider else x[at]
+                for p, (x, at) in enumerate(zip(operands, cut, strict=True))
+            ]
+        return _results(implementation, call.on(tuple(parts)))
 
     return run
 

@@ -68,6 +68,7 @@ def _page(front: Front, picture: str) -> str:
             f"time may be above the least possible at its other costs.{status}</p>",
             f'<div class="wide">{_table(front)}</div>',
             *([f"<p>! {_escape(front.over_memory())}</p>"] if front.over_memory() else []),
+            *([f"<p>{_escape(front.left_unused())}</p>"] if front.left_unused() else []),
             *(f"<p>{_escape(note)}</p>" for note in front.notes),
             '<section id="plan" aria-live="polite"></section>',
             f'<h2>From one plan to another</h2><p class="tools">{pair}</p>',

@@ -20,7 +20,7 @@ from tapestry_egg.errors import RuleError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
-from tapestry_egg.rewrite.streams.streamed import CHANGES, changed
+from tapestry_egg.rewrite.streams.streamed import changed, is_change
 
 from .choose import Terms, as_written
 from .explore import explore
@@ -185,7 +185,7 @@ def replay(
                 raise _refused(number, step, graph)
             out.append(now)
             continue
-        if step.rules and step.rules[0] in CHANGES:
+        if step.rules and is_change(step.rules[0]):
             now = changed(now, step.rules)
             if digest(now) != step.digest:
                 raise _refused(number, step, graph)

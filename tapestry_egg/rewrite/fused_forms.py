@@ -3,20 +3,24 @@ forms that hold less memory and take longer.
 
 What is recognised of a program (`streams/`) makes another one of it. The rules run on the one that
 takes less time on one device; where that is the program as given, the other one is a form too, if
-it holds less memory. So is the program with its largest product in blocks of rows.
+it holds less memory. So is the program with its largest product in blocks of rows, and with its
+batch in micro-batches: what a number of these saves, and what it costs, is estimated on one device.
+Where nobody says how many, they are searched only where memory seems short: the fewest that may
+fit, and the fewest that save nearly all that any number can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.plans.plan import MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.rewrite.streams import blocks
+from tapestry_egg.rewrite.streams import blocks, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, with_streams
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.kernels import scheduled
@@ -27,9 +31,14 @@ from .derivation import digest
 from .explore import BUDGET
 from .forms import LEAST_GAIN, MOST_FORMS, Form, forms
 
-# A form that takes longer must save this share of the peak on one device. No measurement of it is
-# kept.
+# Of these numbers no measurement is kept. Micro-batches that they leave out are counted.
+
+# A form that takes longer must save this share of the peak on one device.
 _LEAST_SAVED = 0.1
+# The share of what the most micro-batches save that others may leave.
+_NEARLY = 0.15
+# Peaks of plans are no less than the peak on one device divided by the devices, and seldom near it.
+_FITS = 0.5
 
 
 def forms_with_streams(
@@ -40,10 +49,30 @@ def forms_with_streams(
     least_gain: float = LEAST_GAIN,
     slower: bool = True,
     room: int = 0,
+    batches: Callable[[Form], Batched] | None = None,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster; and, if `slower` ones are wanted, those that only
-    hold less memory, in the places that are left; then as many others as have `room` operations."""
+    hold less memory, in the places that are left; then as many others as have `room` operations,
+    and those that `batches` makes of the program, with its attention fused where that is faster."""
+    if not any(r.ruleset == RULESET for b in books for r in b.rules):
+        return forms(graph, books, target, budget, least_gain, room)
+    found, base = _with_streams(graph, books, target, budget, least_gain, slower, room)
+    made = batches(base) if batches else Batched()
+    told = replace(found[0], counts=made.others, whole=made.whole)
+    return (told, *found[1:], *made.forms)
+
+
+def _with_streams(
+    graph: BlockGraph,
+    books: Sequence[RuleBook],
+    target: Target,
+    budget: Budget,
+    least_gain: float,
+    slower: bool,
+    room: int,
+) -> tuple[tuple[Form, ...], Form]:
+    """The forms, and the one that is split further: as given, or with fused attention."""
     extra: list[Form] = []
 
     def find(of: BlockGraph) -> tuple[Form, ...]:
@@ -51,12 +80,10 @@ def forms_with_streams(
         extra[:] = [f for f in found if f.extra]
         return tuple([f for f in found if not f.extra])
 
-    if not any(r.ruleset == RULESET for b in books for r in b.rules):
-        return (*find(graph), *extra)
     streamed = with_streams(graph)
     if streamed is graph:
         found = find(graph)
-        return (*found, *(_lean(found, Form(graph)) if slower else ()), *extra)
+        return (*found, *(_lean(found, Form(graph)) if slower else ()), *extra), found[0]
     before, after = program_seconds(graph, target), program_seconds(streamed, target)
     step = RuleStep(
         (RULE,),
@@ -68,11 +95,11 @@ def forms_with_streams(
     if after >= before:
         found = find(graph)
         if not slower or len(found) >= MOST_FORMS:
-            return (*found, *extra)
+            return (*found, *extra), fused
         peaks = [Flow(scheduled(g, {})).peak for g in (graph, streamed)]
         if peaks[1] <= (1.0 - _LEAST_SAVED) * peaks[0]:
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
-        return (*found, *_lean(found, fused), *extra)
+        return (*found, *_lean(found, fused), *extra), fused
     found = find(streamed)
     given = replace(found[0], graph=graph, rules=(), steps=())
     made = [
@@ -83,7 +110,7 @@ def forms_with_streams(
     ]
     fused = replace(fused, saturated=given.saturated)
     every = (given, *(made or [fused]))
-    return (*every, *(_lean(every, fused) if slower else ()), *extra)
+    return (*every, *(_lean(every, fused) if slower else ()), *extra), fused
 
 
 def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
@@ -106,3 +133,112 @@ def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
     rules = tuple(sorted({*form.rules, blocks.RULE}))
     steps = (*form.steps, step)
     return (Form(made, rules, found[0].saturated, steps, slower=True),)
+
+
+@dataclass(frozen=True)
+class Batched:
+    """Forms of a program in micro-batches; how many other numbers of them there are, and the
+    operation that keeps the batch from being split where too little of the program can be."""
+
+    forms: tuple[Form, ...] = ()
+    others: int = 0
+    whole: str = ""
+
+
+def batched(
+    form: Form,
+    target: Target,
+    counts: Sequence[int] | None,
+    limit: float = math.inf,
+) -> Batched:
+    """The form in micro-batches: in each of `counts`, or, where these are None, in as many as
+    seem worth a search, if memory seems short: `limit` are the bytes that a device may hold.
+    """
+    if counts is not None and not counts:
+        return Batched()
+    tried = _Tried(form.graph, target)
+    if counts is None and tried.fits(1, limit):
+        return Batched()
+    found = micro_batches.batch(form.graph)
+    if found is None:
+        return Batched()
+    tried.found = found
+    divisors = list(micro_batches.counts(found.rows))
+    if counts is None:
+        counts = tried.worth(divisors, limit)
+    made = [(n, g) for n in dict.fromkeys(counts) if (g := tried.graph(n)) is not None]
+    forms = tuple([_in_parts(form, tried, n, g) for n, g in made])
+    whole = ""
+    if not forms and found.late is not None:
+        place = f" ({found.late.source})" if found.late.source.file else ""
+        whole = f"{found.late.kernel}{place}"
+    left = len(set(divisors) - {n for n, _ in made}) if forms else 0
+    return Batched(forms, left, whole=whole)
+
+
+class _Tried:
+    """A program in micro-batches of several numbers, and what they hold on one device."""
+
+    def __init__(self, given: BlockGraph, target: Target) -> None:
+        self.given, self.target = given, target
+        self.found: micro_batches.Found | None = None
+        self.graphs: dict[int, BlockGraph | None] = {1: given}
+        self.peaks: dict[int, float] = {}
+
+    def graph(self, n: int) -> BlockGraph | None:
+        """The program in `n` micro-batches, None where it cannot be."""
+        if n not in self.graphs:
+            self.graphs[n] = self.found.split(n) if self.found else None
+        return self.graphs[n]
+
+    def peak(self, n: int) -> float:
+        """Its peak on one device; infinite where it cannot be."""
+        if n not in self.peaks:
+            graph = self.graph(n)
+            self.peaks[n] = math.inf if graph is None else Flow(scheduled(graph, {})).peak
+        return self.peaks[n]
+
+    def fits(self, n: int, limit: float) -> bool:
+        """Whether a device may hold its part of it."""
+        if math.isinf(limit) or (n == 1 and _all_bytes(self.given) <= limit):
+            return True
+        return self.peak(n) <= _FITS * limit * self.target.devices
+
+    def worth(self, divisors: Sequence[int], limit: float) -> list[int]:
+        """Numbers of micro-batches that are worth a search."""
+        given = self.peak(1)
+        # Where a device has less than one row of a micro-batch, others than the batch are cut.
+        most = [n for n in divisors if self._rows() // n >= self.target.devices] or divisors[:1]
+        if not most or self.peak(most[-1]) > (1.0 - _LEAST_SAVED) * given:
+            return []
+        saved = given - self.peak(most[-1])
+        near = next(n for n in most if given - self.peak(n) >= (1.0 - _NEARLY) * saved)
+        fit = next((n for n in most if self.fits(n, limit)), most[-1])
+        return sorted({near, fit})
+
+    def _rows(self) -> int:
+        return self.found.rows if self.found else 0
+
+
+def _in_parts(form: Form, tried: _Tried, n: int, graph: BlockGraph) -> Form:
+    assert tried.found is not None
+    before, after = (program_seconds(g, tried.target) for g in (form.graph, graph))
+    name = f"{MICRO_BATCHES}{n}"
+    step = RuleStep(
+        (name,),
+        f"loss, forward and backward over the {tried.found.rows} rows of {tried.found.name}",
+        f"a loop: micro-batches: {n}; on one device {BYTES.format(tried.peak(1))} -> "
+        f"{BYTES.format(tried.peak(n))}, {after / max(before, 1e-30) - 1.0:+.1%} time",
+        digest(graph),
+    )
+    return replace(
+        Form(graph, form.rules, form.saturated, form.steps, slower=True, extra=True),
+        rules=tuple(sorted({*form.rules, name})),
+        steps=(*form.steps, step),
+    )
+
+
+def _all_bytes(graph: BlockGraph) -> int:
+    """Bytes of all values of a program: no less than its peak."""
+    inner = sum(_all_bytes(r) for op in graph.operations for r in op.regions)
+    return sum(t.nbytes for t in graph.values) + inner

@@ -8,9 +8,9 @@ fires. Every term that a rule builds is recorded as `made`, so that a form can n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature, ev
 from tapestry_egg.rules.language.book import Rule, commands
 from tapestry_egg.rules.language.families import families_of
 from tapestry_egg.rules.language.recipe import MOST_GIVEN, Want
-from tapestry_egg.rules.language.rewrites import defaults
+from tapestry_egg.rules.language.rewrites import defaults, spelled
 
 # Faults of whoever wrote an expression. Any other (an index beyond the end of a list, a division
 # that is not exact) only says that the rule does not apply to these signatures.
@@ -52,8 +52,14 @@ class Applied:
     output: TensorType
     remat: int | None  # operations of different recomputed regions never count as equal
 
-    @property
+    @cached_property
+    def key(self) -> Any:
+        """What equal entries share, and no others."""
+        return (self.kernel, hashable(self.params), self.inputs, self.output, self.remat)
+
+    @cached_property
     def signature(self) -> OperationSignature:
+        """Its operation projection signature. Raises TemplateError where no template fits."""
         return registry.signature(self.kernel, self.params, self.inputs, (self.output,))
 
     @cached_property
@@ -65,26 +71,32 @@ class Applied:
 class _Described(Mapping[str, Any]):
     """The attributes of an applied kernel, each computed when it is first asked for."""
 
+    _NAMES = ("kernel", "params", "inputs", "output", "flops")
+
     def __init__(self, applied: Applied) -> None:
-        self._made: dict[str, Callable[[], Any]] = {
-            "kernel": lambda: applied.kernel,
-            "params": cache(lambda: readable(applied.params)),
-            "inputs": lambda: applied.inputs,
-            "output": lambda: applied.output,
-            "flops": cache(lambda: _flops(applied.signature)),
-        }
+        self._applied = applied
+        self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self._made[name]()
+        if name in ("kernel", "inputs", "output"):
+            return getattr(self._applied, name)
+        if name not in self._made:
+            if name not in self._NAMES:
+                raise KeyError(name)
+            params = name == "params"
+            self._made[name] = (
+                readable(self._applied.params) if params else _flops(self._applied.signature)
+            )
+        return self._made[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made
+        return name in self._NAMES
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._NAMES)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._NAMES)
 
 
 def _flops(signature: OperationSignature) -> float:
@@ -101,10 +113,9 @@ class Catalogue:
 
     def number(self, a: Applied) -> int:
         """The number of an entry; equal entries share one."""
-        key = (a.kernel, hashable(a.params), a.inputs, a.output, a.remat)
-        found = self._numbers.get(key)
+        found = self._numbers.get(a.key)
         if found is None:
-            found = self._numbers[key] = len(self.entries)
+            found = self._numbers[a.key] = len(self.entries)
             self.entries.append(a)
         return found
 
@@ -127,12 +138,12 @@ class Catalogue:
             kernel = model.kernel if model else want.kernel
             params = dict(model.params) if model else {}
             params.update({k: plain(value(scope)) for k, value in want.params.items()})
-            params = defaults(kernel, params) if model is None else params
+            params = defaults(kernel, params) if model is None else spelled(params)
             inputs = want.inputs(scope)
             if not isinstance(inputs, tuple) or not all(isinstance(t, TensorType) for t in inputs):
                 raise want.inputs.error(f"{inputs!r:.60} are not the types of operands")
             try:
-                (output,) = registry.signature(kernel, params, inputs).output_types
+                (output,) = registry.output_types(kernel, params, inputs)
             except TemplateError:
                 failed.append(name)  # no template fits these operands: the rule does not apply
                 raise
@@ -152,6 +163,9 @@ class Catalogue:
                 return None
             for name in recipe.wants:
                 scope[f"${name}"]
+            failed = list(made)
+            for entry in made.values():  # a template may contradict itself on some operands
+                _ = entry.signature
         except TemplateError as e:
             self.reason = e.what
             if failed or not any(x in e.what for x in _AUTHORS):

@@ -9,9 +9,10 @@ only what exists in memory can be copied to another layout.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import BodyId, FlatId, InstanceId, UnitId
 from tapestry_egg.metakernels import registry
@@ -27,6 +28,9 @@ _EXPANSION = 4
 # kept. The updates of biases and
 # scales stay together at the end, so that the compiler can merge their collectives.
 _SMALL = 1 << 16
+
+#: Sets of values that are sent at once.
+Together = Sequence[Collection[FlatId]]
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,13 @@ def _without_dead(graph: BlockGraph) -> BlockGraph:
     return replace(graph, operations=tuple(reversed(kept)))
 
 
-def schedule(program: FlatProgram) -> Schedule:
-    """Group the instances of a flat program into units and order them."""
-    return _arranged(program, _eager(program, fuse(program)))
+def schedule(program: FlatProgram, together: Together = ()) -> Schedule:
+    """Group the instances of a flat program into units and order them.
+
+    Who reads one of the values that are sent `together` waits for all of them. Raises PlanError
+    where some of these are made from what reads others.
+    """
+    return _arranged(program, _eager(program, fuse(program), together))
 
 
 def scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
@@ -173,9 +181,14 @@ def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
     Plans count time in operations, and lowering emits them one after another; after this the
     positions in the graph and those in the schedule agree, unit by unit.
     """
-    program = flatten(graph, feedback)
-    order = [k for g in operation_groups(program, _eager(program, fuse(program))) for k in g]
+    order = order_of(flatten(graph, feedback))
     return replace(graph, operations=tuple(graph.operations[k] for k in order))
+
+
+def order_of(program: FlatProgram, together: Together = ()) -> list[int]:
+    """The operations of a program itself (not of its regions) in the order of `schedule`."""
+    units = _eager(program, fuse(program), together)
+    return [k for group in operation_groups(program, units) for k in group]
 
 
 def operation_groups(program: FlatProgram, units: Sequence[Unit]) -> list[list[int]]:
@@ -249,12 +262,12 @@ def fuse(program: FlatProgram) -> list[Unit]:
     return units
 
 
-def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
+def _eager(program: FlatProgram, units: Sequence[Unit], together: Together = ()) -> list[Unit]:
     """Program order, except that a unit that frees more than it makes runs as soon as it can.
 
     Memory-aware compilers order so too: an optimizer step that consumes a gradient and writes into
     donated buffers runs when the gradient is there, not after all the others. A region's units
-    stay together.
+    stay together. What reads one of several values that are sent `together` waits for them all.
     """
     groups, group_of = _groups(program, units)
     maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
@@ -271,14 +284,20 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
             }
         )
     # How many other groups each must wait for; at nought it may run before its turn.
-    waiting = [len({maker[v] for v in vs if v in maker} - {g}) for g, vs in enumerate(reads)]
+    sent = {v: values for values in together for v in values}
+    after = [
+        {maker[v] for v in vs if v in maker} - {g}
+        | {maker[w] for v in vs for w in sent.get(v, ()) if w in maker and w != v}
+        for g, vs in enumerate(reads)
+    ]
+    waiting = [len(others) for others in after]
     followers: dict[int, set[int]] = defaultdict(set)
     users: dict[int, set[int]] = defaultdict(set)
-    for g, vs in enumerate(reads):
+    for g, (vs, others) in enumerate(zip(reads, after, strict=True)):
         for v in vs:
             users[v].add(g)
-            if v in maker and maker[v] != g:
-                followers[maker[v]].add(g)
+        for other in others:
+            followers[other].add(g)
     # A state port holds the state that enters and the value that takes its place in the end. The
     # new one is no growth once the last reader of the old one has run: it is written over it.
     renewed = {
@@ -335,7 +354,7 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
                 waiting[f] -= 1
                 if waiting[f] == 0 and not done[f]:
                     ready.append(f)
-            freeing = [f for f in ready if change(f) < -_SMALL]
+            freeing = [f for f in ready if f in overdue or change(f) < -_SMALL]
             # What became ready earlier may free memory now that another reader is gone.
             for v in reads[now]:
                 if left[v] == 1:
@@ -344,8 +363,14 @@ def _eager(program: FlatProgram, units: Sequence[Unit]) -> list[Unit]:
                         freeing.append(last)
             stack.extend(dict.fromkeys(freeing))
 
+    overdue: set[int] = set()  # groups whose turn came before what is sent with what they read
     for g in range(len(groups)):
-        run(g)
+        if waiting[g]:
+            overdue.add(g)
+        else:
+            run(g)
+    if not all(done):
+        raise PlanError("values that are sent together are made from what reads others of them")
     return order
 
 

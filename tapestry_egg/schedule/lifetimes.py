@@ -9,6 +9,8 @@ instruction that defines it to its last reader, and
   serves the new state that takes its place, if nothing reads the old one after that;
 - an elementwise result takes over the buffer of an operand of the same type that dies there, and
   so does a scatter that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
+- what a loop reads from outside, stacks whose slices it takes among it, is live until its last
+  round is over; a slice is taken where it is read first;
 - views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
   both keep alive what they read.
 """
@@ -59,6 +61,7 @@ class _Lives:
         self._make()
         self._read()
         self._hold()
+        self._slice()
         self._boundary()
         self._take_over()
         return Lifetimes(
@@ -103,13 +106,37 @@ class _Lives:
             members = [self.program.instances[i] for i in unit.members]
             port = members[-1].port
             view = not port and all(m.signature.fusion == "view" for m in members)
-            if self.fusion.within[u] or view or port == "invariant":
+            passes = self.fusion.within[u] or view or port == "invariant"
+            over = self._loop_ends(unit.root) if port in ("invariant", "stream") else 0
+            for v in unit.outputs if passes or over else ():
+                self.free[v] = self.free[v] or passes
+                for _, _, source in unit.reads:
+                    until = max(self.reads_until[u, source], self.last[v] if passes else 0, over)
+                    self.reads_until[u, source] = until
+                    self.last[source] = max(self.last[source], until)
+
+    def _loop_ends(self, port: int) -> int:
+        """The tick of the copies for the last unit of the loop that a port belongs to; 0 for those
+        of a conditional, whose branches run once."""
+        body = self.program.instances[port].body
+        for (b, k), (first, stop) in self.program.spans.items():
+            if b == body and first <= port < stop:
+                if self.program.bodies[b].graph.operations[k].kernel == "cond":
+                    return 0
+                return 2 * max(
+                    u for u, unit in enumerate(self.schedule.units) if first <= unit.root < stop
+                )
+        return 0
+
+    def _slice(self) -> None:
+        """Slices of a stack are taken where they are read first."""
+        readers: dict[FlatId, list[int]] = {}
+        for (_, v), at in self.reads_at.items():
+            readers.setdefault(FlatId(v), []).append(at)
+        for unit in self.schedule.units:
+            if self.program.instances[unit.root].port == "stream":
                 for v in unit.outputs:
-                    self.free[v] = True
-                    for _, _, source in unit.reads:
-                        until = max(self.reads_until[u, source], self.last[v])
-                        self.reads_until[u, source] = until
-                        self.last[source] = max(self.last[source], until)
+                    self.made[v] = max(self.made[v], min(readers.get(v, [0])))
 
     def _boundary(self) -> None:
         for unit in self.schedule.units:

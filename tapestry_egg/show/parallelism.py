@@ -9,18 +9,21 @@ along another dim than their first); to the weights, *tensor* parallel; to both 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.plans.plan import BodyPlan, Plan, parts_of_batch
 from tapestry_egg.rewrite.second_instances import Recomputation
 from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
 
 #: Shares below this are not worth a word, and above its complement all there is.
 _FEW = 0.1
+# An argument and the path to one of its leaves.
+_ARGUMENT = re.compile(r"^(\[\d+\]|\w+).*$")
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,10 @@ def summary(plan: Plan) -> str:
     if twice:
         values = sum(len(segment) for r in twice for segment in r.segments)
         parts.append(f"{values} value{'' if values == 1 else 's'} computed twice")
-    rules = Counter(rule for s in plan.steps if not s.numbers for rule in s.rules)
+    every = [rule for s in plan.steps if not s.numbers for rule in s.rules]
+    if plan.micro_batches > 1:
+        parts.append(f"micro-batches: {plan.micro_batches}")
+    rules = Counter(rule for rule in every if parts_of_batch(rule) is None)
     if rules:
         parts.append(
             "by " + ", ".join(f"{r} ({n} times)" if n > 1 else r for r, n in rules.items())
@@ -156,8 +162,8 @@ class _Sources:
     """Which values come from the state alone, and from which inputs; which from data.
 
     State is what feeds back. Where nothing does, it is those inputs that a product reads with
-    nothing else mixed in, beside an operand of other inputs; of two such, the earlier argument, as
-    parameters mostly come first.
+    nothing else mixed in, beside an operand of other inputs; of two such, the one whose argument
+    has more leaves, as parameters mostly are a tree, else the second operand, as in x·w.
     """
 
     def __init__(self, program: FlatProgram, state: set[int]) -> None:
@@ -219,14 +225,17 @@ class _Sources:
         return len(self.of[v]) > before
 
     def _guessed(self) -> Iterator[int]:
+        names = self.program.bodies[0].graph.input_names or ("",) * len(self.inputs)
+        heads = [_ARGUMENT.sub(r"\1", name) or str(i) for i, name in enumerate(names)]
+        leaves = Counter(heads)
         for instance in self.program.instances:
             dims = instance.signature.gemm
             if instance.port or dims is None:
                 continue
             one, two = (self.of[instance.inputs[p]] for p in (dims.lhs, dims.rhs))
-            alone = [of for of in (one, two) if len(of) == 1]
+            alone = [next(iter(of)) for of in (one, two) if len(of) == 1]
             if one != two and alone:
-                yield min(i for of in alone for i in of)
+                yield max(reversed(alone), key=lambda i: leaves[heads[i]])
 
 
 def _use(plan: Plan, a: int, tally: _Tally, sources: _Sources) -> AxisUse:

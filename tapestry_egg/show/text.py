@@ -11,10 +11,11 @@ from tapestry_egg.columns import columns, percent, short_paths, shortened, told_
 from tapestry_egg.extract.certify.recount import Certificate, Walk
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.objectives import COSTS, SECONDS
+from tapestry_egg.machine.topology import part
 from tapestry_egg.metakernels.views import View, folded_views
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.printable import printable
-from tapestry_egg.quantities import BYTES
+from tapestry_egg.quantities import BYTES, OPERATIONS
 from tapestry_egg.schedule.flatten import flatten
 
 from .costs_told import LEGEND, near, where_costs_go
@@ -112,6 +113,10 @@ def plan_text(
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
     numbers.insert(1, ("proven bound", bound))
+    if plan.costs.flops and plan.costs.seconds:
+        k = next(k for k, o in enumerate(COSTS) if o.name == "flops") + 1
+        rate = OPERATIONS.format(plan.costs.flops / plan.costs.seconds)
+        numbers[k] = (numbers[k][0], f"{numbers[k][1]}, {rate}/s")
     names = _places(plan.graph)
     operations, left_out = _operation_rows(plan, everything, names)
     inputs, outputs = (_boundary_rows(plan, side) for side in ("inputs", "outputs"))
@@ -120,6 +125,7 @@ def plan_text(
     inputs, beside = (inputs, []) if everything else _lying_as_others(inputs)
     parts = [
         f"plan {plan.name} of {plan.graph.name} on {plan.target}, mesh {plan.mesh}",
+        *_part(plan),
         *(f"  {line}" for line in summary(plan).split("; ")),
         columns(numbers, "  "),
         *(where_costs_go(plan, names, seen) if plan.origin is not None else []),
@@ -145,6 +151,16 @@ def plan_text(
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
     parts.append(LEGEND)
     return printable(shortened("\n".join(parts)))
+
+
+def _part(plan: Plan) -> list[str]:
+    """Which devices a plan has that leaves some of the machine's unused."""
+    machine = plan.origin.machine if plan.origin is not None else None
+    if machine is None or plan.mesh.devices == machine.devices:
+        return []
+    own = "x".join(map(str, part(machine.shape, plan.mesh.devices)))
+    others = "the others count as idle" if machine.idle_counted else "the others do not count"
+    return [f"  {plan.mesh.devices} of {machine.devices} devices, the first {own}; {others}"]
 
 
 def _places(graph: BlockGraph) -> Mapping[str, str]:
@@ -214,10 +230,10 @@ def _operation_rows(
             rows.append(
                 [
                     "  " * depth + op.kernel,
+                    _at(op, names),
                     _cuts(strategy, plan),
                     ", ".join(types) if few else f"{len(types)} values",
                     ", ".join(layouts) if few else "",
-                    _at(op, names),
                 ]
             )
             for region, inner in enumerate(strategy.bodies):
@@ -246,9 +262,12 @@ def _cuts(strategy: Strategy, plan: Plan) -> str:
 def _kind_rows(plan: Plan) -> list[list[str]]:
     """What is sent in all, by kind of collective and axes; most first."""
     totals: dict[tuple[str, str], list[float]] = {}
+    merged: set[int] = set()
     for one in plan.collectives:
         total = totals.setdefault((one.kind, ",".join(one.axes)), [0.0, 0.0, 0.0])
-        for k, amount in enumerate((1.0, one.payload_bytes, one.wire_bytes)):
+        times = 0.0 if one.merged in merged else 1.0  # those that are one are made once
+        merged |= {one.merged} - {0}
+        for k, amount in enumerate((times, one.payload_bytes, one.wire_bytes)):
             total[k] += amount * one.count
     if not totals:
         return [["none"] + [""] * 4]
@@ -259,11 +278,13 @@ def _kind_rows(plan: Plan) -> list[list[str]]:
 
 
 def _collective_rows(plan: Plan, names: Mapping[str, str]) -> list[list[str]]:
+    """What is sent, one by one; those of one number behind their kind are one collective."""
     rows = [["#", "kind", "axes", "group", "times", "sent", "at", "of", "for"]]
     for k, one in enumerate(plan.collectives):
         sent = BYTES.format(one.wire_bytes * one.count)
         told = (near(one.source, names), one.value, one.reader)
-        row = [one.kind, ",".join(one.axes), str(one.group), str(one.count), sent, *told]
+        kind = f"{one.kind} &{one.merged}" if one.merged else one.kind
+        row = [kind, ",".join(one.axes), str(one.group), str(one.count), sent, *told]
         rows.append([str(k), *row])
     return rows if plan.collectives else [["none"]]
 

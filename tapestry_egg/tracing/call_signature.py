@@ -278,6 +278,8 @@ def on_meshes(leaves: Sequence[Any]) -> tuple[Any, ...]:
         sharding = getattr(x, "sharding", None)
         if not isinstance(sharding, jax.sharding.NamedSharding):
             return None
+        if not isinstance(sharding.mesh, jax.sharding.Mesh) and not any(sharding.spec):
+            return None  # the type of a shape on an Explicit mesh, that nobody has put there
         return sharding if getattr(x, "committed", True) else None
 
     found = tuple(map(lies, leaves))

@@ -392,11 +392,17 @@ _PRIMITIVE_MODULES = (
 )
 
 
-def register_primitive(primitive: Any) -> None:
-    """Make a primitive findable by its name.
+def register_primitive(primitive: Any, replacing: type | None = None) -> None:
+    """Make a primitive findable by its name, in place of one of the type `replacing`.
 
     Raises GraphError when another primitive of that name is in use in this process.
     """
+    if replacing is not None:
+        known = _PRIMITIVES.get(primitive.name) or _jax_primitives().get(primitive.name)
+        if isinstance(known, replacing):
+            del _PRIMITIVES[primitive.name]
+        elif known is not None:
+            _PRIMITIVES.setdefault(primitive.name, known)
     if _PRIMITIVES.setdefault(primitive.name, primitive) is not primitive:
         raise GraphError(
             f"two primitives are called {primitive.name!r}",

@@ -191,3 +191,16 @@ def left_out(
                 f"it is about the mesh {constraint.mesh}, and needs blocks of equal size"
             ] = None
     return list(words)
+
+
+def active_mesh() -> Any:
+    """The mesh with devices that is set (`jax.set_mesh`, or `with mesh:`); None where none is, or
+    one of a single device."""
+    import jax
+
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        inner = getattr(getattr(jax, "_src", None), "mesh", None)
+        resources = getattr(inner, "thread_resources", None)
+        mesh = getattr(getattr(resources, "env", None), "physical_mesh", mesh)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None

@@ -15,6 +15,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from .codec import decode_params, primitive
 from .jaxprs import REGIONS
 from .plain import handles_in
+from .scans import binds_counts, scanned
 from .trace import Program
 
 
@@ -141,7 +142,11 @@ def _region_params(op: Operation) -> Iterator[tuple[str, Any]]:
 
 
 def _apply(item: _Bound, operands: Sequence[Any]) -> Sequence[Any]:
+    from jax.extend.core import jaxpr_as_fun
+
     try:
+        if item.operation.kernel == "scan" and not binds_counts():
+            return scanned(item.params, jaxpr_as_fun(item.params["jaxpr"]), operands)
         bound = item.primitive.get_bind_params(dict(item.params))
         functions, params = bound if isinstance(bound, tuple) else ((), bound)
         results = item.primitive.bind(*functions, *operands, **params)

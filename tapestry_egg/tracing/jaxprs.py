@@ -24,6 +24,7 @@ from .constraints import constraint_of
 from .empty import is_constant, joined_operands, unchanged_operand
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
+from .scans import with_counts
 from .shard_maps import opened, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -305,6 +306,8 @@ class _Flattener:
         kept = {k: v for k, v in eqn.params.items() if k not in REGIONS.get(kernel, ())}
         for name in _PLACEMENT_PARAMS & kept.keys():
             kept[name] = None
+        if kernel == "scan":
+            kept = with_counts(kept)
         return encode_params(kept, kernel=kernel)
 
     def regions(self, eqn: Any, context: _Context) -> Iterator[BlockGraph]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from .scans import scanned, with_counts
+
 
 def over_whole_arrays(eqn: Any) -> Any:
     """The closed jaxpr of a shard_map equation applied to whole arrays.
@@ -164,18 +166,8 @@ def _recomputed(eqn: Any, callee: Any, xs: list[Any]) -> Sequence[Any]:
 
 
 def _scan(params: Any, xs: list[Any]) -> Sequence[Any]:
-    from jax import lax
-
-    n, m = params["num_consts"], params["num_consts"] + params["num_carry"]
     body, consts = opened(params["jaxpr"])
-
-    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        out = _run(body, consts, [*xs[:n], *carry, *slices])
-        return out[: m - n], out[m - n :]
-
-    given = {k: params[k] for k in ("length", "reverse", "unroll")}
-    final, stacked = lax.scan(step, xs[n:m], xs[m:], **given)
-    return [*final, *stacked]
+    return scanned(with_counts(params), lambda *ys: _run(body, consts, ys), xs)
 
 
 def _while(params: Any, xs: list[Any]) -> Sequence[Any]:

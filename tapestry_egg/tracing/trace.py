@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,11 +153,13 @@ def trace(
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or Python scalars, in any pytree; nothing is
     computed. A function that is already jitted keeps its own static arguments, and its donated ones
-    unless some are given here. Raises TraceError for an argument that JAX does not accept, naming
-    it; an exception of `fn` itself passes through.
+    unless some are given here; a `Program` without arguments is its own. Raises TraceError for an
+    argument that JAX does not accept, naming it; an exception of `fn` itself passes through.
     """
     from .arguments import check_function
 
+    if isinstance(fn, Program) and not args and not kwargs:
+        return fn
     check_function(fn, "trace")
     signature = read_signature(
         fn,
@@ -187,7 +189,7 @@ def trace_signature(
     within = _TRACING.set(True)
     try:
         with available():
-            traced = signature.jitted.trace(*args, **kwargs)
+            traced = _traced(signature, args, kwargs, static)
     except (TypeError, ValueError, OverflowError) as e:
         _check_arguments(call, positions, e)
         raise
@@ -195,6 +197,39 @@ def trace_signature(
         _TRACING.reset(within)
     called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
     return _program(traced, positions, call.static, called or "program")
+
+
+def _traced(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[Any]
+) -> Any:
+    """JAX's trace. Where the layouts in types do not tell how a result lies, and JAX asks for
+    `out_sharding=`, arguments are traced without theirs: the plan lays results out."""
+    try:
+        return signature.jitted.trace(*args, **kwargs)
+    except Exception as error:
+        if type(error).__name__ != "ShardingTypeError":  # JAX has no public name for it
+            raise
+        free = [a if i in static else without_layouts(a) for i, a in enumerate(args)]
+        named = {k: a if k in static else without_layouts(a) for k, a in kwargs.items()}
+        try:
+            return signature.jitted.trace(*free, **named)
+        except Exception:
+            raise error from None
+
+
+def without_layouts(tree: Any) -> Any:
+    """Arguments as JAX sees them where no axes of a mesh are Explicit: without layouts in their
+    types."""
+    import jax
+
+    def free(leaf: Any) -> Any:
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if not getattr(mesh, "explicit_axes", ()):
+            return leaf
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+
+    return jax.tree.map(free, tree)
 
 
 def _program(

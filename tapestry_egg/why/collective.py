@@ -40,7 +40,8 @@ class CollectiveReason:
     `have` and `need` are the layouts between which the whole copy leads, by `steps`, of which this
     collective is one. `readers` take what it gives. Bytes are those of one device, joules those of
     all; `hidden` are the seconds of the copy during which the kernels `beside` run. `alike` are the
-    numbers of others of the same kind, axes, bytes and line.
+    numbers of others of the same kind, axes, bytes and line, `merged` those of all that are one
+    collective with it; its seconds and joules are then its share of what that takes, by bytes.
     """
 
     plan: str
@@ -68,6 +69,7 @@ class CollectiveReason:
     beside: tuple[Beside, ...]
     overlaps: bool
     alike: tuple[int, ...]
+    merged: tuple[int, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
@@ -96,6 +98,7 @@ class CollectiveReason:
             ("sends", f"{sent} a device{times} (payload {payload} each)"),
             ("takes", f"{TIME.format(self.seconds)}{times}, {ENERGY.format(self.joules)}"),
             ("hides", hides),
+            *([("is one with", _ranges(self.merged))] if self.merged else []),
         ]
         parts = [head, columns(facts, "  ")]
         if self.beside:
@@ -147,32 +150,23 @@ def _alike(account: Account, number: int) -> tuple[int, ...]:
 
 def _fetched(account: Account, number: int) -> CollectiveReason:
     one = account.moved[number]
-    p, f, step, layout = one.planned, one.fetch, one.step, one.layout
+    f, step, layout = one.fetch, one.step, one.layout
     assert f is not None and step is not None and layout is not None
     walk, b = account.walk, account.body_at(one.path)
     v = account.program.bodies[b].values[f.value]
     tensor = account.program.types[v]
     kind = carried_as(step.kind, step.monoid, tensor.dtype)
     amount = float(block_bytes(tensor, layout, account.mesh))
-    args = (kind, amount, step.axes, account.mesh, walk.target)
     producers = account.program.bodies[b].graph.producers()
     maker = producers.get(f.value, -1)
-    readers = _readers(account, one, b)
     move = _move(account, one, b, v)
     k = next((k for k, m in enumerate(walk.moves) if m is move), -1)
-    return CollectiveReason(
-        plan=account.plan.name,
-        mesh=str(account.mesh),
-        number=number,
-        kind=p.kind,
-        axes=p.axes,
-        group=p.group,
-        count=p.count,
-        payload_bytes=p.payload_bytes,
-        wire_bytes=p.wire_bytes * p.count,
-        seconds=p.count * collective_seconds(*args),
+    return _told(
+        account,
+        number,
+        (kind, amount, step.axes),
+        move if move is not None and walk.with_others(move) is not None else None,
         hidden=account.copies[k].hidden if k >= 0 else 0.0,
-        joules=p.count * float(collective_joules(*args)),
         value=account.value(v),
         type=str(tensor),
         made_by=account.called(b, maker) if maker >= 0 else "an argument" if b == 0 else "the loop",
@@ -180,12 +174,10 @@ def _fetched(account: Account, number: int) -> CollectiveReason:
         have=account.show(f.have),
         need=account.show(f.need),
         steps=account.changes(f.steps),
-        readers=readers,
+        readers=_readers(account, one, b),
         source=account.line(b, one.reader),
         reason=_reason(account, one, b, maker),
         beside=_beside(account, k),
-        overlaps=walk.target.slowdown is not None,
-        alike=_alike(account, number),
     )
 
 
@@ -193,10 +185,42 @@ def _of_one_device(account: Account, number: int) -> CollectiveReason:
     """What the one device that runs an operation for all sends to the others."""
     one = account.moved[number]
     p, b = one.planned, account.body_at(one.path)
-    axes = tuple(range(len(account.mesh.sizes)))
-    args = ("all_reduce", float(p.payload_bytes), axes, account.mesh, account.walk.target)
     name, _, type_ = p.value.partition(" ")
-    caller = account.called(b, one.reader)
+    caller, line = account.called(b, one.reader), account.line(b, one.reader)
+    return _told(
+        account,
+        number,
+        ("all_reduce", float(p.payload_bytes), tuple(range(len(account.mesh.sizes)))),
+        None,
+        hidden=0.0,
+        value=name,
+        type=type_,
+        made_by=caller,
+        made_at=line,
+        have="on the first device",
+        need="on every device",
+        steps=p.kind,
+        readers=(caller,),
+        source=line,
+        reason="a call out of the program runs once, on one device, which sends what it gave",
+        beside=(),
+    )
+
+
+def _told(
+    account: Account,
+    number: int,
+    sent: tuple[str, float, tuple[int, ...]],
+    merged: Move | None,
+    **told: Any,
+) -> CollectiveReason:
+    """With what is planned of it; `sent` is the kind, bytes and axes that its price is of, `merged`
+    the copy whose one step it is, where that is made with others."""
+    p, target = account.moved[number].planned, account.walk.target
+    seconds = float(collective_seconds(*sent, account.mesh, target))
+    joules = float(collective_joules(*sent, account.mesh, target))
+    if merged is not None:
+        seconds, joules = account.walk.copy(merged)[:2]
     return CollectiveReason(
         plan=account.plan.name,
         mesh=str(account.mesh),
@@ -207,22 +231,16 @@ def _of_one_device(account: Account, number: int) -> CollectiveReason:
         count=p.count,
         payload_bytes=p.payload_bytes,
         wire_bytes=p.wire_bytes * p.count,
-        seconds=p.count * collective_seconds(*args),
-        hidden=0.0,
-        joules=p.count * float(collective_joules(*args)),
-        value=name,
-        type=type_,
-        made_by=caller,
-        made_at=account.line(b, one.reader),
-        have="on the first device",
-        need="on every device",
-        steps=p.kind,
-        readers=(caller,),
-        source=account.line(b, one.reader),
-        reason="a call out of the program runs once, on one device, which sends what it gave",
-        beside=(),
-        overlaps=account.walk.target.slowdown is not None,
+        seconds=p.count * seconds,
+        joules=p.count * joules,
+        merged=tuple(
+            n
+            for n, m in enumerate(account.moved)
+            if n != number and p.merged and m.planned.merged == p.merged
+        ),
+        overlaps=target.slowdown is not None,
         alike=_alike(account, number),
+        **told,
     )
 
 

@@ -154,7 +154,7 @@ class Difference:
             rows += [[x.made_by, x.type, x.one, x.other, x.source] for x in self.made]
             lines += ["tensors made inside that lie otherwise", told_once(rows, header=True)]
         elif not self.same_form:
-            lines.append("they are two forms of the program: tensors made inside are not compared")
+            lines.append("their operations are not the same: tensors made inside are not compared")
         return lines
 
     def _collectives(self) -> list[str]:
@@ -194,7 +194,7 @@ def difference(one: Plan, other: Plan) -> Difference:
     from tapestry_egg.extract.certify.peak_parts import peak_of
 
     a, b = Account(one, "difference"), Account(other, "difference")
-    same = _same_form(one, other)
+    same = same_form(one, other)
     totals = [(o.name, o.value(one), o.value(other)) for o in COSTS]
     return Difference(
         one=one.name,
@@ -215,7 +215,8 @@ def difference(one: Plan, other: Plan) -> Difference:
     )
 
 
-def _same_form(one: Plan, other: Plan) -> bool:
+def same_form(one: Plan, other: Plan) -> bool:
+    """Whether two plans have the same operations on the same values."""
     if one.graph is other.graph:
         return True
     a, b = one.graph, other.graph

@@ -107,7 +107,8 @@ class TensorWay:
 
 def tensor_way(plan: Plan, name: str) -> TensorWay:
     """The way of the tensor of that name: a path of an argument (`[0]['w']`, or with `*` for many
-    that are told as one), or a number as plans print it (`%12`, `40/%12` in a loop).
+    that are told as one), its last part (`w`) where only one path ends so, a result
+    (`result[0]['w']`), or a number as plans print it (`%12`, `40/%12` in a loop).
 
     Raises PlanError where there is no such tensor, or where many of a pattern differ; ExtractError
     for a plan of which it is not told what machine it was made for.
@@ -147,13 +148,20 @@ def _named(account: Account, name: str) -> Sequence[int]:
     given = dict(zip(names, graph.inputs, strict=True))
     for n, v in zip(graph.output_names, graph.outputs, strict=False):
         given.setdefault(n, v)
+    name = name.strip().replace('"', "'")
     if name in given:
         return [values[given[name]]]
+    results = dict(zip(graph.output_names, graph.outputs, strict=False))
+    if name.startswith("result") and name.removeprefix("result") in results:
+        return [values[results[name.removeprefix("result")]]]
+    ending = [n for n in given if n.endswith((f"['{name}']", f".{name}"))] if name else []
+    if len(ending) == 1:
+        return [values[given[ending[0]]]]
     pattern = re.sub(r"\[(?!\*\])", "[[]", name).replace("[*]", "[[]*]")
     found = [values[v] for n, v in given.items() if "*" in name and fnmatchcase(n, pattern)]
     if found:
         return found
-    near = get_close_matches(name, [*given, *{starred(n) for n in given}], 3, 0.0)
+    near = ending[:3] or get_close_matches(name, [*given, *{starred(n) for n in given}], 3, 0.0)
     raise PlanError(
         f"no tensor {name!r:.80}",
         where=f"plan {account.plan.name} of {graph.name}",

@@ -1,4 +1,4 @@
-"""Why not otherwise: the plan in which some arguments lie as asked, held against one that is there.
+"""Why not otherwise: the plan in which some tensors lie as asked, held against one that is there.
 
 It is searched for anew, in the same form of the program and on the same mesh, so that what it costs
 more is what the layout costs when all else has adapted to it, not what moving one tensor would.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg.columns import columns, shortened
 from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.problem.pins import Pin, Pins, fitting, read_pins
+from tapestry_egg.extract.problem.value_pins import ValuePin, split_pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES, SECONDS
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -24,7 +25,7 @@ from tapestry_egg.quantities import TIME
 from tapestry_egg.show.costs_told import LEGEND
 
 from .account import Account
-from .difference import Difference, difference
+from .difference import Difference, difference, same_form
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
@@ -41,7 +42,7 @@ _BETTER = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a cut of one dim of a pinned argument means to an operation that reads it."""
+    """What a cut of one dim of a pinned tensor means to an operation that reads it."""
 
     tensor: str
     dim: int
@@ -88,7 +89,7 @@ class WhyNot:
         else:
             parts += list(self._verdict())
         if self.means:
-            parts.append("what those cuts mean to who reads them, from the projections")
+            parts.append("what those cuts mean to what makes and reads them, from the projections")
             rows = [
                 [m.tensor, f"dim {m.dim} over {','.join(m.axes)}", m.reader, m.means, m.source]
                 for m in self.means
@@ -125,33 +126,32 @@ class WhyNot:
 def why_not(
     plan: Plan, pins: Pins, *, settings: Settings | None = None, front: Front | None = None
 ) -> WhyNot:
-    """Why the arguments of a plan do not lie as `pins` say.
+    """Why the tensors of a plan do not lie as `pins` say: arguments by path, results and values
+    inside as `extract/problem/value_pins.py` names them.
 
-    Raises ExtractError for a path that no argument has, and for a plan of which it is not told what
+    Raises ExtractError for a name that no tensor has, and for a plan of which it is not told what
     machine it was made for.
     """
     account = Account(plan, "why not")
-    pinned = read_pins(plan.graph, pins)
-    asked = tuple(sorted({p.name: str(p) for p in pinned}.items()))
-    lies = tuple(
-        (p.name, account.show(plan.in_shardings[p.position]))
-        for p in sorted(pinned, key=lambda p: p.name)
-    )
-    means = tuple(_meanings(account, pinned))
+    tensors = _tensors(account, pins)
+    pinned = [t.pin for t in tensors]
+    asked = tuple(sorted({t.name: str(t.pin) for t in tensors}.items()))
+    lies = tuple((t.name, _lying(account, t)) for t in sorted(tensors, key=lambda t: t.name))
+    means = tuple(_meanings(account, tensors))
     answer = WhyNot(plan.name, str(plan.mesh), asked, lies, "", means, "")
-    if all(str(p) == account.show(plan.in_shardings[p.position]) for p in pinned):
+    if all(str(t.pin) == account.show(account.walk.given[t.value]) for t in tensors):
         return replace(answer, refused="it does")
     try:
         shapes = _shapes(plan, pinned)
     except (ExtractError, TargetError) as e:
         return replace(answer, refused=f"there is no such plan: {e.what}")
     holders = tuple(
-        p.name for p in (front.plans if front else ()) if p.mesh in shapes and _lies(p, pinned)
+        p.name for p in (front.plans if front else ()) if p.mesh in shapes and _lies(p, plan, pins)
     )
     found, within = _searched(plan, pins, shapes, settings or Settings(work=WORK, front=False))
     if found is None:
         return replace(answer, refused="no plan with it was found", holders=holders)
-    found = replace(found, name="asked")
+    found = replace(found, name="asked", rules=plan.rules)  # whose form it is
     mine, theirs = plan.costs, found.costs
     better = (
         theirs.seconds < mine.seconds * (1 - _BETTER)
@@ -189,9 +189,62 @@ def _covered(
     return "" if front is None else "no plan of the front lies so"
 
 
-def _lies(plan: Plan, pins: Sequence[Pin]) -> bool:
-    """Whether arguments of a plan lie as pinned."""
-    return all(plan.in_shardings[p.position].show(plan.mesh) == str(p) for p in pins)
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A pinned tensor: its name, its number in the plan as a whole, and in its graph."""
+
+    name: str
+    pin: Pin
+    value: int
+    body: int
+    local: int
+
+
+def _tensors(account: Account, pins: Pins) -> list[_Tensor]:
+    """The tensors that pins name: arguments, then what the program computes."""
+    graph, bodies = account.plan.graph, account.program.bodies
+    arguments, inside = split_pins(graph, pins)
+    found = []
+    for pin in read_pins(graph, arguments):
+        local = graph.inputs[pin.position]
+        found.append(_Tensor(pin.name, pin, bodies[0].values[local], 0, local))
+    for one in inside:
+        body = account.body_at(one.path)
+        value = bodies[body].values[one.value]
+        name = one.pin.name
+        if name != account.value(value):
+            name = f"{name} ({account.value(value)})"
+        found.append(_Tensor(name, one.pin, value, body, one.value))
+    return found
+
+
+def _lying(account: Account, tensor: _Tensor) -> str:
+    """How a tensor lies, and where it does not exist as such."""
+    lives = account.walk.ground.lives
+    layout = account.show(account.walk.given[tensor.value])
+    if tensor.value in lives.maker and lives.owns_memory(tensor.value):
+        return layout
+    return f"{layout}, inside a kernel or as a view: it is not stored"
+
+
+def _lies(other: Plan, plan: Plan, pins: Pins) -> bool:
+    """Whether tensors of another plan lie as pinned. What is computed inside can be told only of
+    plans of the same form."""
+    inside: tuple[ValuePin, ...]
+    arguments, inside = split_pins(plan.graph, pins)
+    if not all(
+        other.in_shardings[p.position].show(other.mesh) == str(p)
+        for p in read_pins(plan.graph, arguments)
+    ):
+        return False
+    if not inside:
+        return True
+    if not same_form(plan, other):
+        return False
+    account = Account(other, "why not")
+    return all(
+        account.show(account.walk.given[t.value]) == str(t.pin) for t in _tensors(account, pins)
+    )
 
 
 def _shapes(plan: Plan, pins: Sequence[Pin]) -> tuple[MeshShape, ...]:
@@ -203,7 +256,7 @@ def _shapes(plan: Plan, pins: Sequence[Pin]) -> tuple[MeshShape, ...]:
     axes = {a for p in pins for a in p.axes}
     if axes <= set(plan.mesh.names):
         return fitting(pins, (plan.mesh,))
-    return fitting(pins, plan.origin.machine.mesh_shapes(_AXES))
+    return fitting(pins, plan.origin.machine.mesh_shapes(_AXES, plan.mesh.devices))
 
 
 def _searched(
@@ -240,19 +293,40 @@ def _searched(
     return None, False
 
 
-def _meanings(account: Account, pins: Sequence[Pin]) -> Iterator[Meaning]:
-    """What every cut that is asked for means to the operations that read the tensor directly."""
-    graph = account.plan.graph
-    for pin in pins:
-        value = graph.inputs[pin.position]
-        for dim, axes in enumerate(pin.dims):
+def _meanings(account: Account, tensors: Sequence[_Tensor]) -> Iterator[Meaning]:
+    """What every cut that is asked for means to the operations that make the tensor, and to those
+    that read it directly."""
+    for tensor in tensors:
+        graph = account.program.bodies[tensor.body].graph
+        for dim, axes in enumerate(tensor.pin.dims):
             for k, op in enumerate(graph.operations) if axes else ():
-                signature = account.signature(0, k)
-                if value not in op.inputs or signature is None:
+                signature = account.signature(tensor.body, k)
+                if signature is None:
                     continue
-                means = _means(signature, op.inputs.index(value), dim)
-                reader, source = account.called(0, k), account.line(0, k)
-                yield Meaning(pin.name, dim, axes or (), reader, source, means)
+                if tensor.local in op.outputs:
+                    means = _makes(signature, op.outputs.index(tensor.local), dim)
+                elif tensor.local in op.inputs:
+                    means = _means(signature, op.inputs.index(tensor.local), dim)
+                else:
+                    continue
+                reader, source = account.called(tensor.body, k), account.line(tensor.body, k)
+                yield Meaning(tensor.name, dim, axes or (), reader, source, means)
+
+
+def _makes(signature: OperationSignature, result: int, dim: int) -> str:
+    """What a cut of a dim of a result means to what makes it."""
+    row = signature.outputs[result].matrix[dim]
+    dims = [d for d, n in zip(signature.index, row, strict=True) if n]
+    if len(dims) == 1 and dims[0].role == "map":
+        read = [
+            str(k)
+            for k, operand in enumerate(signature.inputs)
+            if any(r[signature.index.index(dims[0])] for r in operand.matrix)
+        ]
+        plural = "s" if len(read) > 1 else ""
+        whole = f", and its operand{plural} {', '.join(read)} with it" if read else ""
+        return f"makes it; its {dims[0].name} ({dims[0].size}) may be cut{whole}"
+    return "makes it, and cannot make a part of it along this dim: it is cut afterwards"
 
 
 def _means(signature: OperationSignature, operand: int, dim: int) -> str:

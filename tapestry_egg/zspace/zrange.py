@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
 from math import prod
+from operator import eq, gt
 from operator import index as as_int
 
 from tapestry_egg.errors import TapestryError
@@ -40,12 +41,12 @@ class ZRange:
         object.__setattr__(self, "end", end)
         if len(start) != len(end):
             raise ZSpaceError(f"start {start} and end {end} differ in rank")
-        for d, (s, e) in enumerate(zip(start, end, strict=True)):
-            if s > e:
-                raise ZSpaceError(
-                    f"dim {d} of the range from {start} to {end} ends before it starts",
-                    hint="Ranges are half-open; an empty dim has end == start.",
-                )
+        if any(map(gt, start, end)):
+            d = next(d for d, s in enumerate(start) if s > end[d])
+            raise ZSpaceError(
+                f"dim {d} of the range from {start} to {end} ends before it starts",
+                hint="Ranges are half-open; an empty dim has end == start.",
+            )
 
     @staticmethod
     def from_shape(shape: Sequence[int]) -> ZRange:
@@ -113,7 +114,7 @@ class ZRange:
 
     @property
     def is_empty(self) -> bool:
-        return any(s == e for s, e in zip(self.start, self.end, strict=True))
+        return any(map(eq, self.start, self.end))
 
     @property
     def inclusive_end(self) -> Point:

@@ -17,7 +17,7 @@ def test_programs_are_found_without_their_libraries() -> None:
     assert libraries.missing(("numpy", "no_such_package")) == ("no_such_package",)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_runs_under_both_and_agrees() -> None:
     outcome = bench_libraries.measure("optax:chained")
     assert outcome["outcome"] == "equal", outcome

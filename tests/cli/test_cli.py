@@ -69,6 +69,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.mark.slow
 def test_trace_writes_a_graph_that_show_prints(work: Path, run: Run) -> None:
     assert run("show", work / "mlp.json") == 0
     assert "dot_general" in run.out and "mlp.py:5" in run.out
@@ -97,6 +98,7 @@ def test_optimize_writes_front_picture_and_manifest(work: Path, run: Run) -> Non
     assert rows and {"seconds", "peak_bytes", "joules", "mesh"} <= rows[0].keys()
 
 
+@pytest.mark.slow
 def test_what_is_current_is_skipped_and_what_changed_is_not(work: Path, run: Run) -> None:
     again = ["optimize", work / "mlp.json", "-t", "cpu:2", "-o", work / "out", "--seconds", "1"]
     assert run(*again, "-q", "--json") == 0
@@ -105,6 +107,7 @@ def test_what_is_current_is_skipped_and_what_changed_is_not(work: Path, run: Run
     assert json.loads(run.out)["skipped"] is False
 
 
+@pytest.mark.slow
 def test_snapshots_of_a_program_have_its_fastest_plan(
     work: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +172,7 @@ def test_run_takes_kernels_of_the_users_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_questions_are_asked_as_in_python(work: Path, run: Run, tmp_path: Path) -> None:
     asked = ["--mesh", "data=2", "--pin", "[1]=data", "--state", "['a']=[0]['a']", "--max-axes", 1]
     asked += ["--numerics", "relaxed", "--work", 1, "-q", "-t", "cpu:2", "-o", tmp_path]
@@ -210,6 +214,7 @@ def test_malformed_questions_say_how(
     assert said in run.err
 
 
+@pytest.mark.slow
 def test_overlap_is_another_question(work: Path, run: Run, tmp_path: Path) -> None:
     asked = ["optimize", work / "mlp.json", "-t", "h100:2", "-o", tmp_path, "--work", 1, "-q"]
     assert run(*asked) == 0
@@ -274,16 +279,17 @@ def test_lists_print_text_and_json(run: Run, command: str) -> None:
     assert len(json.loads(run.out)) > 3
 
 
+@pytest.mark.slow
 def test_one_kernel_is_shown_as_it_is_written(run: Run) -> None:
     assert run("kernels", "dot_general") == 0
     assert "kernels: [dot_general" in run.out and "roles:" in run.out
     assert run("targets", "h100:4x8") == 0
     assert "32" in run.out
-
-
-def test_a_target_says_how_well_its_tables_hold(run: Run) -> None:
-    assert run("targets", "h100:8") == 0
     assert "modelled against measured" in run.out and "all_reduce float32" in run.out
+
+
+@pytest.mark.slow
+def test_a_target_says_how_well_its_tables_hold(run: Run) -> None:
     assert run("targets", "h100:8", "--json") == 0
     errors = {e["what"]: e for e in json.loads(run.out)["modelled_against_measured"]}
     assert errors["bfloat16*bfloat16->bfloat16"]["median"] <= 0.05

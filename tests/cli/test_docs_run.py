@@ -117,7 +117,7 @@ def pages() -> list[str]:
 
 
 def tiered(found: Iterable[str]) -> list[Any]:
-    """README's in the middle tier; the other pages, a minute each, in the last one."""
+    """README's in the middle tier; the other pages, a minute each, in the last one, as commands."""
     tiers = {True: pytest.mark.slow, False: pytest.mark.long}
     return [pytest.param(p, marks=tiers[p == "README.md"]) for p in found]
 
@@ -147,7 +147,8 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("page", tiered(COMMANDS))
+@pytest.mark.long
+@pytest.mark.parametrize("page", COMMANDS)
 def test_commands_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gpt2.py").write_text(PROGRAM)

@@ -24,7 +24,7 @@ from tapestry_egg.printable import printable
 from tapestry_egg.rules.language.book import load_book
 
 X = np.ones(8, np.float32)
-QUICK = Settings(seconds=0.2, workers=1)
+QUICK = Settings(work=0.2, workers=1)
 
 
 def double(x: jax.Array) -> jax.Array:

@@ -16,7 +16,8 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.extract.certify.certificate import Certificate, recompute
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Certificate, Refused, Walk
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_seconds
@@ -320,8 +321,12 @@ def choices(instance: Instance, mesh: MeshShape) -> list[Choice]:
     ]
 
 
-def every_plan(schedule: Schedule, mesh: MeshShape, target: Target) -> Iterator[Plan]:
-    """Every plan of a program without regions: all strategies, all copies kept or not."""
+def every_plan(
+    schedule: Schedule, mesh: MeshShape, target: Target, inside: bool = False
+) -> Iterator[Plan]:
+    """Every plan of a program without regions: all strategies, all copies kept or not; with
+    `inside` also partial values inside kernels combined there or not (some of which no kernel can
+    be cut for)."""
     program = schedule.program
     graph = program.bodies[0].graph
     outer = {v for unit in schedule.units for v in unit.outputs}
@@ -340,7 +345,9 @@ def every_plan(schedule: Schedule, mesh: MeshShape, target: Target) -> Iterator[
         instance = program.instances[i]
         for choice in options[i]:
             if any(
-                v not in outer and given[v] != need
+                v not in outer
+                and given[v] != need
+                and not (inside and given[v].partial and not need.partial)
                 for v, need in zip(instance.inputs, choice.needs, strict=True)
             ):
                 continue
@@ -376,10 +383,13 @@ def every_plan(schedule: Schedule, mesh: MeshShape, target: Target) -> Iterator[
         }
         keeping: list[list[tuple[int, Kept] | None]] = []
         for v, found in readers.items():
+            if v not in outer:
+                continue
             some: list[tuple[int, Kept] | None] = [None]
             for layout in {n for needs in found.values() for n in needs if n != given[v]}:
                 at = sorted(k for k, needs in found.items() if layout in needs)
-                some += [(values[v], Kept(layout, until)) for until in at[1:]]
+                # What the value's first reader alone takes is a copy of its own.
+                some += [(values[v], Kept(layout, until)) for until in at if until > min(found)]
             keeping.append(some)
         body = program.bodies[0].values
         for kept in product(*keeping):
@@ -401,6 +411,14 @@ def every_plan(schedule: Schedule, mesh: MeshShape, target: Target) -> Iterator[
     yield from grow(0, {}, {})
 
 
-def every_cost(schedule: Schedule, mesh: MeshShape, target: Target) -> list[Certificate]:
-    """The costs of every plan of a program."""
-    return [recompute(plan, schedule, target) for plan in every_plan(schedule, mesh, target)]
+def every_cost(
+    schedule: Schedule, mesh: MeshShape, target: Target, inside: bool = False
+) -> list[Certificate]:
+    """The costs of every plan of a program, `inside` as in `every_plan`."""
+    ground, found = Ground(schedule, target), []
+    for plan in every_plan(schedule, mesh, target, inside):
+        try:
+            found.append(Walk(plan, ground).certificate())
+        except Refused as e:
+            assert "copied inside a kernel" in str(e), e
+    return found

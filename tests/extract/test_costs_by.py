@@ -18,7 +18,7 @@ from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.plans.cost_table import KEYS
 from tapestry_egg.show.lanes import draw_lanes, lanes_svg, trace_events, write_trace
 
-BRIEF = Settings(work=1.0, workers=1)
+BRIEF = Settings(work=0.5, workers=1, recompute=0, forms=0)
 
 
 def step(w, x):  # type: ignore[no-untyped-def]
@@ -46,6 +46,7 @@ def smallest(front: te.Front) -> te.Plan:
     return front.best("peak_bytes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["layer", "line"])
 def test_tables_add_up_to_the_plan(front: te.Front, key: str) -> None:
     for plan in front:

@@ -107,7 +107,7 @@ def planned(name: str, out: Path, seed: int, workers: int) -> bytes:
     "name",
     [
         "readme",
-        "recomputed",
+        pytest.param("recomputed", marks=pytest.mark.long),
         pytest.param("mlp", marks=pytest.mark.long),
         pytest.param("scanned", marks=pytest.mark.long),
     ],

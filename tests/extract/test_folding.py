@@ -50,6 +50,7 @@ def optimum(problem: Problem, at: Prices) -> float:
     return float(best.min())
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seeds, seeds)
 def test_bounds_after_rehearsal_are_bounds(seed: int, more: int) -> None:

@@ -33,6 +33,7 @@ def archive_of(problem: Problem, small: bool) -> Archive:
     return search.run()
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(0, 10**6), st.booleans())
 @example(4, True)  # a plan below the smallest peak shown, which another is close to
@@ -48,6 +49,7 @@ def test_every_labelling_is_dominated_within_epsilon(seed: int, small: bool) -> 
     assert archive.least_peak() <= min(peak for _, peak, _ in every)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_epsilon_speaks_of_the_plans_of_all_problems(one: int, two: int) -> None:

@@ -15,14 +15,20 @@ from models import mlp, recurrent, while_loop
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.pipeline.settings import Settings
 
-WORK = 2.0
+BRIEF = Settings(work=1.0, workers=1, recompute=0)
 
 
-@pytest.fixture(scope="module", params=["h100:8 beside", "h100:8", "cpu:8 beside"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "h100:8 beside",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("h100:8", "cpu:8 beside")),
+    ],
+)
 def front(request: pytest.FixtureRequest) -> te.Front:
     step, args = recurrent.example()
     target, _, overlap = request.param.partition(" ")
-    settings = Settings(work=WORK, workers=1, overlap=bool(overlap))
+    settings = replace(BRIEF, overlap=bool(overlap))
     return te.optimize(te.trace(step, *args), target, settings=settings)
 
 
@@ -67,7 +73,7 @@ def test_seconds_are_the_sum_of_all_where_nothing_runs_beside_anything(front: te
 @pytest.mark.parametrize("model", [recurrent, while_loop])
 def test_programs_with_loops_are_certified(model: ModuleType) -> None:
     step, args = model.example()
-    settings = Settings(work=WORK, workers=1, overlap=True)
+    settings = replace(BRIEF, overlap=True, forms=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a plan that the certificate refuses is a warning
         front = te.optimize(te.trace(step, *args), "h100:8", settings=settings)
@@ -77,7 +83,7 @@ def test_programs_with_loops_are_certified(model: ModuleType) -> None:
 @pytest.mark.slow
 def test_a_plan_made_for_overlap_is_admitted_from_its_file(tmp_path: Path) -> None:
     step, args = mlp.example()
-    settings = Settings(work=WORK, workers=1, overlap=True)
+    settings = replace(BRIEF, overlap=True, forms=0)
     front = te.optimize(te.trace(step, *args), "h100:8", settings=settings)
     te.save(front, tmp_path / "mlp.front.json")
     loaded = te.load(tmp_path / "mlp.front.json")

@@ -18,7 +18,7 @@ from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
 from tests.extract.test_front_choice import plan as plan_of
 
-QUICK = Settings(seconds=1.0, prices=2, algebra=replace(Settings().algebra, iterations=0))
+QUICK = Settings(work=1.0, prices=2, algebra=replace(Settings().algebra, iterations=0))
 PLANS = in_order([plan_of(1, 300, 5), plan_of(2, 200, 4), plan_of(9, 100, 3)])
 
 
@@ -93,6 +93,9 @@ def test_a_search_looks_for_a_plan_within_it() -> None:
     tight = _front(replace(h100, hbm_bytes=free.best().costs.peak_bytes - 1))
     assert not tight.fits(tight[0]), "what is faster is still shown"
     assert tight.best().costs.peak_bytes < free.best().costs.peak_bytes
-    none = _front(replace(h100, hbm_bytes=peaks[0] - 1))
+    parted = _front(replace(h100, hbm_bytes=peaks[0] - 1))
+    assert parted.best().micro_batches > 1, "below every plan of the whole batch it is taken in parts"
+    assert parted.best().costs.peak_bytes < peaks[0]
+    none = _front(replace(h100, hbm_bytes=parted[-1].costs.peak_bytes // 8))
     with pytest.raises(ExtractError, match="least reachable"):
         none.best()

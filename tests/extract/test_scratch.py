@@ -53,3 +53,31 @@ def test_products_are_told_from_windows(name: str, wanted: bool) -> None:
     ]
     (signature,) = [s for s in made if s is not None and is_contraction(s)]
     assert (signature.is_product, is_product(signature)) == (wanted, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_in_blocks_has_them_in_memory(dtype: str) -> None:
+    """Of 8192 rows, each with 8192 keys for two heads, 64 have room for scores of 4 bytes; in 16
+    bits attention is cuDNN's. The certificate, which the front went through, and the search agree.
+    """
+
+    def grads(*given: jax.Array) -> tuple[jax.Array, ...]:
+        def loss(*given: jax.Array) -> jax.Array:
+            out = jax.nn.dot_product_attention(*given, is_causal=True, implementation="xla")
+            return jnp.sum(jnp.square(out.astype(jnp.float32)))
+
+        return jax.grad(loss, (0, 1, 2))(*given)
+
+    rows, heads, width = 8192, 2, 32
+    x = jax.ShapeDtypeStruct((1, rows, heads, width), dtype)
+    front = te.optimize(te.trace(grads, x, x, x), "h100:1", settings=te.Settings(work=1))
+    plan = front.best("peak_bytes")
+    assert "flash_attention_backward" in [op.kernel for op in plan.graph.operations]
+    peak = plan.peak()
+    found = sum(p.bytes for p in peak.parts if p.kind == "scratch")
+    if dtype == "bfloat16":
+        assert found == 0
+    else:
+        assert peak.running == "flash_attention_backward"
+        assert found == 3 * (4 << 20) + 4 * 4 * rows * heads * width

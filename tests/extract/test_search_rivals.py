@@ -26,6 +26,7 @@ def costs(problem: Problem) -> list[tuple[float, float, float]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(0, 10**6), st.sampled_from([0.5, 0.9, 1.0, 2.0]))
 @example(149, 1.0)  # no price leads to its smallest peak

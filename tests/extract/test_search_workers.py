@@ -19,7 +19,7 @@ from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.extract.search.worker import search_all, so_far
 from tapestry_egg.parallel.executors import INTERRUPTED, Processes
-from tests.extract.test_extract import Shape, random_problem, single
+from tests.extract.random_problems import Shape, random_problem, single
 from tests.extract.test_search_parts import ladder
 from tests.parallel.worker_calls import Inline
 

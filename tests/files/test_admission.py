@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 def front_of(name: str) -> Front:
     fn, arguments, target = CASES[name]
     program = trace(fn, *arguments, donate_argnums=0 if name == "step" else ())
-    return optimize(program, target, settings=Settings(seconds=1.0))
+    return optimize(program, target, settings=Settings(work=1.0))
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +174,7 @@ def changed(path: Path, place: tuple[Any, ...], value: Any, seal: bool = True) -
     return other
 
 
+@pytest.mark.slow
 def test_true_files_are_believed_and_say_what_they_said(folder: Path) -> None:
     for name in CASES:
         front, loaded = front_of(name), load(saved(name, folder))
@@ -315,9 +316,7 @@ def test_rules_of_the_users_own_are_found_again(tmp_path: Path) -> None:
     book.write_text(MINE)
     program = trace(lambda x, w: jnp.sort(jnp.sort(x)) @ w, struct(8192, 8192), struct(8192, 8))
     mesh = [MeshShape(("x",), (8,))]
-    front = optimize(
-        program, "h100:8", rules=[book], mesh_shapes=mesh, settings=Settings(seconds=0.5)
-    )
+    front = optimize(program, "h100:8", rules=[book], mesh_shapes=mesh, settings=Settings(work=0.5))
     plan = front.best("seconds")
     assert plan.rules == ("sorting-twice",)
     path = tmp_path / "plan.json"
@@ -422,7 +421,7 @@ def test_a_plan_made_by_hand_says_that_it_cannot_be_certified(tmp_path: Path) ->
 def test_a_bare_graph_has_a_program_too(tmp_path: Path) -> None:
     program = trace(joined, struct(1024, 64))
     mesh = [MeshShape(("x",), (8,))]
-    front = optimize(program.graph, "cpu:8", mesh_shapes=mesh, settings=Settings(seconds=0.5))
+    front = optimize(program.graph, "cpu:8", mesh_shapes=mesh, settings=Settings(work=0.5))
     save(front, tmp_path / "front.json")
     loaded = load(tmp_path / "front.json")
     assert isinstance(loaded, Front) and isinstance(loaded.plans[0].program, Program)

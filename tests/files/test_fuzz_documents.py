@@ -125,12 +125,14 @@ def fuzz(document: Any, folder: Path, seed: int, count: int) -> int:
 COUNTS = {"graph": 850, "plan": 350, "front": 200, "loom": 200}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COUNTS)
 def test_a_thousand_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
     """Together 1600, of which more than 1200 are refused."""
     assert fuzz(saved[kind], tmp_path, 0, COUNTS[kind]) >= 0.75 * COUNTS[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["graph", "loom"])
 def test_what_still_loads_runs_or_is_refused(
     saved: dict[str, Any], tmp_path: Path, kind: str
@@ -148,7 +150,7 @@ def test_what_still_loads_runs_or_is_refused(
     assert run > 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", COUNTS)
 def test_many_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
     assert fuzz(saved[kind], tmp_path, 1, 3 * COUNTS[kind]) >= 2.25 * COUNTS[kind]

@@ -27,7 +27,7 @@ from tapestry_egg.pipeline.jit.plan_once import plan_once
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.rules.language.book import load_book
 
-QUICK = Settings(seconds=0.3, workers=1)
+QUICK = Settings(work=0.3, workers=1)
 TARGET = load_target("cpu:4")
 X = jnp.ones((16, 8))
 
@@ -119,7 +119,7 @@ def test_a_key_changes_with_everything_that_decides_a_plan(
         "pins": key(pins={"[0]": ("x",)}),
         "state": key(state={"[0]": "[0]"}),
         "numerics": key(numerics="relaxed"),
-        "settings": key(settings=replace(QUICK, seconds=0.4)),
+        "settings": key(settings=replace(QUICK, work=0.4)),
         "rules": key(rules=(book,)),
         "fewer rules": key(rules=(replace(book, rules=book.rules[1:]),)),
     }
@@ -204,6 +204,24 @@ def test_source_lines_are_those_of_this_process(front: Front) -> None:
     for plan in again.plans:
         assert {op.source.line for op in plan.graph.operations} <= lines
     assert lines.isdisjoint(op.source.line for op in program().graph.operations)
+
+
+def test_a_front_is_found_again_after_lines_were_added_above(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Also what is told of collectives: they stand where their readers do now."""
+
+    def f(x: Any) -> Any:
+        return jnp.tanh(x * 2.0) @ x.T
+
+    front = te.optimize(program(), TARGET, settings=Settings(work=0.3, workers=1))
+    assert any(c.source for p in front.plans for c in p.collectives)
+    here, cache = te.trace(f, X), PlanCache(tmp_path)
+    cache.put(key(), front, program())
+    found = cache.get(key(), here)
+    assert found is not None and not recwarn.list
+    lines = {f"{op.source.file}:{op.source.line}" for op in here.graph.operations}
+    assert {c.source for p in found.plans for c in p.collectives} <= {"", *lines}
 
 
 def test_what_was_planned_once_is_found(tmp_path: Path, searches: list[int], front: Front) -> None:

@@ -117,6 +117,7 @@ def milp(problem: ChoiceProblem) -> tuple[Record, float]:
     return record, bound
 
 
+@pytest.mark.slow
 @cases(500)
 @given(and_or.problems("positive"))
 def test_the_mixed_integer_program_is_exact(problem: ChoiceProblem) -> None:
@@ -134,6 +135,7 @@ def test_the_mixed_integer_program_is_exact_below_zero(problem: ChoiceProblem) -
     assert record.value == bound == (math.inf if best is None else best)
 
 
+@pytest.mark.slow
 @cases(400)
 @given(and_or.problems("positive", most=7))
 def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem) -> None:
@@ -154,6 +156,7 @@ def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem
     assert value <= best + Fraction(1, 10**5)
 
 
+@pytest.mark.slow
 @cases(300)
 @given(and_or.problems("positive", most=7))
 def test_levels_allow_every_answer(problem: ChoiceProblem) -> None:
@@ -183,6 +186,7 @@ def test_levels_bar_a_cycle() -> None:
     assert model.program.relaxed(10.0).infeasible
 
 
+@pytest.mark.slow
 @cases(700)
 @given(and_or.problems("positive"))
 def test_reductions_keep_the_best_value_with_any_known_answer(problem: ChoiceProblem) -> None:
@@ -212,6 +216,7 @@ def test_a_need_that_a_merge_repeats_counts_once() -> None:
     assert [vector for vector, _ in found.points] == [(and_or.best(problem),)] == [(6,)]
 
 
+@pytest.mark.slow
 @cases(400)
 @given(and_or.problems("positive"))
 def test_greedy_choices_are_legal_and_no_better_than_the_best(problem: ChoiceProblem) -> None:
@@ -312,6 +317,7 @@ def test_sums_beyond_64_bits_are_exact() -> None:
     assert found.proven and found.values == (12 * large,)
 
 
+@pytest.mark.slow
 def test_solvers_in_processes_agree_with_the_program_here() -> None:
     problem = hard(0)
     here = extract(problem, seconds=60.0, method="milp")
@@ -408,6 +414,7 @@ def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> Non
     assert cost_of(form, annealing.chosen()) == annealing.value + form.constant[0]
 
 
+@pytest.mark.slow
 @cases(200)
 @given(st.integers(0, 2**32))
 def test_multipliers_prove_the_bound_that_they_prove(seed: int) -> None:

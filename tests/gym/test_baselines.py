@@ -106,8 +106,15 @@ def expected(name: str, c: gpt2.Config) -> dict[tuple[str, int], int]:
     }[name]
 
 
-CASES = [(name, True) for name in BASELINES]
-CASES += [(name, False) for name in ("fsdp", "tensor_sequence_parallel_regather")]
+# One of each kind of cut; the others are combinations of these.
+FIRST = {"fsdp", "tensor_sequence_parallel_regather", "data_tensor_parallel"}
+CASES = [
+    pytest.param(name, True, marks=[] if name in FIRST else pytest.mark.long) for name in BASELINES
+]
+CASES += [
+    pytest.param(name, False, marks=pytest.mark.long)
+    for name in ("fsdp", "tensor_sequence_parallel_regather")
+]
 
 
 @pytest.mark.slow

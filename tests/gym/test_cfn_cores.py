@@ -38,6 +38,7 @@ def restricted(net: Network, document: dict[str, Any], kept: np.ndarray) -> int 
     return min(costs, default=None)
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=80)
 def test_the_best_of_a_core_is_the_best_of_the_rows_kept(
@@ -63,6 +64,7 @@ def test_the_best_of_a_core_is_the_best_of_the_rows_kept(
         assert net.value(x) == least and net.fits(x)
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
 def test_on_a_tree_excess_is_what_a_row_costs_more_than_the_best(
@@ -138,6 +140,7 @@ def meshed(seed: int, count: int = 36, sizes: int = 6) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_search_in_cores_is_repeatable_and_true(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

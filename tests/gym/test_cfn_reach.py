@@ -61,6 +61,7 @@ def excess(document: dict[str, Any], x: tuple[int, ...]) -> int:
     return networks.peak(document, x) - document["problem"]["usage_limit"]
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(-6, 3))
 @settings(max_examples=60)
 def test_what_is_reached_is_told_truly_and_bounded(document: dict[str, Any], more: int) -> None:

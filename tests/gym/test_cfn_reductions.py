@@ -39,12 +39,14 @@ def test_one_step_alone_is_exact(step: str, document: dict[str, Any]) -> None:
     check(document, (step,))
 
 
+@pytest.mark.slow
 @given(networks.problems())
 @settings(max_examples=150)
 def test_all_steps_together_are_exact(document: dict[str, Any]) -> None:
     check(document, STEPS)
 
 
+@pytest.mark.slow
 @example(networks.LATER[0])
 @given(networks.problems(unit=10**17))
 @settings(max_examples=100)

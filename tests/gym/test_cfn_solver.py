@@ -60,6 +60,7 @@ def ring(count: int, sizes: int, seed: int, limit: int) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
 def test_a_bound_at_any_prices_is_a_bound(document: dict[str, Any], seed: int) -> None:
@@ -262,6 +263,7 @@ def test_a_search_is_repeatable_and_its_bound_holds() -> None:
     assert values[0] == values[1]
 
 
+@pytest.mark.slow
 def test_a_process_aside_tells_what_it_finds() -> None:
     document = ring(9, 3, 5, 30)
     net, least = network(document), networks.least(document)

@@ -44,12 +44,14 @@ def test_elimination_finds_the_whole_front(problem: ChoiceProblem) -> None:
     check(problem, widest=30)
 
 
+@pytest.mark.slow
 @cases(400)
 @given(st.one_of(and_or.problems("real"), and_or.problems("signed"), and_or.problems("huge")))
 def test_the_front_of_other_costs(problem: ChoiceProblem) -> None:
     check(problem, widest=30)
 
 
+@pytest.mark.slow
 @cases(300)
 @given(and_or.problems("positive", most=5))
 def test_programs_under_limits_find_the_whole_front(problem: ChoiceProblem) -> None:
@@ -85,7 +87,9 @@ def rich(size: int, seed: int, back: float) -> ChoiceProblem:
 
 
 @pytest.mark.parametrize("back", [0.1, 0.6])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(k, marks=pytest.mark.slow if k % 3 else ()) for k in range(30)]
+)
 def test_programs_agree_with_elimination(seed: int, back: float) -> None:
     problem = rich(14, seed, back)
     by_tables = choice_front(problem, seconds=60.0, widest=30)

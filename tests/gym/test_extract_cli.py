@@ -37,6 +37,7 @@ def rows_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_each_file_gets_its_line_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_the_table_has_value_bound_gap_seconds_and_method(
     assert line.split()[:4] == ["one", "3", "3", "0.000%"] and line.split()[5] == "yes"
 
 
+@pytest.mark.slow
 def test_the_chosen_nodes_cost_what_was_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_signal_reaches_the_workers(tmp_path: Path) -> None:
     assert all(r["feasible"] and "interrupted" in r["notes"] for r in rows)
 
 
+@pytest.mark.slow
 def test_files_side_by_side_give_what_they_give_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def test_reading_counts_as_the_contest_does(document: dict[str, Any]) -> None:
         assert iopddl.answer(problem, chosen(problem, x)) == list(x)
 
 
+@pytest.mark.slow
 @given(networks.problems())
 def test_what_is_written_reads_back(document: dict[str, Any]) -> None:
     problem = iopddl.read(document, "")

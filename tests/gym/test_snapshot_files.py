@@ -22,7 +22,7 @@ from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.dual import Cut
 from tapestry_egg.extract.search.worker import Searched
 from tapestry_egg.files import problem_file
-from tests.extract.test_extract import cost, random_problem
+from tests.extract.random_problems import cost, random_problem
 
 SMALL = {
     "tapestry_egg": "problem",

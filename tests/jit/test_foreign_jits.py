@@ -13,7 +13,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 
-QUICK = Settings(seconds=0.2)
+QUICK = Settings(work=0.2)
 X, Y = jnp.linspace(-1, 1, 128).reshape(16, 8), jnp.ones((16, 4))
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.jit import optimized, planning
 
-QUICK = Settings(seconds=0.2)
+QUICK = Settings(work=0.2)
 X, W = jnp.arange(128.0).reshape(16, 8) / 64, jnp.ones((8, 4)) / 4
 
 
@@ -49,6 +49,22 @@ def test_a_decorator_with_and_without_arguments() -> None:
     assert named.__wrapped__(W, X) == forward(W, X)
     assert isinstance(te.jit(forward), type(named)) and callable(te.jit())
     np.testing.assert_allclose(named(W, X), forward(W, X), rtol=1e-6)
+
+
+def test_a_front_that_a_call_has_planned_is_not_planned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, planned = planning._whole, []
+
+    def counted(program: Any, request: Any) -> Any:
+        planned.append(program.name)
+        return whole(program, request)
+
+    monkeypatch.setattr(planning, "_whole", counted)
+    f = te.jit(forward, settings=QUICK)
+    f(W, X)
+    assert len(f.front(W, X)) >= 1
+    assert planned == ["forward"]
 
 
 @pytest.mark.slow

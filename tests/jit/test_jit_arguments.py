@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 
-QUICK = Settings(seconds=0.2)
+QUICK = Settings(work=0.2)
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 PLACES = {

@@ -18,10 +18,9 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.jit.places import mesh_shape, named_mesh, pinned_leaves
 from tapestry_egg.pipeline.jit.planning import Request, compile_best, plan_program
+from tapestry_egg.tracing.call_signature import on_meshes
 
-QUICK = Settings(
-    seconds=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0
-)
+QUICK = Settings(work=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0)
 
 
 def grid(names: tuple[str, ...] = ("data", "model"), sizes: tuple[int, ...] = (4, 2)) -> Mesh:
@@ -167,3 +166,56 @@ def test_jit_keeps_the_users_words(kind: AxisType) -> None:
         assert free.plan(w, x).costs.seconds <= plan.costs.seconds
     with pytest.raises(te.TapestryError, match="pinned"):
         te.jit(step, arguments="anywhere")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_parameters_born_in_a_plans_layouts_on_an_explicit_mesh_are_taken_there() -> None:
+    """Their types then tell nothing of products along the dims that are cut, and JAX would ask."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+    def step(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        grads = jax.grad(lambda w: jnp.sum((forward(w, x) - 1) ** 2))(w)
+        return jax.tree.map(lambda a, g: a - 1e-4 * g, w, grads)
+
+    wanted = jax.jit(step)(jax.jit(step)(W, X), X)
+    with jax.set_mesh(mesh):
+        run = te.jit(step, mesh=mesh, cache=False)
+        cut = {"down": P("model"), "up": P(None, "model")}
+        w = jax.device_put(W, cut)
+        with pytest.raises(Exception, match="ambiguous how the output should be sharded"):
+            jax.jit(step)(w, X)
+        w = run(run(w, X), X)
+        for name, leaf in w.items():
+            np.testing.assert_allclose(leaf, wanted[name], rtol=1e-5)
+            assert leaf.sharding.mesh == mesh
+        whole = NamedSharding(mesh.abstract_mesh, P(None, None))
+        assert on_meshes([jax.ShapeDtypeStruct((8, 8), "f", sharding=whole)]) == (), "a type only"
+        for abstract in (mesh, mesh.abstract_mesh):
+            shapes = {
+                k: jax.ShapeDtypeStruct(W[k].shape, W[k].dtype, sharding=NamedSharding(abstract, s))
+                for k, s in cut.items()
+            }
+            plan = te.jit(step, mesh=mesh, cache=False).plan(shapes, X)
+            assert plan.in_shardings[:2] == (Layout(((1,), ())), Layout(((), (1,))))
+
+
+@pytest.mark.slow
+def test_results_on_an_explicit_mesh_come_back_without_a_new_plan() -> None:
+    """Layouts that a plan chose may be such that JAX cannot type the program by them."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+    @te.jit(mesh=mesh, cache=False, settings=QUICK, pins={"[0]": ("data",), "[1]": (None, "data")})
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * x.T @ (x @ w)
+
+    w, x = jnp.ones((16, 16)), jnp.full((64, 16), 0.01)
+    wanted = jax.jit(step.__wrapped__)(step.__wrapped__(w, x), x)
+    once = step(w, x)
+    np.testing.assert_allclose(step(once, x), wanted, rtol=1e-5)
+    put = jax.device_put(x, on(mesh, None, "data"))
+    once = jax.device_put(once, on(mesh, "data"))
+    with pytest.raises(Exception, match="Contracting dimensions are sharded"):
+        jax.jit(step.__wrapped__)(once, put)
+    assert step.plan(once, put) is step.plan(w, x)
+    born = te.jit(step.__wrapped__, cache=False, settings=QUICK)
+    np.testing.assert_allclose(born(once, put), wanted, rtol=1e-5)

@@ -108,6 +108,7 @@ def test_regions_and_constants_come_back(tmp_path: Path, name: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_the_same_fronts_are_found(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["optimize", files / "g.json", files / "g.loom.json", "--target", "cpu:2", "--work", 1]
     assert tapestry(*line, "-j", 1, "-q", "-o", files / "out") == 0
@@ -156,6 +157,7 @@ def test_shards_asked_for_are_printed_kept_and_drawn(
     assert cut != whole
 
 
+@pytest.mark.slow
 def test_plans_are_not_loom(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tapestry("optimize", files / "g.json", "-t", "cpu:2", "--work", 1, "-q", "-j", 1,
                     "-o", files / "one") == 0  # fmt: skip

@@ -22,6 +22,13 @@ def test_rates_are_the_tables_own_and_interpolated_between() -> None:
     assert kernel_rate("flash_attention", (1, 64, 4096), "bfloat16", "h100") == 336e12
 
 
+@pytest.mark.parametrize("kernel", ["flash_attention", "flash_attention_backward"])
+def test_the_device_that_was_measured_has_the_rates_of_its_kind(kernel: str) -> None:
+    """The rows of Blackwell were measured on GB200 (the head of the file)."""
+    rates = [kernel_rate(kernel, (1, 128, 8192), "bfloat16", x) for x in ("gb200", "b200")]
+    assert rates[0] == rates[1] and rates[0]
+
+
 def test_no_table_no_rate() -> None:
     assert kernel_rate("flash_attention", (1, 128, 4096), "float32", "h100") is None
     assert kernel_rate("flash_attention", (1, 128, 4096), "bfloat16", "v5e") is None

@@ -271,8 +271,8 @@ def test_spans_partition_the_group_by_level(spec: str) -> None:
 
 def test_meshes_that_do_not_fit() -> None:
     t = load_target("h100:2x8")
-    with pytest.raises(TargetError, match="has 8 devices, the target has 16"):
-        t.link(MeshShape(("x",), (8,)), (0,))
+    with pytest.raises(TargetError, match="has 32 devices, the target has 16"):
+        t.link(MeshShape(("x",), (32,)), (0,))
     with pytest.raises(TargetError, match="no axes"):
         t.link(MeshShape(("x",), (16,)), (1,))
     uneven = load_target("cpu:3x4")

@@ -201,6 +201,7 @@ def splits(signature: OperationSignature) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnet", "sorting"])
 def test_what_can_be_split_is_what_brute_force_splits(name: str) -> None:
     checked = set()

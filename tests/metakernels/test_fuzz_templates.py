@@ -130,11 +130,12 @@ def fuzz(folder: Path, seed: int, count: int) -> int:
     return faults
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_templates(tmp_path: Path) -> None:
     assert fuzz(tmp_path, 0, 1300) >= 1000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_damaged_templates(tmp_path: Path) -> None:
     assert fuzz(tmp_path, 1, 6_000) >= 4_500
 

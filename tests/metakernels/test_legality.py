@@ -286,6 +286,7 @@ def random_axes(rng: Random, rank: int) -> dict[int, tuple[int, ...]]:
     return {d: rng.choice(sizes) for d in dims}
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_exactly_what_brute_force_accepts(seed: int) -> None:

@@ -208,6 +208,7 @@ def _reshapes(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(source), tuple(draw(st.permutations(target)))
 
 
+@pytest.mark.slow
 @given(_reshapes())
 @settings(max_examples=150, deadline=None)
 def test_digits_name_the_same_element_on_both_sides(
@@ -305,6 +306,20 @@ def _own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     monkeypatch.setattr(registry, "_INSTANCES", {})
     monkeypatch.setattr(registry, "_SIGNATURES", {})
     registry.add_templates(_file(tmp_path, text))
+
+
+def test_files_added_by_a_relative_path_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: $x.dtype}\n"
+    text += '  index: {i: "$x.shape"}\n  project: {x: "@i", out: "@i"}\n'
+    _own(monkeypatch, tmp_path, text)
+    monkeypatch.setattr(registry, "_ADDED", [])
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text, "utf-8")
+    registry.add_templates("mine.yaml")
+    monkeypatch.chdir("/")
+    assert [Path(path).read_text("utf-8") for path in registry.added()] == [text]
 
 
 _X = TensorType((4, 6), "float32")

@@ -87,7 +87,7 @@ def test_threads_trace_and_plan_programs_of_their_own() -> None:
                 return jnp.tanh(x @ w + x @ v) * k
             x, w = (jax.ShapeDtypeStruct(s, "float32") for s in ((64, 32), (32, 16)))
             program = te.trace(fn, x, w, w)
-            return len(te.optimize(program, "cpu:2", settings=Settings(seconds=0.2, workers=1)))
+            return len(te.optimize(program, "cpu:2", settings=Settings(work=0.2, workers=1)))
 
         assert min(at_once(*[lambda k=k: work(k) for k in range(4)])) > 0
         """
@@ -111,7 +111,7 @@ def test_a_function_that_threads_call_first_is_planned_once() -> None:
 
         optimized.plan_program = counted
         step = te.jit(lambda x: x * 2.0 + 1.0, target="cpu:1", mesh=jax.devices()[:1],
-                      settings=Settings(seconds=0.2, workers=1))
+                      settings=Settings(work=0.2, workers=1))
         x = np.ones(16, np.float32)
         for y in at_once(*[lambda: step(x)] * 8):
             np.testing.assert_allclose(y, 3.0)

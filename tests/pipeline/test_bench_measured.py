@@ -54,14 +54,14 @@ def loss(cut: Cut) -> float:
     return float(program(params, state, jnp.asarray(tokens))[2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_cut_among_devices_computes_the_same() -> None:
     alone, together = loss(Cut(1, 1)), loss(Cut(2, 2))
     assert 4 < alone < 8
     assert together == pytest.approx(alone, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensor_parallelism_moves_what_megatrons_does_and_no_more() -> None:
     # Per layer and micro-batch: f and g, forward and backward, and f's gather again.
     one = predict(run())
@@ -71,7 +71,7 @@ def test_tensor_parallelism_moves_what_megatrons_does_and_no_more() -> None:
     assert apart.wire_bytes > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_states_over_data_take_less_memory_and_micro_batches_more_time() -> None:
     wide = replace(SMALL, width=512, hidden=1024, vocabulary=4096)
     whole, divided = (predict(run(model=wide, zero=z)).peak_bytes for z in (0, 1))

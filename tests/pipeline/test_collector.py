@@ -62,6 +62,7 @@ def test_what_the_user_sets_meanwhile_stays() -> None:
 
 
 def test_no_full_collection_follows_at_once() -> None:
+    gc.unfreeze()  # what was imported, see conftest.py
     gc.set_threshold(100, 2, 3)
     gc.collect()
     full: list[int] = []

@@ -134,14 +134,19 @@ def test_traced_forward_gives_what_jax_gives(name: str) -> None:
     assert_close(traced_result(module.forward, args), words(quick(module.forward)(*args)))
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n == "resnet" else ()) for n in TRACED]
+)
 def test_traced_step_gives_what_jax_gives(name: str) -> None:
     jitted, step, args = started(name)
     # A gradient that is zero but for rounding is as large as any other after Adam's division.
     assert_close(traced_result(step, args), words(jitted(*args)), 6e-3 if "gpt" in name else 1e-5)
 
 
-@pytest.mark.parametrize("name", ["decode", "graph_network", "ragged_moe"])
+@pytest.mark.parametrize(
+    "name",
+    ["decode", *(pytest.param(n, marks=pytest.mark.long) for n in ("graph_network", "ragged_moe"))],
+)
 def test_smallest_plan_gives_what_jax_gives(name: str) -> None:
     jitted, step, args = started(name)
     optimized = te.jit(step, minimize="peak_bytes", settings=Settings(seconds=1.0))
@@ -149,7 +154,14 @@ def test_smallest_plan_gives_what_jax_gives(name: str) -> None:
     assert optimized.plan(*args).costs.wire_bytes > 0  # it is divided
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "decode"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.long if n == "resnet" else ())
+        for n in EXAMPLES
+        if n != "decode"
+    ],
+)
 def test_example_learns(name: str) -> None:
     jitted, _, (state, *batch) = started(name)
     assert all(x.shape[0] % 8 == 0 for x in batch)
@@ -448,14 +460,20 @@ def test_lora_starts_at_the_model_and_changes_its_adapters_only() -> None:
     )
 
 
-def test_resnet_and_dropout_change_their_statistics_and_streams() -> None:
-    for module, kind in ((resnet, nnx.BatchStat), (nnx_gpt2, nnx.RngCount)):
-        jitted, _, ((model, opt_state), *batch) = started(module.__name__.removeprefix("models."))
-        (trained, _), _ = jitted((model, opt_state), *batch)
-        before, after = words(nnx.state(model, kind)), words(nnx.state(trained, kind))
-        assert before and not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-        logits = quick(module.forward)(model, batch[0])
-        assert np.array_equal(logits, quick(module.forward)(model, batch[0]))
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        pytest.param(resnet, nnx.BatchStat, id="statistics", marks=pytest.mark.long),
+        pytest.param(nnx_gpt2, nnx.RngCount, id="streams"),
+    ],
+)
+def test_resnet_and_dropout_change_their_statistics_and_streams(module: Any, kind: Any) -> None:
+    jitted, _, ((model, opt_state), *batch) = started(module.__name__.removeprefix("models."))
+    (trained, _), _ = jitted((model, opt_state), *batch)
+    before, after = words(nnx.state(model, kind)), words(nnx.state(trained, kind))
+    assert before and not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    logits = quick(module.forward)(model, batch[0])
+    assert np.array_equal(logits, quick(module.forward)(model, batch[0]))
 
 
 def test_llama_attends_to_the_past_only_and_to_distances() -> None:

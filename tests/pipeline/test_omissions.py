@@ -33,7 +33,7 @@ from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.words import read_words
 from tapestry_egg.rewrite import choose, extractions, folded_program, forms, recompute
 from tapestry_egg.rewrite.recompute import Recomputing
-from tests.extract.test_extract import random_problem
+from tests.extract.random_problems import random_problem
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 QUICK = Settings(work=0.5, workers=1)
@@ -143,6 +143,7 @@ def test_forms_that_save_little_are_counted() -> None:
     )
 
 
+@pytest.mark.slow
 def test_forms_that_rules_hold_and_are_not_searched_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,6 +161,7 @@ def test_forms_that_rules_hold_and_are_not_searched_are_counted(
     assert "of the forms that the rules hold, not all were looked at" in forms_of(QUICK)
 
 
+@pytest.mark.slow
 def test_equal_layers_that_the_rules_see_once_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def deep(x: jax.Array, y: jax.Array) -> jax.Array:
         for _ in range(24):
@@ -230,6 +232,7 @@ def test_a_search_notes_the_limits_that_its_solver_gives_up(
     assert searched().unsettled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("readers", "small"), [(3, 1 << 20), (5, 0)])
 def test_copies_that_may_end_in_fewer_places_are_counted(
     readers: int, small: int, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +267,7 @@ def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -
     assert told.startswith("what the mesh 4data costs was not looked for") and "more than 3" in told
 
 
+@pytest.mark.slow
 def test_loops_that_take_next_to_nothing_are_counted() -> None:
     def looped(x: jax.Array, y: jax.Array) -> jax.Array:
         for _ in range(20):
@@ -354,6 +358,7 @@ def test_forms_that_compute_twice_are_counted(
     assert of_recomputation(made, others) == said
 
 
+@pytest.mark.slow
 def test_where_values_to_compute_twice_were_looked_for_is_told() -> None:
     def step(x: jax.Array, y: jax.Array) -> jax.Array:
         def loss(y: jax.Array) -> jax.Array:
@@ -381,7 +386,7 @@ def test_kernels_of_the_users_own_are_told() -> None:
         return jax.lax.scan(lambda c, _: (c @ doubled, None), x, None, length=2)[0]
 
     program = te.trace(step, jnp.ones((16, 16)))
-    front = te.optimize(program, "cpu:8", settings=Settings(seconds=0.2))
+    front = te.optimize(program, "cpu:8", settings=Settings(work=0.2))
     (told,) = [n for n in front.notes if "template" in n]
     assert told.startswith("1 operation without a template (pallas_call) runs whole")
     plain = te.trace(lambda x: x @ x, jnp.ones((16, 16))).graph

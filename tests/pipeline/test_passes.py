@@ -29,7 +29,7 @@ def front() -> te.Front:
         te.trace(step, {"up": W, "down": W}, X),
         "h100:4",
         mesh_shapes=[MeshShape(("x",), (4,)), MeshShape(("x", "y"), (2, 2))],
-        settings=Settings(work=0.5, workers=1),
+        settings=Settings(work=0.2, workers=1),
         on_progress=HEARD.append,
         keep_stages=True,
     )

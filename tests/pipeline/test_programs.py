@@ -6,6 +6,7 @@ only the fastest one is run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.runtime import hlo_stats
 
-QUICK = Settings(seconds=1.5)
+QUICK = Settings(work=0.3)
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 Build = Callable[[], Case]
 PROGRAMS: dict[str, Build] = {}
@@ -332,19 +333,34 @@ def custom_derivatives() -> Case:
     return train(loss), (normal(8, 8), normal(16, 8))
 
 
-LONG = {
+# What plans and compiles for more than a second, and for some ten.
+SLOW = {
     "control_flow",
     "convolutions",
     "custom_derivatives",
     "dropout_adam",
     "experts",
-    "lstm",
     "many_dtypes",
+    "mlp",
     "ragged_experts",
     "random_keys",
     "sort_gather_fft",
     "while_loops_under_vmap",
-}  # to plan and compile
+}
+LONG = {"lstm"}
+
+
+def marked(name: str, slow: set[str], long: set[str]) -> Any:
+    """A name as a parameter of the tier of its test."""
+    marks = [pytest.mark.long] if name in long else [pytest.mark.slow] if name in slow else []
+    return pytest.param(name, marks=marks)
+
+
+@functools.cache
+def jitted(name: str) -> tuple[Any, tuple[Any, ...], Any]:
+    """A program planned once for all tests, its arguments, and what JAX makes of them."""
+    fn, args = PROGRAMS[name]()
+    return te.jit(fn, settings=QUICK), args, jax.jit(fn)(*args)
 
 
 def copies(args: Any) -> Any:
@@ -374,30 +390,25 @@ def flops(compiled: Any) -> float:
 
 # A plan that the certificate refuses is left out with a warning: a defect, here an error.
 @pytest.mark.filterwarnings("error:a plan is left out")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in PROGRAMS]
-)
+@pytest.mark.parametrize("name", [marked(n, SLOW, LONG) for n in PROGRAMS])
 def test_program_gives_what_jax_gives(name: str) -> None:
-    fn, args = PROGRAMS[name]()
-    optimized = te.jit(fn, settings=QUICK)
-    assert_same(optimized(*copies(args)), jax.jit(fn)(*args), "te.jit")
+    optimized, args, expected = jitted(name)
+    assert_same(optimized(*copies(args)), expected, "te.jit")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("error:a plan is left out")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [marked(n, {*PROGRAMS}, LONG) for n in PROGRAMS])
 def test_other_plans_give_what_jax_gives(name: str) -> None:
-    fn, args = PROGRAMS[name]()
-    expected = jax.jit(fn)(*args)
-    plans = te.jit(fn, settings=QUICK).front(*args).plans
+    optimized, args, expected = jitted(name)
+    plans = optimized.front(*args).plans
     smallest = min(range(len(plans)), key=lambda i: plans[i].costs.peak_bytes)
     for i in sorted({len(plans) // 2, smallest}):
         assert_same(te.compile(plans[i])(*copies(args)), expected, f"{plans[i].name}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.999, 0.5])
-@pytest.mark.parametrize("name", DIVISIBLE)
+@pytest.mark.parametrize("share", [pytest.param(0.999, marks=pytest.mark.long), 0.5])
+@pytest.mark.parametrize("name", [marked(n, set(), {*DIVISIBLE} - {"mlp"}) for n in DIVISIBLE])
 def test_limit_below_replication_divides_the_work(name: str, share: float) -> None:
     fn, args = DIVISIBLE[name]()
     alone = te.optimize(te.trace(fn, *args), "cpu:1", settings=QUICK).best("seconds")

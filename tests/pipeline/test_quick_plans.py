@@ -22,12 +22,12 @@ def _layers(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
 @pytest.mark.slow
 def test_the_one_plan_is_as_fast_as_the_front_s_best() -> None:
     graph = te.trace(_layers, jnp.ones((64, 128)), jnp.ones((128, 64)), jnp.ones((32, 64)))
-    whole = te.optimize(graph, "h100:8", settings=pipeline.Settings(seconds=4.0, recompute=0))
+    whole = te.optimize(graph, "h100:8", settings=pipeline.Settings(work=4.0, recompute=0))
     quick = te.optimize(
         graph,
         "h100:8",
         ("seconds",),
-        settings=pipeline.Settings(seconds=4.0, recompute=0, front=False),
+        settings=pipeline.Settings(work=4.0, recompute=0, front=False),
     )
     assert len(quick.plans) == 1
     best = whole.best("seconds").costs.seconds
@@ -45,11 +45,12 @@ def test_long_programs_are_searched_on_few_axes() -> None:
     assert "only meshes of 1 axis" in notes[0]
 
 
+@pytest.mark.slow
 def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = te.trace(lambda x: jnp.negative(jnp.negative(x)) @ x, jnp.ones((64, 64))).graph
     monkeypatch.setattr(state, "LONG", graph.size - 1)
     for front in (False, True):
-        settings = pipeline.Settings(seconds=4.0, recompute=0, front=front)
+        settings = pipeline.Settings(work=4.0, recompute=0, front=front)
         found = te.optimize(graph, "h100:2", ("seconds",), settings=settings)
         assert any("rules on the program were left out" in note for note in found.notes) != front
         assert any(p.rules for p in found) == front  # the double negation goes

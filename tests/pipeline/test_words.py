@@ -29,9 +29,7 @@ from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Budget, saturate
 from tests.machine.test_mesh_contract import blocks_of
 
-QUICK = Settings(
-    seconds=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0
-)
+QUICK = Settings(work=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0)
 
 
 def user_mesh(
@@ -332,6 +330,7 @@ def test_what_the_contract_costs_is_told() -> None:
 # Explicit mode
 
 
+@pytest.mark.slow
 def test_results_have_the_types_of_explicit_mode_and_cost_what_they_cost_in_auto_mode() -> None:
     costs = {}
     x = jnp.ones((64, 64))

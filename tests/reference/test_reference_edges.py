@@ -77,3 +77,28 @@ def test_whole_powers_as_in_jax(y: int) -> None:
     np.testing.assert_array_equal(other, found if y % 2 == 0 else -found)
     expected = np.asarray(lax.integer_pow(jnp.asarray(x, jnp.float32), y))
     np.testing.assert_allclose(narrow, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("exponent", "mantissa"), [(8, 7), (8, 23), (5, 10), (5, 2), (8, 3)])
+def test_subnormal_numbers_are_rounded_as_in_jax(dtype: str, exponent: int, mantissa: int) -> None:
+    """They stay where the result has as many exponent bits, and are zero where it has fewer."""
+    rng = np.random.default_rng(0)
+    usual = [rng.normal(size=50), 2.0 ** rng.uniform(-150, 120, 200), 1e-40 * rng.normal(size=50)]
+    with np.errstate(over="ignore"):
+        x = np.concatenate([*usual, 6e-8 * np.arange(99), [-0.0, np.inf, np.nan]]).astype(
+            jnp.dtype(dtype)
+        )
+    expected = np.asarray(lax.reduce_precision(jnp.asarray(x), exponent, mantissa))
+    params = {"exponent_bits": exponent, "mantissa_bits": mantissa}
+    got = run("reduce_precision", params, x)
+    np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_parts_of_complex_numbers_do_not_meet() -> None:
+    x, y = np.array([0.0, np.inf], np.float32), np.array([-np.inf, np.nan], np.float32)
+    expected = np.asarray(lax.complex(jnp.asarray(x), jnp.asarray(y)))
+    got = run("complex", {}, x, y)
+    np.testing.assert_array_equal(got.real, expected.real)
+    np.testing.assert_array_equal(got.imag, expected.imag)

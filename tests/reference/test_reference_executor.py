@@ -220,6 +220,7 @@ def test_an_index_space_without_points() -> None:
 # Regions
 
 
+@pytest.mark.slow
 def test_loops_and_branches_with_their_bodies_in_shards() -> None:
     def f(w: Array, c: Array, xs: Array, k: Array) -> Any:
         def step(c: Array, x: Array) -> Any:

@@ -207,10 +207,10 @@ def test_a_plan_says_layouts_cuts_and_collectives() -> None:
     whole, cut = made().plans
     text = plan_text(cut, everything=True)
     assert "x  f32[4, 8]  [x, .]" in text
-    assert "neg  0/x" in text and "toy.py:3:7" in text
+    assert "neg  toy.py:3:7  0/x" in text
     assert "all_gather  x         2      3  1.5 KiB  toy.py:3  %1  output" in text
     assert "proven bound            -\n" in text
-    assert "neg  whole" in plan_text(whole, everything=True)
+    assert "neg  toy.py:3:7  whole" in plan_text(whole, everything=True)
     assert "gap 0.0 %" in plan_text(whole)
     data = plan_data(cut)
     assert data["inputs"] == [{"name": "x", "layout": "[x, .]"}]

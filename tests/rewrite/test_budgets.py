@@ -68,7 +68,6 @@ h: float32[4]
 i: float32[4]
 j: float32[4]
 k: float32[4]
-l: float32[4]
 s1 = add(a, b)
 s2 = add(s1, c)
 s3 = add(s2, d)
@@ -79,7 +78,6 @@ s7 = add(s6, h)
 s8 = add(s7, i)
 s9 = add(s8, j)
 s10 = add(s9, k)
-s11 = add(s10, l)
 """
 
 
@@ -87,7 +85,7 @@ s11 = add(s10, l)
 def test_an_iteration_that_explodes_is_ended_and_what_was_there_stays() -> None:
     graph = example_graph(EXPLODING)
     rules = [r for b in load_books(("expansion",)) for r in b.rules if r.name.startswith("add-")]
-    explored = explore(graph, rules, Budget(iterations=30, rows=10**9, seconds=1.5))
+    explored = explore(graph, rules, Budget(iterations=30, rows=10**9, seconds=0.4))
     assert not explored.terms.saturated
     assert len(explored.terms.nodes) >= len(graph.operations) + len(graph.inputs)
     verify_graph(graph)

@@ -163,6 +163,7 @@ def test_what_a_cut_passes_is_kept(graph: BlockGraph) -> None:
             assert segment.get(u, segment[v]) == segment[v]
 
 
+@pytest.mark.slow
 @given(trains(), st.sets(st.integers(0, 6)))
 @settings(max_examples=150, deadline=None)
 def test_estimates_are_what_the_program_costs_where_nothing_fuses(

@@ -101,7 +101,7 @@ def test_plans_tell_their_chain_also_when_they_come_from_a_file(tmp_path: Path) 
         trace(two, *arguments),
         "h100:8",
         mesh_shapes=[MeshShape(("x",), (8,))],
-        settings=Settings(seconds=1.0),
+        settings=Settings(work=1.0),
     )
     plan = front.best("seconds")
     assert plan.rules == ("sum-of-contractions-rhs",)

@@ -133,7 +133,7 @@ def test_plans_cut_what_is_summed() -> None:
         trace(step(picked), *shapes),
         "h100:8",
         mesh_shapes=[MeshShape(("x",), (8,))],
-        settings=Settings(seconds=2.0),
+        settings=Settings(work=2.0),
         pins={"[1]": (None, "x")},
     )
     plan = front.best("peak_bytes")

@@ -77,7 +77,7 @@ def test_rules_that_egglog_refuses_are_named(egg: str, tmp_path: Path) -> None:
             "h100:2",
             books=("sharding", "collectives"),
             rules=(path,),
-            settings=Settings(seconds=30.0),
+            settings=Settings(work=30.0),
         )
     assert f"{path}:3" in e.value.where
 

@@ -116,7 +116,7 @@ def test_the_front_is_the_same_in_any_order() -> None:
             "h100:4",
             books=books,
             mesh_shapes=[MESH],
-            settings=Settings(seconds=20.0, workers=1),
+            settings=Settings(work=20.0, workers=1),
         )
         assert found.saturated
         return [(p.costs, p.bound, p.rules, digest(p.graph)) for p in found]

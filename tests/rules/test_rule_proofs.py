@@ -37,6 +37,7 @@ def test_wrapping_laws_are_proven_over_integers(tmp_path: Path) -> None:
     assert "proven over ℤ (int" in str(verdict) and "tested over floats on" in str(verdict)
 
 
+@pytest.mark.slow
 def test_piecewise_laws_are_proven_over_the_reals(tmp_path: Path) -> None:
     pytest.importorskip("z3")
     same = "$x == $y and kind($x.dtype) == float"

@@ -58,6 +58,7 @@ def law(folder: Path, match: str, replace: str, numerics: str = "reorders", also
     return load_book(book).rules[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where, match, replace", LOSES, ids=[case[0] for case in LOSES])
 def test_lost_digits_are_told(where: str, match: str, replace: str, tmp_path: Path) -> None:
     with pytest.raises(RuleRefused, match="round differently"):
@@ -68,6 +69,7 @@ def test_lost_digits_are_told(where: str, match: str, replace: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("what, match, replace", KEEPS, ids=[case[0] for case in KEEPS])
+@pytest.mark.slow
 def test_another_order_loses_nothing(what: str, match: str, replace: str, tmp_path: Path) -> None:
     assert verify_rule(law(tmp_path, match, replace)) is not None
 
@@ -78,6 +80,7 @@ def test_no_number_at_a_pole_is_a_difference(tmp_path: Path) -> None:
         verify_rule(law(tmp_path, "rsqrt(x)", "div(sqrt(x), x)", "changes_rounding"))
 
 
+@pytest.mark.slow
 def test_rounding_twice_is_not_rounding_once(tmp_path: Path) -> None:
     once = "convert{new_dtype=$t}(x)"
     twice = "convert{new_dtype=$t}(convert{new_dtype=$u}(x))"
@@ -111,3 +114,22 @@ def test_values_near_others_and_midway() -> None:
     assert (once != twice).any()
     scales = np.abs(drawn(TensorType((400,), "float32"), "scales", rng, (), "float32"))
     assert scales.min() < 1e-30 and scales.max() > 1e6 and scales.max() ** 3 <= ends("float32").most
+
+
+@pytest.mark.slow
+def test_either_part_of_a_complex_number_is_rounded_by_itself(tmp_path: Path) -> None:
+    guard = "guard: $x.shape == $y.shape and kind($x.dtype) == complex"
+    parts = "sub(mul(real(x), real(y)), mul(imag(x), imag(y)))"
+    verify_rule(law(tmp_path, "real(mul(x, y))", parts, also=guard), wanted=12)
+    wrong = parts.replace("sub(", "add(", 1)
+    with pytest.raises(RuleRefused):
+        verify_rule(law(tmp_path, "real(mul(x, y))", wrong, also=guard))
+
+
+@pytest.mark.slow
+def test_an_infinity_is_not_outside_of_what_a_function_takes(tmp_path: Path) -> None:
+    """The power is infinite at -inf, where the root has no value; where terms meet, infinities may
+    cancel."""
+    with pytest.raises(RuleRefused):
+        verify_rule(law(tmp_path, "pow(x, 0.5)", "sqrt(x)"))
+    verify_rule(law(tmp_path, "mul(x, add(y, z))", "add(mul(x, y), mul(x, z))"), wanted=12)

@@ -37,6 +37,7 @@ def largest() -> Iterator[ModuleType]:
         yield module
 
 
+@pytest.mark.slow
 def test_a_rule_for_a_kernel_of_ones_own_changes_the_plan(largest: ModuleType) -> None:
     (verdict,) = verify_rules(load_book(largest.RULES).rules)
     assert verdict.instances and "largest" in verdict.kernels
@@ -47,7 +48,7 @@ def test_a_rule_for_a_kernel_of_ones_own_changes_the_plan(largest: ModuleType) -
             trace(function, *arguments),
             "h100:8",
             mesh_shapes=[MeshShape(("x",), (8,))],
-            settings=Settings(seconds=1.0),
+            settings=Settings(work=1.0),
             **options,  # type: ignore[arg-type]
         ).best("seconds")
 

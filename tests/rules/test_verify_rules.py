@@ -49,7 +49,7 @@ def test_what_is_not_true_is_refused_with_a_counterexample(rule: Rule) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_no_seed_lets_one_through(seed: int) -> None:
     for rule in UNSOUND:
         with pytest.raises(RuleRefused):

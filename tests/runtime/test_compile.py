@@ -113,6 +113,17 @@ def test_the_mesh_gives_devices_and_may_be_active(axis: AxisType) -> None:
     check(run(*arguments(), rate=0.5))
 
 
+def test_without_a_mesh_the_one_that_is_set_gives_devices() -> None:
+    users = Mesh(np.array(jax.devices()[::-1]).reshape(2, 4), ("x", "y"))
+    with jax.set_mesh(users):
+        run = compile(step_plan())
+        check(run(*arguments(), rate=0.5))
+    assert list(run.mesh.devices.flat) == jax.devices()[::-1]
+    small = Mesh(np.array(jax.devices()[:4]), ("x",))
+    with jax.set_mesh(small), pytest.raises(TargetError, match="there are 4"):
+        compile(step_plan())
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_older_way_to_activate_a_mesh() -> None:
     users = Mesh(np.array(jax.devices()).reshape(4, 2), ("p", "q"))

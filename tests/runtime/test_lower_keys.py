@@ -82,7 +82,13 @@ def looped(keys: jax.Array, x: jax.Array) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("fn", [sampled, folded, from_one, from_seeds, rearranged, looped])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *(pytest.param(fn, marks=pytest.mark.slow) for fn in (sampled, rearranged, looped)),
+        *(folded, from_one, from_seeds),
+    ],
+)
 def test_random_plans_give_the_original_keys(fn: Callable[..., Any], seed: int) -> None:
     args = (KEYS, numbers(8, 4))
     program = trace(fn, *args)
@@ -110,6 +116,7 @@ def test_keys_lie_in_blocks_and_are_never_partial() -> None:
         apply(KEYS, Change("all_reduce", (0,), monoid="sum"), MESH)
 
 
+@pytest.mark.slow
 def test_planned_keys_move_the_planned_bytes() -> None:
     args = (jax.random.split(jax.random.key(0), 512), numbers(512, 64))
     program = trace(

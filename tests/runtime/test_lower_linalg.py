@@ -53,7 +53,8 @@ def reduced(a: jax.Array) -> Any:
     h = jax.vmap(jax.scipy.linalg.hessenberg)(a)
     edge = a[..., 0].at[:, 0].set(0)
     x = lax.linalg.tridiagonal_solve(edge, a[..., 1] + 5, jnp.roll(edge, -1, -1), a)
-    return t, q, h, x, jnp.abs(jnp.fft.fft2(a)), jnp.fft.irfft(jnp.fft.rfft(a))
+    # A Schur vector may have either sign; processors differ.
+    return t, jnp.abs(q), h, x, jnp.abs(jnp.fft.fft2(a)), jnp.fft.irfft(jnp.fft.rfft(a))
 
 
 def gradient(a: jax.Array) -> Any:
@@ -64,13 +65,14 @@ def gradient(a: jax.Array) -> Any:
     return jax.grad(loss)(a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fn",
     [
-        solved,
+        pytest.param(solved, marks=pytest.mark.slow),
         factored,
         pytest.param(spectral, marks=pytest.mark.slow),
-        reduced,
+        pytest.param(reduced, marks=pytest.mark.slow),
         pytest.param(gradient, marks=pytest.mark.slow),
     ],
 )

@@ -96,3 +96,38 @@ def test_arrays_are_filled_when_the_results_before_them_are_there() -> None:
     text = str(jax.make_jaxpr(_local(fn, (numbers(256, 256),), "cuda"))(numbers(256, 256)))
     lines = [line for line in text.splitlines() if "optimization_barrier" in line]
     assert len([line for line in lines if "f32[]" in line]) == 2
+
+
+def _barriers(fn: Callable[..., Any], arguments: Any, platform: str) -> list[Any]:
+    jaxpr = jax.make_jaxpr(_local(fn, arguments, platform))(*arguments)
+    return [e for e in jaxpr.eqns if e.primitive.name == "optimization_barrier"]
+
+
+def test_what_is_joined_for_several_readers_is_joined_once() -> None:
+    """Else each product joins for itself, and what is joined is in memory besides the whole."""
+
+    def fn(x: Any, y: Any) -> Any:
+        whole = jnp.concatenate([x, y])
+        return whole @ whole.T
+
+    def once(x: Any, y: Any) -> Any:
+        return jnp.concatenate([x, y]) @ x.T
+
+    arguments = (numbers(8, 4), numbers(8, 4, seed=1))
+    (barrier,) = _barriers(fn, arguments, "cuda")
+    assert [v.aval.shape for v in barrier.outvars] == [(16, 4)]
+    assert not _barriers(fn, arguments, "cpu") and not _barriers(once, arguments, "cuda")
+    same(_local(fn, arguments, "cuda")(*arguments)[0], fn(*arguments))
+
+
+def test_what_is_split_is_split_at_once() -> None:
+    """Else the whole is in memory until the last part is read."""
+
+    def fn(x: Any) -> Any:
+        first, second = jnp.split(x @ x, 2)
+        return first @ second.T, second
+
+    (barrier,) = _barriers(fn, (numbers(8, 8),), "cuda")
+    assert [v.aval.shape for v in barrier.outvars] == [(4, 8), (4, 8)]
+    assert not _barriers(fn, (numbers(8, 8),), "cpu")
+    same(_local(fn, (numbers(8, 8),), "cuda")(numbers(8, 8))[0], fn(numbers(8, 8))[0])

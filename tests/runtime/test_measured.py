@@ -72,6 +72,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, objec
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_every_collective_is_measured_as_often_as_compiled(told) -> None:  # type: ignore[no-untyped-def]
     _, record, compiled = told
     assert compiled
@@ -83,6 +84,7 @@ def test_every_collective_is_measured_as_often_as_compiled(told) -> None:  # typ
         assert 0 < row["least_seconds"] <= row["measured_seconds"]
 
 
+@pytest.mark.slow
 def test_kernels_are_measured_and_loops_run_as_often_as_they_do(told) -> None:  # type: ignore[no-untyped-def]
     _, record, _ = told
     products = next(r for r in record["rows"] if r["name"] == "dot_general")
@@ -94,6 +96,7 @@ def test_kernels_are_measured_and_loops_run_as_often_as_they_do(told) -> None:  
     assert all(i["seconds"] >= i["least_seconds"] > 0 for i in record["instructions"])
 
 
+@pytest.mark.slow
 def test_the_record_says_whose_it_is(told) -> None:  # type: ignore[no-untyped-def]
     text, record, _ = told
     assert record["format"] == "tapestry-egg measurement 1" and record["steps"] == 2

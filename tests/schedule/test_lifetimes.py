@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import gpt2
+from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
@@ -167,6 +168,35 @@ def test_stacks_of_a_loop_exist_from_its_start() -> None:
         if start <= unit.root < stop
     )
     assert lives.made[stack] == 2 * first + 1 < 2 * u + 1
+
+
+def test_what_a_loop_reads_from_outside_lives_until_its_last_round() -> None:
+    """Stacks and invariants alike, though a round reads them first of all; a slice is taken where
+    it is read. The same by the certificate's own account."""
+
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        stack, fixed = w @ x, jnp.fft.fft(x).real
+
+        def body(c: jax.Array, a: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.sort(jnp.sort(jnp.sort(c @ fixed) @ a, axis=0)), None
+
+        return jax.lax.scan(body, x, stack)[0]
+
+    of = scheduled(f, X, jax.ShapeDtypeStruct((3, N, N), jnp.float32))
+    lives = lifetimes(of)
+    (first, stop), *_ = of.program.spans.values()
+    over = 2 * max(u for u, unit in enumerate(of.units) if first <= unit.root < stop)
+    counted = Lives(of, of.program.body_of)
+    slicing, sliced = made_by(of, "stream")
+    into, inner = made_by(of, "invariant")
+    for u in (slicing, into):
+        (source,) = dict.fromkeys(v for _, _, v in of.units[u].reads)
+        assert lives.last[source] == lives.reads_until[u, source] == over
+        assert counted.death(source) == counted.through(u, source) == over
+        assert lives.reads_at[u, source] < over
+    reader = next(u for u, unit in enumerate(of.units) if sliced in [v for *_, v in unit.reads])
+    assert lives.made[sliced] == counted.birth(sliced) == 2 * reader > 2 * slicing + 1
+    assert lives.last[inner] < over
 
 
 @cache

@@ -50,7 +50,7 @@ def front_of(
         books=tuple(books),
         rules=tuple(rules),
         mesh_shapes=[mesh],
-        settings=Settings(seconds=30.0),
+        settings=Settings(work=30.0),
     )
 
 
@@ -137,6 +137,7 @@ def test_a_collective_without_its_rule_is_in_no_plan(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "kind", "function", "shapes"), CASES[:2])
 def test_a_rule_in_a_users_file_brings_a_new_plan(
     rule: str, kind: str, function: Any, shapes: list[tuple[int, ...]], tmp_path: Path

@@ -49,6 +49,7 @@ ONE = MeshShape(("d",), (4,))
 WHOLE: Tree = {"[0]": (), "[1]": ()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pins", "mesh", "said"),
     [
@@ -74,6 +75,7 @@ def test_textbook_plans_have_the_textbooks_names(pins: Tree, mesh: MeshShape, sa
     assert summary(plan_of(pins, mesh, f"h100:{mesh.devices}")) == said
 
 
+@pytest.mark.slow
 def test_two_axes_are_told_apart() -> None:
     cut = {"['a']": (None, "t"), "['b']": ("t", None)}
     pins = {f"[{k}]{path}": layout for k in range(2) for path, layout in cut.items()}
@@ -100,3 +102,33 @@ def test_a_forward_pass_has_weights_too(tokens: Any, said: str) -> None:
         settings=Settings(work=2, workers=1),
     )
     assert summary(front.best("seconds")) == f"{said} over d (4 on nvlink)"
+
+
+AFFINE = """
+affine:
+  index: "[$rows..., $out]"
+  inputs:
+    x: {shape: "[$rows..., $in]", dtype: $dtype, ipf: "[..., 0] :> [..., $in]"}
+    w: {shape: "[$in, $out]", dtype: $dtype, ipf: "[drop..., new, 1] :> [$in, 1]"}
+  reduce: {in: sum}
+  outputs:
+    y: {dtype: $dtype}
+  flops: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "said"), [(("d",), "data parallel"), ((None, "d"), "tensor parallel")]
+)
+def test_a_kernel_of_the_users_reads_data_first(result: Any, said: str, tmp_path: Any) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(AFFINE)
+    made = te.kernel("affine", str(path))(te.tensor("x", (4096, 512)), te.tensor("w", (512, 256)))
+    front = te.optimize(
+        te.program(made),
+        "h100:4",
+        pins={"result": result},
+        mesh=ONE,
+        settings=Settings(work=1, workers=1),
+    )
+    assert summary(front.best("seconds")).startswith(f"{said} over d (4 on nvlink)")

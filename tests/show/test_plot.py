@@ -73,6 +73,7 @@ def test_a_cost_that_points_lack_is_refused() -> None:
         info_of_points(SMALL, x="flops")
 
 
+@pytest.mark.slow
 @given(points)
 def test_stairs_are_what_no_other_point_beats_on_both_axes(found: list[FrontPoint]) -> None:
     info = info_of_points(found)

@@ -64,6 +64,7 @@ def test_an_associative_scan_is_cut_along_every_other_dim(length: int) -> None:
         assert 1 in legal_dims(signature_of(graph, op), 8), op.kernel
 
 
+@pytest.mark.slow
 def test_an_associative_scan_under_random_plans() -> None:
     args = (numbers(8, 8), numbers(8, 8, seed=1))
     program = trace(recurrence, *args)
@@ -71,6 +72,7 @@ def test_an_associative_scan_under_random_plans() -> None:
     same(compile(plan)(*args), jax.jit(recurrence)(*args))
 
 
+@pytest.mark.slow
 def test_what_is_without_elements_is_a_constant() -> None:
     args = (numbers(8, 8), numbers(8, 8))
     program = trace(empties, *args)

@@ -44,6 +44,7 @@ def test_it_is_two_kernels_that_run_anywhere(groups: int) -> None:
         assert np.abs(a - b).max() <= 0.02 * np.abs(b).max()
 
 
+@pytest.mark.slow
 def test_a_forward_pass_alone() -> None:
     xs = operands()
     program = te.trace(loss, *xs)

@@ -153,9 +153,7 @@ def test_plans_hold_what_was_prepared(devices: int) -> None:
     w, v, x = normal(256, 256), normal(256, 256), normal(4, 256)
     program = trace(partial(layer, w, v), x)
     shape = MeshShape(("x",), (devices,)) if devices > 1 else MeshShape((), ())
-    front = optimize(
-        program, f"cpu:{devices}", mesh_shapes=(shape,), settings=Settings(seconds=1.0)
-    )
+    front = optimize(program, f"cpu:{devices}", mesh_shapes=(shape,), settings=Settings(work=1.0))
     fastest = min(front.plans, key=lambda p: p.costs.seconds)
     assert kernels(fastest.graph) == ["dot_general"]
     found = compile(fastest)(x)

@@ -83,11 +83,12 @@ def over_blocks(ins: Any, outs: Any, fn: Any, **more: Any) -> Callable[..., Any]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [3, pytest.param(7, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_give_what_jax_jit_gives(name: str) -> None:
+def test_collectives_give_what_jax_jit_gives(name: str, count: int) -> None:
     """Places of the operand, axes and surroundings, as they are drawn for each collective."""
     draw = random.Random(name)
-    for within, around in draw.sample([(w, a) for w in WITHIN for a in AROUND], 7):
+    for within, around in draw.sample([(w, a) for w in WITHIN for a in AROUND], count):
         axes, lies = draw.choice(OVER), draw.choice(LIES)
         block = WITHIN[within](inside(name, axes))
         fn = AROUND[around](over_blocks(lies, P(("i", "j")), block, check_vma=False))
@@ -158,6 +159,7 @@ def test_a_constraint_on_the_axes_that_are_left_binds() -> None:
     assert asked["dims"][-2:] == [None, ["j"]] and asked["mesh"] == [["i", 2], ["j", 4]]
 
 
+@pytest.mark.slow
 def test_what_the_user_computes_again_is_computed_again() -> None:
     layer = jax.checkpoint(lambda x, w: jnp.sin(lax.psum(jnp.tanh(x @ w), "j")))
     fn = over_blocks((P("i", "j"), P("j")), P("i"), layer, check_vma=False)

@@ -71,6 +71,7 @@ def test_the_words_of_an_inner_jit_are_kept() -> None:
     assert trace(more.fn, STATE, 2, X, static_argnames="mode", mode="sum").graph.inputs
 
 
+@pytest.mark.slow
 def test_bound_methods_and_partial_applications_of_jitted_functions() -> None:
     model = Model(2.0)
     bound = read_signature(model.step)

@@ -186,6 +186,7 @@ def counted(them: list[ZRange], whole: ZRange) -> dict[tuple[int, ...], int]:
     return count
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data(), st.integers(0, 3))
 def test_covers_against_counting(data, rank: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,13 +86,14 @@ def rising(values: Array) -> Array:
     Pool adjacent violators, pools standing at their medians (Robertson and Waltman, "On estimating
     monotone parameters", Annals of Mathematical Statistics 39, 1968).
     """
-    pools: list[list[float]] = []
+    pools: list[tuple[list[float], float]] = []  # with their medians
     for v in values.tolist():
-        pools.append([v])
-        while len(pools) > 1 and np.median(pools[-2]) > np.median(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    return np.array([float(np.median(p)) for p in pools for _ in p])
+        pool, middle = [v], v
+        while pools and pools[-1][1] > middle:
+            pool = pools.pop()[0] + pool
+            middle = median(pool)
+        pools.append((pool, middle))
+    return np.array([middle for pool, middle in pools for _ in pool])
 
 
 def _along(curve: tuple[Array, Array], log_bytes: Array) -> Array:

@@ -114,6 +114,8 @@ _MOST_BITS = 4096
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     # Tuples and strings also know + and *, with meanings that shapes should not get by accident.
     def checked(a: Any, b: Any) -> Any:
+        if type(a) is int and type(b) is int and a.bit_length() <= _MOST_BITS:
+            return function(a, b)  # nearly always
         if isinstance(a, Diagonal) and isinstance(b, tuple) and function is operator.add:
             return a + b
         for v in (a, b):
@@ -233,13 +235,16 @@ def _membership(wanted: bool) -> Callable[[Node], Compiled]:
     return compile_membership
 
 
+_INDEXED = (tuple, dict, Mapping)  # a dict is one without asking what a mapping is
+
+
 def _subscript(tree: Node) -> Compiled:
     base, place = map(compile_tree, tree.children)
     at = position(tree.children[1])
 
     def apply(scope: Scope) -> Any:
         values, key = base(scope), place(scope)
-        if not isinstance(values, tuple | Mapping):
+        if not isinstance(values, _INDEXED):
             raise Fault(at, f"{values!r} cannot be indexed")
         try:
             if isinstance(key, tuple):
@@ -304,7 +309,7 @@ def _call(tree: Node) -> Compiled:
     def apply(scope: Scope) -> Any:
         values = [a(scope) for a in arguments]
         for v in values:
-            if isinstance(v, tuple) and any(type(e) is Fill for e in v):
+            if isinstance(v, tuple) and Fill in map(type, v):
                 raise Fault(at, f"{name} is given {v!r}, whose size is not known here")
         try:
             return function(*values)

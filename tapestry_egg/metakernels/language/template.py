@@ -89,10 +89,12 @@ class Template:
     passages: tuple[PassageText, ...] = ()
     initial: tuple[str, ...] = ()
     outside: Mapping[str, Expression] = field(default_factory=dict)
+    placed: Mapping[str, Expression] = field(default_factory=dict)
     flops: Expression | None = None
     reads: Mapping[str, Expression] = field(default_factory=dict)
     measured: Expression | None = None
     spilled: Expression | None = None
+    scratch: Mapping[str, Expression] = field(default_factory=dict)
     fusion: Fusion = "kernel"
     local: Mapping[str, Expression] = field(default_factory=dict)
 
@@ -103,7 +105,7 @@ class Template:
     def texts(self) -> Iterator[Expression]:
         """Every expression of the entry."""
         yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
-        for table in (self.roles, self.outside, self.reads, self.local):
+        for table in (self.roles, self.outside, self.placed, self.reads, self.scratch, self.local):
             yield from table.values()
         for form in self.project.values():
             yield from form.texts()

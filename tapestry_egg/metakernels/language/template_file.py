@@ -29,10 +29,12 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       passages: [sum(lhs) -> sum]             laws of partial values
       initial: [operand]                      operands that start the reduction
       outside: {operand: sum}                 what its boxes find outside it: see below
+      placed: {i: true}                       groups along which a block must know where it lies
       flops: 2                                per index point, or a polynomial in `@groups`
       reads: {operand: "@m"}                  elements read, where not the footprint
       measured: "[$causal, $width]"           where its rates are in tables of measured kernels
       spilled: 0.5                            bytes through memory per flop where they are not
+      scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       fusion: kernel                          view | loop | reduce | kernel
       local: {shape: $out.shape}              parameters that differ when run on local boxes
 
@@ -45,6 +47,9 @@ it, unless `outside:` says what they find elsewhere: the zero of a monoid (`sum`
 or the element of a scalar operand (its name). In `local:` the names of operands and outputs stand
 for the local boxes and everything else keeps its value. Parameters are names too;
 `$params` holds them all, also where another name hides one, and `$kernel` is the kernel's name.
+`scratch:` has four parts: how many `blocks` of scores are in memory at a time, and as polynomials
+in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
+kernel that has no scores only says `beside`.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
 projection, that of the tensor. The language of the texts is described in docs/template-language.md.
 """
@@ -93,7 +98,7 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial outside flops reads measured spilled fusion local"
+    "passages initial outside placed flops reads measured spilled scratch fusion local"
 ).split()
 
 
@@ -144,15 +149,24 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         passages=_passages(file, entry["passages"]) if "passages" in entry else (),
         initial=file.words(entry["initial"], "operands") if "initial" in entry else (),
         outside=table("outside"),
+        placed=table("placed"),
         flops=one("flops"),
         reads=table("reads"),
         measured=one("measured"),
         spilled=one("spilled"),
+        scratch=_scratch(file, entry["scratch"]) if "scratch" in entry else {},
         fusion=cast(Fusion, fusion),
         local=table("local"),
     )
     _check_names(file, entry, template)
     return template
+
+
+def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
+    found = file.expressions(node, "`scratch`")
+    if set(found) not in ({"blocks", "scores", "row", "beside"}, {"beside"}):
+        raise file.error(node, "`scratch` has the parts blocks, scores, row and beside, or beside")
+    return found
 
 
 def _operands(
@@ -334,6 +348,7 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         ("reads", template.reads, operands),
         ("outside", template.outside, operands),
         ("roles", template.roles, groups),
+        ("placed", template.placed, groups),
         ("initial", template.initial, operands),
     )
     for field, table, names in known:

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+# What most parameters are made of; it needs no reading, and is its own key.
+_ATOMS = frozenset((bool, int, float, str, type(None)))
+
 
 def plain(value: Any) -> Any:
     """A value of the language as plain parameter data: lists stand for tuples."""
@@ -24,6 +27,10 @@ def readable(value: Any) -> Any:
 
     Accepts the plain forms of `tracing/codec.py` and the Python objects that they stand for.
     """
+    if type(value) in _ATOMS:
+        return value
+    if type(value) is list:
+        return tuple([readable(v) for v in value])
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Enum):
@@ -57,10 +64,12 @@ _TAGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def hashable(value: Any) -> Any:
     """A key that equal parameters share."""
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, tuple | list):
-        return tuple([hashable(v) for v in value])
+        return tuple([v if type(v) in _ATOMS else hashable(v) for v in value])
     if isinstance(value, Mapping):
-        return ("{}", *sorted((k, hashable(v)) for k, v in value.items()))
+        return ("{}", *sorted([(k, hashable(v)) for k, v in value.items()]))
     try:
         hash(value)
     except TypeError:

@@ -18,6 +18,8 @@ Fusion = Literal["view", "loop", "reduce", "kernel"]
 #: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
 #: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
 Polynomial = tuple[tuple[float, tuple[int, ...]], ...]
+#: Bytes of the scores that attention in blocks computes at a time.
+ROOM = 4 << 20
 
 
 #: Kernels that call into Python.
@@ -91,7 +93,11 @@ class OperationSignature:
     footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
     movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
-    where none does, each flop takes `spilled` bytes through memory and back.
+    where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
+    are in memory while it runs.
+    Along the index dims `placed` the kernel's result depends on where its block lies, as that of a
+    counter does: whoever runs it on a block must see to it. Along all others the kernel on the
+    boxes of some index points gives what the whole has there.
     `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
     With `once` one device runs it for all, and sends them the outputs.
     """
@@ -109,9 +115,11 @@ class OperationSignature:
     fusion: Fusion = "kernel"
     measured: tuple[float, ...] | None = None
     spilled: float = 0.0
+    scratch: Scratch | None = None
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
     once: bool = False
+    placed: tuple[int, ...] = ()
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -244,6 +252,27 @@ def carried_type(type_: TensorType) -> TensorType:
     if name.startswith("float4"):
         return TensorType(shape, "uint32")  # by way of float32, which has all of them
     return TensorType(shape, f"uint{type_.itemsize * 8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What a kernel takes beside operands and results while it runs, in bytes.
+
+    Of one that runs in blocks of its scores a block holds as many rows as have `ROOM`, one at
+    least; `blocks` of them are there at a time, and what `beside` says. Others have no blocks. All
+    in index extents.
+    """
+
+    blocks: float
+    scores: Polynomial
+    row: Polynomial
+    beside: Polynomial
+
+    def bytes_at(self, extents: tuple[int, ...]) -> float:
+        """On a device whose part of the index space has these extents."""
+        room = max(float(ROOM), evaluate(self.row, extents))
+        block = min(evaluate(self.scores, extents), room)
+        return self.blocks * block + evaluate(self.beside, extents)
 
 
 def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:

@@ -102,6 +102,8 @@ class RoleOf:
 
 def is_extent(value: Any) -> bool:
     """Whether a value of the language is an integer from 0 to `MOST_ELEMENTS`."""
+    if type(value) is int:
+        return 0 <= value <= MOST_ELEMENTS
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return whole and bool(0 <= value <= MOST_ELEMENTS)
 

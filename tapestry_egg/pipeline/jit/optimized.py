@@ -24,7 +24,7 @@ from tapestry_egg.tracing.call_signature import (
     result_shardings,
 )
 
-from .planning import Request, best_plan, compile_best, plan_program, whole_front
+from .planning import Request, best_plan, compile_best, needs_all, plan_program, whole_front
 
 if TYPE_CHECKING:
     import jax
@@ -125,7 +125,8 @@ class Optimized:
         found = self._lookup(args, kwargs)
         with self._planning:
             if found.whole is None:
-                found.whole = whole_front(found.program, found.request)
+                known = needs_all(found.request)
+                found.whole = found.front if known else whole_front(found.program, found.request)
         return found.whole
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -180,7 +181,8 @@ class Optimized:
         if found is None:
             with self._planning, rarely_collected():
                 types = tuple(map(_as_jax_sees_it, leaves))
-                found = self._planned.get((*rest, types))
+                anywhere = tuple(t if isinstance(t, type) else (*t[:3], None) for t in types)
+                found = self._planned.get((*rest, types)) or self._planned.get((*rest, anywhere))
                 if found is None:
                     found = self._plan(leaves, args, kwargs)
                     _keep(self._planned, (*rest, types), found)

@@ -15,7 +15,7 @@ from tapestry_egg.extract.problem.shardings import Leaves
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import Dims, MeshContract
 from tapestry_egg.schedule.flatten import is_below
-from tapestry_egg.tracing.constraints import contract_of, spec_dims
+from tapestry_egg.tracing.constraints import active_mesh, contract_of, spec_dims
 
 if TYPE_CHECKING:
     from tapestry_egg.tracing.trace import Program
@@ -34,7 +34,7 @@ def named_mesh(request: Request) -> Any:
         mesh = getattr(sharding, "mesh", None)
         if isinstance(mesh, jax.sharding.Mesh) and (own is None or set(mesh.devices.flat) == own):
             return mesh
-    found = _active_mesh()
+    found = active_mesh()
     if found is not None and (own is None or set(found.devices.flat) == own):
         return found
     return None
@@ -135,26 +135,13 @@ def _on(mesh: Any, sharding: Any, rank: int) -> Dims | None:
 
 def _same_devices(one: Any, other: Any) -> bool:
     """Whether two meshes have their devices in one order; an abstract mesh has any."""
-    if not hasattr(one, "devices") or not hasattr(other, "devices"):
+    from jax.sharding import Mesh
+
+    if not (isinstance(one, Mesh) and isinstance(other, Mesh)):
         return True
-    try:
-        return list(one.devices.flat) == list(other.devices.flat)
-    except (AttributeError, ValueError):
-        return True
+    return list(one.devices.flat) == list(other.devices.flat)
 
 
 def _flat(mesh: Any) -> list[Any]:
     given = getattr(mesh, "devices", mesh)
     return list(given.flat) if hasattr(given, "flat") else list(given)
-
-
-def _active_mesh() -> Any:
-    """The concrete mesh that is set; None where none is."""
-    import jax
-
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        inner = getattr(getattr(jax, "_src", None), "mesh", None)
-        resources = getattr(inner, "thread_resources", None)
-        mesh = getattr(getattr(resources, "env", None), "physical_mesh", mesh)
-    return mesh if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None

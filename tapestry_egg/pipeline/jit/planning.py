@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.machine.devices import memory_limit, network_shape
+from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.tracing.constraints import contract_of
 
@@ -94,19 +95,26 @@ def plan_program(program: Program, request: Request) -> Front:
     """
 
     def quick(request: Request) -> Front:
-        if request.settings is None and request.minimize == "seconds":
-            light = replace(_patience(program.graph), front=False, recompute=0)
-            try:
-                front = _optimized(program, request, ("seconds", *request.limits), light)
-            except ExtractError:  # its forms do not reach the limits
-                return _whole(program, request)
-            limit = front.limits(request.limits).get("peak_bytes", math.inf)
-            if best_plan(front, request).costs.peak_bytes <= DANGER * limit:
-                return front
-            # The compiled module may need more than that, and another plan be wanted.
+        light = replace(_patience(program.graph), front=False, recompute=0)
+        try:
+            front = _optimized(program, request, ("seconds", *_limited(request)), light)
+        except ExtractError:  # its forms do not reach the limits
+            return _whole(program, request)
+        limit = front.limits(request.limits).get("peak_bytes", math.inf)
+        if best_plan(front, request).costs.peak_bytes <= DANGER * limit:
+            return front
+        # The compiled module may need more than that, and another plan be wanted.
         return _whole(program, request)
 
+    if needs_all(request):
+        return whole_front(program, request)
     return _once(program, request, "plan", quick)
+
+
+def needs_all(request: Request) -> bool:
+    """Whether `plan_program` gives all points of the front: it is told how hard to work, or what
+    it wants is not the fastest plan."""
+    return request.settings is not None or request.minimize != "seconds"
 
 
 def whole_front(program: Program, request: Request) -> Front:
@@ -172,8 +180,13 @@ def _freely(program: Program, request: Request, plan: Callable[[Request], Front]
 def _whole(program: Program, request: Request) -> Front:
     from tapestry_egg.pipeline.pipeline import OBJECTIVES
 
-    objectives = (*OBJECTIVES, request.minimize, *request.limits)
+    objectives = (*OBJECTIVES, request.minimize, *_limited(request))
     return _optimized(program, request, objectives, request.settings or _patience(program.graph))
+
+
+def _limited(request: Request) -> tuple[str, ...]:
+    """The objectives that are limited, but for the number of devices: all plans keep that."""
+    return tuple(k for k in request.limits if k != DEVICES.name)
 
 
 def _optimized(
@@ -186,7 +199,7 @@ def _optimized(
     # Results on an Explicit mesh whose axes a plan divides are renamed at every call: not for the
     # little that a first call has time to find there.
     alone = not settings.front and mesh is not None and bool(mesh.explicit_axes)
-    shapes = contract_of(mesh).meshes(settings.max_axes) if alone else ()
+    shapes = contract_of(mesh).meshes(settings.first_axes) if alone else ()
     front = optimize(
         program,
         machine_of(request),

@@ -28,8 +28,8 @@ _NOTHING = -1e4
 #: What a mask puts in place of scores can be added to them instead: scores vanish beside it.
 _ABSORBS = -1e9
 _MOST_SPLITS = 16
-#: Forward and backward factor are taken for one where rounding in 16 bits may tell them apart.
-_SAME = 1e-2
+#: Forward and backward factor are taken for one where rounding may tell them apart.
+_SAME = 1e-5
 
 
 @dataclass(frozen=True)
@@ -430,29 +430,36 @@ class _Rewrite:
 
 
 def in_order(graph: BlockGraph) -> BlockGraph:
-    """The graph with every operation after those that make what it reads, else in the order that
-    it has."""
+    """The graph with every operation after those that make what it reads, and every one with
+    effects after those before it; else in the order that it has."""
     made = {*graph.inputs, *graph.constants}
     waiting: dict[int, list[int]] = {}
     missing: list[int] = []
     ready: list[int] = []
+    effects: dict[int, list[int]] = {}  # an operation with effects -> the next one
+    last: int | None = None
     for k, op in enumerate(graph.operations):
         absent = {v for v in op.inputs if v not in made}
         missing.append(len(absent))
+        if op.effectful:
+            if last is not None:
+                effects[last] = [k]
+                missing[k] += 1
+            last = k
         for v in absent:
             waiting.setdefault(v, []).append(k)
-        if not absent:
+        if not missing[k]:
             ready.append(k)
     heapify(ready)
     operations: list[Operation] = []
     while ready:
-        op = graph.operations[heappop(ready)]
+        at = heappop(ready)
+        op = graph.operations[at]
         operations.append(op)
-        for v in op.outputs:
-            for k in waiting.get(v, ()):
-                missing[k] -= 1
-                if not missing[k]:
-                    heappush(ready, k)
+        for k in (*effects.get(at, ()), *(k for v in op.outputs for k in waiting.get(v, ()))):
+            missing[k] -= 1
+            if not missing[k]:
+                heappush(ready, k)
     return replace(graph, operations=tuple(operations))
 
 

@@ -9,6 +9,9 @@ from tapestry_egg.graph.blockgraph import Operation
 from .views import Atom, Dims, Views, atoms_of
 
 _MOST_DEPTH = 16
+#: A number put where a mask fails that is no greater vanishes beside scores, whatever is added to
+#: those of a row.
+_VANISHES = -1e9
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class Scores:
 
     `dims` are those of the product, `left` and `right` its operands as they are read, with their
     dims. Masks are (value, dims, whether it holds where keys are seen, what is put elsewhere),
-    additions (value, dims, factor).
+    additions (value, dims, factor). Scores are `shifted` if the program adds to all of a row what
+    is not told here, which only a number that a mask puts elsewhere could tell.
     """
 
     product: Operation
@@ -27,6 +31,7 @@ class Scores:
     scale: float = 1.0
     masks: tuple[tuple[int, Dims, bool, float], ...] = ()
     additions: tuple[tuple[int, Dims, float], ...] = ()
+    shifted: bool = False
 
 
 def scores_of(
@@ -59,7 +64,8 @@ def scores_of(
         inner = scores_of(views, a, of(a), keys, depth + 1)
         return inner and scaled(inner, 1.0 / factor if kernel == "div" else factor)
     if kernel == "sub" and not varies(op.inputs[1]):
-        return scores_of(views, op.inputs[0], of(op.inputs[0]), keys, depth + 1)
+        inner = scores_of(views, op.inputs[0], of(op.inputs[0]), keys, depth + 1)
+        return inner and replace(inner, shifted=True)
     if kernel in ("add", "add_any", "sub"):
         for k in (0, 1) if kernel != "sub" else (0,):
             a, b = op.inputs[k], op.inputs[1 - k]
@@ -69,7 +75,7 @@ def scores_of(
             if inner.masks and varies(b):  # what is put where a mask fails would be added to
                 return None
             if not varies(b):
-                return inner
+                return replace(inner, shifted=True)
             added = (*views.see(b, of(b)), -1.0 if kernel == "sub" else 1.0)
             return replace(inner, additions=(*inner.additions, added))
         return None
@@ -80,7 +86,7 @@ def scores_of(
             if put is None:
                 continue
             inner = scores_of(views, inner_value, of(inner_value), keys, depth + 1)
-            if inner is None:
+            if inner is None or (inner.shifted and put > _VANISHES):
                 return None
             which = views.see(mask, of(mask))
             return replace(inner, masks=(*inner.masks, (*which, holds, put)))

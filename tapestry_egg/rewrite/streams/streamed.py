@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.plans.plan import parts_of_batch
 
-from . import blocks
+from . import blocks, micro_batches
 from .attention import with_fused_attention, without_unread
 from .loops import with_kept_results, with_masks_inside, with_scores_inside
 
@@ -39,7 +40,15 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     """The program with those of these changes that `rules` name."""
     for name, change in CHANGES.items():
         graph = change(graph) if name in rules else graph
+    for name in sorted(rules):
+        steps = parts_of_batch(name)
+        graph = graph if steps is None else micro_batches.with_micro_batches(graph, steps)
     return graph
+
+
+def is_change(rule: str) -> bool:
+    """Whether a rule of that name is one of these changes."""
+    return rule in CHANGES or parts_of_batch(rule) is not None
 
 
 def _streamed(graph: BlockGraph) -> BlockGraph:

@@ -22,8 +22,8 @@ Sum = Mapping[Powers, float]
 _MOST_TERMS = 8
 _MOST_DEPTH = 24
 _NONE: Powers = frozenset()
-#: Rounding of numbers in 16 bits, and a little more.
-_SAME = 1e-2
+#: Rounding of numbers that are multiplied in another order.
+_SAME = 1e-5
 
 
 class TooLarge(Exception):
@@ -90,7 +90,7 @@ def over(atoms: Iterable[Atom], a: Sum) -> Sum:
 
 
 def same(a: Sum, b: Sum) -> bool:
-    """Whether two have the same monomials, with numbers equal up to their rounding in 16 bits."""
+    """Whether two have the same monomials, with numbers equal up to rounding."""
     if a.keys() != b.keys():
         return False
     return all(abs(x - b[k]) <= _SAME * max(abs(x), abs(b[k])) for k, x in a.items())

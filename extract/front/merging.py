@@ -1,0 +1,248 @@
+"""Merging: plans whose collectives are fewer, made of plans of a front.
+
+Collectives of one kind over the same devices that need not wait for each other can be one: all pay
+their bytes, and one its latency. What they are made of then waits for the last of it, and what
+reads them comes later, so a plan gets faster and may hold more. This is done with finished plans:
+the search prices every collective on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.merging import (
+    Key,
+    Kind,
+    entering,
+    kind_of,
+    most_bytes,
+    payload,
+    single_moves,
+)
+from tapestry_egg.extract.certify.moves import Move
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.search.archive import shown
+from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.objectives import Objective
+from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.fetch import fetches
+from tapestry_egg.plans.plan import Merged, Plan
+from tapestry_egg.plans.planned import planned_collectives
+from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
+
+from .front import Front, in_order, value, within
+from .merge import MeshResult, epsilon
+
+# What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
+_LEAST = 0.01
+# What is tried in turn: which part of the bytes that the compiler makes one collective of is the
+# most of one, and whether gathers are merged, too. The first that holds no more ends it.
+_WAYS = ((1.0, True), (1.0, False), (0.25, False), (0.0625, False))
+
+# Operations that all plans may have together that are tried, those of a loop once: a plan of 2000
+# takes about a second for each way. The first plan is always tried.
+_MOST = 100_000
+
+
+def merge_collectives(
+    front: Front,
+    results: Sequence[MeshResult],
+    objectives: Sequence[str | Objective],
+    limits: Mapping[str, float],
+    machine: Target,
+    feedback: Mapping[int, int],
+) -> tuple[Front, tuple[str, ...]]:
+    """The front with those plans as well that merge collectives, where that saves a share worth a
+    point; and what is to be said of it.
+
+    A merged plan's bound is that of the plan that it was made of, less what merging saves: nothing
+    that was searched is faster, of what holds no more than that plan and of which merging saves no
+    more.
+    """
+    grounds: dict[int, Ground] = {}
+    found: list[tuple[float, Plan, _Candidates]] = []
+    for plan in front.plans:
+        if id(plan.graph) not in grounds:
+            grounds[id(plan.graph)] = Ground(plan_schedule(plan.body, feedback), machine)
+        candidates = _candidates(plan, grounds[id(plan.graph)])
+        if candidates is not None:
+            found.append((candidates.most_saved() / plan.costs.seconds, plan, candidates))
+    made: list[Plan] = []
+    tries, left = 0, 0
+    for _, plan, candidates in sorted(found, key=lambda x: -x[0]):
+        tries += len(_WAYS) * len(candidates.walk.program.instances)
+        if made and tries > _MOST:
+            left += 1
+        else:
+            made += _merged(plan, candidates, feedback)
+    fitting = [p for p in (*front.plans, *made) if within(p, limits)]
+    notes: tuple[str, ...] = ()
+    if left:
+        notes = (f"of {left} plans that may gain least by it no collectives were merged",)
+    costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
+    plans = in_order(fitting[i] for i in shown(costs))
+    mine = [p for p in plans if p.body.merged]
+    if not mine:
+        return front, notes
+    points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
+    proven = min(front.epsilon, epsilon([r.archive for r in results], points))
+    note = (
+        f"in {len(mine)} of {len(plans)} plans collectives are merged, after the search: a bound "
+        "there is the plan's own before, less what merging saves"
+    )
+    return replace(front, plans=plans, epsilon=proven), (note, *notes)
+
+
+def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> list[Plan]:
+    """The same plan with collectives merged, in several ways; those that are faster by a share
+    worth telling, each with the same plan's bound less what it saves. `ground` is that of the
+    plan's schedule.
+
+    Raises ExtractError where the plan is not legal.
+    """
+    found = _candidates(plan, ground)
+    return [] if found is None else _merged(plan, found, feedback)
+
+
+def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
+    """What may be merged in a plan; None where that saves no share worth telling."""
+    if ground.target.combiner is None or plan.mesh.devices == 1 or plan.body.merged:
+        return None
+    walk = Walk(plan, ground)
+    walk.find_moves()
+    found = _Candidates(walk)
+    return found if found.most_saved() >= _LEAST * plan.costs.seconds else None
+
+
+def _merged(plan: Plan, found: _Candidates, feedback: Mapping[int, int]) -> list[Plan]:
+    """The ways that are tried to merge a plan's collectives, but for those that save too little."""
+    made: list[Plan] = []
+    for groups in dict.fromkeys(found.groups(part, gathers) for part, gathers in _WAYS):
+        one = _made(plan, groups, found.walk.ground, feedback) if groups else None
+        if one is not None and one.costs.seconds <= (1.0 - _LEAST) * plan.costs.seconds:
+            made.append(one)
+            if one.costs.peak_bytes <= plan.costs.peak_bytes:
+                break
+    return made
+
+
+def _made(
+    plan: Plan, groups: tuple[Merged, ...], ground: Ground, feedback: Mapping[int, int]
+) -> Plan | None:
+    """The plan with such groups merged; None where they cannot be."""
+    try:
+        body, schedule = with_merged(plan.body, feedback, groups)
+        other = replace(plan, body=body)
+        own = Ground(schedule, ground.target)
+        own.legal |= ground.legal  # of the same operations, which the other ground keeps alive
+        costs = Walk(other, own).certificate().costs
+    except (PlanError, ExtractError):
+        return None
+    if ground.target.slowdown is None:  # the same sum, but for the order in which it is taken
+        costs = replace(costs, seconds=costs.serial_seconds)
+    bound = max(0.0, plan.bound - (plan.costs.seconds - costs.seconds))
+    return replace(other, costs=costs, bound=bound, collectives=planned_collectives(other))
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A copy that may be merged: what it takes alone, the unit that makes its value, those that
+    read it, and all units that must have run before it is made."""
+
+    key: Key
+    move: Move
+    seconds: float
+    maker: int
+    readers: int  # a bit for each unit
+    before: int  # a bit for each unit
+
+
+class _Candidates:
+    """The copies of a plan that may be merged, by what they do."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        before = _ancestors(walk)
+        lives = walk.ground.lives
+        apart = _apart(walk)
+        self.members: dict[Kind, list[_Member]] = {}
+        for key, move in single_moves(walk).items():
+            kind = kind_of(walk, move)
+            if kind is None or key in apart or payload(walk, [move]) > most_bytes(walk, move):
+                continue
+            maker = lives.maker[move.value]
+            readers = sum(1 << u for u in set(lives.users[move.value]) - {maker})
+            seconds = self._seconds(kind, [move])
+            one = _Member(key, move, seconds, maker, readers, before[maker])
+            self.members.setdefault(kind, []).append(one)
+        for kind, members in self.members.items():
+            late = kind[0] == "all_gather"  # fetched for their readers, not sent when made
+            members.sort(key=lambda m: (walk.read_at(m.move) if late else 0, m.maker, m.key[0]))
+
+    def most_saved(self) -> float:
+        """Seconds that merging can save at most."""
+        return sum(
+            sum(m.seconds for m in run) - self._seconds(kind, [m.move for m in run])
+            for kind in self.members
+            for run in self._runs(kind, 1.0)
+        )
+
+    def groups(self, part: float, gathers: bool) -> tuple[Merged, ...]:
+        """Copies to merge, of no more than so large a part of the bytes that may be."""
+        return tuple(
+            tuple(m.key for m in run)
+            for kind in self.members
+            if gathers or kind[0] != "all_gather"
+            for run in self._runs(kind, part)
+            if self._seconds(kind, [m.move for m in run]) < sum(m.seconds for m in run)
+        )
+
+    def _runs(self, kind: Kind, part: float) -> list[list[_Member]]:
+        """Members next to each other that need not wait for each other, two or more."""
+        runs: list[list[_Member]] = []
+        for m in self.members[kind]:
+            run = runs[-1] if runs else []
+            moves = [x.move for x in (*run, m)]
+            small = payload(self.walk, moves) <= part * most_bytes(self.walk, m.move)
+            if run and small and not any(x.readers & m.before or m.readers & x.before for x in run):
+                run.append(m)
+            else:
+                runs.append([m])
+        return [run for run in runs if len(run) > 1]
+
+    def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
+        walk = self.walk
+        amount = entering(walk, moves)
+        return float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
+
+
+def _ancestors(walk: Walk) -> list[int]:
+    """Per unit, a bit for itself and for each unit that what it reads is made from."""
+    maker = walk.ground.lives.maker
+    found: list[int] = []
+    for u, unit in enumerate(walk.schedule.units):
+        bits = 1 << u
+        for _, _, v in unit.reads:
+            if maker[v] < u:
+                bits |= found[maker[v]]
+        found.append(bits)
+    return found
+
+
+def _apart(walk: Walk) -> set[Key]:
+    """Copies that are not merged: made a second time to save memory, or for what is computed
+    again."""
+    body = walk.plan.body
+    operations = body.graph.operations
+    again = {op.remat for op in operations if op.remat is not None}
+    return {
+        (f.value, f.need)
+        for k, reads in enumerate(fetches(body))
+        for f in reads
+        if f.again or (k < len(operations) and operations[k].remat in again)
+    }

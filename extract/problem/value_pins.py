@@ -1,0 +1,218 @@
+"""Pins of what a program computes: layouts that are fixed of values inside it and of its results.
+
+    {"%12": ("x", None), "40/%3": ("x",), "train.py:17": (None, "y"), "result[0]['w']": ("x",)}
+
+A value is named by its number as plans and graphs print it (`40/%3` is %3 in the loop that is
+operation 40, `40:1/%3` in its second region), by the line that makes it, where only one value of
+that line is read by other lines, or as a result, by its path. Such a pin is a constraint of the
+program: the value exists in that layout, stored, and all that reads it reads it from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.schedule.flatten import close_paths
+from tapestry_egg.tracing.constraints import KERNEL, Constraint
+
+from .pins import Pin, Pins, Spec, pin_of
+
+#: Numbers of operations with nested graphs, and of the graph in each: from the program to a value.
+Path = tuple[tuple[int, int], ...]
+
+_NUMBER = re.compile(r"((?:\d+(?::\d+)?/)*)%(\d+)$")
+_LINE = re.compile(r"(.+\.\w+):(\d+)$")
+_RESULT = "result"
+# Values of a line that an error lists.
+_FEW = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePin:
+    """A pinned value: where its graph is, its number there, and the layout."""
+
+    path: Path
+    value: int
+    pin: Pin
+
+
+def split_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pins, tuple[ValuePin, ...]]:
+    """The pins of inputs, by path, and those of values that the program computes.
+
+    Raises ExtractError for a number that no value has, for a line that makes none or several, and
+    for a layout that does not fit the value.
+    """
+    inputs: dict[str, Spec] = {}
+    inside: dict[tuple[Path, int], ValuePin] = {}
+    names = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
+    for word, spec in (pins or {}).items():
+        found = _named(graph, word.strip())
+        if found is None:
+            inputs[word] = spec
+            continue
+        path, value = found
+        if not path and value in graph.inputs:
+            inputs[names[graph.inputs.index(value)]] = spec
+            continue
+        tensor = nested(graph, path).values[value]
+        pin = pin_of(-1, word.strip(), tensor, spec, f"pins[{word!r}]")
+        other = inside.setdefault((path, value), ValuePin(path, value, pin))
+        if other.pin.dims != pin.dims:
+            raise ExtractError(
+                f"one value is pinned to {other.pin} and to {pin}",
+                where=f"{other.pin.where}, {pin.where}",
+                hint="Give one of them.",
+            )
+    return inputs, tuple(inside.values())
+
+
+def constrained(graph: BlockGraph, pins: tuple[ValuePin, ...]) -> BlockGraph:
+    """The program that asks for those layouts itself, on whatever mesh has the axes: behind what
+    makes a value stands a constraint, which all its readers read."""
+    whole = graph
+
+    def place(pin: ValuePin) -> tuple[int, ...]:
+        made = nested(whole, pin.path).producers().get(pin.value, -1)
+        return (*(k for k, _ in pin.path), made)
+
+    # The last first: what is put in moves the operations behind it.
+    for p in sorted(pins, key=place, reverse=True):
+        graph = _within(graph, p.path, p)
+    return graph
+
+
+def nested(graph: BlockGraph, path: Path) -> BlockGraph:
+    """The graph that a path leads to."""
+    for operation, region in path:
+        graph = graph.operations[operation].regions[region]
+    return graph
+
+
+def _within(graph: BlockGraph, path: Path, pin: ValuePin) -> BlockGraph:
+    if not path:
+        return _asked(graph, pin.value, pin.pin)
+    (k, r), *rest = path
+    op = graph.operations[k]
+    regions = list(op.regions)
+    regions[r] = _within(regions[r], tuple(rest), pin)
+    operations = list(graph.operations)
+    operations[k] = replace(op, regions=tuple(regions))
+    return replace(graph, operations=tuple(operations))
+
+
+def _asked(graph: BlockGraph, value: int, pin: Pin) -> BlockGraph:
+    new = len(graph.values)
+    producers = graph.producers()
+    after = producers[value] + 1 if value in producers else 0
+    source = graph.operations[after - 1].source if after else None
+    # No mesh is named: the axes are those of whatever mesh the plan is for.
+    params = Constraint(pin.dims, MeshContract((), ())).params()
+    asked = Operation(KERNEL, (value,), (new,), params)
+    if source is not None:
+        asked = replace(asked, source=source, scope=graph.operations[after - 1].scope)
+
+    def read(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(new if v == value else v for v in values)
+
+    before, behind = graph.operations[:after], graph.operations[after:]
+    return replace(
+        graph,
+        values=(*graph.values, graph.values[value]),
+        operations=(*before, asked, *(replace(op, inputs=read(op.inputs)) for op in behind)),
+        outputs=read(graph.outputs),
+    )
+
+
+def _named(graph: BlockGraph, word: str) -> tuple[Path, int] | None:
+    """Where the value of a name is; None for a name that is none of these."""
+    if number := _NUMBER.match(word):
+        return _numbered(graph, word, number[1], int(number[2]))
+    if word == _RESULT or word.startswith((f"{_RESULT}[", f"{_RESULT}.")):
+        return (), _result(graph, word)
+    if line := _LINE.match(word):
+        return _made_at(graph, word, line[1], int(line[2]))
+    return None
+
+
+def _numbered(graph: BlockGraph, word: str, inside: str, value: int) -> tuple[Path, int]:
+    path: list[tuple[int, int]] = []
+    for step in filter(None, inside.split("/")):
+        operation, _, region = step.partition(":")
+        at = nested(graph, tuple(path))
+        k, r = int(operation), int(region or 0)
+        if k >= len(at.operations) or r >= len(at.operations[k].regions):
+            raise ExtractError(
+                f"operation {step} of {word} has no nested graph",
+                where=f"pins[{word!r}]",
+                hint="`tapestry-egg show` prints the numbers of operations.",
+            )
+        path.append((k, r))
+    at = nested(graph, tuple(path))
+    if value >= len(at.values) or value in at.constants:
+        what = "a constant" if value in at.constants else "none"
+        raise ExtractError(
+            f"{word} is {what}: values are numbered from %0 to %{len(at.values) - 1}",
+            where=f"pins[{word!r}]",
+            hint="`plan.explain(everything=True)` prints them.",
+        )
+    return tuple(path), value
+
+
+def _result(graph: BlockGraph, word: str) -> int:
+    path = word.removeprefix(_RESULT)
+    names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
+    if path not in names:
+        choice = close_paths(path, names)
+        raise ExtractError(
+            f"no result lies at {path!r}",
+            where=f"pins[{word!r}]",
+            hint=f"Results are named by their paths behind `{_RESULT}`: {choice}.",
+        )
+    return graph.outputs[names.index(path)]
+
+
+def _made_at(graph: BlockGraph, word: str, file: str, line: int) -> tuple[Path, int]:
+    found = list(_leaving(graph, file, line, ()))
+    if len(found) == 1:
+        return found[0][:2]
+    listed = ", ".join(
+        f"{''.join(f'{k}:{r}/' if r else f'{k}/' for k, r in path)}%{v} ({kernel})"
+        for path, v, kernel in found[:_FEW]
+    )
+    more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
+    raise ExtractError(
+        f"{word} makes {len(found)} values that are read elsewhere"
+        if found
+        else f"no value is made at {word} and read elsewhere",
+        where=f"pins[{word!r}]",
+        hint=f"Name one by its number: {listed}{more}."
+        if found
+        else "Lines are those of operations as plans print them, FILE:LINE.",
+    )
+
+
+def _leaving(
+    graph: BlockGraph, file: str, line: int, path: Path
+) -> Iterator[tuple[Path, int, str]]:
+    """Values that a line makes and another line reads, or nothing but the end of their graph."""
+
+    def here(op: Operation) -> bool:
+        name = op.source.file
+        # Files are told from the working directory on; they may be asked for in full, or in short.
+        ends = name and (f"/{name}".endswith(f"/{file}") or f"/{file}".endswith(f"/{name}"))
+        return op.source.line == line and bool(ends)
+
+    readers = graph.readers()
+    for k, op in enumerate(graph.operations):
+        for r, region in enumerate(op.regions):
+            yield from _leaving(region, file, line, (*path, (k, r)))
+        if op.regions or not here(op):
+            continue
+        for v in op.outputs:
+            if v in graph.outputs or any(not here(graph.operations[i]) for i in readers[v]):
+                yield path, v, op.kernel

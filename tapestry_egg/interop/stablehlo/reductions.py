@@ -1,0 +1,170 @@
+"""Reductions, windows and sorts of StableHLO, as JAX has them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .constants import ints, word
+
+#: What reduces by an operation of two numbers, and what combines with the value it starts from.
+_MONOIDS = {
+    "add": ("reduce_sum", "add"),
+    "multiply": ("reduce_prod", "mul"),
+    "maximum": ("reduce_max", "max"),
+    "minimum": ("reduce_min", "min"),
+    "and": ("reduce_and", "bitwise_and"),
+    "or": ("reduce_or", "bitwise_or"),
+    "xor": ("reduce_xor", "bitwise_xor"),
+}
+
+
+def reduce(operation: Any, args: list[Any], runner: Any) -> Any:
+    """A monoid's reduction where the body is one; else JAX's own, of any body."""
+    from jax import lax
+
+    dims = ints(operation.attributes["dimensions"])
+    half = len(args) // 2
+    arrays, starts = args[:half], args[half:]
+    how = runner.combination(operation.regions[0])
+    if arrays[0].dtype == bool:
+        how = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(how, how)
+    if half == 1 and how in _MONOIDS:
+        reducer, combine = _MONOIDS[how]
+        found = getattr(lax, reducer)(arrays[0], dims)
+        if _is_nothing(how, starts[0]):
+            return found
+        start = lax.broadcast_in_dim(starts[0], found.shape, ())
+        return getattr(lax, combine)(start, found)
+
+    def body(one: Any, two: Any) -> Any:
+        pair = (one, two) if half == 1 else (*one, *two)
+        made = runner.block(operation.regions[0].blocks[0], pair)
+        return made[0] if half == 1 else tuple(made)
+
+    if half == 1:
+        return lax.reduce(arrays[0], starts[0], body, dims)
+    return lax.reduce(tuple(arrays), tuple(starts), body, dims)
+
+
+def _is_nothing(how: str, start: Any) -> bool:
+    """Whether a reduction starts from a known value that changes no result."""
+    if not isinstance(start, np.ndarray | np.generic):
+        return False
+    value = np.asarray(start)
+    kind = value.dtype.kind
+    if how in ("add", "xor", "or"):
+        # Added to a sum of negative zeros, only the negative zero leaves the sign; JAX itself
+        # starts from the positive one.
+        return bool(value == 0)
+    if how == "multiply":
+        return bool(value == 1)
+    if how == "and":
+        return bool(value == (True if kind == "b" else ~np.zeros((), value.dtype)))
+    if kind == "i" or kind == "u":
+        info = np.iinfo(value.dtype)
+        return bool(value == (info.min if how == "maximum" else info.max))
+    if kind == "b":
+        return bool(value == (how == "minimum"))
+    return bool(value.astype(float) == (-np.inf if how == "maximum" else np.inf))
+
+
+def reduce_window(operation: Any, args: list[Any], runner: Any) -> Any:
+    from jax import lax
+
+    how = runner.combination(operation.regions[0])
+    if len(args) != 2 or how not in _MONOIDS:
+        raise ValueError("a window whose elements are combined by more than one step")
+    return lax.reduce_window(args[0], args[1], getattr(lax, _MONOIDS[how][1]), **_window(operation))
+
+
+def _window(operation: Any) -> dict[str, Any]:
+    has = operation.attributes
+    size = ints(has["window_dimensions"])
+
+    def each(name: str) -> tuple[int, ...]:
+        return ints(has[name]) if name in has else (1,) * len(size)
+
+    around = np.array(has["padding"]) if "padding" in has else np.zeros((len(size), 2), int)
+    return {
+        "window_dimensions": size,
+        "window_strides": each("window_strides"),
+        "padding": [(int(a), int(b)) for a, b in around.reshape(-1, 2)],
+        "base_dilation": each("base_dilations"),
+        "window_dilation": each("window_dilations"),
+    }
+
+
+def select_and_scatter(operation: Any, args: list[Any], runner: Any) -> Any:
+    """The gradient of a pooling: sums of what belongs to the chosen element of every window."""
+    from jax import lax
+
+    select, add = operation.regions
+    chosen = [op.operation for op in select.blocks[0].operations]
+    by = word(chosen[0].attributes["comparison_direction"]) if len(chosen) == 2 else ""
+    if (
+        by not in ("GE", "LE")
+        or runner.combination(add) != "add"
+        or not _is_nothing("add", args[2])
+    ):
+        raise ValueError("a choice and sum over windows that is no gradient of a pooling")
+    window = _window(operation)
+
+    def pool(x: Any) -> Any:
+        low, over = (-np.inf, lax.max) if by == "GE" else (np.inf, lax.min)
+        return lax.reduce_window(
+            x,
+            np.array(low, x.dtype),
+            over,
+            window["window_dimensions"],
+            window["window_strides"],
+            window["padding"],
+        )
+
+    import jax
+
+    _, back = jax.vjp(pool, args[0])
+    return back(args[1])[0]
+
+
+def sort(operation: Any, args: list[Any], runner: Any) -> Any:
+    """A sort by rising keys, which are the first arrays."""
+    from jax import lax
+
+    block = operation.regions[0].blocks[0]
+    inner = [op.operation for op in block.operations]
+    directions = {
+        word(op.attributes["comparison_direction"])
+        for op in inner
+        if op.name == "stablehlo.compare"
+        and not ("compare_type" in op.attributes and word(op.attributes["compare_type"]) == "FLOAT")
+    }
+    read = {value for op in inner for value in op.operands}
+    used = [k for k in range(len(args)) if block.arguments[2 * k] in read]
+    if not directions <= {"LT", "EQ"} or "LT" not in directions or used != list(range(len(used))):
+        raise ValueError("a sort by another order than that of its first arrays, rising")
+    has = operation.attributes
+    return lax.sort(
+        tuple(args),
+        dimension=int(has["dimension"].value),
+        is_stable=bool(has["is_stable"].value),
+        num_keys=len(used),
+    )
+
+
+def top_k(operation: Any, args: list[Any], runner: Any) -> Any:
+    from jax import lax
+
+    return lax.top_k(args[0], operator.index(operation.attributes["k"].value))
+
+
+OPERATIONS: dict[str, Callable[[Any, list[Any], Any], Any]] = {
+    "stablehlo.reduce": reduce,
+    "stablehlo.reduce_window": reduce_window,
+    "stablehlo.select_and_scatter": select_and_scatter,
+    "stablehlo.sort": sort,
+    "chlo.top_k": top_k,
+}

@@ -1,0 +1,44 @@
+"""Collectives that a compiler makes into one.
+
+XLA puts collectives of one kind, over the same devices, that do not wait for each other, into one
+launch (`AllReduceCombiner`, `ReduceScatterCombiner`, `AllGatherCombiner`), as long as they have no
+more bytes together than its options say (`xla_gpu_all_reduce_combine_threshold_bytes` and so on; 30
+MiB by default on GPUs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapestry_egg.errors import TargetError
+
+from .target_table import Table
+
+_KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Combiner:
+    """The kinds of collectives that are made into one, up to so many bytes of payload together:
+    what enters them on one device, of all-gathers what leaves them."""
+
+    bytes: int
+    kinds: tuple[str, ...]
+
+    def check(self, where: str) -> None:
+        """Raises TargetError for a kind that is never made into one, and for no bytes."""
+        for kind in self.kinds:
+            if kind not in _KINDS:
+                raise TargetError(
+                    f"{kind!r} is none of {', '.join(_KINDS)}", where=f"{where}.kinds"
+                )
+        if self.bytes <= 0:
+            raise TargetError(f"{self.bytes!r} is out of range", where=f"{where}.bytes")
+
+
+def read_combiner(table: Table, where: str) -> Combiner:
+    """The figures of a target's file."""
+    found = Combiner(int(table.number("bytes", whole=True)), table.texts("kinds"))
+    table.finish()
+    found.check(where)
+    return found

@@ -1,0 +1,113 @@
+"""Meshes of three axes near plans of two, where all that they hold is too much to search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tapestry_egg.extract.front.merge import MeshResult
+from tapestry_egg.extract.front.nearby import division, nearby
+from tapestry_egg.extract.search.archive import shown
+from tapestry_egg.extract.search.settling import Limits
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.progress import Phase
+
+from .passes import (
+    derive_strategies,
+    encode_facts,
+    fastest,
+    finer_shapes,
+    join_units,
+    pose_problems,
+    woven,
+)
+from .searches import search
+from .state import State
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.problem import Ints
+
+# So many meshes of three axes are searched so, and near so many plans on every mesh that one of
+# them divides; with this share of the work of the others. No measurement of these is kept.
+_MESHES, _PLANS, _SHARE = 2, 6, 0.5
+
+
+def search_nearby(state: State) -> State:
+    """Networks on meshes of three axes that hold what lies near the best plans of two, and what was
+    found there; nothing where those were searched whole, or were not asked for."""
+    q = state.question
+    shapes = () if state.finer or state.interrupted else finer_shapes(state)[:_MESHES]
+    form = fastest(state)
+    plans = {shape: _plans(state, form, shape) for shape in shapes}
+    shapes = tuple(shape for shape in shapes if plans[shape])
+    if not shapes or q.words.fixed.contract is not None:
+        return state
+
+    def tell(phase: Phase) -> None:
+        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
+
+    own = replace(
+        state,
+        question=replace(q, tell=tell),
+        shapes=shapes,
+        forms=(state.forms[form],),
+        schedules=(state.schedules[form],),
+        notes=(),
+        results=(),
+    )
+    for each in (encode_facts, derive_strategies):
+        own = each(own)
+    near = tuple(
+        nearby(found, plans[shape], shape)
+        for found, shape in zip(own.strategies, shapes, strict=True)
+    )
+    for each in (join_units, pose_problems):
+        own = each(replace(own, strategies=near))
+    known = np.array([c.costs for r in state.results for c in r.archive.corners()])
+    settings = replace(q.settings, work=_SHARE * q.settings.most_work)
+    found = search(
+        own.problems, Limits.of(dict(q.limits)), settings, q.executor, tell, known.reshape(-1, 3)
+    )
+    results = tuple(MeshResult(p, a) for p, a in zip(own.problems, found.archives, strict=True))
+    some = ", ".join(str(shape) for shape in shapes)
+    note = f"meshes of three axes ({some}) were searched only near the plans of fewer, for one form"
+    return replace(
+        state,
+        shapes=(*state.shapes, *shapes),
+        finer=len(shapes),
+        finer_form=form,
+        encodings=woven(state, form, state.encodings, own.encodings),
+        strategies=woven(state, form, state.strategies, own.strategies),
+        choices=woven(state, form, state.choices, own.choices),
+        problems=woven(state, form, state.problems, own.problems),
+        results=woven(state, form, state.results, results),
+        interrupted=found.interrupted,
+        timeline=own.timeline,
+        notes=tuple(dict.fromkeys((*state.notes, *own.notes, *found.notes, note))),
+    )
+
+
+def _plans(state: State, form: int, shape: MeshShape) -> list[tuple[PlanProblem, Ints]]:
+    """The best plans of a form on the meshes that one of more axes divides: those that a front of
+    all of them would show, the fastest of each mesh first, no more than `_PLANS` of a mesh."""
+    mine = [
+        r
+        for (f, s), r in zip(state.networks, state.results, strict=True)
+        if f == form and division(state.shapes[s], shape) is not None
+    ]
+    every = [(k, c) for k, r in enumerate(mine) for c in r.archive.candidates]
+    if not every:
+        return []
+    best = {id(every[i][1]) for i in shown(np.array([c.costs for _, c in every]))}
+    found: list[tuple[PlanProblem, Ints]] = []
+    for r in mine:
+        corners = r.archive.corners()
+        # The fastest of a mesh is looked at even where another mesh has a better one.
+        chosen = [c for c in corners if id(c) in best or c is corners[0]]
+        step = max(1.0, len(chosen) / _PLANS)
+        places = dict.fromkeys(int(n * step) for n in range(min(_PLANS, len(chosen))))
+        found += [(r.assembled, chosen[n].rows) for n in places]
+    return found

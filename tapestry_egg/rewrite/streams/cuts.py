@@ -1,0 +1,112 @@
+"""Cuts: how blocks of rows pass through an operation, read from its projections alone.
+
+Rows are one dim of a tensor, or the major part of one: a batch whose tokens were put into one dim
+with it is cut there too. Nothing is known of any kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import Projection, ZRange
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows lie along a dim of a tensor, `inner` elements of the dim to each."""
+
+    dim: int
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where an operation has the rows: a cut per operand and per output, None where it has none.
+
+    With `summed` the outputs are sums over rows. `started` is the operand that such a sum starts
+    from, if it is not zero; then it may be another `monoid`'s.
+    """
+
+    signature: OperationSignature
+    inputs: tuple[Cut | None, ...]
+    outputs: tuple[Cut | None, ...]
+    summed: bool = False
+    started: int | None = None
+    monoid: str | None = None
+
+    @staticmethod
+    def along(sig: OperationSignature, index: int, inner: int = 1) -> Rows | None:
+        """The rows of an operation are its index dim `index`, `inner` points to each; None where
+        blocks of any of them do not give the blocks, or the partial sums, of what the whole gives.
+        """
+        dim = sig.index[index]
+        if sig.opaque or sig.once or index in sig.placed or dim.role not in ("map", "reduce"):
+            return None
+        found: list[Cut | None] = []
+        ports = (*zip(sig.inputs, sig.input_types, strict=True),)
+        ports += (*zip(sig.outputs, sig.output_types, strict=True),)
+        for projection, type_ in ports:
+            dims = [k for k, row in enumerate(projection.matrix) if row[index]]
+            if not dims:
+                found.append(None)
+                continue
+            each = _each(sig, projection, type_, dims[0], index)
+            if len(dims) > 1 or each is None:
+                return None
+            found.append(Cut(dims[0], each * inner))
+        whole = ZRange.from_shape(sig.extents)
+        if any(any(m != (0, 0) for m in sig.margins(p, whole)) for p in range(len(sig.inputs))):
+            return None  # What lies outside is filled in by whoever runs the kernel.
+        inputs, outputs = tuple(found[: len(sig.inputs)]), tuple(found[len(sig.inputs) :])
+        if dim.role == "map":
+            return None if None in outputs else Rows(sig, inputs, outputs)
+        started = sig.initial[0] if sig.initial else None
+        if outputs != (None,) or len(sig.initial) > 1 or (started is None and dim.monoid != "sum"):
+            return None
+        if started is not None and inputs[started] is not None:
+            return None
+        return Rows(sig, inputs, outputs, True, started, dim.monoid)
+
+    @staticmethod
+    def of(
+        sig: OperationSignature, projection: Projection, type_: TensorType, cut: Cut
+    ) -> Rows | None:
+        """The rows of an operation one of whose tensors, of this projection and type, has them at
+        `cut`."""
+        found = major(sig, projection, type_, cut.dim)
+        if found is None:
+            return None
+        index, each = found
+        if cut.inner % each:
+            return None
+        inner = cut.inner // each
+        return None if sig.index[index].size % inner else Rows.along(sig, index, inner)
+
+
+def major(
+    sig: OperationSignature, projection: Projection, type_: TensorType, dim: int
+) -> tuple[int, int] | None:
+    """The index dim whose blocks are the blocks of a dim of a tensor, and how many elements of the
+    dim each of its points has."""
+    row = projection.matrix[dim]
+    if not any(row):
+        return None
+    index = max(range(len(row)), key=lambda d: abs(row[d]))
+    each = _each(sig, projection, type_, dim, index)
+    return None if each is None else (index, each)
+
+
+def _each(
+    sig: OperationSignature, projection: Projection, type_: TensorType, dim: int, index: int
+) -> int | None:
+    """How many elements of a tensor's dim a point of an index dim has, if the dim is made of these,
+    in order, and of nothing else."""
+    row, each = projection.matrix[dim], projection.matrix[dim][index]
+    if each < 1 or projection.offset[dim] or any(a < 0 for a in row):
+        return None
+    others = sum(a * (sig.index[d].size - 1) for d, a in enumerate(row) if d != index)
+    if others + projection.shape[dim] != each or each * sig.index[index].size != type_.shape[dim]:
+        return None
+    return each

@@ -1,0 +1,166 @@
+"""Rows read by their own numbers: `x[arange(n), labels]` as `take_along_axis` writes it.
+
+A column of a gather's indices that counts along one of their dims says that row i is read for i: a
+batch dim of the gather. Then the rows need not be together to be read. Scatters are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+
+#: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
+#: operand that are batch dims, of the dims of the indices that these follow, and of those of the
+#: operand that a window has one element of.
+_NAMES = {
+    "gather": (
+        "start_index_map",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "collapsed_slice_dims",
+    ),
+    **dict.fromkeys(
+        ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "scatter"),
+        (
+            "scatter_dims_to_operand_dims",
+            "operand_batching_dims",
+            "scatter_indices_batching_dims",
+            "inserted_window_dims",
+        ),
+    ),
+}
+
+
+def with_batch_dims(graph: BlockGraph) -> BlockGraph:
+    """The graph with batch dims wherever indices count rows; the same graph where none do."""
+    if not any(op.kernel in _NAMES for op in graph.operations):
+        return graph
+    return _Counts(graph).graph_made()
+
+
+class _Counts:
+    """Finds what counts, and puts batch dims in its place."""
+
+    def __init__(self, graph: BlockGraph) -> None:
+        self.graph = graph
+        self.makers = graph.producers()
+        self.values = list(graph.values)
+        self.operations: list[Operation] = []
+
+    def graph_made(self) -> BlockGraph:
+        for op in self.graph.operations:
+            self.operations.append(self._batched(op) if op.kernel in _NAMES else op)
+        if len(self.values) == len(self.graph.values):
+            return self.graph
+        made = replace(self.graph, values=tuple(self.values), operations=tuple(self.operations))
+        from .attention import without_unread
+
+        return without_unread(made)
+
+    def _batched(self, op: Operation) -> Operation:
+        numbered, batch, along, single = _NAMES[op.kernel]
+        dims: dict[str, Any] = dict(op.params["dimension_numbers"])
+        columns = self._columns(op.inputs[1])
+        given = dims[numbered]
+        if len(columns) < 2 or len(columns) != len(given):
+            return op
+        shape = self.values[op.inputs[0]].shape
+        found: dict[int, tuple[int, int]] = {}  # column -> dim of the operand, dim of the indices
+        taken = set(dims[along])
+        for c, (v, d) in enumerate(zip(columns, given, strict=True)):
+            j = self.counted(v)
+            extent = self.values[v].shape
+            if j is None or j == len(extent) - 1 or j in taken or d not in dims[single]:
+                continue
+            if extent[j] == shape[d] and len(found) + 1 < len(columns):
+                found[c] = d, j
+                taken.add(j)
+        if not found:
+            return op
+        pairs = sorted([*zip(dims[batch], dims[along], strict=True), *found.values()])
+        gone = {d for d, _ in found.values()}
+        dims[batch], dims[along] = [d for d, _ in pairs], [j for _, j in pairs]
+        dims[numbered] = [d for c, d in enumerate(given) if c not in found]
+        dims[single] = [d for d in dims[single] if d not in gone]
+        indices = self._joined([v for c, v in enumerate(columns) if c not in found], op)
+        params = {**op.params, "dimension_numbers": dims}
+        inputs = (op.inputs[0], indices, *op.inputs[2:])
+        return replace(op, inputs=inputs, params=params)
+
+    def _columns(self, v: int) -> Sequence[int]:
+        """The columns that indices are put together of."""
+        at = self.makers.get(v)
+        if at is None:
+            return ()
+        op, last = self.graph.operations[at], len(self.values[v].shape) - 1
+        if op.kernel != "concatenate" or op.params["dimension"] != last:
+            return ()
+        return op.inputs if all(self.values[u].shape[last] == 1 for u in op.inputs) else ()
+
+    def _joined(self, columns: Sequence[int], like: Operation) -> int:
+        if len(columns) == 1:
+            self.values.append(self.values[columns[0]])  # a copy, so that the program is another
+            made = len(self.values) - 1
+            same = {"shape": list(self.values[made].shape), "sharding": None}
+            same["broadcast_dimensions"] = list(range(len(self.values[made].shape)))
+            op = Operation("broadcast_in_dim", (columns[0],), (made,), same, source=like.source)
+        else:
+            first = self.values[columns[0]]
+            self.values.append(TensorType((*first.shape[:-1], len(columns)), first.dtype))
+            made = len(self.values) - 1
+            joined = {"dimension": len(first.shape) - 1}
+            op = Operation("concatenate", tuple(columns), (made,), joined, source=like.source)
+        self.operations.append(op)
+        return made
+
+    def counted(self, v: int) -> int | None:
+        """The dim along which a value counts from zero, alike along all others."""
+        graph = self.graph
+        if v in graph.constants:
+            return _counts(np.asarray(graph.constants[v]))
+        at = self.makers.get(v)
+        if at is None:
+            return None
+        op = graph.operations[at]
+        if op.kernel == "iota":
+            return int(op.params["dimension"])
+        if op.kernel == "broadcast_in_dim":
+            j = self.counted(op.inputs[0])
+            if j is None:
+                return None
+            to = int(op.params["broadcast_dimensions"][j])
+            return to if graph.values[v].shape[to] == graph.values[op.inputs[0]].shape[j] else None
+        if op.kernel == "select_n" and self._is_negative(op.inputs[0], op.inputs[1]):
+            return self.counted(op.inputs[1])  # numbers from the end, of which there are none
+        if op.kernel == "convert_element_type" and graph.values[v].dtype in ("int32", "int64"):
+            return self.counted(op.inputs[0])
+        return None
+
+    def _is_negative(self, v: int, of: int) -> bool:
+        """Whether a value says where another one, that counts, is less than zero: nowhere."""
+        if v in self.graph.constants:
+            return not np.any(np.asarray(self.graph.constants[v]))
+        at = self.makers.get(v)
+        op = None if at is None else self.graph.operations[at]
+        if op is None or op.kernel != "lt" or op.inputs[0] != of:
+            return False
+        zero = self.graph.constants.get(op.inputs[1])
+        return zero is not None and not np.any(np.asarray(zero))
+
+
+def _counts(array: np.ndarray) -> int | None:
+    if array.dtype.kind not in "iu" or array.size < 2:
+        return None
+    for j, n in enumerate(array.shape):
+        shape = [1] * array.ndim
+        shape[j] = n
+        if n > 1 and np.array_equal(
+            array, np.broadcast_to(np.arange(n).reshape(shape), array.shape)
+        ):
+            return j
+    return None

@@ -1,0 +1,440 @@
+"""Temporal splits: a part of a program as a scan over blocks of its rows.
+
+What has rows is streamed in and stacked on the way out, a block of rows at a time; what is summed
+over rows is carried, in float32 at least where it starts from zero; all else stands still. Loops
+inside run on the block, with bodies to match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.graph.arrays import kind
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import ZRange
+
+from .attention import in_order, without_unread
+from .batches import Batch, How, Inner
+from .cuts import Cut, Rows
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a program that runs in so many `steps`, a block of its rows in each.
+
+    `how` says which operations belong to it, by their numbers, and how they run; `cut` where their
+    values have rows. Of these, what is read outside is `stacked`; `summed` are the sums over rows
+    that are, and `same` what every step makes alike. Operations `outside` run on all rows, too.
+    """
+
+    graph: BlockGraph
+    how: Mapping[int, How]
+    cut: Mapping[int, Cut]
+    stacked: Sequence[int]
+    summed: Sequence[int]
+    steps: int
+    source: Source
+    name: str
+    same: Sequence[int] = ()
+    outside: frozenset[int] = frozenset()
+
+
+def with_loop(split: Split) -> BlockGraph:
+    """The program with that part of it in a loop.
+
+    Raises TemplateError where a kernel cannot run on such blocks.
+    """
+    return _Loop(split).graph_made()
+
+
+def _wide(type_: TensorType) -> TensorType:
+    """The type in which sums are carried: of floats float32 at least."""
+    narrow = kind(type_.dtype) == "float" and type_.itemsize < 4
+    return TensorType(type_.shape, "float32" if narrow else type_.dtype)
+
+
+def _conversion(dtype: str) -> dict[str, Any]:
+    return {"new_dtype": {"$dtype": dtype}, "weak_type": False, "sharding": None}
+
+
+class Block:
+    """A graph that runs on a block of rows, as it is being made."""
+
+    def __init__(self, steps: int, read: Callable[[int, Cut | None], int]) -> None:
+        self.steps, self.read = steps, read
+        self.types: list[TensorType] = []
+        self.operations: list[Operation] = []
+        self.constants: dict[int, np.ndarray] = {}
+
+    def value(self, type_: TensorType) -> int:
+        """A new value."""
+        self.types.append(type_)
+        return len(self.types) - 1
+
+    def part(self, type_: TensorType, cut: Cut | None) -> TensorType:
+        """The type of a block of a value."""
+        if cut is None:
+            return type_
+        shape = list(type_.shape)
+        shape[cut.dim] //= self.steps
+        return TensorType(tuple(shape), type_.dtype)
+
+    def run(self, op: Operation, how: How | None, types: Sequence[TensorType]) -> tuple[int, ...]:
+        """An operation on a block, or as it is; `types` are those of the whole results."""
+        if isinstance(how, Rows):
+            inputs = [self.operand(op, how, p) for p in range(len(op.inputs))]
+            outputs = [
+                self.value(self.part(t.strong, c)) for t, c in zip(types, how.outputs, strict=True)
+            ]
+            self.put(op, how.signature, inputs, outputs)
+            return tuple(outputs)
+        if isinstance(how, Inner):
+            return self._loop(op, how.body, types)
+        made = tuple([self.value(t) for t in types])
+        read = tuple([self.read(v, None) for v in op.inputs])
+        self.operations.append(replace(op, inputs=read, outputs=made))
+        return made
+
+    def _loop(self, op: Operation, body: Batch, types: Sequence[TensorType]) -> tuple[int, ...]:
+        consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+        labels = [body.label[v] for v in body.graph.inputs]
+        cuts = [x if isinstance(x, Cut) else None for x in labels]
+        for p in range(consts + carried, len(cuts)):
+            c = cuts[p]
+            cuts[p] = c and Cut(c.dim + 1, c.inner)
+        read = tuple([self.read(v, c) for v, c in zip(op.inputs, cuts, strict=True)])
+        outs: list[Cut | None] = cuts[consts : consts + carried]
+        for v in body.graph.outputs[carried:]:
+            y = body.label[v]
+            outs.append(Cut(y.dim + 1, y.inner) if isinstance(y, Cut) else None)
+        made = tuple([self.value(self.part(t, c)) for t, c in zip(types, outs, strict=True)])
+        regions = (on_blocks(body, self.steps),)
+        self.operations.append(replace(op, inputs=read, outputs=made, regions=regions))
+        return made
+
+    def put(
+        self,
+        op: Operation,
+        sig: OperationSignature,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        """An operation on values that are here, with the parameters that blocks of these need."""
+        local = [self.types[v].shape for v in inputs]
+        made = [self.types[v].shape for v in outputs]
+        params = registry.localize(op.kernel, op.params, sig, local, made)
+        self.operations.append(
+            replace(op, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
+        )
+
+    def operand(self, op: Operation, rows: Rows, p: int) -> int:
+        """An operand of a block: its rows, and of its other dims what the whole operation reads."""
+        cut = rows.inputs[p]
+        v = self.read(op.inputs[p], cut)
+        sig, type_ = rows.signature, self.types[v]
+        box = sig.operand_box(p, ZRange.from_shape(sig.extents))
+        shape = list(box.shape)
+        if cut is not None:
+            shape[cut.dim] //= self.steps
+        if tuple(shape) == type_.shape:
+            return v
+        params = {
+            "start_indices": list(box.start),
+            "limit_indices": [a + n for a, n in zip(box.start, shape, strict=True)],
+            "strides": None,
+        }
+        return self.new("slice", (v,), TensorType(tuple(shape), type_.dtype), params)
+
+    def new(
+        self, kernel: str, inputs: tuple[int, ...], type_: TensorType, params: dict[str, Any]
+    ) -> int:
+        """The result of one more operation."""
+        self.operations.append(Operation(kernel, inputs, (self.value(type_),), params))
+        return self.operations[-1].outputs[0]
+
+    def cast(self, v: int, dtype: str) -> int:
+        """A value in another dtype."""
+        type_ = self.types[v]
+        if type_.dtype == dtype:
+            return v
+        made = TensorType(type_.shape, dtype)
+        return self.new("convert_element_type", (v,), made, _conversion(dtype))
+
+
+def on_blocks(batch: Batch, steps: int) -> BlockGraph:
+    """The body of a loop on blocks of rows."""
+    graph = batch.graph
+    here: dict[int, int] = {}
+    block = Block(steps, lambda v, cut: here[v])
+
+    def cut(v: int) -> Cut | None:
+        label = batch.label[v]
+        return label if isinstance(label, Cut) else None
+
+    for v in graph.inputs:
+        here[v] = block.value(block.part(graph.values[v], cut(v)))
+    for v, array in graph.constants.items():
+        here[v] = block.value(graph.values[v])
+        block.constants[here[v]] = array
+    for k, op in enumerate(graph.operations):
+        types = [graph.values[v] for v in op.outputs]
+        here.update(zip(op.outputs, block.run(op, batch.how.get(k), types), strict=True))
+    return replace(
+        graph,
+        values=tuple(block.types),
+        operations=tuple(block.operations),
+        inputs=tuple([here[v] for v in graph.inputs]),
+        outputs=tuple([here[v] for v in graph.outputs]),
+        constants=block.constants,
+    )
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """What is carried through the loop, before and after a step, and the value outside that it
+    starts from, if it is not zero."""
+
+    before: int
+    after: int
+    start: int | None
+
+
+class _Loop:
+    """Puts a part of a program into a scan."""
+
+    def __init__(self, split: Split) -> None:
+        self.split, self.given, self.steps = split, split.graph, split.steps
+        self.values = list(self.given.values)
+        self.constants = dict(self.given.constants)
+        self.around: list[Operation] = []
+        self.body = Block(split.steps, self._read)
+        self.fixed: dict[int, int] = {}  # value outside -> value in the body
+        self.streams: dict[tuple[int, Cut], int] = {}
+        self.inside: dict[int, int] = {}
+        self.carried: dict[int, _Carried] = {}
+        self.read_inside = {v for k in split.how for v in self.given.operations[k].inputs}
+
+    def _read(self, v: int, cut: Cut | None) -> int:
+        """The value of the body for one of the program."""
+        if v in self.inside:
+            return self.inside[v]
+        given = self.given.values[v]
+        type_, body = given.strong, self.body
+        if v in self.given.constants and type_.size == 1 and cut is None:
+            if v not in self.fixed:
+                self.fixed[v] = body.value(given)
+                body.constants[self.fixed[v]] = self.given.constants[v]
+            return self.fixed[v]
+        if cut is None:
+            if v not in self.fixed:
+                self.fixed[v] = body.value(type_)
+            return self.fixed[v]
+        if (v, cut) not in self.streams:
+            self.streams[v, cut] = body.value(body.part(type_, cut))
+        return self.streams[v, cut]
+
+    def graph_made(self) -> BlockGraph:
+        split, given, body = self.split, self.given, self.body
+        leaving = set(split.summed)
+        for k in sorted(split.how):
+            op, how = given.operations[k], split.how[k]
+            if isinstance(how, Rows) and how.summed and op.outputs[0] not in self.read_inside:
+                if op.outputs[0] in leaving:
+                    self._sum(op, how)
+                continue
+            types = [given.values[v] for v in op.outputs]
+            self.inside.update(zip(op.outputs, body.run(op, how, types), strict=True))
+            for v in leaving.intersection(op.outputs):
+                self.carried[v] = self._add(self.inside[v])
+        for v in split.same:
+            before = body.value(body.types[self.inside[v]])
+            self.carried[v] = _Carried(before, self.inside[v], None)
+        ends = (*split.summed, *split.same)
+        carries = [self.carried[v] for v in ends]
+        consts = [v for v in self.fixed if self.fixed[v] not in body.constants]
+        region = BlockGraph(
+            name=split.name,
+            values=tuple(body.types),
+            operations=tuple(body.operations),
+            inputs=(
+                *(self.fixed[v] for v in consts),
+                *(c.before for c in carries),
+                *self.streams.values(),
+            ),
+            outputs=(*(c.after for c in carries), *(self.inside[v] for v in split.stacked)),
+            constants=body.constants,
+        )
+        starts = [self._start(c) for c in carries]
+        streams = [self._streamed(v, cut) for v, cut in self.streams]
+        outputs = []
+        for type_ in [body.types[v] for v in region.outputs[: len(carries)]]:
+            self.values.append(type_)
+            outputs.append(len(self.values) - 1)
+        for v in split.stacked:
+            type_ = body.types[self.inside[v]]
+            self.values.append(TensorType((self.steps, *type_.shape), type_.dtype))
+            outputs.append(len(self.values) - 1)
+        loop = Operation(
+            "scan",
+            (*consts, *starts, *streams),
+            tuple(outputs),
+            {
+                "reverse": False,
+                "length": self.steps,
+                "num_consts": len(consts),
+                "num_carry": len(carries),
+                "unroll": 1,
+            },
+            regions=(region,),
+            source=split.source,
+        )
+        self.around.append(loop)
+        replaced = {}
+        for v, made in zip(ends, outputs, strict=False):
+            replaced[v] = self._cast(made, given.values[v].dtype)
+        for v, made in zip(split.stacked, outputs[len(carries) :], strict=True):
+            replaced[v] = self._joined(v, made)
+        gone = split.how.keys() - split.outside
+        kept = [op for k, op in enumerate(given.operations) if k not in gone]
+        operations = [
+            replace(op, inputs=tuple(replaced.get(v, v) for v in op.inputs))
+            for op in (*kept, *self.around)
+        ]
+        made_graph = replace(
+            given,
+            values=tuple(self.values),
+            operations=tuple(operations),
+            outputs=tuple(replaced.get(v, v) for v in given.outputs),
+            constants=self.constants,
+        )
+        return without_unread(in_order(made_graph))
+
+    def _sum(self, op: Operation, rows: Rows) -> None:
+        """A sum over rows: that of a block is added to what is carried, or goes on from it."""
+        (v,), body = op.outputs, self.body
+        op, sig, types = self._widened(op, rows.signature)
+        if rows.started is not None:
+            before = body.value(sig.output_types[0].strong)
+            inputs = [
+                before
+                if p == rows.started
+                else body.cast(body.operand(op, rows, p), types[p].dtype)
+                for p in range(len(op.inputs))
+            ]
+            after = body.value(body.types[before])
+            body.put(op, sig, inputs, [after])
+            self.carried[v] = _Carried(before, after, op.inputs[rows.started])
+            return
+        inputs = [body.cast(body.operand(op, rows, p), t.dtype) for p, t in enumerate(types)]
+        part = body.value(sig.output_types[0].strong)
+        body.put(op, sig, inputs, [part])
+        self.carried[v] = self._add(part)
+
+    def _add(self, part: int) -> _Carried:
+        """What is carried, and the part of a step added to it."""
+        body = self.body
+        part = body.cast(part, _wide(body.types[part]).dtype)
+        before, after = body.value(body.types[part]), body.value(body.types[part])
+        source = self.split.source
+        body.operations.append(Operation("add", (before, part), (after,), {}, source=source))
+        return _Carried(before, after, None)
+
+    def _widened(
+        self, op: Operation, sig: OperationSignature
+    ) -> tuple[Operation, OperationSignature, Sequence[TensorType]]:
+        """The operation with its sum in float32 at least, where it can be, its signature, and the
+        types of its operands: they are wider where no parameter gives the result another type."""
+        wide = _wide(sig.output_types[0]).dtype
+        given = sig.input_types
+        if sig.output_types[0].dtype == wide:
+            return op, sig, given
+        ways = (
+            ({**op.params, "preferred_element_type": {"$dtype": wide}}, given),
+            (op.params, tuple(_wide(t) for t in given)),
+        )
+        for params, types in ways:
+            if params.keys() != op.params.keys():
+                continue
+            made = registry.signature(op.kernel, params, types)
+            if made.output_types[0].dtype == wide:
+                return replace(op, params=params), made, types
+        return op, sig, given
+
+    # Outside
+
+    def _outer(
+        self, kernel: str, inputs: tuple[int, ...], type_: TensorType, params: dict[str, Any]
+    ) -> int:
+        self.values.append(type_)
+        op = Operation(kernel, inputs, (len(self.values) - 1,), params)
+        self.around.append(replace(op, source=self.split.source))
+        return len(self.values) - 1
+
+    def _start(self, carried: _Carried) -> int:
+        """What is carried into the first step."""
+        type_ = self.body.types[carried.before]
+        if carried.start is not None:
+            return self._cast(carried.start, type_.dtype)
+        self.values.append(TensorType((), type_.dtype))
+        zero = len(self.values) - 1
+        self.constants[zero] = np.zeros((), _numpy(type_.dtype))
+        params = {"shape": list(type_.shape), "broadcast_dimensions": [], "sharding": None}
+        return self._outer("broadcast_in_dim", (zero,), type_, params)
+
+    def _cast(self, v: int, dtype: str) -> int:
+        type_ = self.values[v]
+        if type_.dtype == dtype:
+            return v
+        made = TensorType(type_.shape, dtype)
+        return self._outer("convert_element_type", (v,), made, _conversion(dtype))
+
+    def _reshaped(self, v: int, shape: tuple[int, ...]) -> int:
+        if shape == self.values[v].shape:
+            return v
+        params = {"new_sizes": list(shape), "dimensions": None, "sharding": None}
+        return self._outer("reshape", (v,), TensorType(shape, self.values[v].dtype), params)
+
+    def _turned(self, v: int, order: list[int]) -> int:
+        shape = tuple(self.values[v].shape[d] for d in order)
+        type_ = TensorType(shape, self.values[v].dtype)
+        return self._outer("transpose", (v,), type_, {"permutation": order})
+
+    def _streamed(self, v: int, cut: Cut) -> int:
+        """The value [steps, block]: a step takes every so many-th row, so that devices that share
+        the dim have rows of every block."""
+        shape, dim = self.given.values[v].shape, cut.dim
+        inner = (cut.inner,) if cut.inner > 1 else ()
+        rows = shape[dim] // cut.inner // self.steps
+        split = (*shape[:dim], rows, self.steps, *inner, *shape[dim + 1 :])
+        order = [dim + 1, *(d for d in range(len(split)) if d != dim + 1)]
+        made = self._turned(self._reshaped(v, split), order)
+        block = (self.steps, *shape[:dim], shape[dim] // self.steps, *shape[dim + 1 :])
+        return self._reshaped(made, block)
+
+    def _joined(self, v: int, made: int) -> int:
+        cut = self.split.cut[v]
+        shape, dim = self.values[made].shape, cut.dim + 1
+        assert prod(shape) == self.given.values[v].size
+        if cut.inner > 1:
+            rows = shape[dim] // cut.inner
+            made = self._reshaped(made, (*shape[:dim], rows, cut.inner, *shape[dim + 1 :]))
+        rank = len(self.values[made].shape)
+        order = [*range(1, dim + 1), 0, *range(dim + 1, rank)]
+        return self._reshaped(self._turned(made, order), self.given.values[v].shape)
+
+
+def _numpy(dtype: str) -> np.dtype[Any]:
+    """NumPy's dtype, or that of ml_dtypes."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype))

@@ -1,0 +1,44 @@
+"""Stored blocks: what kernels that run in blocks take beside their operands and results."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.kernel_rates import kernel_rate
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.schedule.kernels import Schedule, Unit
+
+from .strategies import Saturated
+
+
+def stored_blocks(
+    unit: Unit,
+    choice: NDArray[np.int32],
+    schedule: Schedule,
+    saturated: Saturated,
+    mesh: MeshShape,
+    target: Target,
+) -> NDArray[np.float64]:
+    """Bytes of what kernels of a unit that run in blocks take beside, per way; way r runs member m
+    by its strategy `choice[r, m]`."""
+    found = np.zeros(len(choice))
+    for m, i in enumerate(unit.members):
+        signature = schedule.program.instances[i].signature
+        if signature.scratch is None or not _in_blocks(signature, target):
+            continue
+        amounts = []
+        for s in saturated.strategies[saturated.encoding.signature_of[i]]:
+            cuts = zip(signature.extents, s.cuts, strict=True)
+            local = tuple([size // mesh.parts(c) for size, c in cuts])
+            amounts.append(signature.scratch.bytes_at(local))
+        found += np.array(amounts)[choice[:, m]]
+    return found
+
+
+def _in_blocks(signature: OperationSignature, target: Target) -> bool:
+    """Whether a kernel has no measured one of its own on the machine."""
+    dtype = signature.output_types[0].dtype
+    return kernel_rate(signature.kernel, signature.measured, dtype, target.name) is None

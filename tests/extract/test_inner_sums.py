@@ -1,0 +1,116 @@
+"""Sums of partial values inside kernels: one collective for all operands, planned as compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.certify.certificate import ground_of
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.problem.inner_sums import InnerSums
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.runtime import compare, compile
+from tapestry_egg.schedule.kernels import fusion
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tests.extract.test_front import RULES, scheduled, traced
+
+ROWS, DEEP = 1024, 2048
+MESH = [MeshShape(("x",), (8,))]
+
+
+def wave(x: jax.Array, w: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.sin(x @ w + y @ v)
+
+
+def layer(x: jax.Array, w: jax.Array, y: jax.Array, v: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.nn.relu(x @ w + y @ v + b)
+
+
+def cell(h: jax.Array, u: jax.Array, x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    """A step of a recurrent network."""
+    return jnp.tanh(b + h @ u + x @ w)
+
+
+def shapes(biased: bool) -> list[tuple[int, ...]]:
+    return [(ROWS, DEEP), (DEEP, ROWS)] * 2 + [(ROWS,)] * biased
+
+
+def front(function: Callable[..., jax.Array], biased: bool) -> te.Front:
+    """Both products cut along what they sum over."""
+    cut = [(None, "x"), ("x", None)]
+    program = te.trace(function, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes(biased)))
+    pins = {f"[{k}]": cut[k % 2] for k in range(4)}
+    settings = te.Settings(merge=False)
+    return te.optimize(program, "h100:8", mesh_shapes=MESH, pins=pins, settings=settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "biased"), [(wave, False), (layer, True), (cell, True)])
+def test_one_reduce_scatter_combines_a_sum_of_products(
+    function: Callable[..., jax.Array], biased: bool
+) -> None:
+    plan = front(function, biased)[0]
+    moved = [(c.kind, c.wire_bytes * c.count) for c in plan.collectives]
+    assert moved == [("reduce_scatter", ROWS * ROWS * 4 * 7 / 8)]
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=s).astype(np.float32) / 32 for s in shapes(biased)]
+    run = compile(plan)
+    np.testing.assert_allclose(np.asarray(run(*given)), function(*given), 1e-4, 1e-5)
+    compared = compare(plan, run.compile())
+    assert compared.equal
+    # On CPUs nothing splits a product, for which the plan has memory; the rest is what XLA takes.
+    scratch = sum(p.bytes for p in plan.peak().parts if p.kind == "scratch")
+    assert plan.costs.peak_bytes - scratch <= 1.02 * compared.compiled_peak_bytes
+
+
+def test_without_inner_sums_every_operand_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = front(wave, False)[0]
+    monkeypatch.setattr(InnerSums, "of", lambda self, u: None)
+    frozen = front(wave, False)[0]
+    assert frozen.costs.wire_bytes == 2 * free.costs.wire_bytes
+    assert frozen.costs.seconds > 1.1 * free.costs.seconds
+    # What the plan keeps of it is enough to be certified: a kernel in two parts, one sum between.
+    walk = Walk(free, ground_of(free))
+    walk.certificate()
+    ((_, two),) = walk.in_two.items()
+    assert two.move.combines and not two.move.need.partial
+    told = sum(row.seconds for key in ("kernel", "collective") for row in free.costs_by(key))
+    assert told == pytest.approx(free.costs.seconds)
+
+
+def test_a_copy_inside_a_kernel_that_combines_nothing_is_refused() -> None:
+    """The certificate knows by itself what may be copied inside a kernel."""
+    plan = front(wave, False)[0]
+    ground, body = ground_of(plan), plan.body
+    (v,) = [v for v, have, _ in body.copies if have.partial]
+    (add,) = [k for k, op in enumerate(body.graph.operations) if v in op.outputs]
+    whole, cut = Layout(((), ())), Layout(((0,), ()))
+    strategies = list(body.strategies)
+    made = strategies[add]
+    strategies[add] = replace(made, needs=(whole,) * len(made.needs), gives=(whole,))
+    steps = {(v, whole, cut): next(iter(body.copies.values()))}
+    other = replace(plan, body=replace(body, strategies=tuple(strategies), copies=steps))
+    with pytest.raises(ExtractError, match="copied inside a kernel"):
+        Walk(other, ground).certificate()
+
+
+def test_sums_of_what_every_reader_computes_again_are_counted() -> None:
+    def read_twice(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.sin(x @ w + x @ v)
+        return h * 2.0, jnp.exp(h).sum(1)
+
+    plan_schedule = scheduled(traced(read_twice, ((64, 64),) * 3, {}))
+    within = fusion(plan_schedule).within
+    found = saturate(encode(plan_schedule.program, MeshShape(("x",), (4,))), load_books(RULES))
+    sums = InnerSums(plan_schedule, found, {})
+    assert sum(within) == sums.others == 1
+    assert sums.of(within.index(True)) is None

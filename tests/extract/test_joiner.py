@@ -1,0 +1,126 @@
+"""Rows of units and their problem, whatever is chosen: not only what good plans take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tapestry_egg.extract.certify.certificate import certify
+from tapestry_egg.extract.front.plans import make_plan
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.inner_sums import InnerSums
+from tapestry_egg.extract.problem.joiner import Joiner
+from tapestry_egg.extract.problem.unit_choices import unit_choices
+from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import StrategyRow, saturate
+from tests.extract.test_front import RULES, branches, fan, recurrence, scheduled, traced
+
+
+def read_as_made(x: jax.Array, w: jax.Array, u: jax.Array) -> tuple[jax.Array, ...]:
+    """A value that one reader takes as it was made after others have copies of it."""
+    y = x @ w
+    return y * 2.0, y @ u, y.T @ y
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (fan, ((256, 512), (512, 512))),
+        (read_as_made, ((512, 64), (64, 512), (512, 64))),
+        (recurrence, ((64, 64), (64, 64), (16, 32, 64))),
+        (branches, ((64, 64), (64, 64))),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+def test_any_labelling_costs_what_the_certificate_finds(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
+) -> None:
+    """Not only good plans: rows at random, and copies kept wherever they can be."""
+    plan_schedule = scheduled(traced(function, shapes, {}))
+    target, mesh = load_target("h100:4"), MeshShape(("x", "y")[: len(sizes)], sizes)
+    found = saturate(encode(plan_schedule.program, mesh), load_books(RULES))
+    assembled = assemble(unit_choices(plan_schedule, found, mesh, target))
+    rng, tried, kept = np.random.default_rng(0), 0, 0
+    keeping = {s.variable: s for s in assembled.sharing}
+    for _ in range(25):
+        rows = np.array([rng.integers(len(v)) for v in assembled.problem.variables])
+        for variable, s in keeping.items():
+            if rng.random() < 0.8:
+                options = [r for r, (_, k) in enumerate(s.rows) if k is not None]
+                rows[variable] = rng.choice(options) if options else rows[variable]
+        seconds, joules, profile = assembled.problem.evaluate(rows)
+        if not np.isfinite(seconds):
+            continue
+        plan = make_plan(assembled, Candidate(rows, seconds, profile.max(), joules), "any", 0.0)
+        certify(plan, plan_schedule, target)
+        tried += 1
+        kept += len(plan.body.kept)
+    assert tried >= 10
+    assert kept or function is not fan
+
+
+def test_of_strategies_of_the_same_layouts_the_one_of_least_work_is_taken() -> None:
+    plan_schedule = scheduled(traced(lambda x, w: x @ w, ((64, 64), (64, 64)), {}))
+    mesh, target = MeshShape(("x",), (4,)), load_target("h100:4")
+    found = saturate(encode(plan_schedule.program, mesh), load_books(RULES))
+    instances = plan_schedule.program.instances
+    (product,) = {u.root for u in plan_schedule.units if not instances[u.root].port}
+    number = found.encoding.signature_of[product]
+    # As a rule could say it that computes on every device what one alone has to.
+    lazy = [replace(s, cuts=tuple(() for _ in s.cuts)) for s in found.strategies[number]]
+    both = [*lazy, *found.strategies[number], *lazy]
+
+    def work(given: Sequence[StrategyRow]) -> dict[Any, float]:
+        every = [given if k == number else s for k, s in enumerate(found.strategies)]
+        told = replace(found, strategies=tuple(map(tuple, every)))
+        sums = InnerSums(plan_schedule, told, {})
+        ways = Joiner(plan_schedule, told, mesh, target, sums)._giving(product)
+        return {(out, s.operands): s.flops for out, some in ways.items() for s in some}
+
+    assert work(both) == work(found.strategies[number]) != work(lazy)
+
+
+def test_of_ways_that_read_and_give_the_same_all_stay_that_no_other_beats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_schedule = scheduled(traced(lambda x, w: x @ w, ((64, 64), (64, 64)), {}))
+    mesh, target = MeshShape(("x",), (4,)), load_target("h100:4")
+    found = saturate(encode(plan_schedule.program, mesh), load_books(RULES))
+    made = plan_schedule.program.instances
+    ((number, unit),) = [(n, u) for n, u in enumerate(plan_schedule.units) if not made[u.root].port]
+
+    def joiner() -> Joiner:
+        return Joiner(plan_schedule, found, mesh, target, InnerSums(plan_schedule, found, {}))
+
+    plain = joiner().rows(number, unit)
+    # As if every way came four times: slower for fewer joules, with less memory, and worse in all.
+    finish, costs, split = Joiner._finish, Joiner._costs, Joiner._split
+
+    def fourfold(self: Joiner, unit: Any, ways: Any, inner: Any) -> Any:
+        return finish(self, unit, [w for w in ways for _ in range(4)], inner)
+
+    def costly(self: Joiner, *args: Any) -> Any:
+        seconds, joules = costs(self, *args)
+        kind = np.arange(len(seconds)) % 4
+        return seconds * (1 + kind), np.where(kind == 1, 0.5, 1.0) * joules
+
+    def spacious(self: Joiner, unit: Any, gemm: Any, ways: int) -> Any:
+        return split(self, unit, gemm, ways) + np.where(np.arange(ways) % 4 == 2, 0.0, 1e6)
+
+    monkeypatch.setattr(Joiner, "_finish", fourfold)
+    monkeypatch.setattr(Joiner, "_costs", costly)
+    monkeypatch.setattr(Joiner, "_split", spacious)
+    rows = joiner().rows(number, unit)
+    assert len(rows) == 3 * len(plain)
+    assert {*zip(rows.needs, rows.gives, strict=True)} == {
+        *zip(plain.needs, plain.gives, strict=True)
+    }

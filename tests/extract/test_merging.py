@@ -1,0 +1,221 @@
+"""Collectives that are merged: one latency instead of several, only where that pays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Certificate, Walk
+from tapestry_egg.extract.front.merging import merged_plans
+from tapestry_egg.files.files import sealed
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.target import Combiner, Target, load_target
+from tapestry_egg.plans.plan import Merged, Plan
+from tapestry_egg.runtime import compare
+from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
+
+pytestmark = pytest.mark.slow
+
+H100 = load_target("h100:8")
+MESH = MeshShape(("x",), (8,))
+WIDTH, LAYERS = 256, 3
+GRADIENT = 4 * WIDTH * WIDTH  # bytes
+QUICK = te.Settings(work=0.2, recompute=0)
+
+
+def step(ws: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+    """A data-parallel train step."""
+
+    def loss(ws: list[jax.Array]) -> jax.Array:
+        h = x
+        for w in ws:
+            h = jnp.tanh(h @ w)
+        return jnp.mean(h**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws))
+
+
+def front_of(rows: int) -> te.Front:
+    ws = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+    program = te.trace(step, ws, jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32))
+    return te.optimize(
+        program,
+        "h100:8",
+        settings=QUICK,
+        state={"": "[0]"},
+        books=["sharding", "collectives"],
+        mesh_shapes=[MESH],
+        pins={"[0]": (None, None), "[1]": ("x", None)},
+    )
+
+
+@pytest.fixture(scope="module")
+def front() -> te.Front:
+    return front_of(2048)
+
+
+@pytest.fixture(scope="module")
+def plan(front: te.Front) -> Plan:
+    """The fastest."""
+    return front.plans[0]
+
+
+def feedback(plan: Plan) -> dict[int, int]:
+    assert plan.origin is not None
+    return dict(plan.origin.feedback)
+
+
+def counted(
+    plan: Plan, merged: Sequence[Merged], target: Target = H100
+) -> tuple[Plan, Certificate]:
+    """The plan with these copies merged and no others, and what it costs."""
+    body, schedule = with_merged(plan.body, feedback(plan), tuple(merged))
+    other = replace(plan, body=body)
+    return other, Walk(other, Ground(schedule, target)).certificate()
+
+
+def updates_at_end(plan: Plan) -> int:
+    """How many new weights are made after the last product."""
+    operations = plan.graph.operations
+    last = max(k for k, op in enumerate(operations) if op.kernel == "dot_general")
+    return sum(not set(plan.graph.outputs).isdisjoint(op.outputs) for op in operations[last:])
+
+
+def partitions(members: tuple[tuple[int, object], ...]) -> Iterator[list[list[tuple[int, object]]]]:
+    """Every way to put things into sets."""
+    if not members:
+        yield []
+        return
+    first, *rest = members
+    for others in partitions(tuple(rest)):
+        yield [[first], *others]
+        for k, group in enumerate(others):
+            yield [*others[:k], [first, *group], *others[k + 1 :]]
+
+
+def test_gradients_go_in_one_collective_planned_and_compiled(front: te.Front, plan: Plan) -> None:
+    assert [(c.kind, c.payload_bytes, c.merged) for c in plan.collectives] == [
+        ("all_reduce", GRADIENT, 1)
+    ] * LAYERS
+    assert any("collectives are merged" in note for note in front.notes)
+    run = te.compile(plan)
+    compared = compare(plan, run.compile())
+    assert compared.equal
+    (row,) = compared.rows
+    assert (row.kind, row.planned_count, row.compiled_count) == ("all_reduce", 1, 1)
+    assert row.planned_bytes == LAYERS * GRADIENT
+    rng = np.random.default_rng(0)
+    ws = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 16 for _ in range(LAYERS)]
+    x = rng.normal(size=(2048, WIDTH)).astype(np.float32)
+    for a, b in zip(run(ws, x), jax.jit(step)(ws, x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
+    alone, cost = counted(plan, ())
+    each = [collective_seconds("all_reduce", n * float(GRADIENT), (0,), MESH, H100) for n in (1, 3)]
+    assert cost.seconds - plan.costs.seconds == pytest.approx(LAYERS * each[0] - each[1], rel=1e-9)
+    assert cost.wire_bytes == plan.costs.wire_bytes
+    assert plan.costs.seconds < 0.8 * cost.seconds
+    # A bound of merged plans is no higher than what such a plan takes.
+    assert plan.bound <= plan.costs.seconds * (1 + 1e-9)
+    # On their own the updates run one by one, each as soon as its gradient is there.
+    assert (updates_at_end(alone), updates_at_end(plan)) == (1, LAYERS)
+
+
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_of_all_ways_to_merge_the_fastest_is_found(plan: Plan, most: int) -> None:
+    """Against every partition of the copies, each counted on its own."""
+    target = replace(H100, combiner=Combiner(most * GRADIENT, ("all_reduce",)))
+    (members,) = plan.body.merged
+    alone, cost = counted(plan, (), target)
+    seconds = [cost.seconds]
+    for sets in partitions(members):
+        merged = tuple(tuple(group) for group in sets if len(group) > 1)
+        if max(map(len, sets)) > most:
+            with pytest.raises(ExtractError, match="no one collective of so much"):
+                counted(plan, merged, target)
+            continue
+        seconds.append(counted(plan, merged, target)[1].seconds)
+    alone = replace(alone, costs=cost.costs)
+    ground = Ground(plan_schedule(alone.body, feedback(plan)), target)
+    found = merged_plans(alone, ground, feedback(plan))
+    best = min([cost.seconds, *(p.costs.seconds for p in found)])
+    assert best == pytest.approx(min(seconds), rel=1e-12)
+    assert (best < cost.seconds) == (most > 1)
+
+
+def test_without_latency_nothing_is_merged(plan: Plan) -> None:
+    """Bytes alone take as long in one as in several."""
+    levels = tuple(replace(level, latency_seconds=0.0) for level in H100.levels)
+    target = replace(H100, levels=levels, launch_seconds=0.0, collectives=None)
+    alone, cost = counted(plan, (), target)
+    ground = Ground(plan_schedule(alone.body, feedback(plan)), target)
+    assert merged_plans(replace(alone, costs=cost.costs), ground, feedback(plan)) == []
+    assert counted(plan, plan.body.merged, target)[1].seconds == pytest.approx(cost.seconds)
+
+
+def test_what_is_merged_waits_in_memory_for_the_last() -> None:
+    """Where gradients are most of what there is, all but one are held longer."""
+    (one,) = [p for p in front_of(64) if p.body.merged]
+    alone, cost = counted(one, ())
+    more = one.costs.peak_bytes - cost.peak_bytes
+    assert more == pytest.approx((LAYERS - 1) * GRADIENT, rel=0.05)
+    compiled = [compare(p, te.compile(p).compile()) for p in (one, alone)]
+    counts = [[r.compiled_count for r in c.rows] for c in compiled]
+    assert counts == [[1], [LAYERS]]
+    measured = [c.compiled_peak_bytes for c in compiled]
+    assert measured[0] - measured[1] == pytest.approx(more, rel=0.05)
+
+
+def total(x: jax.Array) -> jax.Array:
+    """Sums that wait for each other."""
+    y = jnp.sum(x, 0)
+    return jnp.sum(jnp.tanh(x * y))
+
+
+def test_collectives_that_wait_for_each_other_are_not_merged() -> None:
+    program = te.trace(total, jax.ShapeDtypeStruct((1 << 20, 16), jnp.float32))
+    front = te.optimize(
+        program,
+        "h100:8",
+        settings=QUICK,
+        books=["sharding", "collectives"],
+        mesh_shapes=[MESH],
+        pins={"": ("x", None)},
+    )
+    plan = front.plans[0]
+    assert [c.kind for c in plan.collectives] == ["all_reduce"] * 2
+    assert not plan.body.merged
+    (members,) = [tuple((v, need) for v, _, need in plan.body.copies)]
+    with pytest.raises(PlanError, match="made from what reads others"):
+        with_merged(plan.body, {}, (members,))
+
+
+def test_files_keep_what_is_merged_and_nothing_else_is_believed(
+    front: te.Front, tmp_path: Path
+) -> None:
+    path = tmp_path / "front.json"
+    front.save(path)
+    loaded = te.load(path)
+    assert [p.body.merged for p in loaded] == [p.body.merged for p in front]
+    assert [p.costs for p in loaded] == [p.costs for p in front]
+    document = json.loads(path.read_text())
+    body = document["plans"][0]["body"]
+    (members,) = body["merged"]
+    for changed in ([], [members[:2]], [members, members], [[*members, members[0]]], [members[:1]]):
+        body["merged"] = changed
+        path.write_text(json.dumps(sealed(document)))
+        with pytest.raises(PlanError):
+            te.load(path)

@@ -1,0 +1,134 @@
+"""Pins of values inside a program and of its results: which value a word names, and what becomes of
+the program."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError, TargetError
+from tapestry_egg.extract.problem.value_pins import constrained, split_pins
+from tapestry_egg.graph.blockgraph import verify_graph
+from tapestry_egg.reference.executor import execute
+
+
+def hidden(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x) * jnp.exp(x)
+
+
+def step(w: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
+    h = hidden(x @ w)
+    h, rows = jax.lax.scan(lambda c, r: (c + r, jnp.sin(c) * r), h[0], h)
+    return {"mean": jnp.mean(rows), "last": h}
+
+
+GRAPH = te.trace(step, jnp.ones((16, 32)), jnp.ones((8, 16))).graph
+LOOP = next(k for k, op in enumerate(GRAPH.operations) if op.regions)
+LINE = step.__code__.co_firstlineno + 1
+
+
+def named(word: str, *spec: str | None) -> tuple[object, ...]:
+    inputs, inside = split_pins(GRAPH, {word: spec})
+    return (dict(inputs), *((p.path, p.value, p.pin.dims) for p in inside))
+
+
+def test_a_value_is_named_by_number_line_or_path() -> None:
+    product = GRAPH.producers()
+    dot = next(op.outputs[0] for op in GRAPH.operations if op.kernel == "dot_general")
+    assert named(f"%{dot}", "x") == ({}, ((), dot, (("x",), ())))
+    here = f"{__file__}:{LINE}"
+    short = f"test_value_pins.py:{LINE}"
+    assert named(here, "x") == named(short, "x") == ({}, ((), dot, (("x",), ())))
+    last = GRAPH.outputs[GRAPH.output_names.index("['last']")]
+    assert product[last] == LOOP and named("result['last']", "x")[1] == ((), last, (("x",),))
+    sine = next(op for op in GRAPH.operations[LOOP].regions[0].operations if op.kernel == "sin")
+    path = ((LOOP, 0),)
+    assert named(f"{LOOP}/%{sine.outputs[0]}", "y")[1] == (path, sine.outputs[0], (("y",),))
+    assert named("[0]", "x") == ({"[0]": ("x",)},)
+    assert named(f"%{GRAPH.inputs[1]}", "x") == ({"[1]": ("x",)},), "an argument by its number"
+
+
+@pytest.mark.parametrize(
+    ("word", "spec", "said"),
+    [
+        ("%999", ("x",), "numbered from %0"),
+        (f"{LOOP + 1}/%0", (), "no nested graph"),
+        ("result['first']", (), "no result lies at"),
+        ("elsewhere.py:3", (), "no value is made at"),
+        (f"test_value_pins.py:{hidden.__code__.co_firstlineno + 1}", ("x", "y", "z"), "3 dims"),
+        ("result['mean']", ("x",), "has 1 dims"),
+        ("result['last']", (("x", "x"),), "twice"),
+        (f"test_value_pins.py:{LINE + 1}", (), "read elsewhere"),
+    ],
+)
+def test_what_a_word_does_not_name_is_told(word: str, spec: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ExtractError, match=said) as e:
+        named(word, *spec)
+    assert str(e.value).startswith("pins[")
+
+
+def test_pins_are_constraints_and_change_no_number() -> None:
+    """Put in from the last to the first, whatever the order in which they are given."""
+    inner = GRAPH.operations[LOOP].regions[0].operations[0].outputs[0]
+    values = [op.outputs[0] for op in GRAPH.operations if op.source.function == "hidden"]
+    assert len(values) == 3
+    pins = {f"{LOOP}/%{inner}": ("x",), **{f"%{v}": (None, "x") for v in values}}
+    pins["result['mean']"] = ()
+    for order in (pins, dict(reversed(pins.items()))):
+        graph = constrained(GRAPH, split_pins(GRAPH, order)[1])
+        verify_graph(graph)
+        asked = [op for op in graph.operations if op.kernel == "sharding_constraint"]
+        assert {op.inputs[0] for op in asked} == {*values, GRAPH.outputs[1]}
+        readers = graph.readers()
+        assert all(len(readers[op.inputs[0]]) == 1 for op in asked), "all others read the copy"
+        loop = next(op for op in graph.operations if op.regions)
+        assert [op.kernel for op in loop.regions[0].operations].count("sharding_constraint") == 1
+        given = [
+            np.full((16, 32), 0.1, np.float32),
+            np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16),
+        ]
+        for a, b in zip(execute(graph, given), execute(GRAPH, given), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_what_no_mesh_can_do_is_refused() -> None:
+    brief = te.Settings(work=0.2, workers=1, front=False)
+    for spec, error, said in (
+        (("q",), TargetError, "no mesh has the axis 'q'"),
+        (("x",), ExtractError, "cannot be cut evenly"),
+    ):
+        with pytest.raises(error, match=said):
+            te.optimize(
+                GRAPH,
+                "cpu:3" if error is ExtractError else "cpu:2",
+                pins={"result['last']": spec},
+                settings=brief,
+            )
+
+
+@pytest.mark.slow
+def test_a_plan_makes_the_value_so_and_runs() -> None:
+    def mlp(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w["up"]) @ w["down"]
+
+    w = {"up": jnp.full((16, 64), 0.1), "down": jnp.full((64, 16), 0.1)}
+    x = jnp.linspace(-1, 1, 32 * 16).reshape(32, 16)
+    program = te.trace(mlp, w, x)
+    up = next(op.outputs[0] for op in program.graph.operations if op.kernel == "tanh")
+    front = te.optimize(
+        program,
+        "cpu:8",
+        pins={f"%{up}": (None, ("x", "y")), "result": ("x",)},
+        settings=te.Settings(work=0.5, workers=1, front=False),
+    )
+    plan = front.best()
+    asked = [op.outputs[0] for op in plan.graph.operations if op.kernel == "sharding_constraint"]
+    assert [plan.tensor(f"%{v}").layout for v in asked] == ["[., x·y]", "[x, .]"]
+    np.testing.assert_allclose(te.compile(plan)(w, x), mlp(w, x), rtol=1e-5)
+    free = te.optimize(program, "cpu:8", settings=te.Settings(work=0.5, workers=1)).best()
+    answer = free.why_not({"result": (None, "x")}, settings=te.Settings(work=0.5, front=False))
+    assert answer.difference is not None or answer.refused == "it does"
+    assert any("makes it" in m.means for m in answer.means)

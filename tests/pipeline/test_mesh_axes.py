@@ -1,0 +1,179 @@
+"""Axes of meshes: when those of three are searched without being asked for, and what is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import le
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.extract.front.nearby import division, nearby
+from tapestry_egg.extract.problem.sizes import entries, entries_of_three_axes
+from tapestry_egg.machine.objectives import OBJECTIVES
+from tapestry_egg.pipeline import finer, passes
+from tapestry_egg.pipeline.pipeline import PASSES, run_passes
+from tapestry_egg.pipeline.question import read_question
+from tapestry_egg.pipeline.state import State
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+
+BRIEF = te.Settings(work=0.3, recompute=0, forms=0)
+X, W, V = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 64), (64, 2048), (2048, 64)))
+LEFT = "1 mesh shape of more than 2 axes was not searched"
+
+
+def layers(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w) @ v
+
+
+def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w).sum()
+
+
+def posed(
+    fn: Any = layers,
+    given: tuple[Any, ...] = (X, W, V),
+    target: str = "h100:2x4",
+    settings: te.Settings = BRIEF,
+    **words: Any,
+) -> State:
+    """What is to be searched."""
+    question = read_question(
+        te.trace(fn, *given), target, OBJECTIVES, books=DEFAULT_BOOKS, settings=settings, **words
+    )
+    until = PASSES.index(next(p for p in PASSES if p.run is passes.add_axes))
+    return run_passes(State(question), PASSES[: until + 1])[0]
+
+
+def axes(state: State) -> list[int]:
+    return [len(shape.sizes) for shape in state.shapes]
+
+
+@pytest.mark.slow
+def test_three_axes_on_several_hosts() -> None:
+    found = te.optimize(te.trace(layers, X, W, V), "h100:2x4", settings=BRIEF)
+    assert not any("axes was not searched" in note for note in found.notes)
+    # As good as if that mesh alone had been asked for.
+    finest = [te.MeshShape(("x", "y", "z"), (2, 2, 2))]
+    alone = te.optimize(te.trace(layers, X, W, V), "h100:2x4", settings=BRIEF, mesh_shapes=finest)
+    for p in alone:
+        seconds, peak = 1.02 * p.costs.seconds, 1.02 * p.costs.peak_bytes
+        assert any(q.costs.seconds <= seconds and q.costs.peak_bytes <= peak for q in found)
+
+
+@pytest.mark.slow
+def test_which_meshes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = posed()
+    assert axes(state) == [1, 2, 2, 3] and state.raced == (3,)
+    assert axes(posed(target="h100:8")) == [1, 2]
+    assert axes(posed(settings=replace(BRIEF, max_axes=2))) == [1, 2, 2]
+    assert axes(posed(settings=replace(BRIEF, front=False))) == [2, 2]
+    assert axes(posed(mesh=te.MeshShape(("data", "model"), (2, 4)))) == [2, 3]
+    monkeypatch.setattr(passes, "THREE_AXES", 20_000)
+    assert axes(posed()) == [1, 2, 2]
+    found = te.optimize(te.trace(layers, X, W, V), "h100:2x4", settings=BRIEF)
+    assert LEFT in found.notes
+
+
+@pytest.mark.parametrize(("fn", "given"), [(layers, (X, W, V)), (jax.grad(loss), (W, X))])
+def test_the_size_of_tables_is_predicted(fn: Any, given: tuple[Any, ...]) -> None:
+    *small, large = posed(fn, given).problems
+    assert len(large.choices.mesh.sizes) == 3
+    assert 2 / 3 < entries_of_three_axes(small) / entries(large.problem) < 3 / 2
+    # Where a named mesh has two axes there is none of one.
+    assert 1 / 2 < entries_of_three_axes(small[1:]) / entries(large.problem) < 2
+    assert entries_of_three_axes(small[:1]) == float("inf")
+
+
+def chain(a: jax.Array, b: jax.Array) -> jax.Array:
+    return (a @ b) @ a
+
+
+def twice_negated(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.negative(jnp.negative(a)) @ b
+
+
+# The second form associates the other way; it is without the negations, and faster.
+@pytest.mark.slow
+@pytest.mark.parametrize(("fn", "form"), [(chain, 0), (twice_negated, 1)])
+def test_one_form_has_three_axes(fn: Any, form: int) -> None:
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    state = posed(fn, (square, square), settings=replace(BRIEF, forms=5))
+    assert len(state.forms) > 1 and max(axes(state)) == 3
+    (mine,) = {f for f, s in state.networks if len(state.shapes[s].sizes) == 3}
+    assert mine == form
+    for (one, shape), problem in zip(state.networks, state.problems, strict=True):
+        assert problem.choices.schedule is state.schedules[one]
+        assert problem.choices.mesh == state.shapes[shape]
+    for name in ("encodings", "strategies", "choices"):
+        assert len(getattr(state, name)) == len(state.problems)
+    assert f"meshes of three axes were searched for 1 of {len(state.forms)} forms" in state.notes
+
+
+NEAR = "meshes of three axes (2x×2y×2z) were searched only near the plans of fewer, for one form"
+
+
+def test_how_a_mesh_divides_another() -> None:
+    def mesh(*sizes: int) -> te.MeshShape:
+        return te.MeshShape(("x", "y", "z")[: len(sizes)], sizes)
+
+    fine = mesh(2, 4, 8)
+    assert division(mesh(8, 8), fine) == ((0, 1), (2,))
+    assert division(mesh(2, 32), fine) == ((0,), (1, 2))
+    assert division(mesh(64), fine) == ((0, 1, 2),)
+    assert division(mesh(4, 16), fine) is None
+    assert division(mesh(2, 4), fine) is None
+
+
+@pytest.mark.slow
+def test_large_networks_of_three_axes_are_searched_near_plans_of_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "THREE_AXES", 0)
+    question = read_question(
+        te.trace(layers, X, W, V), "h100:2x4", OBJECTIVES, books=DEFAULT_BOOKS, settings=BRIEF
+    )
+    until = PASSES.index(next(p for p in PASSES if p.run is finer.search_nearby))
+    before = run_passes(State(question), PASSES[:until])[0]
+    state = finer.search_nearby(before)
+    assert axes(before) == [1, 2, 2] and axes(state) == [1, 2, 2, 3]
+    assert NEAR in state.notes and len(state.results) == len(state.networks) == 4
+    problem, mesh = state.problems[-1], state.shapes[-1]
+    plans = finer._plans(before, 0, mesh)
+    assert {p.choices.mesh.sizes for p, _ in plans} == {(8,), (2, 4), (4, 2)}
+    least = min(c.costs for r in before.results for c in r.archive.candidates)
+    whole = saturate(encode(state.schedules[0].program, mesh), question.books)
+    kept, every = (sum(map(len, x.strategies)) for x in (state.strategies[-1], whole))
+    assert kept < every / 2
+    alone = nearby(whole, plans[:1], mesh)
+    assert all(set(a) <= set(b) for a, b in zip(alone.strategies, whole.strategies, strict=True))
+    assert all(alone.strategies)
+    # Nothing that is known is lost, and a better one is found where all of the mesh holds one.
+    found = min(c.costs for r in state.results for c in r.archive.candidates)
+    assert found <= least
+    assert problem.choices.mesh == mesh
+    known = [c.costs for r in before.results for c in r.archive.candidates]
+    mine = [c.costs for c in state.results[-1].archive.candidates]
+    assert any(not any(all(map(le, a, b)) for a in known) for b in mine)
+
+
+@pytest.mark.slow
+def test_a_front_tells_of_meshes_searched_near_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "THREE_AXES", 0)
+    program = te.trace(layers, X, W, V)
+    found = te.optimize(program, "h100:2x4", settings=BRIEF)
+    assert NEAR in found.notes
+    fewer = te.optimize(program, "h100:2x4", settings=replace(BRIEF, max_axes=2))
+    assert NEAR not in fewer.notes
+    for p in fewer:
+        assert any(
+            q.costs.seconds <= 1.02 * p.costs.seconds
+            and q.costs.peak_bytes <= 1.02 * p.costs.peak_bytes
+            for q in found
+        )
+    assert any(len(p.mesh.sizes) == 3 for p in found)

@@ -1,0 +1,35 @@
+"""The programs of the zoo that are nowhere else: they learn, trace, and are what XLA runs."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from benchmarks import zoo
+
+pytestmark = pytest.mark.slow  # to compile
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["dlrm", "pinn", "unet"])
+def test_it_learns_and_is_the_same_program(name: str) -> None:
+    step, (state, *batch) = importlib.import_module(f"models.{name}").example()
+    program = te.trace(step, state, *batch)
+    run, losses = jax.jit(step), []
+    for got, want in zip(
+        jax.tree.leaves(program(state, *batch)), jax.tree.leaves(run(state, *batch)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+    for _ in range(20):
+        state, value = run(state, *batch)
+        losses.append(float(value))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("entry", zoo.FULL, ids=lambda entry: entry.name)
+def test_full_sizes_trace_as_shapes(entry: zoo.Entry) -> None:
+    assert zoo.program(entry).graph.size > 10

@@ -1,0 +1,57 @@
+"""Gradients of pooling over windows side by side, as they are said to compilers for GPUs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tapestry_egg.runtime.lower.pooling import lie_side_by_side, unpooled
+
+SELECTS = {"ge": lax.ge_p, "le": lax.le_p}
+
+
+def example(dtype: str, shape: tuple[int, ...], window: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    """A source and an operand with many ties, and with what compares oddly."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-2, 3, size=shape).astype(np.float32)
+    if dtype != "int32":
+        odd = rng.permutation(x.size)[: x.size // 4].reshape(3, -1)
+        x.flat[odd[0]], x.flat[odd[1]], x.flat[odd[2]] = np.nan, np.inf, -np.inf
+    tiles = [n // w for n, w in zip(shape, window, strict=True)]
+    source = rng.integers(1, 9, size=tiles)
+    return jnp.asarray(source, dtype), jnp.asarray(x, dtype)
+
+
+@pytest.mark.parametrize("select", SELECTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_every_window_gives_its_gradient_to_what_it_chose(dtype: str, select: str) -> None:
+    """Rows and columns that no window covers, ties, infinities and what is no number among them."""
+    window = (1, 2, 3, 1)
+    source, operand = example(dtype, (3, 7, 11, 4), window)
+    wanted = lax.select_and_scatter_add_p.bind(
+        source,
+        operand,
+        select_prim=SELECTS[select],
+        window_dimensions=window,
+        window_strides=window,
+        padding=((0, 0),) * 4,
+    )
+    np.testing.assert_array_equal(unpooled(source, operand, select, window), wanted)
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "they_do"),
+    [
+        ((1, 2), (1, 2), ((0, 0), (0, 0)), True),
+        ((1, 3), (1, 2), ((0, 0), (0, 0)), False),  # overlap
+        ((1, 2), (1, 3), ((0, 0), (0, 0)), False),  # gaps
+        ((1, 2), (1, 2), ((0, 0), (1, 1)), False),  # reach outside
+    ],
+)
+def test_windows_lie_side_by_side(
+    window: tuple[int, ...], strides: tuple[int, ...], padding: tuple, they_do: bool
+) -> None:
+    assert lie_side_by_side(window, strides, padding) == they_do
