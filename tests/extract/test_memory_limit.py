@@ -94,7 +94,9 @@ def test_a_search_looks_for_a_plan_within_it() -> None:
     assert not tight.fits(tight[0]), "what is faster is still shown"
     assert tight.best().costs.peak_bytes < free.best().costs.peak_bytes
     parted = _front(replace(h100, hbm_bytes=peaks[0] - 1))
-    assert parted.best().micro_batches > 1, "below every plan of the whole batch it is taken in parts"
+    assert parted.best().micro_batches > 1, (
+        "below every plan of the whole batch it is taken in parts"
+    )
     assert parted.best().costs.peak_bytes < peaks[0]
     none = _front(replace(h100, hbm_bytes=parted[-1].costs.peak_bytes // 8))
     with pytest.raises(ExtractError, match="least reachable"):
