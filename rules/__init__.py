@@ -1,6 +1,7 @@
 """Rewrite rules as data: files of named rules, each with its law, reason and numerics class.
 
-`books/` holds what ships, `language/` reads them, `verify/` tries every rule before it is used.
+In: files of rules. Out: `RuleBook`. `books/` holds what ships, `language/` reads them, `verify/`
+tries every rule before it is used. To print them: `tapestry-egg rules`, `tapestry-egg verify FILE`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Running a plan: lower it to one `shard_map`, compile, and compare with what XLA made of it.
 
 In: a plan and a mesh. Out: `CompiledPlan`, called as the user's function was, and a `Comparison`.
-The public names below are loaded on first use: to run a plan takes none of what compares it.
+To print them: `te.compile(plan, mesh).lower().as_text()`, `tapestry-egg run FILE`. The public names
+below are loaded on first use: to run a plan takes none of what compares it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Loom: block graphs in the JSON form of the Tapestry project, checked against dialects.
 
-`to_loom` and `from_loom` lead from and to our own block graphs, `write_loom` makes files, and
-`te.load` reads them. `EXPRESSIONS` and `APPLICATIONS` are the dialects, `sharded` makes shards from
-signatures. To print one: `tapestry-egg show g.json --loom`.
+In: block graphs, or files. Out: `LoomGraph`, or block graphs. `to_loom` and `from_loom` lead from
+and to our own block graphs, `write_loom` makes files, and `te.load` reads them. `EXPRESSIONS` and
+`APPLICATIONS` are the dialects, `sharded` makes shards from signatures. To print one: `tapestry-egg
+show g.json --loom`.
 """
 
 from __future__ import annotations

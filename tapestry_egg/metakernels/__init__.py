@@ -2,6 +2,8 @@
 
 A template is data, in the language that docs/template-language.md describes; those of JAX's
 primitives are the files in `templates/`, and `opaque.yaml` says of the others why they have none.
+In: an operation's kernel, types and parameters. Out: its signature. To print one: `tapestry-egg
+kernels NAME --shape 8,16`.
 
 * `registry` answers for an operation: its `signature` (index dims with roles, one projection per
   tensor, laws of partial values, costs), from the first template that fits, else the opaque one;

@@ -4,7 +4,8 @@ A monoid wraps an element into a state, combines states, and unwraps the last on
 holds those that ship, as data, and `definition` reads it: `monoid(name)` gives one, `add_monoids`
 takes a file of your own, once `laws` has found that it keeps them. What a state becomes is written
 as formulas (`formula`, with a grammar beside it), which `fold` computes on NumPy or JAX arrays:
-reductions, trees of reductions, and the form that runs over the devices of a mesh axis.
+reductions, trees of reductions, and the form that runs over the devices of a mesh axis. In: names,
+or files. Out: `Monoid`. To print one: `monoid("max").law`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ makes it where nothing does; what is said of meshes, of one entry of the stage.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from tapestry_egg.columns import columns
@@ -17,6 +18,7 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import MeshResult
 from tapestry_egg.extract.problem.assemble import PlanProblem
+from tapestry_egg.extract.problem.problem import Variable
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId, InstanceId, UnitId
@@ -310,7 +312,7 @@ def _choices_of(choices: UnitChoices, asked: Asked) -> Iterator[str]:
     layout = cut[0]
     a = table.number[layout]
     yield f"{words}; copies of {table.tensor} from {layout.show(mesh)}:"
-    lines = []
+    lines = [["to", "seconds", "sent", "by"]]
     for b, to in enumerate(table.layouts):
         if a != b and table.seconds[a, b] < float("inf"):
             steps = [
@@ -319,8 +321,8 @@ def _choices_of(choices: UnitChoices, asked: Asked) -> Iterator[str]:
             ]
             cost = [TIME.format(table.seconds[a, b]), BYTES.format(table.wire[a, b])]
             lines.append([to.show(mesh), *cost, " then ".join(steps)])
-    yield from columns(lines[: asked.most], right=(1, 2)).splitlines()
-    yield from _more(len(lines) - asked.most)
+    yield from columns(lines[: asked.most + 1], right=(1, 2)).splitlines()
+    yield from _more(len(lines) - asked.most - 1)
 
 
 def _more(count: int, what: str = "") -> Iterator[str]:
@@ -345,15 +347,27 @@ def _problems_of(posed: PlanProblem, asked: Asked) -> Iterator[str]:
     unit, at = _maker(posed.choices, asked)
     variable = posed.problem.variables[unit]
     yield f"variable {unit} ({variable.name}): {len(variable)} rows"
-    lines = []
+    mesh, flat = posed.choices.mesh, posed.choices.schedule.units[unit].outputs[at]
+    shared = {s.value: s.rows for s in posed.sharing if s.variable == unit}.get(flat)
+    lines = [["row", "made as", "copy kept", "seconds", "held at most"]]
     for r, row in enumerate(posed.unit_row[unit].tolist()[: asked.most]):
-        have = posed.choices.rows[unit].gives[row][at].show(posed.choices.mesh)
-        held = max((u.amount[r] for u in variable.uses), default=0.0)
-        lines.append([f"row {r}: {have}", TIME.format(variable.seconds[r]), BYTES.format(held)])
-    yield from columns(lines, right=(1, 2)).splitlines()
+        have = posed.choices.rows[unit].gives[row][at].show(mesh)
+        kept = None if shared is None else shared[r][1]
+        costs = [TIME.format(variable.seconds[r]), BYTES.format(_most_held(variable, r))]
+        lines.append([str(r), have, "none" if kept is None else kept[0].show(mesh), *costs])
+    yield from columns(lines, right=(0, 3, 4)).splitlines()
     yield from _more(len(variable) - asked.most, " rows")
     pairs = [p.b if p.a == unit else p.a for p in posed.problem.pairs if unit in (p.a, p.b)]
     yield "pairs with " + (", ".join(posed.problem.variables[u].name for u in pairs) or "none")
+
+
+def _most_held(variable: Variable, row: int) -> float:
+    """The most bytes that a row of a variable holds at any moment, on one device."""
+    changes: defaultdict[int, float] = defaultdict(float)
+    for use in variable.uses:
+        changes[use.start] += use.amount[row]
+        changes[use.end] -= use.amount[row]
+    return max(accumulate(changes[time] for time in sorted(changes)), default=0.0)
 
 
 def _results_of(found: MeshResult, asked: Asked) -> Iterator[str]:
@@ -363,20 +377,23 @@ def _results_of(found: MeshResult, asked: Asked) -> Iterator[str]:
         row = int(posed.unit_row[unit][c.rows[unit]])
         have = posed.choices.rows[unit].gives[row][at].show(posed.choices.mesh)
         bound = found.archive.bound(c.peak, c.joules)
-        yield (
-            f"{TIME.format(c.seconds)}, {BYTES.format(c.peak)}: {have}, proven {TIME.format(bound)}"
-        )
+        costs = f"{TIME.format(c.seconds)}, peak {BYTES.format(c.peak)}"
+        yield f"{costs}: {have}, proven {TIME.format(bound)}"
     yield from _more(len(found.archive.corners()) - asked.most)
 
 
 def _front_of(front: Front, asked: Asked) -> Iterator[str]:
-    rows = []
+    rows = [["plan", "seconds", "peak", "lies as", "is moved by"]]
     for plan in front:
         value = value_named(plan.graph, asked.name)
         own = [c for c in plan.collectives if c.value.startswith(f"%{value} ")]
-        moved = [f"{c.kind} over {'·'.join(c.axes)}, {BYTES.format(c.payload_bytes)}" for c in own]
-        rows.append([f"{plan.name}: {_layout(plan, value)}", "; ".join(moved)])
-    yield from columns(rows).splitlines()
+        moved = [
+            f"{c.kind} over {'·'.join(c.axes)}, payload {BYTES.format(c.payload_bytes)}"
+            for c in own
+        ]
+        costs = [TIME.format(plan.costs.seconds), BYTES.format(plan.costs.peak_bytes)]
+        rows.append([plan.name, *costs, _layout(plan, value), "; ".join(moved)])
+    yield from columns(rows, right=(1, 2)).splitlines()
 
 
 def _layout(plan: Plan, value: int) -> str:

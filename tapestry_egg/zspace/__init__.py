@@ -3,7 +3,7 @@
 A `ZRange` is a half-open box of integer points, a `Projection` maps a point or box of an
 operation's index space to the box of a tensor that it touches: an `AffineMap` for where the box
 begins, and a shape. `is_exact_cover` tells whether shards make up a whole. All are immutable and
-hashable.
+hashable. In: integers. Out: boxes and maps; they print as they are written.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_tensor_is_followed_from_its_signature_to_the_plan(front: te.Front) ->
     corners = stages["results"].of("['up']", entry, most=100).splitlines()
     assert f": {layout}, proven" in corners[0]
     (line,) = [x for x in stages["front"].of("['up']").splitlines() if x.startswith(plan.name)]
-    assert line.split(": ")[1].startswith(layout)
+    assert f" {layout}" in line
 
 
 def test_other_readers_and_longer_lists_are_told_where_asked(front: te.Front) -> None:
@@ -103,7 +103,7 @@ def test_other_readers_and_longer_lists_are_told_where_asked(front: te.Front) ->
     with pytest.raises(GraphError, match="1 operations read it"):
         strategies.of("['down']", reader=1)
     short, long = problems.of("['up']", most=1), problems.of("['up']", most=1000)
-    count = len(long.splitlines()) - 2
+    count = len(long.splitlines()) - 3
     assert f"... and {count - 1} more rows" in short and "more rows" not in long
     other = strategies.of("['up']", 1)
     assert other != strategies.of("['up']") and "2x×2y" in other.splitlines()[0]

@@ -1,9 +1,10 @@
 """Files of choice problems that others use, read and written.
 
-A format is a module with four functions: `recognises(document)`, `read(document, name)` to a
-`ChoiceProblem`, `write(problem)` back to a JSON document, and `answer(problem, choice)`, the chosen
-nodes as a JSON document from which others can recompute the costs. Problems of programs, which join
-costs by labels and occupy memory pair by pair, are of another type (`files/problem_file.py`).
+In: files. Out: `ChoiceProblem`, and back. A format is a module with four functions:
+`recognises(document)`, `read(document, name)` to a `ChoiceProblem`, `write(problem)` back to a JSON
+document, and `answer(problem, choice)`, the chosen nodes as a JSON document from which others can
+recompute the costs. Problems of programs, which join costs by labels and occupy memory pair by
+pair, are of another type (`files/problem_file.py`).
 """
 
 from __future__ import annotations
