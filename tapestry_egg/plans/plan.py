@@ -36,6 +36,16 @@ def parts_of_batch(rule: str) -> int | None:
     return int(number) if rule.startswith(MICRO_BATCHES) and number.isdecimal() else None
 
 
+#: Rules of this name and a number pad dims so that so many devices can share them.
+EVEN_PARTS = "even-parts-"
+
+
+def shared_evenly(rule: str) -> int | None:
+    """For how many devices a rule of that name pads dims; None if it is another rule."""
+    number = rule.removeprefix(EVEN_PARTS)
+    return int(number) if rule.startswith(EVEN_PARTS) and number.isdecimal() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One elementary change of layout over one or more mesh axes.

@@ -3,10 +3,11 @@ forms that hold less memory and take longer.
 
 What is recognised of a program (`streams/`) makes another one of it. The rules run on the one that
 takes less time on one device; where that is the program as given, the other one is a form too, if
-it holds less memory. So is the program with its largest product in blocks of rows, and with its
-batch in micro-batches: what a number of these saves, and what it costs, is estimated on one device.
-Where nobody says how many, they are searched only where memory seems short: the fewest that may
-fit, and the fewest that save nearly all that any number can.
+it holds less memory. So is the program with dims padded that devices cannot share, with its largest
+product in blocks of rows, and with its batch in micro-batches: what a number of these saves, and
+what it costs, is estimated on one device. Where nobody says how many, they are searched only where
+memory seems short: the fewest that fit well, one between these and the fewest that can, and the
+fewest that save nearly all that any number can.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from dataclasses import dataclass, replace
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import MICRO_BATCHES, RuleStep
+from tapestry_egg.metakernels import registry
+from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.rewrite.streams import blocks, micro_batches
+from tapestry_egg.rewrite.streams import blocks, even_parts, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, with_streams
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.kernels import scheduled
-from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .checkpoints import Flow
 from .derivation import digest
@@ -50,17 +52,19 @@ def forms_with_streams(
     slower: bool = True,
     room: int = 0,
     batches: Callable[[Form], Batched] | None = None,
+    even: bool = False,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster; and, if `slower` ones are wanted, those that only
     hold less memory, in the places that are left; then as many others as have `room` operations,
-    and those that `batches` makes of the program, with its attention fused where that is faster."""
+    and those that `batches` makes of the program, with its attention fused where that is faster;
+    then, with `even`, the one whose dims the target's devices can share."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room)
     found, base = _with_streams(graph, books, target, budget, least_gain, slower, room)
     made = batches(base) if batches else Batched()
     told = replace(found[0], counts=made.others, whole=made.whole)
-    return (told, *found[1:], *made.forms)
+    return (told, *found[1:], *made.forms, *(_even(base, target) if even else ()))
 
 
 def _with_streams(
@@ -133,6 +137,45 @@ def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
     rules = tuple(sorted({*form.rules, blocks.RULE}))
     steps = (*form.steps, step)
     return (Form(made, rules, found[0].saturated, steps, slower=True),)
+
+
+def _even(form: Form, target: Target) -> tuple[Form, ...]:
+    """The form with dims padded that the devices of the target cannot share evenly, where they
+    share too little of its work as it is."""
+    made = even_parts.with_even_parts(form.graph, target.devices)
+    if made is form.graph:
+        return ()
+    saved = _products(form.graph, target) - _products(made, target)
+    if saved <= target.launch_seconds:
+        return ()
+    before, after = (program_seconds(g, target) for g in (form.graph, made))
+    name = f"{EVEN_PARTS}{target.devices}"
+    step = RuleStep(
+        (name,),
+        f"dims that {target.devices} devices cannot share evenly",
+        f"padded ones: on one device {after / max(before, 1e-30) - 1.0:+.1%} time",
+        digest(made),
+    )
+    rules = tuple(sorted({*form.rules, name}))
+    steps = (*form.steps, step)
+    return (Form(made, rules, form.saturated, steps, slower=True, extra=True),)
+
+
+def _products(graph: BlockGraph, target: Target) -> float:
+    """Seconds that the products of a program take where devices share each as evenly as they can,
+    those in loops as often as these run."""
+    total = 0.0
+    for op in graph.operations:
+        times = int(op.params["length"]) if op.kernel == "scan" else 1
+        total += times * sum(_products(region, target) for region in op.regions)
+        if op.regions:
+            continue
+        types = [tuple([graph.values[v] for v in side]) for side in (op.inputs, op.outputs)]
+        sig = registry.signature_of(op, *types)
+        if sig.contracts:
+            devices = even_parts.shared(sig, sig.extents, target.devices)
+            total += least_seconds(sig, target) / devices
+    return total
 
 
 @dataclass(frozen=True)
@@ -214,7 +257,11 @@ class _Tried:
         saved = given - self.peak(most[-1])
         near = next(n for n in most if given - self.peak(n) >= (1.0 - _NEARLY) * saved)
         fit = next((n for n in most if self.fits(n, limit)), most[-1])
-        return sorted({near, fit})
+        # Fewer cannot fit: of those from there on, one in the middle may do and is quicker.
+        room = limit * self.target.devices
+        least = next((k for k, n in enumerate(most) if self.peak(n) <= room), len(most) - 1)
+        between = most[(least + most.index(fit)) // 2]
+        return sorted({between, near, fit})
 
     def _rows(self) -> int:
         return self.found.rows if self.found else 0

@@ -98,6 +98,7 @@ def test_a_search_looks_for_a_plan_within_it() -> None:
         "below every plan of the whole batch it is taken in parts"
     )
     assert parted.best().costs.peak_bytes < peaks[0]
+    assert parted.best().micro_batches == 4, "two are too many rows at a time, sixteen too few"
     none = _front(replace(h100, hbm_bytes=parted[-1].costs.peak_bytes // 8))
     with pytest.raises(ExtractError, match="least reachable"):
         none.best()

@@ -37,9 +37,12 @@ class Rows:
     monoid: str | None = None
 
     @staticmethod
-    def along(sig: OperationSignature, index: int, inner: int = 1) -> Rows | None:
+    def along(
+        sig: OperationSignature, index: int, inner: int = 1, any_monoid: bool = False
+    ) -> Rows | None:
         """The rows of an operation are its index dim `index`, `inner` points to each; None where
         blocks of any of them do not give the blocks, or the partial sums, of what the whole gives.
+        With `any_monoid` its results may be partial under others than sums.
         """
         dim = sig.index[index]
         if sig.opaque or sig.once or index in sig.placed or dim.role not in ("map", "reduce"):
@@ -63,7 +66,9 @@ class Rows:
         if dim.role == "map":
             return None if None in outputs else Rows(sig, inputs, outputs)
         started = sig.initial[0] if sig.initial else None
-        if outputs != (None,) or len(sig.initial) > 1 or (started is None and dim.monoid != "sum"):
+        if outputs != (None,) or len(sig.initial) > 1:
+            return None
+        if started is None and dim.monoid != "sum" and not any_monoid:
             return None
         if started is not None and inputs[started] is not None:
             return None

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.plans.plan import parts_of_batch
+from tapestry_egg.plans.plan import parts_of_batch, shared_evenly
 
-from . import blocks, micro_batches
+from . import blocks, even_parts, micro_batches
 from .attention import with_fused_attention, without_unread
 from .loops import with_kept_results, with_masks_inside, with_scores_inside
 
@@ -43,12 +43,15 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     for name in sorted(rules):
         steps = parts_of_batch(name)
         graph = graph if steps is None else micro_batches.with_micro_batches(graph, steps)
+    for name in sorted(rules):
+        devices = shared_evenly(name)
+        graph = graph if devices is None else even_parts.with_even_parts(graph, devices)
     return graph
 
 
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
-    return rule in CHANGES or parts_of_batch(rule) is not None
+    return rule in CHANGES or (parts_of_batch(rule), shared_evenly(rule)) != (None, None)
 
 
 def _streamed(graph: BlockGraph) -> BlockGraph:
