@@ -22,7 +22,8 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.rewrite.streams import blocks, even_parts, micro_batches
+from tapestry_egg.rewrite.rows import even_parts
+from tapestry_egg.rewrite.streams import blocks, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, with_streams
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.kernels import scheduled

@@ -21,7 +21,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.streams.even_parts import padded_along, shared, with_even_parts
+from tapestry_egg.rewrite.rows.even_parts import padded_along, shared, with_even_parts
 from tapestry_egg.runtime import compare
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite import block_programs

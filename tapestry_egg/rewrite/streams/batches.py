@@ -19,9 +19,8 @@ import numpy as np
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.tracing import constraints
-
-from .cuts import Cut, Rows
 
 #: Of a value: where it has rows; `sum`: a sum over rows; `free`: made without the rows, `zero` if
 #: it is nothing but zeros; `same`: made in the loop, the same by every step; `late`: made after it.

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
+from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
 
 from .regions import Region
-from .rows_by_number import with_batch_dims
 from .temporal import Split, with_loop
 
 #: The name of this change of a program in the rules and steps of plans.

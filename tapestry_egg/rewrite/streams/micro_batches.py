@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.rewrite.rows.cuts import Cut
+from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
 
 from .batches import Batch, How, Inner, Linear, Whole
-from .cuts import Cut
-from .rows_by_number import with_batch_dims
 from .temporal import Split, with_loop
 
 #: Inputs that the program also makes, as parameters are, are tried as batches only where no other

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.tracing import constraints
-
-from .cuts import Cut, Rows
 
 
 @dataclass

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.plans.plan import parts_of_batch, shared_evenly
+from tapestry_egg.rewrite.rows import even_parts
+from tapestry_egg.rewrite.rows.ordered import without_unread
 
-from . import blocks, even_parts, micro_batches
-from .attention import with_fused_attention, without_unread
+from . import blocks, micro_batches
+from .attention import with_fused_attention
 from .loops import with_kept_results, with_masks_inside, with_scores_inside
 
 #: The name of this change of a program in the rules and steps of plans.

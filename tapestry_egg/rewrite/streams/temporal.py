@@ -18,11 +18,11 @@ from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.rewrite.rows.cuts import Cut, Rows
+from tapestry_egg.rewrite.rows.ordered import in_order, without_unread
 from tapestry_egg.zspace import ZRange
 
-from .attention import in_order, without_unread
 from .batches import Batch, How, Inner
-from .cuts import Cut, Rows
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ class _Loop:
             return self._cast(carried.start, type_.dtype)
         self.values.append(TensorType((), type_.dtype))
         zero = len(self.values) - 1
-        self.constants[zero] = np.zeros((), numpy_dtype(type_.dtype))
+        self.constants[zero] = np.zeros((), _numpy(type_.dtype))
         params = {"shape": list(type_.shape), "broadcast_dimensions": [], "sharding": None}
         return self._outer("broadcast_in_dim", (zero,), type_, params)
 
@@ -430,7 +430,7 @@ class _Loop:
         return self._reshaped(self._turned(made, order), self.given.values[v].shape)
 
 
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
+def _numpy(dtype: str) -> np.dtype[Any]:
     """NumPy's dtype, or that of ml_dtypes."""
     try:
         return np.dtype(dtype)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -26,9 +27,8 @@ from tapestry_egg.monoids.fold import zero
 from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
 
-from .attention import without_unread
 from .cuts import Cut, Rows, major
-from .temporal import numpy_dtype
+from .ordered import without_unread
 
 # Of these numbers no measurement is kept.
 
@@ -401,7 +401,7 @@ class _Padded:
         return self._new("broadcast_in_dim", (v,), shape, self.values[v], params)
 
     def _scalar(self, dtype: str, neutral: str) -> int:
-        (array,) = zero(monoid(neutral), numpy_dtype(dtype)).values()
+        (array,) = zero(monoid(neutral), decode_dtype(dtype)).values()
         return self._constant(np.asarray(array), dtype)
 
     def _constant(self, array: np.ndarray, dtype: str) -> int:

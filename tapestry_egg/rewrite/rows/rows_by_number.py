@@ -14,6 +14,8 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
+from .ordered import without_unread
+
 #: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
 #: operand that are batch dims, of the dims of the indices that these follow, and of those of the
 #: operand that a window has one element of.
@@ -58,8 +60,6 @@ class _Counts:
         if len(self.values) == len(self.graph.values):
             return self.graph
         made = replace(self.graph, values=tuple(self.values), operations=tuple(self.operations))
-        from .attention import without_unread
-
         return without_unread(made)
 
     def _batched(self, op: Operation) -> Operation:
