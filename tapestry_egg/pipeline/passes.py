@@ -12,7 +12,7 @@ from tapestry_egg.extract.problem.boundary import restrict
 from tapestry_egg.extract.problem.sizes import entries_of_three_axes
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import PEAK_BYTES
-from tapestry_egg.plans.plan import parts_of_batch, shared_evenly
+from tapestry_egg.plans.plan import is_split
 from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.fused_forms import batched, forms_with_streams
@@ -82,12 +82,12 @@ def find_forms(state: State) -> State:
         slower=q.settings.front,
         room=room,
         batches=lambda form: batched(form, q.machine, q.settings.micro_batches, _most_bytes(q)),
-        even=True,
+        shared=True,
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
     if not q.settings.front:  # the cheapest, second if there is another than the given one
-        split = tuple([f for f in found if any(map(_is_split, f.rules))])
+        split = tuple([f for f in found if any(map(is_split, f.rules))])
         found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
     reads = dict(q.machine.operands)
     found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
@@ -95,11 +95,6 @@ def find_forms(state: State) -> State:
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
     notes = state.notes + omissions.of_forms(every, len(found))
     return replace(state, forms=found, timeline=timeline, notes=notes)
-
-
-def _is_split(rule: str) -> bool:
-    """Whether a rule splits the batch over time, or pads dims so that devices can share them."""
-    return (parts_of_batch(rule), shared_evenly(rule)) != (None, None)
 
 
 def _most_bytes(q: Question) -> float:

@@ -38,12 +38,21 @@ def parts_of_batch(rule: str) -> int | None:
 
 #: Rules of this name and a number pad dims so that so many devices can share them.
 EVEN_PARTS = "even-parts-"
+#: Rules of this name and a number let windows read blocks with margins, for so many devices.
+HALOS = "halos-"
 
 
-def shared_evenly(rule: str) -> int | None:
-    """For how many devices a rule of that name pads dims; None if it is another rule."""
-    number = rule.removeprefix(EVEN_PARTS)
-    return int(number) if rule.startswith(EVEN_PARTS) and number.isdecimal() else None
+def devices_of(rule: str, kind: str) -> int | None:
+    """The number of devices for which a rule of a kind, as `EVEN_PARTS` is one, changes a program;
+    None if it is another rule."""
+    number = rule.removeprefix(kind)
+    return int(number) if rule.startswith(kind) and number.isdecimal() else None
+
+
+def is_split(rule: str) -> bool:
+    """Whether a rule splits the batch over time, or makes dims such that devices can share them."""
+    shared = any(devices_of(rule, kind) is not None for kind in (EVEN_PARTS, HALOS))
+    return shared or parts_of_batch(rule) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@ forms that hold less memory and take longer.
 
 What is recognised of a program (`streams/`) makes another one of it. The rules run on the one that
 takes less time on one device; where that is the program as given, the other one is a form too, if
-it holds less memory. So is the program with dims padded that devices cannot share, with its largest
-product in blocks of rows, and with its batch in micro-batches: what a number of these saves, and
-what it costs, is estimated on one device. Where nobody says how many, they are searched only where
-memory seems short: the fewest that fit well, one between these and the fewest that can, and the
-fewest that save nearly all that any number can.
+it holds less memory. So is the program with dims padded that devices cannot share, with windows
+over blocks of a dim, with its largest product in blocks of rows, and with its batch in
+micro-batches: what a number of these saves, and what it costs, is estimated on one device. Where
+nobody says how many, they are searched only where memory seems short: the fewest that fit well, one
+between these and the fewest that can, and the fewest that save nearly all that any number can.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
+from tapestry_egg.plans.plan import EVEN_PARTS, HALOS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.rewrite.rows import even_parts
+from tapestry_egg.rewrite.rows import even_parts, halos
 from tapestry_egg.rewrite.streams import blocks, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, with_streams
 from tapestry_egg.rules.language.book import RuleBook
@@ -42,6 +42,8 @@ _LEAST_SAVED = 0.1
 _NEARLY = 0.15
 # Peaks of plans are no less than the peak on one device divided by the devices, and seldom near it.
 _FITS = 0.5
+# A window over blocks takes so many kernels more than one over the whole.
+_KERNELS = 4
 
 
 def forms_with_streams(
@@ -53,19 +55,19 @@ def forms_with_streams(
     slower: bool = True,
     room: int = 0,
     batches: Callable[[Form], Batched] | None = None,
-    even: bool = False,
+    shared: bool = False,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster; and, if `slower` ones are wanted, those that only
     hold less memory, in the places that are left; then as many others as have `room` operations,
     and those that `batches` makes of the program, with its attention fused where that is faster;
-    then, with `even`, the one whose dims the target's devices can share."""
+    then, with `shared`, those whose dims the target's devices can share."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room)
     found, base = _with_streams(graph, books, target, budget, least_gain, slower, room)
     made = batches(base) if batches else Batched()
     told = replace(found[0], counts=made.others, whole=made.whole)
-    return (told, *found[1:], *made.forms, *(_even(base, target) if even else ()))
+    return (told, *found[1:], *made.forms, *(_shared(base, target) if shared else ()))
 
 
 def _with_streams(
@@ -140,26 +142,38 @@ def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
     return (Form(made, rules, found[0].saturated, steps, slower=True),)
 
 
-def _even(form: Form, target: Target) -> tuple[Form, ...]:
+def _shared(form: Form, target: Target) -> tuple[Form, ...]:
     """The form with dims padded that the devices of the target cannot share evenly, where they
-    share too little of its work as it is."""
-    made = even_parts.with_even_parts(form.graph, target.devices)
-    if made is form.graph:
+    share too little of its work as it is; and with windows over blocks and their margins, where
+    devices cannot share a batch."""
+    n, found = target.devices, []
+    if n < 2:
         return ()
-    saved = _products(form.graph, target) - _products(made, target)
-    if saved <= target.launch_seconds:
-        return ()
+    made = even_parts.with_even_parts(form.graph, n)
+    saved = 0.0
+    if made is not form.graph:
+        saved = _products(form.graph, target) - _products(made, target)
+    if saved > target.launch_seconds:
+        what = f"dims that {n} devices cannot share evenly", "padded ones"
+        found.append(_changed(form, target, made, f"{EVEN_PARTS}{n}", *what))
+    windows = halos.found_in(form.graph, n)
+    least = sum(times * least_seconds(sig, target) for sig, times in windows) * (1.0 - 1.0 / n)
+    if least > _KERNELS * target.launch_seconds * sum(times for _, times in windows):
+        made = halos.with_halos(form.graph, n)
+        what = f"{len(windows)} windows over dims that {n} devices share", "windows over blocks"
+        found.append(_changed(form, target, made, f"{HALOS}{n}", *what))
+    return tuple(found)
+
+
+def _changed(
+    form: Form, target: Target, made: BlockGraph, name: str, where: str, what: str
+) -> Form:
+    """The form after one more change of it, of that name."""
     before, after = (program_seconds(g, target) for g in (form.graph, made))
-    name = f"{EVEN_PARTS}{target.devices}"
-    step = RuleStep(
-        (name,),
-        f"dims that {target.devices} devices cannot share evenly",
-        f"padded ones: on one device {after / max(before, 1e-30) - 1.0:+.1%} time",
-        digest(made),
-    )
+    took = f"{what}: on one device {after / max(before, 1e-30) - 1.0:+.1%} time"
+    steps = (*form.steps, RuleStep((name,), where, took, digest(made)))
     rules = tuple(sorted({*form.rules, name}))
-    steps = (*form.steps, step)
-    return (Form(made, rules, form.saturated, steps, slower=True, extra=True),)
+    return Form(made, rules, form.saturated, steps, slower=True, extra=True)
 
 
 def _products(graph: BlockGraph, target: Target) -> float:

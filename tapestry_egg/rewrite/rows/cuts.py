@@ -55,7 +55,7 @@ class Rows:
             if not dims:
                 found.append(None)
                 continue
-            each = _each(sig, projection, type_, dims[0], index)
+            each = each_of(sig, projection, type_, dims[0], index)
             if len(dims) > 1 or each is None:
                 return None
             found.append(Cut(dims[0], each * inner))
@@ -99,11 +99,11 @@ def major(
     if not any(row):
         return None
     index = max(range(len(row)), key=lambda d: abs(row[d]))
-    each = _each(sig, projection, type_, dim, index)
+    each = each_of(sig, projection, type_, dim, index)
     return None if each is None else (index, each)
 
 
-def _each(
+def each_of(
     sig: OperationSignature, projection: Projection, type_: TensorType, dim: int, index: int
 ) -> int | None:
     """How many elements of a tensor's dim a point of an index dim has, if the dim is made of these,

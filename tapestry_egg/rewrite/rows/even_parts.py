@@ -62,9 +62,9 @@ def padded_along(graph: BlockGraph, number: int, index: int, extent: int) -> Blo
     """The program with an index dim of one of its operations padded to an extent, and whatever
     reads and makes its rows; None where that operation cannot run on more of them."""
     op = graph.operations[number]
-    if not _may_grow(graph, op):
+    if not may_grow(graph, op):
         return None
-    region = _Region(graph, _signature(graph, op).extents[index], extent)
+    region = _Region(graph, signature_in(graph, op).extents[index], extent)
     return region.graph_made() if region.grown(number, index) else None
 
 
@@ -92,7 +92,7 @@ class _Work:
         self.signatures = {
             k: sig
             for k, op in enumerate(graph.operations)
-            if _may_grow(graph, op) and (sig := _signature(graph, op)).contracts
+            if may_grow(graph, op) and (sig := signature_in(graph, op)).contracts
         }
 
     def seconds(self, region: _Region | None) -> float:
@@ -153,7 +153,7 @@ def shared(sig: OperationSignature, extents: Sequence[int], parts: int) -> int:
     return parts // left
 
 
-def _may_grow(graph: BlockGraph, op: Operation) -> bool:
+def may_grow(graph: BlockGraph, op: Operation) -> bool:
     """Whether an operation is one that may run on more rows."""
     if op.regions or op.effectful or op.kernel == constraints.KERNEL or registry.runs_once(op):
         return False
@@ -161,7 +161,7 @@ def _may_grow(graph: BlockGraph, op: Operation) -> bool:
     return not any(t.startswith("key<") or t == "float0" for t in types)
 
 
-def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:
+def signature_in(graph: BlockGraph, op: Operation) -> OperationSignature:
     values = graph.values
     types = tuple([values[v] for v in op.inputs]), tuple([values[v] for v in op.outputs])
     return registry.signature_of(op, *types)
@@ -214,16 +214,16 @@ class _Region:
             near = [*([makers[v]] if v in makers else ()), *readers[v]]
             for k in near:
                 op = graph.operations[k]
-                if k in self.inside or k in seen or not _may_grow(graph, op):
+                if k in self.inside or k in seen or not may_grow(graph, op):
                     continue
-                found = _along(_signature(graph, op), op, v, cut)
+                found = _along(signature_in(graph, op), op, v, cut)
                 if found is None or not take(k, *found):
                     seen.add(k)
         return True
 
     def _operation(self, op: Operation, index: int, inner: int) -> _Grown | None:
         """How an operation runs on more rows; None where it cannot, or need not."""
-        sig = _signature(self.graph, op)
+        sig = signature_in(self.graph, op)
         if sig.extents[index] != self.rows * inner:
             return None
         rows = Rows.along(sig, index, inner, any_monoid=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.plans.plan import parts_of_batch, shared_evenly
-from tapestry_egg.rewrite.rows import even_parts
+from tapestry_egg.plans.plan import EVEN_PARTS, HALOS, devices_of, is_split, parts_of_batch
+from tapestry_egg.rewrite.rows import even_parts, halos
 from tapestry_egg.rewrite.rows.ordered import without_unread
 
 from . import blocks, micro_batches
@@ -45,15 +45,19 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     for name in sorted(rules):
         steps = parts_of_batch(name)
         graph = graph if steps is None else micro_batches.with_micro_batches(graph, steps)
-    for name in sorted(rules):
-        devices = shared_evenly(name)
-        graph = graph if devices is None else even_parts.with_even_parts(graph, devices)
+    for kind, shared in (
+        (EVEN_PARTS, even_parts.with_even_parts),
+        (HALOS, halos.with_halos),
+    ):
+        for name in sorted(rules):
+            devices = devices_of(name, kind)
+            graph = graph if devices is None else shared(graph, devices)
     return graph
 
 
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
-    return rule in CHANGES or (parts_of_batch(rule), shared_evenly(rule)) != (None, None)
+    return rule in CHANGES or is_split(rule)
 
 
 def _streamed(graph: BlockGraph) -> BlockGraph:
