@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 Verb = Literal["trace", "encode", "saturate", "extract", "lower", "run"]
 
-#: The six stages in the order in which every program passes through them.
+#: The six verbs in the order in which every program passes through them.
 VERBS: tuple[Verb, ...] = ("trace", "encode", "saturate", "extract", "lower", "run")
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One thing that the pipeline has to say: a stage, how far it is, and how it goes in words.
+    """One thing that the pipeline has to say: a verb or pass, how far it is, and how it goes.
 
-    `fraction` is from 0 to 1, or None where the end is not in sight; 1 closes the stage. `text` is
+    `fraction` is from 0 to 1, or None where the end is not in sight; 1 closes it. `text` is
     short and holds the best so far (`front 7  gap 0.8 %`). `subject` is the graph or plan at work,
     `step` the pass, by its name in the pipeline's table.
 
@@ -43,7 +43,7 @@ class Phase:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the phases of one stage have in common."""
+        """What the phases of one verb or pass have in common."""
         return self.subject, self.phase, self.step
 
     @property
@@ -85,9 +85,9 @@ class Reporter:
 
 
 class Lines(Reporter):
-    """Plain lines for logs and pipes: when a stage begins and ends, and now and then between.
+    """Plain lines for logs and pipes: when a pass begins and ends, and now and then between.
 
-    `every` is the least number of seconds between two lines of one stage.
+    `every` is the least number of seconds between two lines of one pass.
     """
 
     def __init__(self, stream: TextIO | None = None, every: float = 5.0) -> None:
@@ -112,9 +112,9 @@ class Lines(Reporter):
 
 
 class Bars(Reporter):
-    """One line per stage on a terminal, with a bar, the seconds so far and the words of the stage.
+    """One line per pass on a terminal, with a bar, the seconds so far and its words.
 
-    Finished stages stay as a record of where the time went.
+    Finished passes stay as a record of where the time went.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

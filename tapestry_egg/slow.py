@@ -1,7 +1,7 @@
-"""What a first call says when it takes long: which stage it is at, once for each, in the log.
+"""What a first call says when it takes long: which pass it is at, once for each, in the log.
 
 As JAX's own alarm for slow compilation does, through `logging`: the logger is "tapestry_egg", the
-level WARNING. Calls of less than two seconds, and stages of less than one, say nothing.
+level WARNING. Calls of less than two seconds, and passes of less than one, say nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .progress import Phase, Progress, Reporter
 
 logger = logging.getLogger("tapestry_egg")
 
-#: Seconds of a call, and of a stage of it, that pass in silence.
+#: Seconds of a call, and of a pass of it, that pass in silence.
 CALL, STAGE = 2.0, 1.0
 
 

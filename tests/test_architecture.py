@@ -60,6 +60,12 @@ def folder(module: str) -> str:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    """A file, parsed."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def imports(module: str) -> tuple[tuple[str, int, bool], ...]:
     """What a module of the package imports of it: (module, line, at the top of the file)."""
     return tuple(_imports(module))
@@ -68,15 +74,15 @@ def imports(module: str) -> tuple[tuple[str, int, bool], ...]:
 def _imports(module: str) -> Iterator[tuple[str, int, bool]]:
     path = modules()[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tree = ast.parse(path.read_text("utf-8"))
+    nodes = list(ast.walk(tree(path)))
     lazy = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1]
@@ -123,7 +129,7 @@ def test_doors_open_when_they_are_called(module: str, other: str) -> None:
 def test_imports_across_folders_are_absolute() -> None:
     wrong = []
     for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom) and node.level:
                 inner = (node.module or "").count(".") > 0 and path.name != "__init__.py"
                 if node.level > 1 or inner:
@@ -141,7 +147,7 @@ def test_folders_are_of_a_size_that_one_sees() -> None:
 
 @pytest.mark.parametrize("name", sorted(m for m, p in modules().items() if p.name == "__init__.py"))
 def test_every_folder_says_what_it_is(name: str) -> None:
-    said = ast.get_docstring(ast.parse(modules()[name].read_text("utf-8"))) or ""
+    said = ast.get_docstring(tree(modules()[name])) or ""
     assert said.partition("\n")[0].endswith("."), "a sentence"
     if name != "tapestry_egg":  # the public face
         assert re.search(r"\bIn: \S", said) and re.search(r"\bOut: \S", said), "in and out"
@@ -190,13 +196,15 @@ def _texts() -> Iterator[tuple[Path, str]]:
 
 
 def test_files_that_are_named_are_there() -> None:
-    homes = (*(ROOT / d for d in ("tapestry_egg", "docs", "models", "tests", "benchmarks")), ROOT)
+    tops = ("tapestry_egg", "extract", "rules", "runtime", "docs", "models", "tests", "benchmarks")
+    homes = (*(ROOT / d for d in tops if d not in ("extract", "rules", "runtime")), ROOT)
+    every = {p.name for d in tops for p in (ROOT / d).rglob("*.*")}
     missing = []
     for path, text in _texts():
         for name in re.findall(r"`((?:\w+/)*[a-z_]+\.(?:py|yaml|egg|lark))`", text):
             near = [path.parent / name, *(home / name for home in homes)]
-            if path.suffix == ".md":  # a table names the folder once
-                near += list(ROOT.glob(f"*/**/{name}")) if "/" not in name else []
+            if path.suffix == ".md" and name in every:  # a table names the folder once
+                continue
             # Files of users, in examples.
             if name not in ("mine.yaml", "json.py") and not any(p.exists() for p in near):
                 missing.append(f"{path.relative_to(ROOT)}: {name}")

@@ -1,4 +1,4 @@
-"""Merge: one front out of the searches of several mesh shapes, with bounds over all of them."""
+"""Merge: one front out of the searches of all forms and meshes, with bounds over all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _JUST = 0.02
 
 @dataclass(frozen=True)
 class MeshResult:
-    """What the searches of one mesh shape found: candidates by true costs, cuts on seconds."""
+    """What the searches of a form on one mesh found: candidates by true costs, cuts on seconds."""
 
     assembled: PlanProblem
     archive: Archive
@@ -51,7 +51,7 @@ def merge(
 ) -> Front:
     """The plans that no plan of any mesh dominates in `objectives`, within the limits.
 
-    A plan's bound is the least over the mesh shapes of what each proved for the plan's own peak
+    A plan's bound is the least over forms and meshes of what each proved for the plan's own peak
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
     ExtractError with the least reachable value when no plan meets the limits.
     """

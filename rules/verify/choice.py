@@ -74,7 +74,7 @@ class Unlike:
 def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     """What is told by parameters: whether operations of one kernel have the same, and how many dims
     a product contracts and in what order it pairs them, what pads add and cut off, which slices
-    have strides."""
+    have strides, and which convolutions leave a rest that no window covers."""
     of: dict[str, list[Any]] = {}
     for a in applied.values():
         of.setdefault(a.kernel, []).append((a.key[1], a.inputs))
@@ -88,6 +88,9 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     slices = [_strided(a.params) for a in applied.values() if a.kernel == "slice"]
     if slices:
         found.append(("slice", *slices))
+    rests = [_leaves_rest(a) for a in applied.values() if a.kernel == "conv_general_dilated"]
+    if rests:
+        found.append(("conv_general_dilated", *rests))
     for a in applied.values():
         if a.kernel == "dot_general":
             (lhs, rhs), batch = a.params["dimension_numbers"]
@@ -102,6 +105,21 @@ def _strided(params: Mapping[str, Any]) -> bool:
     ends = zip(params["start_indices"], params["limit_indices"], strict=True)
     steps = params["strides"] or [1] * len(params["start_indices"])
     return any(step > 1 and b - a > 1 for step, (a, b) in zip(steps, ends, strict=True))
+
+
+def _leaves_rest(conv: Applied) -> bool:
+    """Whether the strides of a convolution leave elements at the end that no window covers."""
+    p, (x, w) = conv.params, conv.inputs[:2]
+    numbers = p["dimension_numbers"]
+    for k, step in enumerate(p["window_strides"]):
+        n, window = (
+            t.shape[numbers[spec][k + 2]] for t, spec in ((x, "lhs_spec"), (w, "rhs_spec"))
+        )
+        whole = (n - 1) * p["lhs_dilation"][k] + 1 + sum(p["padding"][k])
+        left = whole - ((window - 1) * p["rhs_dilation"][k] + 1)
+        if n and left >= step and left % step:
+            return True
+    return False
 
 
 def _signs(config: Sequence[Sequence[int]]) -> tuple[bool, bool]:

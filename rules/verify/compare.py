@@ -41,6 +41,7 @@ from .instances import Instance
 from .laws import Node
 from .rounding import moved
 
+#: Relative difference of a law's two sides in float64, above what its few roundings make.
 _LAW = 1e-9
 #: Roundings of the dtype in which a pattern computes that an operation may be off by.
 _ROUNDINGS = 8.0

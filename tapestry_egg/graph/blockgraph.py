@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -162,6 +162,25 @@ class BlockGraph:
             for v in dict.fromkeys(op.inputs):
                 out[v].append(i)
         return out
+
+
+def reached(
+    operations: Sequence[Operation], outputs: Iterable[int]
+) -> tuple[tuple[Operation, ...], set[int]]:
+    """The operations that reach `outputs` or have an effect, in their order; and the values that
+    they read or that are outputs."""
+    needed = set(outputs)
+    kept: list[Operation] = []
+    for op in reversed(operations):
+        if op.effectful or not needed.isdisjoint(op.outputs):
+            kept.append(op)
+            needed.update(op.inputs)
+    return tuple(reversed(kept)), needed
+
+
+def without_unread(graph: BlockGraph) -> BlockGraph:
+    """The graph without operations of which nothing is read. Regions stay as they are."""
+    return replace(graph, operations=reached(graph.operations, graph.outputs)[0])
 
 
 @dataclass(frozen=True)

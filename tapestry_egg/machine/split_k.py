@@ -22,6 +22,7 @@ from tapestry_egg.machine.tables.gemm import Gemm
 
 from .target_table import Table
 
+# As the formula above has them: a tile, and the most parts.
 _TILE = 128
 _LARGEST = 2048
 

@@ -21,7 +21,7 @@ from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.schedule.of_plans import plan_schedule
 
 from . import omissions
-from .searches import ended_by_clock, for_traffic, search, search_by_devices, search_in_turn
+from .searches import ended_by_clock, for_traffic, search, search_in_turn
 from .state import Question, State
 
 
@@ -33,8 +33,16 @@ def search_problems(state: State) -> State:
         heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
     wanted = Limits.of(heeded)
     columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
-    inquire = search_by_devices if q.by_devices else search_in_turn
-    found = inquire(state.problems, wanted, q.settings, q.executor, q.tell, state.raced, columns)
+    found = search_in_turn(
+        state.problems,
+        wanted,
+        q.settings,
+        q.executor,
+        q.tell,
+        state.raced,
+        columns,
+        q.by_devices,
+    )
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     if q.settings.front and not found.interrupted:
         notes += omissions.of_programs(state.problems, found.archives, q.settings.gap)

@@ -88,6 +88,7 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "kinds of change to the program that looked worth a trial were",
             "not tried",
         ),
+        *_of_softmaxes(found[0].ended),
         *_of_batches(found[0]),
         *_told(
             found[0].wide,
@@ -96,6 +97,17 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
             "left as written",
         ),
     )
+
+
+def _of_softmaxes(ended: int) -> tuple[str, ...]:
+    """What is said of softmaxes of which not all was read: attention may be among them."""
+    what = f"of {_count(ended, 'softmax', 'softmaxes')} not all was read that goes into and out of"
+    these = (
+        "it: it was left as written, or has its"
+        if ended == 1
+        else ("them: they were left as written, or have their")
+    )
+    return (f"{what} {these} mask in memory",) if ended else ()
 
 
 def _of_batches(first: Form) -> tuple[str, ...]:

@@ -48,16 +48,36 @@ def search_in_turn(
     tell: Progress,
     raced: Sequence[int] = (),
     wanted: Sequence[int] = (0, 1, 2),
+    by_devices: bool = False,
 ) -> Searched:
     """Search forms that compute values twice, then all others for what is better than those.
 
     The others' plans of small peaks, which take long to find, are then not looked for. The problems
     numbered `raced` come last. Of them only the ends are searched at first; those of which bounds
     prove that they hold nothing better in the objectives `wanted` are not searched any further.
+    `by_devices`, all this is done for problems of the fewest devices first, then for those of more:
+    there only what is better than all on fewer devices is looked for, here also what is worse than
+    on more.
     """
-    nothing = np.zeros((0, 3))
-    found, beaten = _in_turn(problems, limits, settings, executor, tell, raced, wanted, nothing)
-    return replace(found, notes=found.notes + omissions.of_race(beaten))
+    from tapestry_egg.extract.search.worker import Searched, weight
+
+    turns = [p.choices.mesh.devices if by_devices else 0 for p in problems]
+    total = sum(weight(p.problem) for p in problems)
+    archives = [Archive() for _ in problems]
+    notes: tuple[str, ...] = ()
+    beaten = 0
+    for n in sorted(set(turns)):
+        mine = [k for k, own in enumerate(turns) if own == n]
+        own = _share(settings, sum(weight(problems[k].problem) for k in mine) / total)
+        late = [mine.index(k) for k in raced if k in mine]
+        some, known = [problems[k] for k in mine], _known(archives)
+        found, others = _in_turn(some, limits, own, executor, tell, late, wanted, known)
+        notes, beaten = notes + found.notes, beaten + others
+        for k, archive in zip(mine, found.archives, strict=True):
+            archives[k] = archive
+        if found.interrupted:
+            break
+    return Searched(archives, tuple(dict.fromkeys(notes)) + omissions.of_race(beaten))
 
 
 def _in_turn(
@@ -70,8 +90,8 @@ def _in_turn(
     wanted: Sequence[int],
     beside: Floats,
 ) -> tuple[Searched, int]:
-    """`search_in_turn` for what is better than plans of costs `beside` [plans, 3] that other
-    problems have; and how many problems were not searched to their end."""
+    """One turn of `search_in_turn`, for what is better than plans of costs `beside` [plans, 3] that
+    other problems have; and how many problems were not searched to their end."""
     from tapestry_egg.extract.search.worker import Searched, weight
 
     twice = [RULE in p.choices.schedule.program.rules for p in problems]
@@ -89,10 +109,8 @@ def _in_turn(
         if not mine or INTERRUPTED in notes:
             return
         rivals = np.concatenate([beside, _known(archives)])
-        own = replace(
-            settings, seconds=settings.most_seconds * share, work=settings.most_work * share
-        )
-        searched = search([problems[k] for k in mine], limits, own, executor, tell, rivals, ends)
+        own, some = _share(settings, share), [problems[k] for k in mine]
+        searched = search(some, limits, own, executor, tell, rivals, ends)
         notes += searched.notes
         for k, archive in zip(mine, searched.archives, strict=True):
             archives[k].join(archive)
@@ -109,39 +127,9 @@ def _in_turn(
     return Searched(archives, notes), len(raced) - len(left)
 
 
-def search_by_devices(
-    problems: Sequence[PlanProblem],
-    limits: Limits | None,
-    settings: Settings,
-    executor: Executor | None,
-    tell: Progress,
-    raced: Sequence[int] = (),
-    wanted: Sequence[int] = (0, 1, 2),
-) -> Searched:
-    """`search_in_turn` for those of the fewest devices first, then of more: there only what is
-    better than all on fewer devices is looked for, here also what is worse than on more."""
-    from tapestry_egg.extract.search.worker import Searched, weight
-
-    devices = [p.choices.mesh.devices for p in problems]
-    total = sum(weight(p.problem) for p in problems)
-    archives = [Archive() for _ in problems]
-    notes: tuple[str, ...] = ()
-    beaten = 0
-    for n in sorted(set(devices)):
-        mine = [k for k, own in enumerate(devices) if own == n]
-        share = sum(weight(problems[k].problem) for k in mine) / total
-        own = replace(
-            settings, seconds=settings.most_seconds * share, work=settings.most_work * share
-        )
-        late = [mine.index(k) for k in raced if k in mine]
-        some, known = [problems[k] for k in mine], _known(archives)
-        found, others = _in_turn(some, limits, own, executor, tell, late, wanted, known)
-        notes, beaten = notes + found.notes, beaten + others
-        for k, archive in zip(mine, found.archives, strict=True):
-            archives[k] = archive
-        if found.interrupted:
-            break
-    return Searched(archives, tuple(dict.fromkeys(notes)) + omissions.of_race(beaten))
+def _share(settings: Settings, share: float) -> Settings:
+    """The settings with a share of the work, and of the time."""
+    return replace(settings, seconds=settings.most_seconds * share, work=settings.most_work * share)
 
 
 def _known(archives: Sequence[Archive]) -> Floats:
@@ -172,7 +160,7 @@ def search(
     rivals: Floats | None = None,
     ends: bool = False,
 ) -> Searched:
-    """Search all mesh shapes, side by side where processors allow."""
+    """Search all problems, side by side where processors allow."""
     from tapestry_egg.extract.search.worker import search_all, so_far
 
     begin = time.perf_counter()

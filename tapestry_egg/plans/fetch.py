@@ -118,7 +118,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
 
 
 def group_of(body: BodyPlan, k: int) -> int:
-    """The kernel that reader k of a body runs in; -1 where it is on its own."""
+    """The unit that reader k of a body runs in; -1 where it is on its own."""
     return body.groups[k] if k < len(body.groups) else -1
 
 

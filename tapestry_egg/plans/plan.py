@@ -123,8 +123,8 @@ class BodyPlan:
     in another layout than the produced one takes it from `kept[value]` when that has the layout
     and the reader is not after `until`, otherwise it makes a copy of its own. `copies` says, for
     every (value type, source layout, target layout) that occurs, by which changes a copy is made.
-    `groups[k]` numbers the kernel that `operations[k]` runs in, -1 for none: operations of one
-    kernel share the copies that the first of them makes. Without `groups` each is on its own.
+    `groups[k]` numbers the unit that `operations[k]` runs in, -1 for none: operations of one
+    unit share the copies that the first of them makes. Without `groups` each is on its own.
     `merged` lists copies (value, layout) that are made by one collective, when the values of all of
     them are there and before any is read; only the program's own body has some.
     """

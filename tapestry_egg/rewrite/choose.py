@@ -22,6 +22,7 @@ from .requests import Applied
 
 # A change must save this share of the total; below it is the noise of adding floats.
 _LEAST = 1e-9
+# Rounds of such changes: each begins from what the last one chose.
 _ROUNDS = 3
 # Kinds of change that are put before the judge in one round. Those that are left in the end are
 # counted (`Choice.untried`), and the front's notes say so.

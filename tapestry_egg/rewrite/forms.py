@@ -65,6 +65,7 @@ class Form:
     wide: int = 0  # operations of more operands than rules see
     extra: bool = False  # searched for what it may take on a mesh, not for its time on one device
     views: int = 0  # forms that differ in views alone from one that is searched, or counted
+    ended: int = 0  # softmaxes of which not all was read, told of the first form
     counts: int = 0  # numbers of micro-batches that were left out, told of the first form
     whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
     unseen: bool = False  # whether there are choices among the rules' terms that were not looked at

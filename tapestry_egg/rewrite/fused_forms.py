@@ -24,7 +24,7 @@ from tapestry_egg.plans.plan import EVEN_PARTS, HALOS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.rows import even_parts, halos
 from tapestry_egg.rewrite.streams import blocks, micro_batches
-from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, with_streams
+from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.kernels import scheduled
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
@@ -64,14 +64,16 @@ def forms_with_streams(
     then, with `shared`, those whose dims the target's devices can share."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room)
-    found, base = _with_streams(graph, books, target, budget, least_gain, slower, room)
+    streamed, ended = streams_of(graph)
+    found, base = _with_streams(graph, streamed, books, target, budget, least_gain, slower, room)
     made = batches(base) if batches else Batched()
-    told = replace(found[0], counts=made.others, whole=made.whole)
+    told = replace(found[0], ended=ended, counts=made.others, whole=made.whole)
     return (told, *found[1:], *made.forms, *(_shared(base, target) if shared else ()))
 
 
 def _with_streams(
     graph: BlockGraph,
+    streamed: BlockGraph,
     books: Sequence[RuleBook],
     target: Target,
     budget: Budget,
@@ -79,7 +81,8 @@ def _with_streams(
     slower: bool,
     room: int,
 ) -> tuple[tuple[Form, ...], Form]:
-    """The forms, and the one that is split further: as given, or with fused attention."""
+    """The forms of a graph and of the same with streams, and the one that is split further: as
+    given, or with fused attention."""
     extra: list[Form] = []
 
     def find(of: BlockGraph) -> tuple[Form, ...]:
@@ -87,7 +90,6 @@ def _with_streams(
         extra[:] = [f for f in found if f.extra]
         return tuple([f for f in found if not f.extra])
 
-    streamed = with_streams(graph)
     if streamed is graph:
         found = find(graph)
         return (*found, *(_lean(found, Form(graph)) if slower else ()), *extra), found[0]

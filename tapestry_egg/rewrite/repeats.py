@@ -42,7 +42,7 @@ _LOSS = 0.25
 #: Values with more readers tie everything to everything; their readers are not followed.
 MOST_READERS = 12
 # Operations from which a stretch is grown. Of those that save nearly as much as the one that saves
-# most, that with the best edges is kept.
+# most (this share of it), that with the best edges is kept.
 _PIVOTS = 6
 _NEARLY = 0.9
 
@@ -55,8 +55,8 @@ class Stretch:
     they belong to another copy or stretch, or to all copies in common.
     """
 
-    images: Ints
-    owned: NDArray[np.bool_]
+    images: Ints  # [positions, copies]
+    owned: NDArray[np.bool_]  # [positions]
     model: int
 
     @property

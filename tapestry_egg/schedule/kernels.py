@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.graph.ids import BodyId, FlatId, InstanceId, UnitId
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -112,7 +112,7 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     for i, op in enumerate(rewritten):
         order.extend(pending.get(i, ()))
         order.append(op)
-    return _without_dead(replace(graph, values=tuple(values), operations=tuple(order)))
+    return without_unread(replace(graph, values=tuple(values), operations=tuple(order)))
 
 
 def _reading(op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Operation:
@@ -148,16 +148,6 @@ def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -
         if is_cheap:
             source[op.outputs[0]] = need
     return cheap
-
-
-def _without_dead(graph: BlockGraph) -> BlockGraph:
-    live = set(graph.outputs)
-    kept: list[Operation] = []
-    for op in reversed(graph.operations):
-        if op.effectful or not live.isdisjoint(op.outputs):
-            kept.append(op)
-            live.update(op.inputs)
-    return replace(graph, operations=tuple(reversed(kept)))
 
 
 def schedule(program: FlatProgram, together: Together = ()) -> Schedule:

@@ -90,7 +90,7 @@ def _numbered(body: BodyPlan, found: Schedule) -> BodyPlan:
 
 
 def groups_of(found: Schedule) -> list[tuple[int, ...]]:
-    """Per body, the kernel that each of its operations runs in; -1 where it is on its own."""
+    """Per body, the unit that each of its operations runs in; -1 where it is on its own."""
     program = found.program
     groups = [[-1] * len(body.graph.operations) for body in program.bodies]
     for u, unit in enumerate(found.units):

@@ -13,7 +13,7 @@ import numpy as np
 
 from tapestry_egg.errors import ShardMapError, TraceError
 from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_impl
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, reached
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import CALLS
@@ -386,13 +386,7 @@ class _Flattener:
 
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
         """Keep what reaches an output or has an effect, and number its values densely."""
-        needed = set(outputs)
-        kept: list[Operation] = []
-        for op in reversed(self.operations):
-            if op.effectful or not needed.isdisjoint(op.outputs):
-                needed.update(op.inputs)
-                kept.append(op)
-        kept.reverse()
+        kept, needed = reached(self.operations, outputs)
         constants = [v for v in self.constants if v in needed]
         order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
         number = {v: i for i, v in enumerate(order)}

@@ -142,6 +142,7 @@ def test_explain_tells_layouts_and_collectives(work: Path, run: Run) -> None:
     assert {"bound", "collectives", "inputs", "outputs"} <= json.loads(run.out).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [False, True])
 def test_run_compares_with_the_original(work: Path, run: Run, program: bool) -> None:
     given = ["--program", work / "mlp.py"] if program else []
@@ -336,6 +337,7 @@ def test_data_goes_to_the_pipe_while_bars_go_to_the_terminal(work: Path) -> None
     assert b"saturate" in b"".join(shown)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(work: Path) -> None:
     command = f"{sys.executable} -m tapestry_egg show {work / 'mlp.json'} | head -1"
     done = subprocess.run(

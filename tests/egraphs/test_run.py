@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.egraphs.run import Facts, Saturation, Stage, saturate
 from tapestry_egg.rules.language.book import Rule
@@ -63,6 +65,7 @@ def test_a_stage_that_runs_once_makes_one_iteration_and_takes_no_budget() -> Non
     assert found.saturated and found.iterations == 0
 
 
+@pytest.mark.slow
 def test_budgets_end_a_stage_and_the_next_one_runs() -> None:
     stages = [Stage(("algebra",)), Stage(("fold",))]
     few = run(stages, Budget(iterations=2))

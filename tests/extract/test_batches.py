@@ -82,6 +82,7 @@ def test_kinds_are_priced_as_each_part_by_itself(seed: int, more: int) -> None:
         assert (entry.reshape(cost.shape) == tables.of(k)).all()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 def test_batches_hold_every_pair_twice_and_no_two_neighbours(seed: int) -> None:
     problem = ladder(seed, 6)
@@ -125,6 +126,7 @@ def test_bounds_of_equal_layers_are_bounds_and_rise(seed: int, more: int) -> Non
         assert np.isclose(seconds + at.joule * joules + at.bytes @ profile, least)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_messages_come_back_as_they_were(seed: int, more: int) -> None:
     problem = ladder(seed, 4)

@@ -93,6 +93,7 @@ def chain(seed: int, length: int, rows: int) -> Problem:
     return Problem(variables, pairs, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seeds)
 def test_the_search_finds_the_whole_hull(seed: int) -> None:

@@ -139,6 +139,7 @@ def test_a_search_counts_its_work_whatever_the_clock_says(monkeypatch: pytest.Mo
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_more_work_is_done_where_more_is_allowed() -> None:
     little, much = (Search(endless(1), Effort(work=w, seconds=1e9, gap=0.0)) for w in (0.1, 0.4))
     little.run()
@@ -158,6 +159,7 @@ GRAPH = graph_of(two, struct(512, 64), struct(64, 32), struct(64, 32))
 SHAPES = [MeshShape(("x",), (4,))]
 
 
+@pytest.mark.slow
 def test_a_front_that_the_clock_ended_says_so() -> None:
     settings = Settings(seconds=0.001, gap=0.0)
     front = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=settings)

@@ -101,7 +101,7 @@ def front_of(program: Program, target: str, sizes: tuple[int, ...], **options: A
 @pytest.mark.parametrize(
     ("name", "function", "shapes", "options", "sizes"),
     [
-        pytest.param(*t, marks=pytest.mark.slow if t[0] in ("update", "scanned") else ())
+        pytest.param(*t, marks=pytest.mark.slow if t[0] in ("update", "scanned", "shared") else ())
         for t in TINY
     ],
 )

@@ -111,6 +111,7 @@ def test_only_fronts_of_the_same_question_are_merged(field: str) -> None:
 COSTS = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(COSTS, COSTS), min_size=1, max_size=6), st.sampled_from([0.0, 0.5]))
 def test_merged_bounds_hold_for_every_plan_of_either_search(
     pairs: list[tuple[tuple[int, int, int], tuple[int, int, int]]], epsilon: float

@@ -62,6 +62,7 @@ def test_epsilon_speaks_of_the_plans_of_all_problems(one: int, two: int) -> None
     assert least_peak(archives) == min(a.least_peak() for a in archives)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.integers(0, 10**6))
 @example(149)

@@ -72,6 +72,7 @@ def test_one_reduce_scatter_combines_a_sum_of_products(
     assert plan.costs.peak_bytes - scratch <= 1.02 * compared.compiled_peak_bytes
 
 
+@pytest.mark.slow
 def test_without_inner_sums_every_operand_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     free = front(wave, False)[0]
     monkeypatch.setattr(InnerSums, "of", lambda self, u: None)

@@ -31,6 +31,7 @@ def read_as_made(x: jax.Array, w: jax.Array, u: jax.Array) -> tuple[jax.Array, .
     return y * 2.0, y @ u, y.T @ y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [

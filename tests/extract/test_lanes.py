@@ -15,21 +15,21 @@ from models import mlp, recurrent, while_loop
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.pipeline.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 BRIEF = Settings(work=1.0, workers=1, recompute=0)
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "h100:8 beside",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("h100:8", "cpu:8 beside")),
-    ],
+    params=["h100:8 beside", "h100:8", "cpu:8 beside"],
 )
 def front(request: pytest.FixtureRequest) -> te.Front:
     step, args = recurrent.example()
     target, _, overlap = request.param.partition(" ")
-    settings = replace(BRIEF, overlap=bool(overlap))
-    return te.optimize(te.trace(step, *args), target, settings=settings)
+    settings = replace(BRIEF, overlap=bool(overlap), forms=0)
+    mesh = te.MeshShape(("x", "y"), (2, 4))
+    return te.optimize(te.trace(step, *args), target, mesh_shapes=[mesh], settings=settings)
 
 
 def slowdown(front: te.Front) -> float | None:
@@ -69,7 +69,6 @@ def test_seconds_are_the_sum_of_all_where_nothing_runs_beside_anything(front: te
         assert any("beside kernels" in note for note in front.notes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [recurrent, while_loop])
 def test_programs_with_loops_are_certified(model: ModuleType) -> None:
     step, args = model.example()
@@ -80,7 +79,6 @@ def test_programs_with_loops_are_certified(model: ModuleType) -> None:
     assert any(p.costs.seconds < p.costs.serial_seconds for p in front.plans)
 
 
-@pytest.mark.slow
 def test_a_plan_made_for_overlap_is_admitted_from_its_file(tmp_path: Path) -> None:
     step, args = mlp.example()
     settings = replace(BRIEF, overlap=True, forms=0)

@@ -203,6 +203,36 @@ def test_collectives_that_wait_for_each_other_are_not_merged() -> None:
         with_merged(plan.body, {}, (members,))
 
 
+def told(x: jax.Array) -> jax.Array:
+    """Two sums, of which the first is told before something else is, and before the second."""
+    a = jnp.sum(x, 0)
+    jax.debug.print("sum {}", a[0])
+    jax.debug.print("pi {}", jnp.float32(3.14))
+    return a + jnp.tanh(jnp.sum(jnp.tanh(x), 0))
+
+
+def test_what_is_told_keeps_its_order() -> None:
+    """Who reads the first sum would wait for the second, and what is told next would not."""
+    program = te.trace(told, jax.ShapeDtypeStruct((1 << 20, 16), jnp.float32))
+    front = te.optimize(
+        program,
+        "h100:8",
+        settings=QUICK,
+        books=["sharding", "collectives"],
+        mesh_shapes=[MESH],
+        pins={"": ("x", None)},
+    )
+    plan = front.plans[0]
+    graph = plan.graph
+    assert sum(op.effectful for op in graph.operations) == 2
+    sums = [op.outputs[0] for op in graph.operations if op.kernel == "reduce_sum"]
+    members = tuple((v, need) for v, _, need in plan.body.copies if v in sums)
+    assert {v for v, _ in members} == set(sums) and len(sums) == 2
+    with pytest.raises(PlanError, match="in another order"):
+        with_merged(plan.body, {}, (members,))
+    assert all(with_merged(p.body, {}, p.body.merged) for p in front)
+
+
 def test_files_keep_what_is_merged_and_nothing_else_is_believed(
     front: te.Front, tmp_path: Path
 ) -> None:

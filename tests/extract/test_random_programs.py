@@ -213,6 +213,7 @@ def test_without_copies_made_early_for_one_reader_the_fronts_differ(
         agree([107])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "seed"), [("slice", 9), ("all-gather", 9)])
 def test_without_a_change_of_layout_the_fronts_differ(rule: str, seed: int) -> None:
     with pytest.raises(AssertionError, match="seed"):

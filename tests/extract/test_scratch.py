@@ -11,6 +11,7 @@ from tapestry_egg.extract.certify.contractions import is_contraction, is_product
 from tapestry_egg.metakernels.registry import signature_of
 
 
+@pytest.mark.slow
 def test_parts_of_a_long_sum_are_in_memory_while_it_is_made() -> None:
     """A weight gradient of 64 × 64 over 65536 rows: its parts are larger than it is."""
 

@@ -49,6 +49,7 @@ def test_no_plan_is_below_the_bounds_and_none_is_missed(seed: int, scale: float)
         assert within and min(within) <= seconds * 1.25 + 1e-9
 
 
+@pytest.mark.slow
 def test_where_rivals_are_better_in_everything_nothing_is_left_to_do() -> None:
     problem = ladder(3, 2)
     best = [[0.0, 0.0, 0.0]]

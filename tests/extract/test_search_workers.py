@@ -207,6 +207,7 @@ def test_a_limit_on_joules_is_searched_for() -> None:
     assert any(limits.hold(c) for c in archive.candidates)
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_meets_has_finite_prices() -> None:
     problem = ladder(3, 12)
     archive = Search(problem, BRIEF).run(Limits(np.inf, 1.0))
@@ -214,6 +215,7 @@ def test_a_limit_that_nothing_meets_has_finite_prices() -> None:
     assert all(np.isfinite(cut.joule_price) for cut in archive.cuts)
 
 
+@pytest.mark.slow
 def test_the_progress_line_tells_best_bound_gap_and_front() -> None:
     archive = Search(ladder(1, 6), BRIEF).run()
     line = so_far([archive])

@@ -311,6 +311,7 @@ rules:
 """
 
 
+@pytest.mark.slow
 def test_rules_of_the_users_own_are_found_again(tmp_path: Path) -> None:
     book = tmp_path / "mine.yaml"
     book.write_text(MINE)

@@ -63,7 +63,7 @@ def traced() -> Program:
 @functools.cache
 def documents(folder: Path) -> dict[str, Any]:
     """One saved document of each kind, as plain data."""
-    front = optimize(traced(), "cpu:2", settings=Settings(seconds=0.5))
+    front = optimize(traced(), "cpu:2", settings=Settings(work=0.3))
     plan = front.plans[0]
     for name, value in (("graph", traced()), ("plan", plan), ("front", front)):
         save(value, folder / f"{name}.json")

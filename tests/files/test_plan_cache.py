@@ -159,6 +159,7 @@ def test_a_key_follows_what_the_rules_of_a_file_say(tmp_path: Path) -> None:
     assert key(rules=(path,)) != before
 
 
+@pytest.mark.slow
 def test_a_front_packed_is_the_front(front: Front) -> None:
     again = unpacked(packed(front, program()), mine := program())
     assert same(front, again)
@@ -346,6 +347,7 @@ def test_where_fronts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         chosen_cache(None)
 
 
+@pytest.mark.slow
 def test_te_jit_finds_its_plan_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
     search = pipeline.optimize

@@ -48,6 +48,7 @@ def test_every_kind_of_file_has_one_of_its_present_version() -> None:
         assert (told["tapestry_egg"], told["version"]) == (kind, int(version))
 
 
+@pytest.mark.slow
 def test_a_graph_is_the_program_that_it_was() -> None:
     program = load(FOLDER / "graph-1.json.gz")
     assert isinstance(program, te.Program)

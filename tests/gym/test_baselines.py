@@ -145,7 +145,9 @@ def dot_flops(jaxpr: Any) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n != "fsdp" else ()) for n in BASELINES]
+)
 def test_baseline_wastes_no_product(name: str) -> None:
     config = gpt2.config("tiny")
     run = BASELINES[name](config, jax.devices()[:WAYS])

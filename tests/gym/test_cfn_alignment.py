@@ -30,6 +30,7 @@ def permuted(permutation: list[int]) -> list[int]:
     return [0 if j == p else NO for p in permutation for j in range(len(permutation))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps", [STEPS, ("merge",), ("consistency",), ("merge", "fixed", "memory")]
 )
@@ -120,6 +121,7 @@ def test_what_all_rows_occupy_is_taken_off_and_stretches_that_never_bind_are_lef
     assert uses.amount.tolist() == [0, 6, 0, 2]
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 9))
 @settings(max_examples=60)
 def test_answers_before_reduction_are_within_the_limits(
@@ -148,6 +150,7 @@ def heavy(count: int) -> dict[str, Any]:
     return networks.document([[0, 1]] * count, costs, [[0, 4, 6, 9]] * count, edges, 2 * count)
 
 
+@pytest.mark.slow
 def test_an_answer_is_there_at_once_and_trees_improve_it() -> None:
     document = heavy(300)
     start = begun(document)

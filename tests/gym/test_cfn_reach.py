@@ -100,6 +100,7 @@ def ticking(document: dict[str, Any], ticks: int) -> Result:
     return solve(problem, float(ticks), processes=1, clock=lambda: float(next(count)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_limits_that_nothing_was_found_for_say_what_is_near(seed: int) -> None:
     """Lower and lower, until no answer is found; it says which usage is, and at what time."""

@@ -107,6 +107,7 @@ def test_bounds_rise_to_a_gap_below_the_best() -> None:
     assert bounds[-1] > 0.6 * least
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
 def test_minimised_parts_are_as_enumerated(document: dict[str, Any], seed: int) -> None:
@@ -147,6 +148,7 @@ def priced(net: Network, cost: np.ndarray, x: np.ndarray) -> float:
     return total
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
 def test_trades_keep_the_limits_and_never_cost_more(document: dict[str, Any], seed: int) -> None:
@@ -212,6 +214,7 @@ def test_small_connected_problems_are_solved_and_proven(seed: int) -> None:
         check_solved(networks.connected(s))
 
 
+@pytest.mark.slow
 @given(networks.problems(largest=9, unit=10**17))
 @settings(max_examples=60)
 def test_amounts_near_the_largest_integers_are_exact(document: dict[str, Any]) -> None:
@@ -292,6 +295,7 @@ def test_a_process_that_is_lost_loses_only_its_own_work() -> None:
     assert found.proven and found.value == networks.least(document)
 
 
+@pytest.mark.slow
 def test_the_table_of_methods_takes_networks(tmp_path: Path) -> None:
     document = ring(8, 3, 4, 25)
     (tmp_path / "ring.json").write_text(json.dumps(document))

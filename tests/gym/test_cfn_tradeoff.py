@@ -85,6 +85,7 @@ def ladder(count: int, seed: int) -> dict[str, Any]:
     return networks.document(spans, costs.tolist(), usages.tolist(), edges, 150)
 
 
+@pytest.mark.slow
 def test_what_a_cut_front_says_of_others_holds() -> None:
     document = ladder(7, 5)
     values = every(document)
@@ -113,6 +114,7 @@ def test_a_large_front_goes_from_the_least_memory_to_the_least_cost() -> None:
         assert p.values == (networks.cost(document, rows), networks.peak(document, rows))
 
 
+@pytest.mark.slow
 @given(networks.problems(), st.integers(0, 40))
 @settings(max_examples=80, deadline=None)
 def test_one_reduction_serves_many_limits(document: dict[str, Any], spread: int) -> None:
@@ -131,6 +133,7 @@ def test_one_reduction_serves_many_limits(document: dict[str, Any], spread: int)
             assert networks.cost(document, x) == least and networks.peak(document, x) <= limit
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=80)
 def test_bounds_and_what_is_open_hold_for_a_known_front(data: st.DataObject) -> None:
@@ -183,6 +186,7 @@ def test_a_problem_without_a_limit_has_no_such_front() -> None:
         memory_front(problem, 1.0)
 
 
+@pytest.mark.slow
 def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, limits = SweepSearch.visit, []
 
@@ -199,6 +203,7 @@ def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) 
     assert len(front) > 1
 
 
+@pytest.mark.slow
 def test_a_second_process_tells_of_answers_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     document = ladder(6, 3)
     problem = iopddl.read(document, "")
@@ -231,6 +236,7 @@ def test_the_most_that_can_be_used_is_summed_exactly() -> None:
     assert peak(problem, Choice(np.array([0, 2, 5]))) == 2**62 + 6
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = networks.document([[0, 3], [1, 4]], [[9, 0]] * 2, [[1, 10]] * 2, [], 20)
     (tmp_path / "two.json").write_text(json.dumps(document))

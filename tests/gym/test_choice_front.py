@@ -58,6 +58,7 @@ def test_programs_under_limits_find_the_whole_front(problem: ChoiceProblem) -> N
     check(problem, widest=-1)
 
 
+@pytest.mark.slow
 @cases(150)
 @given(and_or.problems("signed", most=5))
 def test_programs_under_limits_find_the_front_below_zero(problem: ChoiceProblem) -> None:

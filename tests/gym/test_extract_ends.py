@@ -61,6 +61,7 @@ def started(*arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_prints_and_writes_what_there_is(tmp_path: Path, number: int) -> None:
     path = saved(tmp_path, "cover.json", cover())

@@ -51,6 +51,7 @@ def known(draw: st.DrawFn) -> tuple[list[Point], FrontBounds]:
     return answers, bounds
 
 
+@pytest.mark.slow
 @given(known())
 def test_bounds_are_below_every_answer(case: tuple[list[Point], FrontBounds]) -> None:
     answers, bounds = case
@@ -153,6 +154,7 @@ def whole_form(problem: ChoiceProblem) -> AndOr | None:
     return form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [(1, 0), (0, 1), (3, 2), (1, 50)])
 @cases(60)
 @given(and_or.problems("signed"))

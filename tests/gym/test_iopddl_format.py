@@ -52,6 +52,7 @@ def test_an_interval_ends_before_its_end_and_an_empty_one_holds_nothing() -> Non
     assert evaluate(problem, chosen(problem, (1, 0, 1))).feasible
 
 
+@pytest.mark.slow
 @given(networks.problems())
 def test_reading_counts_as_the_contest_does(document: dict[str, Any]) -> None:
     problem = iopddl.read(document, "").verify()

@@ -121,6 +121,7 @@ def test_operations_are_of_lines_of_the_module_or_of_the_program_that_it_was_mad
     assert told.file.endswith("test_stablehlo.py") and "jnp.sin" in told.text
 
 
+@pytest.mark.slow
 def test_what_is_planned_runs_and_is_the_same() -> None:
     def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, g = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)

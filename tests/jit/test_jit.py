@@ -39,6 +39,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_a_decorator_with_and_without_arguments() -> None:
     @te.jit(settings=QUICK, minimize="peak_bytes")
     def named(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -51,6 +52,7 @@ def test_a_decorator_with_and_without_arguments() -> None:
     np.testing.assert_allclose(named(W, X), forward(W, X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_front_that_a_call_has_planned_is_not_planned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,6 +112,7 @@ def test_numbers_weak_types_and_other_configurations_have_plans_of_their_own(
     assert len(plans) == 8
 
 
+@pytest.mark.slow
 def test_trees_names_and_nothing(plans: list[str]) -> None:
     def f(state: Any, **named: Any) -> Any:
         return {"out": state["w"] * named["a"] - named["b"], "none": state["none"]}
@@ -211,6 +214,7 @@ def test_staging_gives_objects_of_jax() -> None:
     assert run.input_shardings == (({"w": run.in_shardings[0]}, run.in_shardings[1]), {})
 
 
+@pytest.mark.slow
 def test_a_plan_is_exported() -> None:
     f = te.jit(forward, settings=QUICK)
     exported = jax.export.export(f)(W, X)

@@ -63,6 +63,7 @@ def told(calls: Callable[[], object]) -> list[str]:
     return [str(w.message) for w in caught]
 
 
+@pytest.mark.slow
 def test_what_is_moved_again_is_told_once() -> None:
     run = te.jit(lambda x, y: (x @ y).sum(), settings=QUICK)
     rows, columns = at("rows"), at("columns")

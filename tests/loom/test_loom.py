@@ -441,6 +441,7 @@ def test_a_file_that_is_no_json_has_its_place(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_no_damage_to_an_example_escapes_as_another_error(data: st.DataObject) -> None:
     """Any value put anywhere: it is still valid, or an issue, or a GraphError."""

@@ -93,6 +93,7 @@ def problem(mesh: tuple[int, int]) -> Problem:
     return assemble(unit_choices(plan, found, shape, load_target("h100:8"))).problem
 
 
+@pytest.mark.slow
 def test_every_strategy_has_its_like_on_the_mesh_with_other_names() -> None:
     one, other = problem((2, 4)), problem((4, 2))
     for a, b in zip((*one.variables, *one.pairs), (*other.variables, *other.pairs), strict=True):

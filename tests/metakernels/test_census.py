@@ -160,7 +160,9 @@ def test_products_and_convolutions_count_as_xla_counts_them() -> None:
     assert count(f, *args).work("contraction").flops == pytest.approx(cost["flops"], rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt2", "moe", "vit"])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "moe", "vit"))]
+)
 def test_a_train_step_counts_as_xla_counts_it(name: str) -> None:
     """But for divisions, four operations here, and transcendental functions, ten, there apart."""
     fn, args = abstract(name, "example")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def is_inside(s: OperationSignature) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(0, 2**32), st.sampled_from([(2, 2), (4,), (2, 3)]))
 def test_the_rule_derives_the_even_splits_without_margins(

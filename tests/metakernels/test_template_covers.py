@@ -74,6 +74,7 @@ def test_every_kernel_has_cases_and_a_reference() -> None:
         assert registry.templates()[kernel] == registry.templates()[like]
 
 
+@pytest.mark.slow
 def test_every_entry_is_drawn_and_cut_along_every_index_group() -> None:
     wanted = set()
     for kernel in CASES:

@@ -27,7 +27,7 @@ from tests.metakernels.template_cases import CASES, FAMILY
 
 FAMILIES = tuple(dict.fromkeys(FAMILY.values()))
 # Those of the most operations or the longest loops, which XLA compiles for seconds.
-_MANY_PROGRAMS = ("elementwise", "streaming", "linalg")
+_MANY_PROGRAMS = ("elementwise", "streaming", "linalg", "indexing", "random", "reduction")
 
 
 def drawn(family: str, seeds: Sequence[int]) -> list[Application]:
@@ -116,7 +116,7 @@ def on_a_block(
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(f, marks=pytest.mark.slow if f in _MANY_PROGRAMS else ())
+        pytest.param(f, marks=pytest.mark.slow if f != "cumulative" else ())
         for f in FAMILIES
         if f != "elementwise"
     ],

@@ -129,6 +129,7 @@ def test_an_exception_ends_the_processes(tmp_path: Path) -> None:
     assert isinstance(future.exception(), WorkerLost) and never.cancelled()
 
 
+@pytest.mark.slow
 @pytest.mark.child
 def test_an_interruption_reaches_the_calls_which_give_what_they_have(tmp_path: Path) -> None:
     with Processes(1) as pool:

@@ -120,6 +120,7 @@ def test_a_function_that_threads_call_first_is_planned_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_parsers_are_built_by_one_thread_at_a_time() -> None:
     fresh(
         """

@@ -294,7 +294,7 @@ def test_a_dask_cluster_gives_the_same_fronts(
             Program.of(graph("a")),
             "cpu:2",
             ("seconds", "peak_bytes"),
-            settings=pipeline.Settings(seconds=0.5),
+            settings=pipeline.Settings(work=0.3),
             executor=executor,
         )
     here = go(graphs("a", "b"), tmp_path / "here", settings)

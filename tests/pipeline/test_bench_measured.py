@@ -107,6 +107,7 @@ def test_errors_and_the_one_factor() -> None:
     assert peak and peak.bias == -0.5
 
 
+@pytest.mark.slow
 def test_regret_is_of_the_first_choice_that_ran() -> None:
     group = [
         judged(1.0, 0.0, micro_batch=1),  # said to be the fastest, and failed

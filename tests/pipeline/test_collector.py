@@ -61,6 +61,7 @@ def test_what_the_user_sets_meanwhile_stays() -> None:
     assert gc.get_threshold() == (500, 7, 5000)
 
 
+@pytest.mark.slow
 def test_no_full_collection_follows_at_once() -> None:
     gc.unfreeze()  # what was imported, see conftest.py
     gc.set_threshold(100, 2, 3)

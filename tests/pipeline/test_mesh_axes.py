@@ -80,6 +80,7 @@ def test_which_meshes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LEFT in found.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fn", "given"), [(layers, (X, W, V)), (jax.grad(loss), (W, X))])
 def test_the_size_of_tables_is_predicted(fn: Any, given: tuple[Any, ...]) -> None:
     *small, large = posed(fn, given).problems

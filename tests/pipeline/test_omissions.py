@@ -120,6 +120,7 @@ def test_only_the_fastest_plan_is_said_to_be_looked_for() -> None:
     assert found.notes == ("only the fastest plan within the limits was looked for",)
 
 
+@pytest.mark.slow
 def test_forms_that_are_not_searched_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def shared(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y + x @ (y * 2.0)
@@ -258,6 +259,7 @@ def test_copies_that_are_not_shared_are_counted(monkeypatch: pytest.MonkeyPatch)
     assert said.startswith("of 1 value no copies were tried as shared ones but those")
 
 
+@pytest.mark.slow
 def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = jax.sharding.AbstractMesh((4,), ("data",))
     (told,) = [n for n in front(product, mesh=mesh).notes if "the mesh" in n]
@@ -283,6 +285,7 @@ def test_loops_that_take_next_to_nothing_are_counted() -> None:
     assert not any("next to no time" in note for note in front(product).notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["_TRIALS", "_ROUNDS"])
 def test_changes_that_were_not_tried_are_counted(
     limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
@@ -310,6 +313,7 @@ def test_operations_of_many_operands_are_counted() -> None:
     assert joined(4) == ("1 operation of more operands than rules see was left as written",)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_inside_a_loop_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def looped(x: jax.Array, y: jax.Array) -> jax.Array:
         def body(c: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -393,6 +397,7 @@ def test_kernels_of_the_users_own_are_told() -> None:
     assert of_opaque(plain) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", [False, True])
 def test_a_first_call_on_an_explicit_mesh_says_that_it_was_not_divided(front: bool) -> None:
     from jax.sharding import AxisType

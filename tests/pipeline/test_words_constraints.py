@@ -111,6 +111,7 @@ def test_constraints_hold_in_loops_under_vmap_and_in_gradients() -> None:
     same_numbers(te.compile(plan, mesh)(w, x), jax.jit(jax.grad(loss))(w, x))
 
 
+@pytest.mark.slow
 def test_a_constraint_that_no_mesh_can_heed_is_told_once() -> None:
     x = jnp.ones((6, 4))
 

@@ -96,7 +96,9 @@ ORDERS = [(0,), (1,), (0, 1), (1, 0)]
 NESTED = [(2, (0, 1)), (2, (1, 0)), (0, (2, 1)), (0, (1, 2)), (1, (0, 2)), (1, (2, 0))]
 
 
-@pytest.mark.parametrize("axes", ORDERS)
+@pytest.mark.parametrize(
+    "axes", [*(pytest.param(a, marks=pytest.mark.slow) for a in ORDERS[:3]), ORDERS[3]]
+)
 def test_gather_and_slice_and_exchange(axes: tuple[int, ...]) -> None:
     check(Change("all_gather", axes, 0), cut(axes, (), ()), FLAT)
     check(Change("slice", axes, 2), cut((), (), ()), FLAT)
@@ -104,6 +106,7 @@ def test_gather_and_slice_and_exchange(axes: tuple[int, ...]) -> None:
     check(Change("all_to_all", axes, 2, 1), cut((), (), axes), FLAT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outer", "axes"), NESTED)
 def test_the_minor_cut_moves_and_the_major_cut_stays(outer: int, axes: tuple[int, ...]) -> None:
     check(Change("all_gather", axes, 0), cut((outer, *axes), (), ()), CUBE)
@@ -114,7 +117,7 @@ def test_the_minor_cut_moves_and_the_major_cut_stays(outer: int, axes: tuple[int
     check(Change("reduce_scatter", axes, 0, monoid="sum"), sums, CUBE)
 
 
-@pytest.mark.parametrize("axes", [(1,), (1, 0)])
+@pytest.mark.parametrize("axes", [(1,), pytest.param((1, 0), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("monoid", "dtype"),
     [("sum", "float32"), ("sum", "int32"), ("max", "float32"), ("min", "int32"), ("prod", "int32"),

@@ -84,6 +84,7 @@ def test_a_shard_sees_its_boxes_and_nothing_else() -> None:
 # One operation in shards
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 def test_integers_are_exact_under_any_cover(rng: random.Random) -> None:
     m, k, n = (rng.randrange(1, 7) for _ in range(3))

@@ -114,12 +114,17 @@ def integer_sums(x: Array, w: Array, labels: Array) -> Array:
 @pytest.mark.parametrize(
     "function",
     [
-        table_with_a_start,
-        greatest_of_each,
         rows_by_a_table,
-        part_of_the_columns,
-        counted_columns,
-        integer_sums,
+        *(
+            pytest.param(f, marks=pytest.mark.slow)
+            for f in (
+                table_with_a_start,
+                greatest_of_each,
+                part_of_the_columns,
+                counted_columns,
+                integer_sums,
+            )
+        ),
     ],
 )
 def test_blocks_give_what_the_whole_gives(function: Callable[..., Array]) -> None:

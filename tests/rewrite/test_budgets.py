@@ -45,7 +45,7 @@ def test_no_budget_gives_a_wrong_plan_or_none(budget: Budget) -> None:
         trace(program, *ARGUMENTS),
         "cpu:4",
         mesh_shapes=[MeshShape(("x",), (4,))],
-        settings=Settings(seconds=0.5, budget=budget, algebra=budget),
+        settings=Settings(work=0.3, budget=budget, algebra=budget),
     )
     assert not front.saturated
     assert len(front.plans) >= 1

@@ -47,6 +47,7 @@ def by_columns(settings: Settings, columns: int) -> te.Front:
     return te.optimize(program, "h100:8", mesh_shapes=mesh, pins=pins, settings=settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [2048, 4096])
 def test_a_form_of_no_less_arithmetic_is_taken_where_it_is_cut_further(columns: int) -> None:
     frozen, free = by_columns(FROZEN, columns), by_columns(FREE, columns)

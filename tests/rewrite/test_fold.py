@@ -157,6 +157,7 @@ def check_parts(graph: BlockGraph, folded: Folded) -> list[int]:
     return owned
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(chains())
 def test_parts_are_in_the_program_as_often_as_they_say(graph: BlockGraph) -> None:
@@ -297,6 +298,7 @@ def test_the_form_of_a_folded_program_gives_equal_numbers_and_replays() -> None:
     assert digest(replay(graph, best.steps, rules)[-1]) == digest(best.graph)
 
 
+@pytest.mark.slow
 def test_a_layer_that_differs_is_searched_on_its_own() -> None:
     def mixed(x: jax.Array, layers: list[dict[str, jax.Array]]) -> jax.Array:
         x = network(x, layers[:20])

@@ -166,9 +166,8 @@ def check(function: Callable[..., Any], shapes: Any, steps: int, tolerance: floa
     return made
 
 
-@pytest.mark.parametrize(
-    "name", ["masked mean", *(pytest.param(n, marks=SLOW) for n in PROGRAMS if n != "masked mean")]
-)
+@SLOW
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_batch_in_parts_gives_what_the_whole_gives(name: str) -> None:
     function, shapes = PROGRAMS[name]
     made = check(function, shapes, 4, 1e-5)
@@ -210,6 +209,7 @@ def balanced(w: Any, x: Array, y: Array) -> Array:
     return jnp.mean((jax.nn.gelu(p) @ w["b"] - y) ** 2) + (p.mean(0) ** 2).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [normalised, pytest.param(balanced, marks=SLOW)])
 def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     shapes = MLP, shape(64, WIDTH), shape(64, 4)
@@ -229,6 +229,7 @@ def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     assert "needs the whole batch" in note
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_short_leaves_the_program_as_it_is() -> None:
     program, _ = big_step()
     target = load_target("cpu:8")

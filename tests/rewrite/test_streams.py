@@ -9,14 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import tapestry_egg as te
+from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, verify_graph
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.pipeline.omissions import of_forms
 from tapestry_egg.rewrite.derivation import replay
-from tapestry_egg.rewrite.streams.streamed import with_streams
+from tapestry_egg.rewrite.fused_forms import forms_with_streams
+from tapestry_egg.rewrite.streams.streamed import streams_of, with_streams
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.runtime.lower import attention
 from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.tracing.emit import emit
@@ -26,6 +31,7 @@ from tests.rewrite.attention_spellings import BATCH, DTYPES, HEADS, MODES, SPELL
 CELLS = [(s, d, m) for s in SPELLINGS for d in DTYPES for m in MODES]
 #: Spellings whose numbers are tried before every merge; those of the others are in the last tier.
 FEW = {"einsum window", "segments"}
+BOOKS = load_books(DEFAULT_BOOKS)
 #: Other numbers of rows than any other dim has.
 ROWS = 48
 
@@ -64,7 +70,7 @@ def gone(made: BlockGraph, mode: str) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if k % 6 else ()) for k, n in enumerate(SPELLINGS)],
+    [pytest.param(n, marks=pytest.mark.slow if k else ()) for k, n in enumerate(SPELLINGS)],
 )
 def test_no_scores_are_left(name: str) -> None:
     """Of every dtype and mode: the kernels are there, and nothing is as large as scores."""
@@ -170,6 +176,36 @@ def test_what_is_no_softmax_of_scores_stays() -> None:
     for change in ("rows", "shifted", "masked"):
         graph = trace(lambda *xs, c=change: run(c, *xs), *shapes).graph
         assert with_streams(graph) is graph, change
+
+
+@pytest.mark.parametrize(
+    ("factors", "conditions", "calls", "operands", "ended"),
+    [(1, 1, 1, 3, 0), (20, 1, 0, 0, 1), (1, 30, 1, 4, 1)],
+)
+def test_what_is_not_read_to_its_end_is_counted(
+    factors: int, conditions: int, calls: int, operands: int, ended: int
+) -> None:
+    """Scores of many factors stay as they are, a mask of many conditions is an operand."""
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        for _ in range(factors):
+            s = s * 0.9
+        rows, keys = (lax.broadcasted_iota(jnp.int32, (48, 48), d) for d in (0, 1))
+        seen = rows >= keys
+        for n in range(conditions):
+            seen = seen & (rows - keys < 50 + n)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen, s, -jnp.inf)), v)
+
+    shapes = [jax.ShapeDtypeStruct((2, 48, 4, 8), jnp.float32)] * 3
+    graph = trace(run, *shapes).graph
+    made, count = streams_of(graph)
+    found = [op for op in made.operations if op.kernel == "flash_attention"]
+    assert (len(found), count) == (calls, ended)
+    assert [len(op.inputs) for op in found] == [operands] * calls
+    (first, *_) = forms_with_streams(graph, BOOKS, load_target("h100:1"), Budget(iterations=0))
+    assert first.ended == ended
+    assert sum("softmax" in note for note in of_forms([first], 1)) == ended
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def front() -> Front:
     return optimize(graph, "h100:4", mesh_shapes=SHAPES, settings=Settings(work=0.5))
 
 
+@pytest.mark.slow
 def test_a_front_tells_what_rules_did_on_the_program_and_on_each_mesh(front: Front) -> None:
     subjects = list(dict.fromkeys(tick.subject for tick in front.timeline))
     forms = (len(subjects) - 1) // len(SHAPES)

@@ -39,8 +39,8 @@ def test_some_of_what_fails_somewhere_is_refused(rule: Rule) -> None:
     assert refused(rule)
 
 
-# A tenth of what is true, and of that a third in the first tier.
-SOME = [pytest.param(r, marks=pytest.mark.slow if k % 3 else ()) for k, r in enumerate(TRUE[::12])]
+# A tenth of what is true, and of that a sixth in the first tier.
+SOME = [pytest.param(r, marks=pytest.mark.slow if k % 6 else ()) for k, r in enumerate(TRUE[::12])]
 
 
 @pytest.mark.parametrize("rule", SOME, ids=lambda r: r.name)
@@ -94,3 +94,9 @@ def test_no_rule_is_refused_for_a_slice_beyond_the_end() -> None:
 def test_slices_with_strides_are_drawn_under_any_seed(seed: int) -> None:
     rule = next(r for r in FALSE if r.name == "slice-with-strides-of-slice")
     assert refused(rule, seed)
+
+
+def test_convolutions_that_leave_a_rest_are_drawn_under_any_seed() -> None:
+    """With this seed none came up by itself."""
+    rule = next(r for r in FALSE if r.name == "convolution-mirrored-with-strides")
+    assert refused(rule, 7)

@@ -145,6 +145,7 @@ def test_it_can_be_called_inside_jit() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_random_keys_pass_through() -> None:
     def noisy(key: jax.Array, x: jax.Array) -> Any:
         first, second = jax.random.split(key)
@@ -225,6 +226,7 @@ def test_lowering_needs_no_arguments() -> None:
     assert hlo_stats(compiled).by_kind() == {("all_reduce", 8): 4}
 
 
+@pytest.mark.slow
 def test_the_bare_name_is_refused_and_jax_is_not_imported() -> None:
     code = (
         "import sys, tapestry_egg.runtime as r; assert 'jax' not in sys.modules; "

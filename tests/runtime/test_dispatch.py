@@ -48,6 +48,7 @@ def test_calls_like_one_before_do_not_come_to_python(asked: list[int]) -> None:
     assert asked
 
 
+@pytest.mark.slow
 def test_static_arguments_are_told_apart_by_type_and_value(asked: list[int]) -> None:
     @te.jit(static_argnums=1, cache=False)
     def times(x: jax.Array, n: Any) -> jax.Array:

@@ -57,6 +57,7 @@ def agree(make: Callable[[Journal], Callable[..., Any]], *args: Any, plans: int 
         assert journal.seen == alone.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_call_with_a_result_runs_once_and_all_devices_have_it(ordered: bool) -> None:
     def make(journal: Journal) -> Callable[..., Any]:
@@ -69,6 +70,7 @@ def test_a_call_with_a_result_runs_once_and_all_devices_have_it(ordered: bool) -
     agree(make, numbers(8, 8))
 
 
+@pytest.mark.slow
 def test_ordered_calls_keep_their_order_through_loops_and_branches() -> None:
     def make(journal: Journal) -> Callable[..., Any]:
         def call(x: jax.Array) -> jax.Array:
@@ -176,6 +178,7 @@ def test_the_device_that_a_call_asks_for_is_not_kept() -> None:
     assert len(journal.seen) == 1
 
 
+@pytest.mark.slow
 def test_sending_the_result_is_planned_priced_and_compiled() -> None:
     def f(x: jax.Array, w: jax.Array) -> jax.Array:
         kind = jax.ShapeDtypeStruct((64, 64), jnp.float32)

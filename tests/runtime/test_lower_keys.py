@@ -85,8 +85,11 @@ def looped(keys: jax.Array, x: jax.Array) -> Any:
 @pytest.mark.parametrize(
     "fn",
     [
-        *(pytest.param(fn, marks=pytest.mark.slow) for fn in (sampled, rearranged, looped)),
-        *(folded, from_one, from_seeds),
+        *(
+            pytest.param(fn, marks=pytest.mark.slow)
+            for fn in (sampled, rearranged, looped, from_one, from_seeds)
+        ),
+        folded,
     ],
 )
 def test_random_plans_give_the_original_keys(fn: Callable[..., Any], seed: int) -> None:

@@ -125,6 +125,7 @@ def rows_cut(fn: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> None
     same(compile(replace(plan, program=program))(*args), fn(*args), 1e-5)
 
 
+@pytest.mark.slow
 def test_edge_shards_fill_what_lies_outside() -> None:
     """Eight shards of two rows; the first and the last reach one row beyond the image."""
     rows_cut(CASES["padded"][0], IMAGE, KERNEL, names=("y0",))
@@ -139,6 +140,7 @@ def test_shards_of_nothing_but_padding() -> None:
     rows_cut(lambda x: lax.pad(x, F32(2), ((10, 2, 0), (0, 0, 0))), numbers(4, 8), names=("i0",))
 
 
+@pytest.mark.slow
 def test_transposed_convolutions_are_cut_by_the_major_digit() -> None:
     """The gradient of a strided convolution, as JAX writes it."""
     forward = convolution(window_strides=(2, 2), padding=((0, 1), (0, 1)))
@@ -166,6 +168,7 @@ def test_the_search_divides_one_image_by_its_rows() -> None:
     same(compile(plan)(x, k), blur(x, k), 1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(-6, 6), st.integers(1, 4)), max_size=3),

@@ -26,7 +26,9 @@ def example(dtype: str, shape: tuple[int, ...], window: tuple[int, ...]) -> tupl
 
 
 @pytest.mark.parametrize("select", SELECTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(d, marks=pytest.mark.slow) for d in ("bfloat16", "int32"))]
+)
 def test_every_window_gives_its_gradient_to_what_it_chose(dtype: str, select: str) -> None:
     """Rows and columns that no window covers, ties, infinities and what is no number among them."""
     window = (1, 2, 3, 1)

@@ -151,6 +151,7 @@ def test_a_rule_in_a_users_file_brings_a_new_plan(
     assert [p.costs for p in more] == [p.costs for p in full]
 
 
+@pytest.mark.slow
 def test_partial_values_wait_only_by_their_rule(tmp_path: Path) -> None:
     program = traced(two_sums, *[(64, 1 << 20), (1 << 20, 64)] * 2)
 

@@ -308,6 +308,7 @@ def test_boxes_and_labels_lie_apart_and_arrows_point_down(
                 assert not any(a < x < c and b < y < d for a, b, c, d in places.values())
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_layers_of_any_graph_without_cycles(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 8))

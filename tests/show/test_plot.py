@@ -84,6 +84,7 @@ def test_stairs_are_what_no_other_point_beats_on_both_axes(found: list[FrontPoin
     }
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(points)
 def test_any_front_is_drawn_as_wellformed_xml(found: list[FrontPoint]) -> None:

@@ -117,7 +117,11 @@ def kernels(graph: BlockGraph) -> set[str]:
     return found.union(*(kernels(r) for op in graph.operations for r in op.regions))
 
 
-@pytest.mark.parametrize("fn", [*PROGRAMS, gradient], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [PROGRAMS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in (*PROGRAMS[1:], gradient))],
+    ids=lambda f: f.__name__,
+)
 def test_the_numbers_are_those_of_the_users_devices(fn: Callable[..., Any]) -> None:
     program = trace(fn, *ARGS)
     assert not {"shard_map", "axis_index", "ppermute", "all_gather"} & kernels(program.graph)

@@ -36,6 +36,8 @@ from tests.graph.traced_programs import (
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 NAMES = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+#: What compiles for longest.
+DEAR = {"dropout", "remat", "mlp", "scan-grad"}
 
 
 # ---- comparing ---------------------------------------------------------------------------------
@@ -73,7 +75,9 @@ def traced(name: str) -> tuple[Case, Program]:
     return c, trace(c.fn, *c.args, **c.options, **c.kwargs)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in (*SLOW, *DEAR) else ()) for n in CASES]
+)
 def test_emitted_program_is_the_traced_one(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +213,7 @@ def test_handles_run_here_but_cannot_be_saved(tmp_path: Any) -> None:
     assert "callback" in e.value.hint and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_explicit_mesh_is_stripped() -> None:
     count = 2 if len(jax.devices()) > 1 else 1
     mesh = jax.make_mesh((count,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))

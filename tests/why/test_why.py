@@ -284,6 +284,11 @@ def test_a_plan_does_not_differ_from_itself(moving: te.Plan) -> None:
     assert "the same collectives" in str(found) and "every tensor lies the same" in str(found)
 
 
+def layout_of(dims: tuple[str | None, ...]) -> str:
+    """A layout as it is shown."""
+    return f"[{', '.join(d or '.' for d in dims)}]"
+
+
 def test_another_layout_is_searched_and_its_price_told(front: te.Front) -> None:
     plan = front.best("seconds")
     path = "[0]['layers'][0]['up']"
@@ -295,6 +300,17 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front) -> None:
     assert answer.found.tensor(path).layout == answer.asked[0][1] != lies
     assert dict(answer.lies)[path] == lies
     assert answer.seconds == answer.found.costs.seconds
+    mine, theirs = plan.costs, answer.found.costs
+    assert answer.within == (theirs.peak_bytes <= mine.peak_bytes)
+    assert answer.better == (
+        theirs.seconds < mine.seconds * (1 - 1e-6)
+        and theirs.peak_bytes <= mine.peak_bytes
+        and theirs.joules <= mine.joules * (1 + 1e-6)
+    )
+    asked = layout_of(layout)
+    alike = [p for p in front if p.mesh == plan.mesh and p.tensor(path).layout == asked]
+    assert answer.holders == tuple(p.name for p in alike)
+    assert all(name in answer.covered for name in answer.holders) or answer.better
     if answer.within and not answer.better:
         assert answer.seconds >= plan.costs.seconds * (1 - 1e-9)
     assert answer.bound <= answer.seconds * (1 + 1e-6)

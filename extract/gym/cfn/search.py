@@ -78,10 +78,10 @@ class Found:
     Proven without rows: nothing fits.
     """
 
-    x: Ints | None
+    x: Ints | None  # [variables] a row of each
     value: float
     bound: float
-    price: Floats
+    price: Floats  # [limits]
     proven: bool
     steps: int
 

@@ -26,13 +26,13 @@ Row = tuple[Sequence[int], Sequence[float], float, float]
 class Solved:
     """One solution: `x` is None where none was found; `bound` is proven either way."""
 
-    x: Floats | None
+    x: Floats | None  # [columns]
     value: float
     bound: float
     optimal: bool
     infeasible: bool
-    reduced: Floats | None = None  # reduced costs of columns, linear programs only
-    duals: Floats | None = None  # multipliers of rows, linear programs only
+    reduced: Floats | None = None  # [columns] reduced costs, linear programs only
+    duals: Floats | None = None  # [rows] multipliers, linear programs only
 
 
 class LinearProgram:

@@ -30,9 +30,9 @@ _SHARED = 0.99
 class Process:
     """What is known of log times at `points` [n, 4]: log2 of batch, m, n, k; and their column."""
 
-    points: Array
-    column: NDArray[np.int64]
-    values: Array
+    points: Array  # [n, 4]
+    column: NDArray[np.int64]  # [n]
+    values: Array  # [n], logarithms of seconds
 
     def covariance(self, points: Array, column: NDArray[np.int64]) -> Array:
         """[rows, n] covariances with what is known."""

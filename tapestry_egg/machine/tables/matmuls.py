@@ -51,9 +51,9 @@ class MatmulTable:
     """Seconds of products, [shapes, dtypes], NaN where not measured; `shapes` is [shapes, 4]."""
 
     name: str
-    shapes: NDArray[np.int64]
+    shapes: NDArray[np.int64]  # [shapes, 4]: batch, m, n, k
     dtypes: tuple[Dtypes, ...]
-    seconds: Array
+    seconds: Array  # [shapes, dtypes]
 
     def column(self, lhs: str, rhs: str, out: str) -> int | None:
         """The column that stands for these dtypes; None where none has operands as wide.

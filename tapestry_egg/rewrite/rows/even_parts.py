@@ -19,7 +19,7 @@ import numpy as np
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.monoids import monoid
@@ -28,7 +28,6 @@ from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
 
 from .cuts import Cut, Rows, major
-from .ordered import without_unread
 
 # Of these numbers no measurement is kept.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.monoids import monoid
@@ -27,7 +27,6 @@ from tapestry_egg.zspace import Projection
 
 from .cuts import each_of
 from .even_parts import may_grow, signature_in
-from .ordered import without_unread
 
 
 @dataclass(frozen=True)

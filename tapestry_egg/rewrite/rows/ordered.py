@@ -40,14 +40,3 @@ def in_order(graph: BlockGraph) -> BlockGraph:
             if not missing[k]:
                 heappush(ready, k)
     return replace(graph, operations=tuple(operations))
-
-
-def without_unread(graph: BlockGraph) -> BlockGraph:
-    """The graph without operations of which nothing is read."""
-    needed = set(graph.outputs)
-    kept: list[Operation] = []
-    for op in reversed(graph.operations):
-        if op.effectful or not needed.isdisjoint(op.outputs):
-            kept.append(op)
-            needed.update(op.inputs)
-    return replace(graph, operations=tuple(reversed(kept)))

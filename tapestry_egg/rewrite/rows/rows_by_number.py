@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
-
-from .ordered import without_unread
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 
 #: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
 #: operand that are batch dims, of the dims of the indices that these follow, and of those of the

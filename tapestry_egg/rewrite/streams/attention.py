@@ -13,21 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
-from tapestry_egg.rewrite.rows.ordered import in_order, without_unread
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.rewrite.rows.ordered import in_order
 
 from .bands import Bands
 from .scores import Scores
 from .shapes import Builder
 from .sites import Site, Use, read_site, sites
-from .sums import TooLarge
-from .views import Atom, Dims, Split, Views, atoms_of, extent, renamed, unified
+from .sums import Foreign, TooLarge
+from .views import Atom, Dims, Views, atoms_of, extent, renamed, unified
+
+# Of these numbers no measurement is kept.
 
 #: What stands where a mask fails is at most this: its exponential is zero beside any score.
 _NOTHING = -1e4
 #: What a mask puts in place of scores can be added to them instead: scores vanish beside it.
 _ABSORBS = -1e9
-_MOST_SPLITS = 16
 #: Forward and backward factor are taken for one where rounding may tell them apart.
 _SAME = 1e-5
 
@@ -78,30 +79,42 @@ class _Call:
     bias: tuple[int, Dims, float] | None = None
 
 
-def with_fused_attention(graph: BlockGraph) -> BlockGraph:
+def with_fused_attention(graph: BlockGraph) -> tuple[BlockGraph, int]:
     """The graph with fused attention in the place of every softmax of scores that is recognised;
-    the same graph where there is none. Regions stay as they are."""
+    the same graph where there is none. Regions stay as they are. And of how many softmaxes not all
+    was read that they are made of, as there is a limit."""
     if not any(op.kernel == "exp" for op in graph.operations):
-        return graph
+        return graph, 0
     views = Views(graph)
     readers: dict[int, list[Operation]] = {}
     for op in graph.operations:
         for u in dict.fromkeys(op.inputs):
             readers.setdefault(u, []).append(op)
     rewrite = _Rewrite(graph, views)
+    ended = 0
     for op in sites(views):
-        for _ in range(_MOST_SPLITS):
-            try:
-                site = read_site(views, readers, op)
-                if site is not None:
-                    rewrite.site(site)
-            except Split as found:
-                views.split(found)
-                continue
-            except (TooLarge, ValueError):
-                pass
-            break
-    return rewrite.graph_made()
+        ended += _at_site(views, readers, op, rewrite)
+    return rewrite.graph_made(), ended
+
+
+def _at_site(
+    views: Views, readers: dict[int, list[Operation]], op: Operation, rewrite: _Rewrite
+) -> bool:
+    """Rewrite one softmax if it is recognised; whether reading it ended at a limit."""
+
+    def read() -> None:
+        views.ended = False
+        site = read_site(views, readers, op)
+        if site is not None:
+            rewrite.site(site)
+
+    try:
+        views.settled(read)
+    except TooLarge:
+        return True
+    except (Foreign, ValueError):
+        pass
+    return views.ended
 
 
 class _Rewrite:

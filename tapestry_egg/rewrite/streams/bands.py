@@ -24,6 +24,7 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "ne": np.not_equal,
 }
 _READ = {*_COMPARED, "add", "sub", "and", "or", "not", "select_n", "convert_element_type"}
+# Operations one behind the other that are read; told where a mask has more.
 _MOST_DEPTH = 24
 
 
@@ -85,7 +86,9 @@ class Bands:
         if array is not None:
             return self._constant(np.asarray(array), dims)
         op = views.maker.get(v)
-        if op is None or depth > _MOST_DEPTH:
+        if op is not None and depth > _MOST_DEPTH:
+            views.ended, op = True, None
+        if op is None:
             return None
         if op.kernel == "iota":
             return self._iota(dims[int(op.params["dimension"])])

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
 from .sites import read_site, sites
-from .sums import TooLarge
-from .views import OF_MASKS, Split, Views
+from .sums import Foreign
+from .views import OF_MASKS, Views
 
 #: What is done to scores one by one, or row by row.
 _OF_SCORES = {
@@ -24,7 +25,6 @@ _OF_SCORES = {
     *("convert_element_type", "stop_gradient", "broadcast_in_dim", "reshape", "transpose"),
     *("reduce_sum", "reduce_max", "squeeze", "log", "rsqrt"),
 }
-_MOST_SPLITS = 16
 
 
 @dataclass
@@ -146,6 +146,16 @@ def _with_masks(graph: BlockGraph, op: Operation, fixed: set[int]) -> Operation:
 def with_scores_inside(graph: BlockGraph) -> BlockGraph:
     """The graph whose backward loops make scores again instead of reading those that the forward
     loops kept."""
+    return _with_pairs(graph, _without_kept_scores)
+
+
+#: A forward and a backward loop, and the program's values, which may become more -> the two anew,
+#: or None where they stay.
+_OfLoops = Callable[[Operation, Operation, list[TensorType]], "tuple[Operation, Operation] | None"]
+
+
+def _with_pairs(graph: BlockGraph, change: _OfLoops) -> BlockGraph:
+    """The graph with loops, and those whose results they read, changed together."""
     producers = graph.producers()
     operations = list(graph.operations)
     values = list(graph.values)
@@ -154,7 +164,7 @@ def with_scores_inside(graph: BlockGraph) -> BlockGraph:
             continue
         sources = {producers[v] for v in op.inputs if v in producers}
         for source in sorted(k for k in sources if graph.operations[k].kernel == "scan"):
-            pair = _without_kept_scores(operations[source], operations[number], values)
+            pair = change(operations[source], operations[number], values)
             if pair is not None:
                 operations[source], operations[number] = pair
     if operations == list(graph.operations):
@@ -295,17 +305,12 @@ def _scores(body: BlockGraph) -> set[int]:
             readers.setdefault(u, []).append(op)
     found: set[int] = set()
     for op in sites(views):
-        for _ in range(_MOST_SPLITS):
-            try:
-                site = read_site(views, readers, op)
-                if site is not None and site.forward:
-                    found.add(site.scores.product.outputs[0])
-            except Split as split:
-                views.split(split)
-                continue
-            except (TooLarge, ValueError):
-                pass
-            break
+        try:
+            site = views.settled(partial(read_site, views, readers, op))
+        except (Foreign, ValueError):
+            continue
+        if site is not None and site.forward:
+            found.add(site.scores.product.outputs[0])
     for op in body.operations:
         if op.kernel in _OF_SCORES and not found.isdisjoint(op.inputs):
             found.update(op.outputs)
@@ -315,20 +320,7 @@ def _scores(body: BlockGraph) -> set[int]:
 def with_kept_results(graph: BlockGraph) -> BlockGraph:
     """The graph whose backward loops read the results of fused attention that the forward loops
     have, where they would make them again of the same operands."""
-    producers = graph.producers()
-    operations = list(graph.operations)
-    values = list(graph.values)
-    for number, op in enumerate(graph.operations):
-        if op.kernel != "scan" or not _fused(op.regions[0]):
-            continue
-        sources = {producers[v] for v in op.inputs if v in producers}
-        for source in sorted(k for k in sources if graph.operations[k].kernel == "scan"):
-            pair = _sharing(operations[source], operations[number], values)
-            if pair is not None:
-                operations[source], operations[number] = pair
-    if operations == list(graph.operations):
-        return graph
-    return replace(graph, values=tuple(values), operations=tuple(operations))
+    return _with_pairs(graph, _sharing)
 
 
 def _fused(body: BlockGraph) -> list[Operation]:
@@ -383,25 +375,21 @@ def _same_operands(
     ours, theirs = views[1], views[0]
     if len(early.inputs) != len(late.inputs):
         return False
-    for k, (a, b) in enumerate(zip(early.inputs, late.inputs, strict=True)):
+
+    def same(k: int, a: int, b: int) -> bool:
         shape = theirs.graph.values[a].shape
         if ours.graph.values[b].shape != shape:
             return False
-        for _ in range(_MOST_SPLITS):
-            dims = theirs.fresh(("operand", k), shape)
-            try:
-                at, inside = ours.see(b, dims, False, onward)
-                if at not in onward:
-                    return False
-                if theirs.see(onward[at], inside, False) != theirs.see(a, dims, False):
-                    return False
-            except Split as split:
-                for v in views:
-                    v.split(split)
-                continue
-            except ValueError:
-                return False
-            break
-        else:
-            return False
-    return True
+        dims = theirs.fresh(("operand", k), shape)
+        at, inside = ours.see(b, dims, False, onward)
+        return at in onward and (
+            theirs.see(onward[at], inside, False) == theirs.see(a, dims, False)
+        )
+
+    try:
+        return all(
+            theirs.settled(partial(same, k, a, b))
+            for k, (a, b) in enumerate(zip(early.inputs, late.inputs, strict=True))
+        )
+    except ValueError:
+        return False

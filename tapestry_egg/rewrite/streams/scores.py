@@ -8,6 +8,7 @@ from tapestry_egg.graph.blockgraph import Operation
 
 from .views import Atom, Dims, Views, atoms_of
 
+# Operations one behind the other that are read; told where scores have more.
 _MOST_DEPTH = 16
 #: A number put where a mask fails that is no greater vanishes beside scores, whatever is added to
 #: those of a row.
@@ -41,7 +42,9 @@ def scores_of(
     does not see it. None where they are something else."""
     v, dims = views.see(v, dims)
     op = views.maker.get(v)
-    if op is None or depth > _MOST_DEPTH:
+    if op is not None and depth > _MOST_DEPTH:
+        views.ended, op = True, None
+    if op is None:
         return None
     kernel = op.kernel
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.plans.plan import EVEN_PARTS, HALOS, devices_of, is_split, parts_of_batch
 from tapestry_egg.rewrite.rows import even_parts, halos
-from tapestry_egg.rewrite.rows.ordered import without_unread
 
 from . import blocks, micro_batches
 from .attention import with_fused_attention
@@ -25,10 +24,16 @@ KERNELS = ("flash_attention", "flash_attention_backward")
 def with_streams(graph: BlockGraph) -> BlockGraph:
     """The program with fused attention wherever softmaxes of scores are recognised; the same graph
     where there is none. It computes the same, up to the order of sums."""
+    return streams_of(graph)[0]
+
+
+def streams_of(graph: BlockGraph) -> tuple[BlockGraph, int]:
+    """`with_streams`; and of how many softmaxes not all was read, as there is a limit: they stay as
+    they are written, or read their mask from memory."""
     if not _somewhere(graph, "exp"):
-        return graph
-    made = _streamed(graph)
-    return made if count_streams(made) > count_streams(graph) else graph
+        return graph, 0
+    made, ended = _streamed(graph)
+    return made if count_streams(made) > count_streams(graph) else graph, ended
 
 
 #: Change of a program -> how it is made, in the order in which they are.
@@ -60,14 +65,16 @@ def is_change(rule: str) -> bool:
     return rule in CHANGES or is_split(rule)
 
 
-def _streamed(graph: BlockGraph) -> BlockGraph:
-    made = with_scores_inside(with_masks_inside(graph))
-    operations = [
-        replace(op, regions=tuple(_streamed(r) for r in op.regions)) if op.regions else op
-        for op in made.operations
-    ]
-    made = with_fused_attention(replace(made, operations=tuple(operations)))
-    return without_unread_streams(with_kept_results(without_unread_streams(made)))
+def _streamed(graph: BlockGraph) -> tuple[BlockGraph, int]:
+    made, ended = with_scores_inside(with_masks_inside(graph)), 0
+    operations: list[Operation] = []
+    for op in made.operations:
+        regions = [_streamed(r) for r in op.regions]
+        ended += sum(n for _, n in regions)
+        operations.append(replace(op, regions=tuple(r for r, _ in regions)) if regions else op)
+    made, mine = with_fused_attention(replace(made, operations=tuple(operations)))
+    made = without_unread_streams(with_kept_results(without_unread_streams(made)))
+    return made, ended + mine
 
 
 def _somewhere(graph: BlockGraph, kernel: str) -> bool:

@@ -19,6 +19,9 @@ Powers = frozenset[tuple[Leaf, int]]
 #: Powers -> their number.
 Sum = Mapping[Powers, float]
 
+# What is read of a value: terms, and operations one behind the other. Attention has two terms, the
+# longest spelling of `tests/rewrite/attention_spellings.py` far fewer operations; where there are
+# more, the softmax is counted and told in the front's notes.
 _MOST_TERMS = 8
 _MOST_DEPTH = 24
 _NONE: Powers = frozenset()
@@ -26,8 +29,12 @@ _NONE: Powers = frozenset()
 _SAME = 1e-5
 
 
-class TooLarge(Exception):
-    """More terms, or more levels, than any form that is looked for has."""
+class Foreign(Exception):
+    """A sum of products that is none of those that are looked for."""
+
+
+class TooLarge(Foreign):
+    """More terms, or more levels, than are read."""
 
 
 def number(x: float) -> Sum:
@@ -77,13 +84,14 @@ def power(a: Sum, n: int) -> Sum | None:
 
 
 def over(atoms: Iterable[Atom], a: Sum) -> Sum:
-    """The sum over atoms: what does not vary along them stands before it."""
+    """The sum over atoms: what does not vary along them stands before it. Raises Foreign where
+    nothing of a term does."""
     bound = tuple(sorted(set(atoms), key=repr))
     out: Sum = {}
     for powers, x in a.items():
         inside = frozenset((n, k) for n, k in powers if free_atoms(n) & set(bound))
         if not inside:
-            raise TooLarge
+            raise Foreign
         made = leaf(("sum", bound, ((inside, 1.0),)))
         out = plus(out, times({powers - inside: x}, made))
     return out

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, without_unread
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
-from tapestry_egg.rewrite.rows.ordered import in_order, without_unread
+from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.zspace import ZRange
 
 from .batches import Batch, How, Inner

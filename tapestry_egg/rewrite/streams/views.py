@@ -7,10 +7,10 @@ through an atom, `Split` says how, and who reads the program starts again with f
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 
 #: A digit: a name and its extent.
 Atom = tuple[Any, int]
+Read = TypeVar("Read")
 #: Per dim of a value its atoms.
 Dims = tuple[tuple[Atom, ...], ...]
 
@@ -43,6 +44,7 @@ class Views:
 
     graph: BlockGraph
     splits: dict[Atom, tuple[Atom, ...]] = field(default_factory=dict)
+    ended: bool = False  # whether reading what a value is made of ended at a limit
 
     def __post_init__(self) -> None:
         self.maker: dict[int, Operation] = {
@@ -72,9 +74,20 @@ class Views:
         return (atom,) if parts is None else tuple(a for p in parts for a in self._finest(p))
 
     def split(self, found: Split) -> None:
-        """Read an atom as several from now on."""
+        """Read an atom as several from now on. Raises ValueError for one that is split already."""
+        if found.atom in self.splits:
+            raise ValueError(f"{found.atom} is split already")
         name, _ = found.atom
         self.splits[found.atom] = tuple(((name, k), n) for k, n in enumerate(found.extents))
+
+    def settled(self, read: Callable[[], Read]) -> Read:
+        """What `read` returns once no atom has to be finer for it. That comes to an end: an atom is
+        split once, and into smaller ones."""
+        while True:
+            try:
+                return read()
+            except Split as found:
+                self.split(found)
 
     def see(
         self, v: int, dims: Dims, casts: bool = True, until: Container[int] = ()

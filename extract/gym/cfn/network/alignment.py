@@ -37,7 +37,7 @@ class Aligned:
     network: Network
     variable: Ints  # [classes]
     start: Ints  # [classes + 1] where a class's entries of `row` begin
-    row: Ints  # the row within the class, for each row of its variable
+    row: Ints  # [rows of variables] the row within the class, for each row of its variable
     counts: dict[str, int]  # what was done how often
 
     def lift(self, x: Ints) -> Ints:
@@ -81,9 +81,9 @@ def aligned(
 class _Block:
     """Tables of one shape that forbid something: [tables, rows of first, rows of second]."""
 
-    first: Ints
-    second: Ints
-    legal: Flags
+    first: Ints  # [tables] variables
+    second: Ints  # [tables] variables
+    legal: Flags  # [tables, rows of first, rows of second]
 
 
 class _Rows:

@@ -20,22 +20,23 @@ _MANY = 1000
 
 @dataclass(frozen=True)
 class _Level:
-    """Variables of one level, and their half-edges to later ones; see `_levels`."""
+    """Variables of one level, and their half-edges to later ones; see `_levels`. `sources` are rows
+    of owners, once per half-edge; `sent` entries of messages."""
 
-    rows: Ints  # rows of the variables
-    starts: Ints  # where each variable's begin among them
-    sizes: Ints
-    half: Ints  # half-edges, owned by these variables
-    cells: Floats  # their tables end to end
-    source: Ints  # rows of the owners, once per half-edge
-    share: Floats  # of the belief that goes along each
-    back: Ints  # entries of the messages that come back along each
-    lookup: Ints  # per cell: the entry of `source`
-    cell_starts: Ints  # where stretches over the owner's rows begin
-    message: Ints  # entries of the messages sent
-    message_starts: Ints
-    lengths: Ints
-    target: Ints  # rows that the messages go to
+    rows: Ints  # [rows] of the variables
+    starts: Ints  # [variables] where each one's begin among them
+    sizes: Ints  # [variables]
+    half: Ints  # [half-edges] owned by these variables
+    cells: Floats  # [cells] their tables end to end
+    source: Ints  # [sources] rows of the owners, once per half-edge
+    share: Floats  # [sources] of the belief that goes along each
+    back: Ints  # [sources] entries of the messages that come back along each
+    lookup: Ints  # [cells] the entry of `source`
+    cell_starts: Ints  # [sent] where stretches over the owner's rows begin
+    message: Ints  # [sent] entries of the messages
+    message_starts: Ints  # [half-edges] where each one's begin among them
+    lengths: Ints  # [half-edges]
+    target: Ints  # [sent] rows that the messages go to
 
 
 class Messages:
