@@ -95,7 +95,7 @@ FULL = (
 )
 
 
-class _Traced:
+class ShapesOnly:
     """What the models use of NumPy's generators, as JAX traces it: shapes without bytes."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -128,7 +128,7 @@ def program(entry: Entry) -> te.Program:
         found.append(function)
         return arguments
 
-    with mock.patch.object(np.random, "default_rng", _Traced):
+    with mock.patch.object(np.random, "default_rng", ShapesOnly):
         arguments = jax.eval_shape(shapes)
     return te.trace(found[0], *arguments, donate_argnums=0, name=entry.name)
 

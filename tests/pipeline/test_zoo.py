@@ -7,9 +7,10 @@ import importlib
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import tapestry_egg as te
-from benchmarks import zoo
+from benchmarks import bench_long, zoo
 
 pytestmark = pytest.mark.slow  # to compile
 
@@ -33,3 +34,14 @@ def test_it_learns_and_is_the_same_program(name: str) -> None:
 @pytest.mark.parametrize("entry", zoo.FULL, ids=lambda entry: entry.name)
 def test_full_sizes_trace_as_shapes(entry: zoo.Entry) -> None:
     assert zoo.program(entry).graph.size > 10
+
+
+@pytest.mark.long
+def test_a_long_step_takes_less_memory_than_fsdp_by_hand() -> None:
+    long = bench_long.long_step(bench_long.SMALL)
+    hand = bench_long.by_hand(long, 0.5)
+    layouts = set(jax.tree.leaves(long.layouts))
+    assert layouts == {PartitionSpec("x"), PartitionSpec(None, "x")} and not hand.rules
+    front = bench_long.found(long, 0.5)
+    assert min(p.costs.peak_bytes for p in front) < 0.6 * hand.costs.peak_bytes
+    assert min(p.costs.seconds for p in front) < hand.costs.seconds

@@ -252,7 +252,7 @@ def big_step() -> tuple[te.Program, tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_gradients_are_summed_over_devices_once(tmp_path: Path) -> None:
+def test_case_9_gradients_are_summed_over_devices_once(tmp_path: Path) -> None:
     """After the loop; and less is in memory, by plan and as compiled."""
     program, shapes = big_step()
     pins = {"[0]": (None, None), "[1]": ("x", None), "[2]": ("x", None)}
@@ -290,6 +290,9 @@ def test_gradients_are_summed_over_devices_once(tmp_path: Path) -> None:
     sums = [c for c in planned_collectives(split) if c.payload_bytes > 1000]
     assert {c.kind for c in sums} <= {"all_reduce", "reduce_scatter", "all_gather"} and sums
     assert all(c.count == 1 for c in sums)
+    summed = [c.payload_bytes for c in sums if c.kind != "all_gather"]
+    gradients = 4 * sum(np.prod(s.shape) for s in shapes[0].values())
+    assert gradients <= sum(summed) < 1.01 * gradients, "and the loss with them, if anything"
 
 
 @pytest.mark.long
