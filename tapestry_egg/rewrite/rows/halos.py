@@ -85,7 +85,7 @@ def found_in(graph: BlockGraph, parts: int) -> list[tuple[OperationSignature, in
 def _blocks(graph: BlockGraph, op: Operation, parts: int) -> _Blocks | None:
     sig = signature_in(graph, op)
     for d in _dims(sig):
-        if sig.extents[d] % parts:
+        if sig.extents[d] % parts or not _slides(sig, d):
             continue
         for b in _dims(sig):
             found = _along(op, sig, d, b, parts) if b != d else None
@@ -94,6 +94,15 @@ def _blocks(graph: BlockGraph, op: Operation, parts: int) -> _Blocks | None:
             if found is not None:
                 return found
     return None
+
+
+def _slides(sig: OperationSignature, d: int) -> bool:
+    """Whether what one point of an index dim reads of an operand is more than a step along it."""
+    return any(
+        row[d] and size > row[d]
+        for projection in sig.inputs
+        for row, size in zip(projection.matrix, projection.shape, strict=True)
+    )
 
 
 def _dims(sig: OperationSignature) -> Iterator[int]:
