@@ -99,6 +99,30 @@ def test_what_needs_no_edges_or_has_too_many_is_left_as_it_is() -> None:
     assert with_halos(graph, 4) is graph
 
 
+def cropped(x: Array, w: Array) -> Array:
+    """Along the width not all is read."""
+    pads = (1, 1), (2, -2)
+    return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=NHWC)
+
+
+def spread(x: Array) -> Array:
+    """Along the width windows end before what they slide over does."""
+    pads = (0, 0), (1, 3), (3, 0), (0, 0)
+    return lax.reduce_window(
+        *(x, 0.0, lax.add, (1, 5, 1, 1), (1, 1, 3, 1), pads), base_dilation=(1, 1, 2, 1)
+    )
+
+
+@pytest.mark.parametrize(("function", "weights"), [(cropped, (W,)), (spread, ())])
+def test_what_does_not_read_all_of_another_dim_is_left_as_it_is(
+    function: Callable[..., Array], weights: tuple[Array, ...]
+) -> None:
+    """Whoever runs a kernel cuts and pads there, which a form has nobody for."""
+    arguments = (normal(3, 16, 8, 3), *weights)
+    made = check(function, arguments, 4)
+    assert found_in(made, 4) == []
+
+
 WEIGHTS = ((3, 3, 64, 64),)
 
 

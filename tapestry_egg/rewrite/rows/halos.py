@@ -23,7 +23,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.monoids import monoid
 from tapestry_egg.monoids.fold import zero
-from tapestry_egg.zspace import Projection
+from tapestry_egg.zspace import Projection, ZRange
 
 from .cuts import each_of
 from .even_parts import may_grow, signature_in
@@ -117,7 +117,10 @@ def _along(op: Operation, sig: OperationSignature, d: int, b: int, parts: int) -
     """The operation with index dim `d` in blocks that are rows of index dim `b`."""
     windows: list[_Window | None] = []
     local: list[tuple[int, ...]] = []
+    everywhere = ZRange.from_shape(sig.extents)
     for p, (projection, type_) in enumerate(zip(sig.inputs, sig.input_types, strict=True)):
+        if not _read_whole(projection.image(everywhere), type_.shape, d, projection):
+            return None
         if not any(row[d] for row in projection.matrix):
             if any(row[b] for row in projection.matrix):
                 return None
@@ -153,6 +156,15 @@ def _along(op: Operation, sig: OperationSignature, d: int, b: int, parts: int) -
     except TemplateError:
         return None
     return _Blocks(tuple(windows), tuple(outputs), params) if shapes == made else None
+
+
+def _read_whole(image: ZRange, shape: tuple[int, ...], d: int, projection: Projection) -> bool:
+    """Whether all of an operand is read along the dims that stay as they are: what lies outside is
+    then filled in by the kernel itself, else by whoever runs it (`OperationSignature.margins`)."""
+    return all(
+        projection.matrix[k][d] or (image.start[k] <= 0 and n <= image.end[k])
+        for k, n in enumerate(shape)
+    )
 
 
 def _window(sig: OperationSignature, p: int, d: int, b: int, parts: int) -> _Window | None:
