@@ -8,7 +8,7 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .dual import Cut
+from .dual import Cut, Prices
 
 # A plan is left out for another that is at most this much worse in anything and better on the whole
 # (by the product of all ratios): a front shows its corners, not every step between them. The best
@@ -36,12 +36,16 @@ class Candidate:
 class Archive:
     """The candidates that no other dominates, and every cut proved so far; whether the search ended
     `by_clock`, so that another one may find something else. `unsettled` are limits on the peak for
-    which a solver of integer programs was ended before it had proven what is wanted."""
+    which a solver of integer programs was ended before it had proven what is wanted. Another search
+    can go on from its `places`: prices, and the cuts that they proved. `spent` is what the search
+    did, in units of `Work`."""
 
     candidates: list[Candidate] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     by_clock: bool = False
     unsettled: tuple[float, ...] = ()
+    places: list[tuple[Cut, Prices]] = field(default_factory=list)
+    spent: float = 0.0
 
     def add(self, new: Candidate) -> bool:
         """Keep a candidate unless another is as good in everything; drop what it dominates."""
@@ -57,9 +61,13 @@ class Archive:
         """Take in what another search of the same problem has found and proved."""
         for candidate in other.candidates:
             self.add(candidate)
-        self.cuts += other.cuts
+        mine = set(self.cuts)
+        self.cuts += [cut for cut in other.cuts if cut not in mine]
         self.by_clock |= other.by_clock
-        self.unsettled += other.unsettled
+        self.unsettled = tuple(dict.fromkeys(self.unsettled + other.unsettled))
+        seen = {cut for cut, _ in self.places}
+        self.places += [place for place in other.places if place[0] not in seen]
+        self.spent += other.spent
 
     def bound(self, peak: float, joules: float) -> float:
         """The best proved bound on seconds of any plan within these limits."""

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.problem.problem import Floats
+from tapestry_egg.extract.problem.problem import Floats, Ints
 
 from .archive import Archive, Candidate, shown
 from .balance import hull, slope
@@ -44,6 +44,12 @@ _PASSES = 20
 # Plans are balanced only where so few times decide: linear programs jump among more of them, and
 # small steps do better.
 _TIMES = 3
+
+# What is not less than this share of a gap is as good as the whole of it.
+_LITTLE = 0.999
+
+# So many passes before a search goes on from another's prices.
+_BEGIN = 5
 
 # How often prices are raised where a plan exceeds its limit.
 _REPAIRS = 6
@@ -90,6 +96,35 @@ class Search(Settling):
         if self.small:
             self._close()
         return self.archive
+
+    def go_on(self, archive: Archive) -> Archive:
+        """Take up what other searches of the problem have found and proved: work wherever the gap
+        is largest, rivals counted, from the prices that proved most there."""
+        self.archive = replace(
+            archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
+        )
+        self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
+        self._settle(Prices(0.0, np.zeros(self.problem.times)), _BEGIN, self._some_rows())
+        self._remember(self._here())
+        self._narrow()
+        if self.small:
+            self._close()
+        return self.archive
+
+    def leave(self) -> None:
+        """Note in the archive what was spent, and the places from which another may go on: those
+        that prove most for one of the plans that a front shows."""
+        best: dict[int, None] = {}
+        for c in self.archive.corners() if self.visited else ():
+            for limits in (Limits(c.peak), Limits(c.peak, c.joules)):
+                values = [x.cut.at(limits.peak, limits.joules) for x in self.visited]
+                best[int(np.argmax(values))] = None
+        self.archive.places = [(self.visited[k].cut, self.visited[k].prices) for k in best]
+        self.archive.spent = self.work.units
+
+    def _some_rows(self) -> list[Ints]:
+        """The fastest labelling known."""
+        return [min(self.archive.candidates, key=lambda c: c.costs).rows]
 
     # The ends of the front
 
@@ -219,7 +254,10 @@ class Search(Settling):
                 tries[limits] = 3
                 continue
             self.approach(limits, 2 * self.effort.steps)
-            if not self._gap(limits) < 0.8 * gap:
+            left = self._gap(limits)
+            if not left < _LITTLE * gap and not self.small:
+                tries[limits] = 3  # once more would be the same again
+            elif not left < 0.8 * gap:
                 tries[limits] = tries.get(limits, 0) + 1
 
     def _widest(self, tries: dict[Limits, int]) -> tuple[float, Limits] | None:

@@ -15,7 +15,7 @@ from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Varia
 from tapestry_egg.extract.problem.timeline import Timeline
 
 from .archive import Archive, Candidate
-from .dual import Cut
+from .dual import Cut, Prices
 
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -118,12 +118,20 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
     """An archive as named arrays."""
+    none = np.zeros(0)
+    prices = [p for _, p in archive.places]
+    events = [none if p.events is None else p.events for p in prices]
     return {
         "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
         "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
         "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 5),
         "by_clock": np.array(archive.by_clock),
         "unsettled": np.array(archive.unsettled, dtype=float),
+        "place_cuts": np.array([astuple(c) for c, _ in archive.places], dtype=float).reshape(-1, 5),
+        "place_rates": np.array([(p.joule, p.second) for p in prices], dtype=float).reshape(-1, 2),
+        "place_bytes": np.array([p.bytes for p in prices], dtype=float),
+        "place_events": np.array(events, dtype=float),
+        "spent": np.array(archive.spent),
     }
 
 
@@ -135,4 +143,18 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
     ]
     cuts = [Cut(*map(float, cut)) for cut in data["cuts"]]
     unsettled = tuple(data["unsettled"].tolist())
-    return Archive(candidates, cuts, bool(data["by_clock"]), unsettled)
+    places = [
+        (
+            Cut(*map(float, cut)),
+            Prices(float(joule), per_byte, float(second), events if events.size else None),
+        )
+        for cut, (joule, second), per_byte, events in zip(
+            data["place_cuts"],
+            data["place_rates"],
+            data["place_bytes"],
+            data["place_events"],
+            strict=True,
+        )
+    ]
+    by_clock, spent = bool(data["by_clock"]), float(data["spent"])
+    return Archive(candidates, cuts, by_clock, unsettled, places, spent)

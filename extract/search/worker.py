@@ -68,6 +68,8 @@ def search_all(
     executor: Executor | None = None,
     seeds: int = 1,
     rivals: Floats | None = None,
+    begun: Sequence[Archive] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Searched:
     """The archives of all problems, searched side by side on `workers` processors, or by an
     executor.
@@ -75,21 +77,26 @@ def search_all(
     Each is searched from `seeds` seeds, in parts if it is large. `effort.work` is what all of it
     may take together, `effort.seconds` by the clock: where that ends no search (`by_clock` of the
     archives), neither the number of workers nor what else they do matters. `limits` are of special
-    interest, `rivals` are costs of plans that other problems have, as `Search` takes them. An
-    interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
-    that is nothing, and what `Search` raises.
+    interest, `rivals` are costs of plans that other problems have, as `Search` takes them. Where
+    searches were `begun`, one for each problem goes on from there (`Search.go_on`), with as much of
+    the work as `weights` say (default: `weight`). An interruption (Ctrl-C) ends the search and
+    keeps what was found; raises KeyboardInterrupt where that is nothing, and what `Search` raises.
     """
     room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
     alone = executor is None and (room <= 1 or rows < _SMALL)
-    parts = [1] * len(problems) if rows < _SMALL else divided(problems, _PARTS / seeds)
+    if begun is not None:
+        seeds = 1
+    whole = rows < _SMALL or begun is not None
+    parts = [1] * len(problems) if whole else divided(problems, _PARTS / seeds)
     kinds = [
         (k, seed, part)
         for k, n in enumerate(parts)
         for seed, part in product(range(seeds), range(n))
     ]
     searched = [problems[k] for k, *_ in kinds]
-    seconds, work = shares(searched, 1 if alone else room, effort), works(searched, effort)
+    each = [weight(p) for p in searched] if weights is None else weights
+    seconds, work = shares(each, 1 if alone else room, effort), works(each, effort)
     jobs = [
         _Job(
             k,
@@ -103,11 +110,12 @@ def search_all(
         left = list(range(len(jobs)))
         if not alone:
             with nullcontext(executor) if executor is not None else Processes(room) as pool:
-                left = _there(problems, jobs, limits, known, found, pool)
+                left = _there(problems, jobs, limits, known, found, pool, begun)
         for j in left:
-            found.own(
-                j, _here(problems[jobs[j].problem], jobs[j].effort, limits, known, found.improve(j))
-            )
+            k = jobs[j].problem
+            before = None if begun is None else begun[k]
+            told = _here(problems[k], jobs[j].effort, limits, known, found.improve(j), before)
+            found.own(j, told)
     except KeyboardInterrupt:
         if not any(archive.candidates for archive in found.archives()):
             raise
@@ -184,6 +192,7 @@ def _there(
     rivals: Floats,
     found: _Found,
     executor: Executor,
+    begun: Sequence[Archive] | None = None,
 ) -> list[int]:
     """Search by an executor, the longest searches first; the jobs that were lost in the end."""
     sent: dict[int, bytes] = {}
@@ -193,7 +202,10 @@ def _there(
     order = sorted(range(len(jobs)), key=lambda j: -jobs[j].effort.seconds)
     bounds = None if limits is None else [limits.peak, limits.joules]
     others = rivals.tolist()
-    calls = [(sent[jobs[j].problem], asdict(jobs[j].effort), bounds, others) for j in order]
+    before = [b"" if begun is None else packed(archive_arrays(begun[j.problem])) for j in jobs]
+    calls = [
+        (sent[jobs[j].problem], asdict(jobs[j].effort), bounds, others, before[j]) for j in order
+    ]
     left: list[int] = []
     for n, told in completed(
         executor, search_part, calls, lambda n, data: found.add(order[n], data)
@@ -214,22 +226,20 @@ def divided(problems: Sequence[Problem], room: float) -> list[int]:
     return [max(1, math.ceil(w / each - _SPARE)) for w in weights]
 
 
-def shares(problems: Sequence[Problem], workers: int, effort: Effort) -> list[float]:
+def shares(weights: Sequence[float], workers: int, effort: Effort) -> list[float]:
     """Seconds for each problem: those that one worker searches in turn, the largest first, divide
-    `effort.seconds` by how long a step takes."""
-    weights = [weight(p) for p in problems]
-    order = sorted(range(len(problems)), key=lambda k: -weights[k])
+    `effort.seconds` by their weights."""
+    order = sorted(range(len(weights)), key=lambda k: -weights[k])
     busy = [0.0] * max(workers, 1)
-    worker = [0] * len(problems)
+    worker = [0] * len(weights)
     for k in order:
         worker[k] = busy.index(min(busy))
         busy[worker[k]] += weights[k]
     return [effort.seconds * w / busy[n] for w, n in zip(weights, worker, strict=True)]
 
 
-def works(problems: Sequence[Problem], effort: Effort) -> list[float]:
+def works(weights: Sequence[float], effort: Effort) -> list[float]:
     """Each problem's share of `effort.work`."""
-    weights = [weight(p) for p in problems]
     return [effort.work * w / sum(weights) for w in weights]
 
 
@@ -245,11 +255,13 @@ def _here(
     limits: Limits | None,
     rivals: Floats,
     report: Callable[[Archive, float], None],
+    begun: Archive | None = None,
 ) -> Archive:
     search = Search(p, effort, report, rivals)
     try:
-        return search.run(limits)
+        return search.run(limits) if begun is None else search.go_on(begun)
     finally:
+        search.leave()
         report(search.archive, 0.0)
 
 
@@ -286,9 +298,10 @@ def search_part(
     effort: dict[str, Any],
     limits: Sequence[float] | None,
     rivals: Sequence[Sequence[float]] = (),
+    begun: bytes = b"",
 ) -> bytes:
-    """Search one problem: its arrays, the fields of `Effort`, those of `Limits`, costs of rivals;
-    an archive.
+    """Search one problem: its arrays, the fields of `Effort`, those of `Limits`, costs of rivals,
+    the arrays of the archive to go on from, if any; an archive.
 
     Tells of what has improved since it told last. An interruption ends it with what it has.
     """
@@ -309,8 +322,12 @@ def search_part(
     others = np.array(rivals, dtype=np.float64).reshape(-1, 3)
     search = Search(problem_from(unpacked(problem)), Effort(**effort), report, others)
     try:
-        search.run(Limits(*limits) if limits else None)
+        if begun:
+            search.go_on(archive_from(unpacked(begun)))
+        else:
+            search.run(Limits(*limits) if limits else None)
     except KeyboardInterrupt:
         if not search.archive.candidates:
             raise
+    search.leave()
     return packed(archive_arrays(search.archive))

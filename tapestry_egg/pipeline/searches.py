@@ -13,7 +13,7 @@ import numpy as np
 
 from tapestry_egg.extract.front.race import is_beaten
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.archive import Archive, shown
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.machine.target import Target
 from tapestry_egg.parallel.executors import INTERRUPTED
@@ -38,6 +38,9 @@ _TWICE = 2.0
 # The share of the work that problems may take which are raced against others, and of it what the
 # race itself may take.
 _RACED, _ENDS = 0.4, 0.3
+# In so many turns work that was left over is spent where gaps are widest, each time on the problems
+# whose gaps are more than this share of the widest.
+_TURNS, _WIDE = 2, 0.5
 
 
 def search_in_turn(
@@ -124,12 +127,67 @@ def _in_turn(
     points = np.concatenate([beside, _known(archives)])
     left = [k for k in raced if not is_beaten(archives[k], points, settings.gap, wanted)]
     turn(left, (1.0 - _ENDS) * late)
+    if settings.front and len(problems) > 1 and INTERRUPTED not in notes:
+        notes += _closer(problems, weights, archives, limits, settings, executor, tell, beside)
     return Searched(archives, notes), len(raced) - len(left)
 
 
 def _share(settings: Settings, share: float) -> Settings:
     """The settings with a share of the work, and of the time."""
     return replace(settings, seconds=settings.most_seconds * share, work=settings.most_work * share)
+
+
+def _closer(
+    problems: Sequence[PlanProblem],
+    weights: Sequence[float],
+    archives: Sequence[Archive],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+    beside: Floats,
+) -> tuple[str, ...]:
+    """Go on with the problems whose gaps are widest, all of what is known counted, with the work
+    that all searches have left over; what is to be said of it. The archives take in what is found.
+    """
+    notes: tuple[str, ...] = ()
+    vain: set[int] = set()
+    for turn in range(_TURNS):
+        points = np.concatenate([beside, _known(archives)])
+        if limits is not None and (points[:, 1:] <= (limits.peak, limits.joules)).all(1).any():
+            points = points[(points[:, 1:] <= (limits.peak, limits.joules)).all(1)]
+        gaps = [min(widest(archive, points), 1.0) for archive in archives]
+        enough = max(settings.gap, _WIDE * max(gaps))
+        mine = [k for k, gap in enumerate(gaps) if gap > enough and k not in vain]
+        work = (settings.most_work - sum(a.spent for a in archives)) / (_TURNS - turn)
+        late = work == math.inf or any(a.by_clock for a in archives)
+        if not mine or work <= 0 or late or INTERRUPTED in notes:
+            break
+        found = search(
+            [problems[k] for k in mine],
+            limits,
+            replace(settings, work=work),
+            executor,
+            tell,
+            points,
+            begun=[archives[k] for k in mine],
+            weights=[weights[k] * gaps[k] for k in mine],
+        )
+        notes += found.notes
+        for k, archive in zip(mine, found.archives, strict=True):
+            archives[k].join(archive)
+            if widest(archives[k], points) >= gaps[k]:
+                vain.add(k)
+    return notes
+
+
+def widest(archive: Archive, points: Floats) -> float:
+    """The largest share by which one of some plans [plans, 3] may be slower than the best of a
+    problem within its peak and joules."""
+    from tapestry_egg.extract.search.settling import share
+
+    corners = points[shown(points)].tolist()
+    return max((share(s, archive.bound(peak, joules)) for s, peak, joules in corners), default=0.0)
 
 
 def _known(archives: Sequence[Archive]) -> Floats:
@@ -159,8 +217,11 @@ def search(
     tell: Progress,
     rivals: Floats | None = None,
     ends: bool = False,
+    begun: Sequence[Archive] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Searched:
-    """Search all problems, side by side where processors allow."""
+    """Search all problems, side by side where processors allow; what was `begun` is gone on with,
+    and `weights` divide the work."""
     from tapestry_egg.extract.search.worker import search_all, so_far
 
     begin = time.perf_counter()
@@ -189,6 +250,8 @@ def search(
         executor,
         settings.seeds,
         rivals,
+        begun,
+        weights,
     )
     words = "  ".join([so_far(found.archives), *found.notes])
     tell(Phase("extract", words, 1.0))

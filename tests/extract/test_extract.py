@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from tapestry_egg.extract.problem.problem import merge_parallel
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.descent import Descent
-from tapestry_egg.extract.search.dual import Dual, Prices
+from tapestry_egg.extract.search.dual import Cut, Dual, Prices
 from tapestry_egg.extract.search.elimination import Elimination
 from tapestry_egg.extract.search.transport import (
     archive_arrays,
@@ -66,7 +66,19 @@ def test_problems_and_archives_travel_as_arrays(seed: int) -> None:
         assert (seconds, joules) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
         assert profile.tolist() == pytest.approx(expected[2])
     found = [Candidate(np.zeros(len(problem.variables), np.int64), 1.0, 2.0, 3.0)]
-    back = archive_from(archive_arrays(Archive(found, [], unsettled=(4.0, np.inf))))
+    cut = Cut(1.0, 3.0, 2.0)
+    places = [
+        (cut, Prices(2.0, np.array([1.0, 2.0]))),
+        (Cut(0.5, 4.0, 0.0), Prices(0.0, np.array([0.0, 4.0]), 0.5)),
+    ]
+    away = Archive(found, [], unsettled=(4.0, np.inf), places=places, spent=0.25)
+    back = archive_from(archive_arrays(away))
+    assert [place[0] for place in back.places] == [place[0] for place in places]
+    for (_, a), (_, b) in zip(back.places, places, strict=True):
+        assert (a.joule, a.bytes.tolist(), a.second) == (b.joule, b.bytes.tolist(), b.second)
+        assert a.events is None
+    back.join(away)  # what is known already is not there twice
+    assert (len(back.places), back.unsettled, back.spent) == (2, (4.0, np.inf), 0.5)
     assert [c.costs for c in back.candidates] == [(1.0, 2.0, 3.0)] and back.cuts == []
     assert back.unsettled == (4.0, np.inf)
 

@@ -237,9 +237,9 @@ def table(rows: int, variables: int = 2) -> Problem:
 
 def test_workers_are_busy_to_the_end() -> None:
     effort = Effort(seconds=12.0)
-    assert worker.shares([table(9)] * 3, 2, effort) == [6.0, 12.0, 6.0]
-    assert worker.shares([table(9)] * 2, 2, effort) == [12.0, 12.0]
-    large, small, alone = worker.shares([table(30), table(10), table(40)], 2, effort)
+    assert worker.shares([9.0] * 3, 2, effort) == [6.0, 12.0, 6.0]
+    assert worker.shares([9.0] * 2, 2, effort) == [12.0, 12.0]
+    large, small, alone = worker.shares([30.0, 10.0, 40.0], 2, effort)
     assert alone == 12.0 and large + small == pytest.approx(12.0) and large > small
 
 
@@ -256,3 +256,20 @@ def test_large_problems_are_searched_in_parts_beside_small_ones() -> None:
     assert worker.divided([large, large, small], 2) == [1, 1, 1]
     assert worker.divided([large, large], 8) == [4, 4]
     assert worker.divided([large] * 9, 0.5) == [1] * 9
+
+
+@pytest.mark.slow
+def test_what_was_begun_is_gone_on_with_here_or_elsewhere() -> None:
+    """Both find the same, the more the larger their share; a lost worker costs nothing known."""
+    problems = [ladder(k, 6) for k in (1, 2)]
+    effort = replace(BRIEF, seconds=600.0, work=0.02, gap=1e-6)
+    begun = search_all(problems, effort, workers=1).archives
+    more = replace(effort, work=0.2)
+    shares = [3.0, 1.0]
+    here = search_all(problems, more, workers=1, begun=begun, weights=shares).archives
+    inline = Inline(0)
+    there = search_all(problems, more, executor=inline, begun=begun, weights=shares)
+    assert inline.calls == 3 and len(there.notes) == 1
+    for problem, old, a, b in zip(problems, begun, here, there.archives, strict=True):
+        assert sound(problem, a) and a.cuts == b.cuts and len(a.cuts) > len(old.cuts)
+        assert a.spent == b.spent > 0

@@ -1,0 +1,105 @@
+"""Work that searches leave over is spent where gaps are widest, and never more than was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.search.dual import Cut
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort, Limits
+from tapestry_egg.parallel.executors import INTERRUPTED
+from tapestry_egg.pipeline import searches
+from tapestry_egg.pipeline.searches import _closer, widest
+from tapestry_egg.pipeline.settings import Settings
+from tests.extract.test_search_parts import ladder
+
+WORK = 0.1
+
+
+def begun(problem: Problem, work: float) -> Archive:
+    search = Search(problem, Effort(prices=2, steps=1, work=work))
+    search.small = False  # settled by prices alone
+    search.run()
+    search.leave()
+    return search.archive
+
+
+def points(archives: Sequence[Archive]) -> Any:
+    return np.array([c.costs for a in archives for c in a.candidates])
+
+
+def closer(
+    problems: Sequence[Problem], archives: Sequence[Archive], work: float, limits: Any = None
+) -> tuple[str, ...]:
+    posed = cast(Any, [SimpleNamespace(problem=p) for p in problems])
+    settings = Settings(work=work, gap=1e-3, workers=1)
+    nothing = np.zeros((0, 3))
+    weights = [1.0] * len(problems)
+    return _closer(posed, weights, archives, limits, settings, None, lambda _: None, nothing)
+
+
+@pytest.mark.slow
+def test_gaps_get_narrower_and_bounds_stay_true() -> None:
+    problems = [ladder(1, 6)] * 2
+    archives = [begun(problems[0], 1e-3), begun(problems[0], 0.02)]
+    known = points(archives)
+    before = [widest(a, known) for a in archives]
+    assert before[0] > 1e-2
+    assert closer(problems, archives, WORK) == ()
+    after = [widest(a, known) for a in archives]
+    assert after[0] < 0.9 * before[0] and after[1] <= before[1]
+    # A step that has begun is brought to its end.
+    assert sum(a.spent for a in archives) < 2 * WORK
+    for problem, archive in zip(problems, archives, strict=True):
+        for c in archive.candidates:
+            assert problem.evaluate(c.rows)[0] == pytest.approx(c.seconds)
+            assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-9)
+
+
+def test_only_what_is_widest_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[float]] = []
+
+    def search(problems: Any, *_: Any, **given: Any) -> Any:
+        asked.append(given["weights"])
+        return SimpleNamespace(archives=[Archive() for _ in problems], notes=notes)
+
+    monkeypatch.setattr(searches, "search", search)
+    notes: tuple[str, ...] = ()
+    problems = [ladder(1, 6)] * 2
+    only = [Candidate(np.zeros(1, np.int64), 2.0, 1.0, 1.0)]
+    archives = [
+        Archive(only, [Cut(1.6, 0.0, 0.0)], spent=0.01),
+        Archive([], [Cut(1.9, 0.0, 0.0)], spent=0.01),
+    ]
+    gaps = [widest(a, points(archives)) for a in archives]
+    assert gaps == pytest.approx([2.0 / 1.6 - 1.0, 2.0 / 1.9 - 1.0])
+    closer(problems, archives, WORK)
+    assert asked == [[gaps[0]]], "what did not gain is not tried again"
+    asked.clear()
+    notes = (INTERRUPTED,)
+    assert closer(problems, archives, WORK) == notes and len(asked) == 1
+    asked.clear()
+    assert closer(problems, archives, 0.02) == () and not asked, "nothing is left over"
+    archives[0].by_clock = True
+    assert closer(problems, archives, WORK) == () and not asked, "nor is time"
+
+
+def test_gaps_count_within_the_limits_alone() -> None:
+    problem = ladder(1, 6)
+    archive = begun(problem, 1e-3)
+    least = min(c.peak for c in archive.candidates)
+    before = len(archive.cuts)
+    fastest = max(archive.candidates, key=lambda c: c.peak)
+    cut = archive.cuts[0]
+    archive.cuts.append(type(cut)(fastest.seconds, 0.0, 0.0))  # as if it were proven
+    fitting = [c for c in archive.candidates if c.peak <= least]
+    assert widest(archive, points([Archive(fitting)])) < 1e-3
+    closer([problem, problem], [archive, Archive([], [*archive.cuts])], WORK, Limits(least))
+    assert len(archive.cuts) == before + 1
