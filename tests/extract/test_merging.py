@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +179,18 @@ def test_what_is_merged_waits_in_memory_for_the_last() -> None:
     assert measured[0] - measured[1] == pytest.approx(more, rel=0.05)
 
 
+def over_rows(function: Callable[[jax.Array], jax.Array]) -> te.Front:
+    """Its front on one mesh, the rows of its argument being divided."""
+    return te.optimize(
+        te.trace(function, jax.ShapeDtypeStruct((1 << 20, 16), jnp.float32)),
+        "h100:8",
+        settings=QUICK,
+        books=["sharding", "collectives"],
+        mesh_shapes=[MESH],
+        pins={"": ("x", None)},
+    )
+
+
 def total(x: jax.Array) -> jax.Array:
     """Sums that wait for each other."""
     y = jnp.sum(x, 0)
@@ -186,15 +198,7 @@ def total(x: jax.Array) -> jax.Array:
 
 
 def test_collectives_that_wait_for_each_other_are_not_merged() -> None:
-    program = te.trace(total, jax.ShapeDtypeStruct((1 << 20, 16), jnp.float32))
-    front = te.optimize(
-        program,
-        "h100:8",
-        settings=QUICK,
-        books=["sharding", "collectives"],
-        mesh_shapes=[MESH],
-        pins={"": ("x", None)},
-    )
+    front = over_rows(total)
     plan = front.plans[0]
     assert [c.kind for c in plan.collectives] == ["all_reduce"] * 2
     assert not plan.body.merged
@@ -213,15 +217,7 @@ def told(x: jax.Array) -> jax.Array:
 
 def test_what_is_told_keeps_its_order() -> None:
     """Who reads the first sum would wait for the second, and what is told next would not."""
-    program = te.trace(told, jax.ShapeDtypeStruct((1 << 20, 16), jnp.float32))
-    front = te.optimize(
-        program,
-        "h100:8",
-        settings=QUICK,
-        books=["sharding", "collectives"],
-        mesh_shapes=[MESH],
-        pins={"": ("x", None)},
-    )
+    front = over_rows(told)
     plan = front.plans[0]
     graph = plan.graph
     assert sum(op.effectful for op in graph.operations) == 2

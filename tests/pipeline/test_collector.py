@@ -89,7 +89,8 @@ def test_what_the_user_froze_stays_frozen() -> None:
         frozen = gc.get_freeze_count()
         with rarely_collected():
             kept = [[] for _ in range(20_000)]  # type: ignore[var-annotated]
-        assert gc.get_freeze_count() == frozen
+        # What is frozen may still die by itself, a few objects; the lists would be 20 000.
+        assert frozen - 1000 < gc.get_freeze_count() <= frozen
         del kept
     finally:
         gc.unfreeze()

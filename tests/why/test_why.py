@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,42 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front) -> None:
     assert answer.proven == (answer.bound > plan.costs.seconds * (1 + 1e-6))
     assert [m.dim for m in answer.means] and all(m.tensor == path for m in answer.means)
     assert max(map(len, str(answer).split("\n"))) <= 120
+
+
+def test_what_holds_more_is_found_beyond_the_peak(front: te.Front) -> None:
+    plan = front.best("peak_bytes")
+    whole = {"[0]['layers'][0]['up']": (None, None)}
+    answer = front.why_not(whole, plan.name, settings=te.Settings(work=1.0, front=False))
+    assert answer.found is not None
+    assert answer.found.costs.peak_bytes > plan.costs.peak_bytes
+    assert not answer.within and not answer.better
+    assert "within the peak of this plan none was found" in str(answer)
+    # A plan that takes twice of everything is beaten by any such plan, and the answer says so.
+    twice = {k: 2 * getattr(plan.costs, k) for k in ("seconds", "peak_bytes", "joules")}
+    slow = replace(plan, costs=replace(plan.costs, **twice))
+    beaten = slow.why_not(whole, settings=te.Settings(work=1.0, front=False))
+    assert beaten.better and not beaten.proven and "Search longer" in beaten.covered
+
+
+def test_plans_of_the_front_that_lie_so_are_named(front: te.Front) -> None:
+    def lying(plan: te.Plan) -> dict[str, str]:
+        graph = plan.graph
+        layouts = zip(graph.input_names, plan.in_shardings, strict=True)
+        return {name: layout.show(plan.mesh) for name, layout in layouts}
+
+    one, other, path = next(
+        (p, q, path)
+        for p in front
+        for q in front
+        if p.mesh == q.mesh
+        for path, layout in lying(p).items()
+        if lying(q)[path] != layout
+    )
+    there = lying(other)[path]
+    spec = tuple(None if d == "." else tuple(d.split("·")) for d in there.strip("[]").split(", "))
+    answer = front.why_not({path: spec}, one.name, settings=te.Settings(work=0.5, front=False))
+    wanted = [p.name for p in front if p.mesh == one.mesh and lying(p)[path] == there]
+    assert other.name in wanted and list(answer.holders) == wanted
 
 
 def test_a_cut_means_to_a_product_what_its_projection_says(front: te.Front) -> None:
