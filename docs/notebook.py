@@ -14,7 +14,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 DEVICES = """import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")"""
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"  # before jax is imported"""
 # A line that shows an object's text shows the object itself in a notebook: tables with pictures.
 _PRINTED = re.compile(r"^print\((front)\)$", re.MULTILINE)
 

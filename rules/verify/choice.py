@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.rewrite.requests import Applied
 
-from .draws import DTYPES, SIZES
+from .draws import DTYPES, SIZES, beside
 
 # Programs that differ in sizes and dtypes only are tried so often.
 _ALIKE = 4
@@ -18,15 +19,19 @@ _ALIKE = 4
 _ROUNDS = 3
 # So many programs do where none that is new was found in so many turns.
 _SOME = 12
+# Extents up to this are drawn all the time, whatever a rule speaks of.
+_SMALL = 8
 _VAIN = 1000
 
 
 class Unlike:
     """Chooses programs that are unlike each other: in dtypes, in kinds of shapes, in kernels, in
-    parameters. What is new in one of the first three is never left out for want of room."""
+    parameters, in extents beside the numbers `marks` that the rule speaks of. But for parameters,
+    what is new in one of them is never left out for want of room."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, marks: Sequence[float] = ()) -> None:
         self.wanted, self.given = wanted, 0
+        self.beside = frozenset(n for n in beside(marks) if n > _SMALL)
         self.last = 0
         self.seen: Counter[Any] = Counter()
 
@@ -61,12 +66,14 @@ class Unlike:
             (a.kernel, a.key[1], tuple(t.rank for t in a.inputs)) for a in applied.values()
         )
         ranks = {t.rank for a in applied.values() for t in (*a.inputs, a.output)}
+        extents = {n for a in applied.values() for t in (*a.inputs, a.output) for n in t.shape}
         rare = [
             (("dtypes", dtypes), 1),
             (("kernels", kernels), 1),
             (("shapes", kinds, _oddities(applied)), 1),
             (("rank", max(ranks, default=0)), _ALIKE),
             *((("spelling", s), _ALIKE) for s in _spellings(applied)),
+            *((("extent", n), 2) for n in sorted(self.beside & extents)),
         ]
         return rare, ("structure", structure), ("both", structure, dtypes)
 
@@ -85,9 +92,12 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     pads = [a.params["padding_config"] for a in applied.values() if a.kernel == "pad"]
     if pads:
         found.append(("pad", *(_signs(config) for config in pads)))
-    slices = [_strided(a.params) for a in applied.values() if a.kernel == "slice"]
+    slices = [a for a in applied.values() if a.kernel == "slice"]
     if slices:
-        found.append(("slice", *slices))
+        found.append(("slice", *(_strided(a.params) for a in slices)))
+    for a, b in combinations(slices, 2):
+        if a.inputs == b.inputs:
+            found.append(("slices", _relations(a.params, b.params)))
     rests = [_leaves_rest(a) for a in applied.values() if a.kernel == "conv_general_dilated"]
     if rests:
         found.append(("conv_general_dilated", *rests))
@@ -105,6 +115,20 @@ def _strided(params: Mapping[str, Any]) -> bool:
     ends = zip(params["start_indices"], params["limit_indices"], strict=True)
     steps = params["strides"] or [1] * len(params["start_indices"])
     return any(step > 1 and b - a > 1 for step, (a, b) in zip(steps, ends, strict=True))
+
+
+def _relations(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
+    """How two slices of one tensor lie to each other, in whatever dims."""
+    of = [tuple(zip(p["start_indices"], p["limit_indices"], strict=True)) for p in (a, b)]
+    found = set()
+    for (begin, end), (other, last) in zip(*of, strict=True):
+        if (begin, end) == (other, last):
+            found.add("same")
+        elif end == other or last == begin:
+            found.add("beside")
+        else:
+            found.add("as long" if end - begin == last - other else "elsewhere")
+    return tuple(sorted(found))
 
 
 def _leaves_rest(conv: Applied) -> bool:
@@ -139,6 +163,7 @@ def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
         ),
         "deep": any(len(s) > 4 for s in shapes),
         "large": any(n > 16 for n in extents),
+        "large and odd": any(n > 16 and n % 2 for n in extents),
         "thin": 1 in extents,
         "oblong": any(len(set(s)) > 1 for s in shapes),
         "scalar": () in shapes,

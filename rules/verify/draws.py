@@ -70,7 +70,7 @@ class Draw:
         if named and turn % 2:
             self.dtype = named[turn // 2 % len(named)]
         self.sizes = SIZES[(turn + turn // len(DTYPES)) % len(SIZES)]
-        self.extents = self.sizes.extents or _beside(landmarks)
+        self.extents = self.sizes.extents or beside(landmarks)
         self.ranks = self.sizes.ranks
         self.landmarks = [int(m) for m in landmarks if m == int(m) and abs(m) < 2**31]
 
@@ -111,7 +111,7 @@ def _size(shape: Sequence[int]) -> int:
     return size
 
 
-def _beside(landmarks: Sequence[float]) -> tuple[int, ...]:
+def beside(landmarks: Sequence[float]) -> tuple[int, ...]:
     """Extents at and beside the whole numbers that a rule speaks of."""
     near = {int(m) + d for m in landmarks if m == int(m) and abs(m) < 600 for d in (-1, 0, 1, 2)}
     return tuple(sorted(n for n in near if n > 0)) or (1, 2, 3)

@@ -252,7 +252,7 @@ def _apply(
         return None
     alike = [a for a in applied.values() if a.kernel in allowed and len(a.inputs) == len(known)]
     beside = [a for a in alike if a.kernel == "slice" and known[0] == a.inputs[0]]
-    if beside and draw.chance(0.4):
+    if beside and draw.chance(0.5):
         model = draw.rng.choice(beside)
         return applied_to("slice", slice_beside(model.params, model.inputs[0], draw), model.inputs)
     if alike and draw.chance(0.6):

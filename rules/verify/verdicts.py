@@ -157,7 +157,7 @@ def _verify(rule: Rule, laws: tuple[Side, ...], seed: int, wanted: int) -> Verdi
     for law in laws:
         drawn = Drawn()
         sound = 0
-        unlike = Unlike(wanted)
+        unlike = Unlike(wanted, marks)
         found = instances(rule, law, seed, TRIES, drawn, marks, unlike)
         for number, instance in enumerate(islice(found, MATCHES)):
             problem, used, tried = _try(rule, instance, marks, seed, number)
