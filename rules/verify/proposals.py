@@ -217,15 +217,24 @@ def _slice(kernel: str, known: Known, draw: Draw) -> Proposal:
 def slice_beside(params: Mapping[str, Any], x: TensorType, draw: Draw) -> dict[str, Any]:
     """A slice of a tensor of which there is another: in every dim at the same place, behind it, or
     as long elsewhere. Rules speak of such pairs, and chance alone seldom meets them."""
-    start, limit = [], []
-    ways: tuple[str, ...] = ("same", "behind", "elsewhere", "elsewhere")
+    places = list(zip(x.shape, params["start_indices"], params["limit_indices"], strict=True))
+    ways = [draw.rng.choice(("same", "behind", "elsewhere", "elsewhere")) for _ in places]
     if draw.chance(0.6):
-        ways = ("same", "same", "behind", "behind", "elsewhere")
-    for n, a, b in zip(x.shape, params["start_indices"], params["limit_indices"], strict=True):
+        ways = [draw.rng.choice(("same", "same", "behind", "behind", "elsewhere")) for _ in places]
+    short = [d for d, (n, a, b) in enumerate(places) if b - a < n]
+    if len(short) > 1 and draw.chance(0.4):  # one step aside in a dim, and behind in another
+        behind = [d for d in short if places[d][2] < places[d][0]] or short
+        ways[d := draw.rng.choice(behind)] = "behind"
+        ways[draw.rng.choice([e for e in short if e != d])] = "aside"
+    start, limit = [], []
+    for (n, a, b), way in zip(places, ways, strict=True):
         length = b - a
-        match draw.rng.choice(ways):
+        match way:
             case "behind" if b < n:
                 a, b = b, (min(n, b + length) if draw.chance(0.5) else n)
+            case "aside" if length < n:
+                a = draw.rng.choice([k for k in (a - 1, a + 1) if 0 <= k <= n - length])
+                b = a + length
             case "elsewhere" if length < n:
                 a = draw.rng.randint(0, n - length)
                 b = a + length

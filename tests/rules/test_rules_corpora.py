@@ -96,7 +96,7 @@ def test_slices_with_strides_are_drawn_under_any_seed(seed: int) -> None:
     assert refused(rule, seed)
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, 7])
 @pytest.mark.parametrize(
     "name", ["transpose-idle-first-four", "neighbours-joined", "halves-of-odd"]
 )
