@@ -55,12 +55,10 @@ def merge(
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
     ExtractError with the least reachable value when no plan meets the limits.
     """
-    plans = []
-    for assembled, candidate in worth_a_plan(results, objectives, limits):
-        rivals = [r for r in results if _may_rival(r, assembled, candidate, objectives)]
-        bound = least_seconds(rivals, candidate.peak, candidate.joules)
-        bound = _checked(bound, candidate.seconds)
-        plans.append(make_plan(assembled, candidate, "", bound))
+    plans = [
+        bounded_plan(results, assembled, candidate, objectives)
+        for assembled, candidate in worth_a_plan(results, objectives, limits)
+    ]
     fitting = [p for p in plans if within(p, limits)]
     if not fitting:
         raise unmet(plans, limits)
@@ -76,6 +74,18 @@ def merge(
         ),
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
     )
+
+
+def bounded_plan(
+    results: Sequence[MeshResult],
+    assembled: PlanProblem,
+    candidate: Candidate,
+    objectives: Sequence[str | Objective],
+) -> Plan:
+    """A candidate's plan, its bound the least that any mesh has proven for its peak and joules."""
+    rivals = [r for r in results if _may_rival(r, assembled, candidate, objectives)]
+    bound = least_seconds(rivals, candidate.peak, candidate.joules)
+    return make_plan(assembled, candidate, "", _checked(bound, candidate.seconds))
 
 
 def best_given(results: Sequence[MeshResult]) -> tuple[MeshResult, Candidate] | None:

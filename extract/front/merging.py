@@ -26,7 +26,8 @@ from tapestry_egg.extract.certify.merging import (
 )
 from tapestry_egg.extract.certify.moves import Move
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.search.archive import shown
+from tapestry_egg.extract.problem.assemble import PlanProblem
+from tapestry_egg.extract.search.archive import Candidate, shown
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
@@ -36,7 +37,7 @@ from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
-from .merge import MeshResult, epsilon
+from .merge import MeshResult, bounded_plan, epsilon
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 _LEAST = 0.01
@@ -45,7 +46,7 @@ _LEAST = 0.01
 _WAYS = ((1.0, True), (1.0, False), (0.25, False), (0.0625, False))
 
 # Operations that all plans may have together that are tried, those of a loop once: a plan of 2000
-# takes about a second for each way. The first plan is always tried.
+# takes about a second for each way. The first is always tried, those of the front before others.
 _MOST = 100_000
 
 
@@ -65,13 +66,13 @@ def merge_collectives(
     more.
     """
     grounds: dict[int, Ground] = {}
-    found: list[tuple[float, Plan, _Candidates]] = []
-    for plan in front.plans:
+
+    def mergeable(plan: Plan) -> _Candidates | None:
         if id(plan.graph) not in grounds:
             grounds[id(plan.graph)] = Ground(plan_schedule(plan.body, feedback), machine)
-        candidates = _candidates(plan, grounds[id(plan.graph)])
-        if candidates is not None:
-            found.append((candidates.most_saved() / plan.costs.seconds, plan, candidates))
+        return _candidates(plan, grounds[id(plan.graph)])
+
+    found = [(c.most_saved() / p.costs.seconds, p, c) for p in front.plans if (c := mergeable(p))]
     made: list[Plan] = []
     tries, left = 0, 0
     for _, plan, candidates in sorted(found, key=lambda x: -x[0]):
@@ -80,6 +81,17 @@ def merge_collectives(
             left += 1
         else:
             made += _merged(plan, candidates, feedback)
+    # What merging may bring to the front besides: plans of which others are a little better.
+    here = {(p.mesh, p.costs) for p in front.plans}
+    near = _behind(front, results) if found else []
+    for k, (assembled, candidate) in enumerate(near):
+        tries += (1 + len(_WAYS)) * len(assembled.choices.schedule.program.instances)
+        if tries > _MOST:
+            left += len(near) - k
+            break
+        plan = bounded_plan(results, assembled, candidate, objectives)
+        if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
+            made += _merged(plan, one, feedback)
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     notes: tuple[str, ...] = ()
     if left:
@@ -96,6 +108,20 @@ def merge_collectives(
         "there is the plan's own before, less what merging saves"
     )
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
+
+
+def _behind(front: Front, results: Sequence[MeshResult]) -> list[tuple[PlanProblem, Candidate]]:
+    """Every candidate of the searches, those first that are slower by the least share than what the
+    front has of no larger peak."""
+    seconds = np.array([p.costs.seconds for p in front.plans])
+    peaks = np.array([p.costs.peak_bytes for p in front.plans])
+
+    def slower(candidate: Candidate) -> float:
+        rivals = seconds[peaks <= candidate.peak * (1 + 1e-9)]
+        return candidate.seconds / float(rivals.min()) if len(rivals) else 1.0
+
+    every = [(r.assembled, c) for r in results for c in r.archive.candidates]
+    return sorted(every, key=lambda x: (slower(x[1]), x[1].costs))
 
 
 def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> list[Plan]:
