@@ -7,6 +7,7 @@ from functools import cached_property
 from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.kernels import Schedule
 
@@ -29,7 +30,8 @@ class Ground:
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of)
         self.streams = Streams(schedule, target.slowdown)
-        self.legal: set[tuple[int, Strategy, MeshShape]] = set()  # checked before
+        # Checked before, and what they get from neighbours.
+        self.legal: dict[tuple[int, Strategy, MeshShape], tuple[Exchange, ...]] = {}
 
     @cached_property
     def unit_of(self) -> dict[InstanceId, int]:

@@ -27,9 +27,9 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
     """Raise `Illegal` unless the layouts of a strategy follow from its cuts.
 
     Every device must produce exactly its block of every output, read only what lies in its blocks
-    of the operands (or outside of one whose template says what lies there), and every axis that
-    holds partial values must be accounted for: by a cut of a reduce dim, or by one law
-    f(x•y) = f(x)•f(y) that the kernel declares.
+    of the operands or in those beside them along one dim (or outside of an operand whose template
+    says what lies there), and every axis that holds partial values must be accounted for: by a cut
+    of a reduce dim, or by one law f(x•y) = f(x)•f(y) that the kernel declares.
     """
     _check_shapes(signature, strategy, mesh)
     _check_partials(signature, strategy, mesh)
@@ -47,8 +47,24 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
         if p >= operands:
             if not ((low == begin).all() and (high == stop).all()):
                 raise Illegal(f"output {p - operands}: devices do not make the blocks of {layout}")
-        elif not ((low >= begin).all() and (high <= stop).all()):
-            raise Illegal(f"operand {p}: devices read outside their blocks of {layout}")
+            continue
+        sizes = (stop - begin)[0]
+        for k in range(len(tensor.shape)):
+            lack = int((begin - low)[:, k].max()), int((high - stop)[:, k].max())
+            before, after = max(0, lack[0]), max(0, lack[1])
+            if not before and not after:
+                continue
+            inside = low[:, k].min() >= 0 and high[:, k].max() <= tensor.shape[k]
+            stands = any(
+                a * n == tensor.shape[k] and axes == layout.dims[k] and mesh.parts(axes) > 1
+                for a, n, axes in zip(
+                    projection.matrix[k], signature.extents, strategy.cuts, strict=True
+                )
+            )
+            if max(before, after) > sizes[k] or not (inside and stands):
+                raise Illegal(f"operand {p}: devices read outside their blocks of {layout}")
+            if tensor.dtype.startswith("key<"):
+                raise Illegal(f"operand {p}: random keys are in no margins")
 
 
 def index_blocks(

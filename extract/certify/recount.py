@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from tapestry_egg.machine.energy import (
     idle_joules,
 )
 from tapestry_egg.plans.collectives import after
+from tapestry_egg.plans.exchanges import Exchange, exchanges
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
 from tapestry_egg.schedule.kernels import Unit
 
@@ -37,6 +38,7 @@ from .ground import Ground
 from .kernel_work import Work, block_bytes, kernel_scratch, kernel_work
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending, Step
+from .margins import margin_bytes, margin_work
 from .merging import Joined, Key, Unmerged, joined
 from .moves import InTwo, in_two, inner_moves, sum_in_memory
 from .moves import Move as Move
@@ -99,6 +101,7 @@ class Walk:
         self.kept: set[int] = set()  # values whose kept copy some reader takes
         self.in_two: dict[int, InTwo] = {}
         self.joined: Mapping[Key, Joined] = {}
+        self.margins: dict[int, tuple[Exchange, ...]] = {}  # by instance
 
     def find_moves(self) -> None:
         """Check that all is legal, and list the copies that are made (`moves`)."""
@@ -185,7 +188,11 @@ class Walk:
                         check_strategy(instance.signature, strategy, self.mesh)
                     except Illegal as e:
                         raise self._refuse(instance.body, instance.operation, str(e)) from None
-                    legal.add(key)
+                    legal[key] = exchanges(
+                        instance.signature, strategy.cuts, strategy.needs, self.mesh
+                    )
+                if legal[key]:
+                    self.margins[i] = legal[key]
                 needs, gives = strategy.needs, strategy.gives
             for p, layout in enumerate(needs):
                 self.needed[i, p] = layout
@@ -357,6 +364,9 @@ class Walk:
                     collective_wire_bytes("all_reduce", float(t.nbytes), self.mesh.devices)
                     for t in instance.signature.sent_types
                 )
+        for i, margins in self.margins.items():
+            if self.program.instances[i].body == b:
+                total += sum(n for e in margins for n in e.payloads)
         for k, op in enumerate(self.program.bodies[b].graph.operations):
             if not op.regions:
                 continue
@@ -382,7 +392,10 @@ class Walk:
             )
             for part in ((unit,) if two is None else (two.first, two.rest))
         ]
-        return works[0] if two is None else works[0].then(works[1])
+        for i in unit.members:
+            if i in self.margins:
+                works.append(margin_work(self.margins[i], self.mesh, self.target))
+        return reduce(Work.then, works)
 
     # Memory
 
@@ -408,6 +421,7 @@ class Walk:
                 for x in lives.buffers(v, self.given[v], needs, back, copies, size):
                     yield v, x
             scratch = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
+            scratch += sum(margin_bytes(self.margins.get(i, ())) for i in unit.members)
             if scratch:
                 (v, *_), at = unit.outputs, 2 * u + 1
                 yield v, Buffer(at, at + 1, scratch, self.given[v], "scratch")

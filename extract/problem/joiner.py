@@ -27,6 +27,7 @@ from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.kernels import Schedule, Unit
+from tapestry_egg.shard.neighbours import Neighbours
 from tapestry_egg.shard.stored_blocks import stored_blocks
 from tapestry_egg.shard.strategies import Saturated
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
@@ -53,7 +54,8 @@ class UnitRows:
     joules: NDArray[np.float64]  # [rows], of one run, all devices
     flops: NDArray[np.float64]  # [rows], of one run, per device
     scratch: NDArray[np.float64]  # [rows], bytes beside operands and results while it runs
-    wire: NDArray[np.float64]  # [rows], bytes that a device sends for a sum inside it
+    # [rows], bytes that a device sends for a sum inside it, and of rows to its neighbours
+    wire: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -106,6 +108,7 @@ class Joiner:
         self.signature_of = saturated.encoding.signature_of
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
+        self.neighbours = Neighbours(saturated, mesh, target)
         self.memo: dict[tuple[object, ...], UnitRows] = {}
         self.by_output: dict[
             tuple[int, Wanted | None], Mapping[tuple[int, ...], list[_Strategy]]
@@ -325,6 +328,13 @@ class Joiner:
         if inner is not None and (two := [r for r, w in enumerate(ways) if w.combined >= 0]):
             seconds[two], energy[two], more, wire[two] = self._in_two(unit, inner, choice[two])
             scratch[two] += more
+        for m, i in enumerate(unit.members):
+            beside = self.neighbours.costs(self.signature_of[i])
+            if beside is not None:
+                more = beside[choice[:, m]]
+                seconds, energy, scratch, wire = [
+                    a + b for a, b in zip((seconds, energy, scratch, wire), more.T, strict=True)
+                ]
         costs = np.stack([seconds, energy, scratch, wire, flops], axis=1)
         alike: dict[int, list[int]] = {}  # what is shown -> rows, none worse than another
         for r, way in enumerate(ways):

@@ -81,7 +81,7 @@ class Unlike:
 def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     """What is told by parameters: whether operations of one kernel have the same, and how many dims
     a product contracts and in what order it pairs them, what pads add and cut off, which slices
-    have strides, and which convolutions leave a rest that no window covers."""
+    have strides, what powers are taken, which convolutions leave a rest that no window covers."""
     of: dict[str, list[Any]] = {}
     for a in applied.values():
         of.setdefault(a.kernel, []).append((a.key[1], a.inputs))
@@ -101,6 +101,7 @@ def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
     rests = [_leaves_rest(a) for a in applied.values() if a.kernel == "conv_general_dilated"]
     if rests:
         found.append(("conv_general_dilated", *rests))
+    found += [(a.kernel, a.params["y"]) for a in applied.values() if a.kernel == "integer_pow"]
     for a in applied.values():
         if a.kernel == "dot_general":
             (lhs, rhs), batch = a.params["dimension_numbers"]

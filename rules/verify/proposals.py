@@ -90,7 +90,7 @@ def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
         new = draw.rng.choice(draw.named if draw.named and draw.chance(0.6) else usual)
         params = {"new_dtype": {"$dtype": new}, "weak_type": False, "sharding": None}
     elif kernel == "integer_pow":
-        params = {"y": draw.rng.choice((0, 1, 2, 2, 3))}
+        params = {"y": _exponent(draw, known[0].dtype if known[0] else draw.dtype)}
     elif kernel == "reduce_precision":
         params = {
             "exponent_bits": draw.rng.choice((5, 8)),
@@ -101,6 +101,16 @@ def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
     elif kernel == "round":
         params = {"rounding_method": draw.rng.choice((0, 1))}
     return params, [known[0] or draw.tensor()]
+
+
+def _exponent(draw: Draw, dtype: str) -> int:
+    """Mostly those that programs have; else others, also at and beside the numbers of the rule."""
+    if draw.chance(0.5):
+        return draw.rng.choice((0, 1, 2, 2, 3))
+    spoken = [m + d for m in draw.landmarks if 2 <= abs(m) <= 32 for d in (-1, 0, 1)]
+    some = [*range(-4, 9), *spoken, *spoken]
+    real = kind(dtype) in ("float", "complex")
+    return draw.rng.choice([y for y in some if real or y >= 0])
 
 
 def _binary(kernel: str, known: Known, draw: Draw) -> Proposal:

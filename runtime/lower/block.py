@@ -14,7 +14,10 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import block_number, zero
+from tapestry_egg.plans.exchanges import block_numbers, reaches
 from tapestry_egg.zspace import Projection, ZRange
+
+from .margins import with_margins
 
 if TYPE_CHECKING:
     import jax
@@ -88,7 +91,8 @@ class IndexBlock:
         """The box of operand p that the block touches, cut out of the local array where larger.
 
         `operands` are this device's blocks, that of operand p in `layout`. Where some device's box
-        leaves the operand, and the template says what lies there, the operand is filled up first.
+        leaves its block, the rows that it lacks come from the neighbours; where one leaves the
+        operand, and the template says what lies there, the operand is filled up first.
         Raises PlanError where the box is not inside the local array on every device.
         """
         from jax import lax
@@ -103,19 +107,21 @@ class IndexBlock:
             raise PlanError(
                 f"operand {p} has local shape {x.shape}, its layout says {local}", where=where
             )
+        reach = reaches(projection, self.signature.input_types[p], layout, *self._cut)
+        outside = None if beyond is None else self._outside(operands, p)
+        x, origin = with_margins(x, reach, layout, self.mesh, outside)
         for k, (size, have) in enumerate(zip(footprint, local, strict=True)):
             first = self.starts(projection, k)
-            begin = block_numbers(layout.dims[k], self.mesh) * have
-            before = after = 0
-            if beyond is not None and have == shape[k]:
-                if self._pads_itself(p, k, first, size):
+            begin = block_numbers(layout.dims[k], self.mesh) * have + origin[k]
+            before = 0
+            if outside is not None:
+                if have == shape[k] and self._pads_itself(p, k, first, size):
                     continue
-                before, after = max(0, -int(first.min())), max(0, int(first.max()) + size - have)
-            if before or after:
-                value = operands[beyond] if isinstance(beyond, int) else zero(beyond, x.dtype)
-                x = lax.pad(
-                    x, value, [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
-                )
+                before = max(0, int((begin - first).max()))
+                after = max(0, int((first + size - begin).max()) - x.shape[k])
+                if before or after:
+                    edges = [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
+                    x = lax.pad(x, outside, edges)
             inside = first - begin + before
             if size == x.shape[k] and not inside.any():
                 continue
@@ -128,10 +134,20 @@ class IndexBlock:
                 )
             at: Offset = int(inside[0])
             if (inside != inside[0]).any():
-                at = self.start(projection, k) + before
+                at = self.start(projection, k) + before - origin[k]
                 at = at - block_number(layout.dims[k], self.mesh) * have
             x = lax.dynamic_slice_in_dim(x, at, size, k)
         return x
+
+    @property
+    def _cut(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], MeshShape]:
+        return self.signature.extents, self.cuts, self.mesh
+
+    def _outside(self, operands: Sequence[jax.Array], p: int) -> jax.Array:
+        """What lies outside operand p: a scalar."""
+        beyond = self.signature.beyond(p)
+        assert beyond is not None
+        return operands[beyond] if isinstance(beyond, int) else zero(beyond, operands[p].dtype)
 
     def _pads_itself(self, p: int, k: int, first: NDArray[np.int64], size: int) -> bool:
         """Whether dim k of operand p is read to its ends on every device, and not cut: the kernel
@@ -188,12 +204,3 @@ def _has_gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:
             return True
         covered += stride * (n - 1)
     return False
-
-
-def block_numbers(axes: tuple[int, ...], mesh: MeshShape) -> NDArray[np.int64]:
-    """`collectives.block_number` on every device, row-major over the mesh: s64[devices]."""
-    coordinates = np.indices(mesh.sizes).reshape(len(mesh.sizes), -1)
-    number = np.zeros(mesh.devices, np.int64)
-    for a in axes:
-        number = number * mesh.sizes[a] + coordinates[a]
-    return number

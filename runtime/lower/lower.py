@@ -13,6 +13,7 @@ from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, group_of, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
@@ -156,6 +157,11 @@ class _LocalBody:
     def stored(self) -> frozenset[int]:
         """Values that are in memory as they are, not computed where they are read."""
         return stored(self.body.graph)
+
+    @cached_property
+    def sent_again(self) -> frozenset[tuple[int, int]]:
+        """Operands of operations, of which rows are sent that were sent before."""
+        return sent_again(self.body, self.mesh)
 
     @cached_property
     def fills(self) -> frozenset[int]:
@@ -401,12 +407,14 @@ class _Frame:
                 own[f.value, f.need] = self.left[f.value, f.need]
             elif f.origin == "copy" and not f.again:
                 own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
-        return [
+        found = [
             own[f.value, f.need]
             if f.origin in ("own", "copy")
             else self._store(f.origin, f.value)[f.value]
             for f in reads
         ]
+        again = self.local.sent_again
+        return [_barrier(x) if (k, p) in again else x for p, x in enumerate(found)]
 
     def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
         """Operands of operation k, not available before what was computed last before it.

@@ -30,6 +30,8 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 #: Changes of layout that move data between devices, and those that only touch local memory.
 MOVING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+#: What devices send to the ones beside them: no change of layout.
+BESIDE = "permute"
 LOCAL = ("slice", "to_partial")
 
 
@@ -101,7 +103,8 @@ def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
 
     `local_bytes` is the device's block before the change, `group` the number g of devices that take
     part together. all_gather b(g-1); all_reduce 2b(g-1)/g; reduce_scatter and all_to_all b(g-1)/g;
-    slice and to_partial 0 (Chan et al., "Collective communication: theory, practice, and
+    slice and to_partial 0; a permute sends the b bytes that it is given (Chan et al., "Collective
+    communication: theory, practice, and
     experience", 2007; in terms of the full tensor V: V(g-1)/g, 2V(g-1)/g, V(g-1)/g, V(g-1)/g²).
     Raises PlanError for any other kind.
     """
@@ -113,6 +116,8 @@ def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
         return local_bytes * ((group - 1) / group)
     if kind in LOCAL:
         return local_bytes * 0.0
+    if kind == BESIDE:
+        return local_bytes * 1.0 if group > 1 else local_bytes * 0.0
     raise _unknown(kind)
 
 
@@ -135,15 +140,20 @@ def collective_seconds(
     which sends each of them a message of its own (XLA's model of it takes a round trip and a
     chunk's preparation for each: `SolGPUCostModel::AllToAllLatency`).
     `slice` and `to_partial` send nothing and cost one read and write of their result in memory.
+    A permute to the next device takes one hop at the slowest level it crosses, over a torus by the
+    links of one direction, half of those that a ring has; where permutes around a ring were
+    measured, the innermost level takes what they say.
     A group of one device costs nothing. Raises PlanError for an unknown kind.
     """
     spans: tuple[Span, ...] = target.spans(mesh, axes)
-    if kind not in MOVING and kind not in LOCAL:
+    if kind not in (*MOVING, *LOCAL, BESIDE):
         raise _unknown(kind)
     if not spans:
         return local_bytes * 0.0
     if kind in LOCAL:
         return local_traffic(kind, local_bytes, _group(spans)) / target.hbm_bytes_per_second
+    if kind == BESIDE:
+        return _permute_seconds(local_bytes, spans, target)
     within = _measured_level(kind, local_bytes, spans, target)
     seconds = local_bytes * 0.0 + max([target.launch_seconds, *[x.base_seconds for x in spans]])
     waits, slowest = 0.0, within
@@ -168,12 +178,20 @@ def collective_seconds(
     return seconds if slowest is None else slowest + waits
 
 
+def _permute_seconds(local_bytes: Amount, spans: tuple[Span, ...], target: Target) -> Amount:
+    within = _measured_within("permute_ring", local_bytes, spans, target)
+    slowest = local_bytes * 0.0 if within is None else within
+    for span in spans if within is None else spans[1:]:
+        ways = 2.0 if span.kind == "torus" else 1.0
+        begin = max(target.launch_seconds, span.base_seconds) + span.latency_seconds
+        slowest = _larger(slowest, begin + local_bytes * (ways / span.bytes_per_second))
+    return slowest
+
+
 def _measured_level(
     kind: str, local_bytes: Amount, spans: tuple[Span, ...], target: Target
 ) -> Amount | None:
     """Time of the part of a collective within the innermost level, where that was measured."""
-    if target.collectives is None or spans[0].level != target.levels[0].name:
-        return None
     outside = _group(spans[1:])
     if kind == "all_gather":  # the table counts the whole tensor; the slow links go first
         nbytes = local_bytes * float(spans[0].group * outside)
@@ -181,6 +199,16 @@ def _measured_level(
         nbytes = local_bytes / float(outside)
     else:
         nbytes = local_bytes
+    return _measured_within(kind, nbytes, spans, target)
+
+
+def _measured_within(
+    kind: str, nbytes: Amount, spans: tuple[Span, ...], target: Target
+) -> Amount | None:
+    """Time of a collective over the innermost level by the target's table, of bytes as that counts
+    them; None where it has none of the kind."""
+    if target.collectives is None or spans[0].level != target.levels[0].name:
+        return None
     table, place = target.collectives, (spans[0].group, target.shape[-1])
     measured = measured_collective(table, kind, nbytes, *place)
     if measured is None or target.link_speed == 1.0:
@@ -217,5 +245,6 @@ def _larger(a: Amount, b: Amount) -> Amount:
 
 def _unknown(kind: str) -> PlanError:
     return PlanError(
-        f"unknown change of layout {kind!r}", hint=f"Known are {', '.join(MOVING + LOCAL)}."
+        f"unknown change of layout {kind!r}",
+        hint=f"Known are {', '.join((*MOVING, *LOCAL, BESIDE))}.",
     )

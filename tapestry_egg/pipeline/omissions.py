@@ -115,7 +115,11 @@ def _of_batches(first: Form) -> tuple[str, ...]:
     if first.whole:
         return (f"no micro-batches were searched: {first.whole} needs the whole batch",)
     one, many = "other number of micro-batches was", "other numbers of micro-batches were"
-    return _told(first.counts, one, many, "not searched")
+    dim, dims = "dim of the program's state was", "dims of the program's state were"
+    return (
+        *_told(first.counts, one, many, "not searched"),
+        *_told(first.states, dim, dims, "not tried as its batch"),
+    )
 
 
 def of_race(beaten: int) -> tuple[str, ...]:

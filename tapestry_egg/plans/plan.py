@@ -38,8 +38,6 @@ def parts_of_batch(rule: str) -> int | None:
 
 #: Rules of this name and a number pad dims so that so many devices can share them.
 EVEN_PARTS = "even-parts-"
-#: Rules of this name and a number let windows read blocks with margins, for so many devices.
-HALOS = "halos-"
 
 
 def devices_of(rule: str, kind: str) -> int | None:
@@ -51,8 +49,7 @@ def devices_of(rule: str, kind: str) -> int | None:
 
 def is_split(rule: str) -> bool:
     """Whether a rule splits the batch over time, or makes dims such that devices can share them."""
-    shared = any(devices_of(rule, kind) is not None for kind in (EVEN_PARTS, HALOS))
-    return shared or parts_of_batch(rule) is not None
+    return devices_of(rule, EVEN_PARTS) is not None or parts_of_batch(rule) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 
 from .collectives import after, traffic, wire_bytes
+from .exchanges import exchanges_of
 from .fetch import Fetch, fetches
 from .plan import BodyPlan, Change, Plan, PlannedCollective
 
@@ -78,6 +81,8 @@ def _of_body(
                 layout = after(step, layout)
         if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
             found += [Moved(c, path, k) for c in _sent(k, op, graph, mesh, times)]
+        if op is not None and not op.regions:
+            found += [Moved(c, path, k) for c in _beside(k, op, body, wide, mesh, times)]
         if op is None or not op.regions:
             continue
         bodies = body.strategies[k].bodies
@@ -92,6 +97,37 @@ def _of_body(
             length = op.params["length"] if op.kernel == "scan" else 1
             for r, b in enumerate(bodies):
                 found += _of_body(b, mesh, times * length, rounds, (*path, (k, r)))
+    return found
+
+
+def _beside(
+    k: int,
+    op: Operation,
+    body: BodyPlan,
+    wide: Mapping[int, TensorType],
+    mesh: MeshShape,
+    times: int,
+) -> list[PlannedCollective]:
+    """The rows of operands that devices send to their neighbours; `wide` values as they are."""
+    values, found = body.graph.values, []
+    for e in exchanges_of(body, k, mesh):
+        v, group = op.inputs[e.operand], mesh.parts(e.axes)
+        type_ = wide.get(v, values[v])
+        for payload in e.payloads:
+            nbytes = payload // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
+            found.append(
+                PlannedCollective(
+                    kind=BESIDE,
+                    axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
+                    group=group,
+                    payload_bytes=nbytes,
+                    wire_bytes=wire_bytes(BESIDE, nbytes, group),
+                    count=times,
+                    value=f"%{v} {type_}",
+                    reader=f"{op.kernel} #{k}",
+                    source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
+                )
+            )
     return found
 
 

@@ -68,6 +68,7 @@ class Form:
     ended: int = 0  # softmaxes of which not all was read, told of the first form
     counts: int = 0  # numbers of micro-batches that were left out, told of the first form
     whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
+    states: int = 0  # dims of the program's state that were not tried as its batch
     unseen: bool = False  # whether there are choices among the rules' terms that were not looked at
 
 

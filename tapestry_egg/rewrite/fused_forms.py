@@ -20,9 +20,9 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.plan import EVEN_PARTS, HALOS, MICRO_BATCHES, RuleStep
+from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.rewrite.rows import even_parts, halos
+from tapestry_egg.rewrite.rows import even_parts
 from tapestry_egg.rewrite.streams import blocks, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rules.language.book import RuleBook
@@ -67,7 +67,8 @@ def forms_with_streams(
     streamed, ended = streams_of(graph)
     found, base = _with_streams(graph, streamed, books, target, budget, least_gain, slower, room)
     made = batches(base) if batches else Batched()
-    told = replace(found[0], ended=ended, counts=made.others, whole=made.whole)
+    whole, left, states = made.whole, made.others, made.untried
+    told = replace(found[0], ended=ended, counts=left, whole=whole, states=states)
     return (told, *found[1:], *made.forms, *(_shared(base, target) if shared else ()))
 
 
@@ -146,9 +147,8 @@ def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
 
 def _shared(form: Form, target: Target) -> tuple[Form, ...]:
     """The form with dims padded that the devices of the target cannot share evenly, where they
-    share too little of its work as it is; and with windows over blocks and their margins, where
-    devices cannot share a batch."""
-    n, found = target.devices, []
+    share too little of its work as it is."""
+    n = target.devices
     if n < 2:
         return ()
     made = even_parts.with_even_parts(form.graph, n)
@@ -157,14 +157,8 @@ def _shared(form: Form, target: Target) -> tuple[Form, ...]:
         saved = _products(form.graph, target) - _products(made, target)
     if saved > target.launch_seconds:
         what = f"dims that {n} devices cannot share evenly", "padded ones"
-        found.append(_changed(form, target, made, f"{EVEN_PARTS}{n}", *what))
-    windows = halos.found_in(form.graph, n)
-    least = sum(times * least_seconds(sig, target) for sig, times in windows) * (1.0 - 1.0 / n)
-    if least > _KERNELS * target.launch_seconds * sum(times for _, times in windows):
-        made = halos.with_halos(form.graph, n)
-        what = f"{len(windows)} windows over dims that {n} devices share", "windows over blocks"
-        found.append(_changed(form, target, made, f"{HALOS}{n}", *what))
-    return tuple(found)
+        return (_changed(form, target, made, f"{EVEN_PARTS}{n}", *what),)
+    return ()
 
 
 def _changed(
@@ -197,12 +191,14 @@ def _products(graph: BlockGraph, target: Target) -> float:
 
 @dataclass(frozen=True)
 class Batched:
-    """Forms of a program in micro-batches; how many other numbers of them there are, and the
-    operation that keeps the batch from being split where too little of the program can be."""
+    """Forms of a program in micro-batches; how many other numbers of them there are, the operation
+    that keeps the batch from being split where too little of the program can be, and how many dims
+    of its state were not tried as the batch."""
 
     forms: tuple[Form, ...] = ()
     others: int = 0
     whole: str = ""
+    untried: int = 0
 
 
 def batched(
@@ -219,9 +215,9 @@ def batched(
     tried = _Tried(form.graph, target)
     if counts is None and tried.fits(1, limit):
         return Batched()
-    found = micro_batches.batch(form.graph)
+    found, untried = micro_batches.batch_of(form.graph)
     if found is None:
-        return Batched()
+        return Batched(untried=untried)
     tried.found = found
     divisors = list(micro_batches.counts(found.rows))
     if counts is None:
@@ -233,7 +229,7 @@ def batched(
         place = f" ({found.late.source})" if found.late.source.file else ""
         whole = f"{found.late.kernel}{place}"
     left = len(set(divisors) - {n for n, _ in made}) if forms else 0
-    return Batched(forms, left, whole=whole)
+    return Batched(forms, left, whole, untried)
 
 
 class _Tried:

@@ -55,7 +55,7 @@ class Saturated:
 
 
 _ORDER = ("fold", "sharding", "collectives")
-_TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Pass")
+_TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Beside", "Pass")
 
 
 def saturate(
@@ -97,6 +97,7 @@ def _strategies(
     built: dict[Any, tuple[dict[int, tuple[int, ...]], tuple[tuple[int, tuple[int, ...]], ...]]]
     built = {row[-1]: ({}, ()) for row in tables["Whole"]}
     parts = {row[-1]: ("cut", row[:-1]) for row in tables["Cut"]}
+    parts |= {row[-1]: ("cut", row[:-1]) for row in tables["Beside"]}
     parts |= {row[-1]: ("pass", row[:-1]) for row in tables["Pass"]}
 
     def build(token: Any) -> Any:

@@ -86,14 +86,18 @@ def cut_layout(
     roles: tuple[str, ...],
     *,
     is_output: bool,
+    beside: frozenset[int] = frozenset(),
 ) -> Layout | None:
     """The layout in which a tensor is read or made when index dims are cut so.
 
     Per cut, the tensor dim that falls into blocks is sharded; a cut of which the image does not
     depend, or of which it is neither blocks nor constant (gathered; operands only), shards nothing.
+    By cuts in `beside` an operand is sharded, too, whose images stand off its blocks, all alike, by
+    no more than a block.
     None where the devices' boxes are then not their blocks (outputs), or not inside (operands), and
     where an output does not follow a map dim, or follows a reduce dim.
     """
+    near = False
     dims: list[tuple[int, ...]] = [()] * len(shape)
     for d, axes in enumerate(cuts):
         if not axes:
@@ -113,6 +117,9 @@ def cut_layout(
             )
         ]
         constant = all(i == images[0] for i in images)
+        if d in beside and not is_output and not fits and not constant:
+            fits = [k for k in range(len(shape)) if stands_beside(images, shape, axes, mesh, k)]
+            near = near or bool(fits)
         if is_output and mesh.parts(axes) > 1 and constant == (roles[d] == "map"):
             return None
         if fits and not constant:
@@ -127,9 +134,27 @@ def cut_layout(
     good = (
         joint == blocks
         if is_output
-        else all(i in b or i.is_empty for i, b in zip(joint, blocks, strict=True))
+        else near or all(i in b or i.is_empty for i, b in zip(joint, blocks, strict=True))
     )
     return layout if good else None
+
+
+def stands_beside(
+    images: Boxes, shape: tuple[int, ...], axes: tuple[int, ...], mesh: MeshShape, k: int
+) -> bool:
+    """Whether images, all alike, begin and end off the blocks of dim k by no more than a block."""
+    parts = mesh.parts(axes)
+    if shape[k] % parts or parts == 1:
+        return False
+    cut = Layout(tuple(axes if e == k else () for e in range(len(shape))))
+    blocks = tensor_boxes(shape, cut, mesh)
+    elsewhere = {
+        tuple(x for e, x in enumerate(zip(i.start, i.end, strict=True)) if e != k) for i in images
+    }
+    reach = {
+        (b.start[k] - i.start[k], i.end[k] - b.end[k]) for i, b in zip(images, blocks, strict=True)
+    }
+    return len(elsewhere) == len(reach) == 1 and max(max(r) for r in reach) <= shape[k] // parts
 
 
 def falls_into_blocks(images: Boxes, blocks: Boxes, k: int) -> bool:
@@ -158,16 +183,20 @@ def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strate
             continue
         if any(n % mesh.parts(axes) for n, axes in zip(extents, cuts, strict=True)):
             continue
-        plain = [
-            cut_layout(f, t.shape, extents, cuts, mesh, dims, is_output=p >= inputs)
-            for p, (f, t) in enumerate(ports)
-        ]
-        if any(layout is None for layout in plain):
-            continue
-        for passing in all_passings(signature, everyone - used):
-            layouts = with_partials(signature, cuts, plain, passing)
-            if layouts is not None:
-                out.add(Strategy(cuts, tuple(layouts[:inputs]), tuple(layouts[inputs:])))
+        own = [d for d, axes in enumerate(cuts) if axes]
+        for beside in (frozenset(x) for n in range(len(own) + 1) for x in combinations(own, n)):
+            plain = [
+                cut_layout(
+                    *(f, t.shape, extents, cuts, mesh, dims), is_output=p >= inputs, beside=beside
+                )
+                for p, (f, t) in enumerate(ports)
+            ]
+            if any(layout is None for layout in plain):
+                continue
+            for passing in all_passings(signature, everyone - used):
+                layouts = with_partials(signature, cuts, plain, passing)
+                if layouts is not None:
+                    out.add(Strategy(cuts, tuple(layouts[:inputs]), tuple(layouts[inputs:])))
     return out
 
 

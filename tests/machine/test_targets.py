@@ -404,8 +404,15 @@ def test_collective_seconds_by_hand() -> None:
     )
     assert collective_seconds("slice", v, (1,), mesh, a100) == pytest.approx(2 * v / 8 / hbm)
     assert collective_seconds("to_partial", v, (1,), mesh, a100) == pytest.approx(2 * v / hbm)
+    # To the next GPU of the host; and of a row of them over all hosts, where the network paces all.
+    assert collective_seconds("permute", v, (1,), mesh, a100) == pytest.approx(
+        5e-6 + v / nvlink + 3.6e-6
+    )
+    assert collective_seconds("permute", v, (0, 1), mesh, a100) == pytest.approx(
+        32e-6 + v / network + 5e-6
+    )
     with pytest.raises(PlanError):
-        collective_seconds("permute", v, (1,), mesh, a100)
+        collective_seconds("broadcast", v, (1,), mesh, a100)
 
 
 @pytest.mark.parametrize("kind", MOVING)

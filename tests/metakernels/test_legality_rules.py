@@ -1,13 +1,14 @@
-"""The split rule of the e-graph against the closed form, and declared passages against references.
+"""The split rules of the e-graph against the closed form, and declared passages against references.
 
-The rule knows even cuts and no halos: where an operand has margins it gathers the operand. It must
-derive nothing that the closed form refuses, and everything that it accepts without margins.
+The rules know even cuts: where an operand has margins, one gathers it, and the other leaves it in
+blocks. They must derive nothing that the closed form refuses, and everything that it accepts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from random import Random
 
 import numpy as np
@@ -58,11 +59,14 @@ def as_strategy(s: OperationSignature, found: Split, cuts: Cuts) -> Strategy:
     return Strategy(cuts, tuple(needs), tuple(gives))
 
 
-def as_the_rule_sees(s: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Split | None:
-    """What the rule should make of some cuts; None where it should make nothing of them.
+def as_the_rule_sees(
+    s: OperationSignature, cuts: Cuts, mesh: MeshShape, beside: tuple[int, ...]
+) -> Split | None:
+    """What the rules should make of some cuts; None where they should make nothing of them.
 
-    It sees one index dim at a time, and even parts only. Operands that do not fall into such parts,
-    or only with margins, are gathered.
+    They see one index dim at a time, and even parts only. Operands that do not fall into such
+    parts are gathered, and those that do with margins, but for cuts of the dims `beside` whose
+    steps make up the whole tensor dim: the margins are then the same for all devices.
     """
     axes = {d: tuple(mesh.sizes[a] for a in own) for d, own in enumerate(cuts) if own}
     joint = split(s, axes)
@@ -72,17 +76,27 @@ def as_the_rule_sees(s: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Spli
         return None  # two index dims never cut one tensor dim together (see test_saturate.py)
     ones = {d: split(s, {d: sizes}) for d, sizes in axes.items()}
 
-    def plain(access: Access, shape: tuple[int, ...], parts: int) -> Access:
-        if isinstance(access, Blocks) and (access.lo or access.hi or shape[access.dim] % parts):
-            return Gathered()
+    def fills(p: int, d: int, access: Access) -> bool:
+        return isinstance(access, Blocks) and (
+            s.inputs[p].matrix[access.dim][d] * s.extents[d] == s.input_types[p].shape[access.dim]
+        )
+
+    def plain(access: Access, shape: tuple[int, ...], parts: int, near: bool) -> Access:
+        if isinstance(access, Blocks):
+            margins = not near and (access.lo or access.hi)
+            return Gathered() if margins or shape[access.dim] % parts else access
         return access
 
     inputs = tuple(
-        {d: plain(one.inputs[p][d], t.shape, one.parts[d]) for d, one in ones.items()}
+        {
+            d: plain(one.inputs[p][d], t.shape, one.parts[d], near)
+            for d, one in ones.items()
+            for near in [d in beside and fills(p, d, one.inputs[p][d])]
+        }
         for p, t in enumerate(s.input_types)
     )
     outputs = tuple(
-        {d: plain(one.outputs[q][d], t.shape, one.parts[d]) for d, one in ones.items()}
+        {d: plain(one.outputs[q][d], t.shape, one.parts[d], False) for d, one in ones.items()}
         for q, t in enumerate(s.output_types)
     )
     if any(Gathered() in port.values() for port in outputs):
@@ -92,9 +106,11 @@ def as_the_rule_sees(s: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Spli
 
 def expected(s: OperationSignature, mesh: MeshShape) -> Iterator[Strategy]:
     for cuts in all_cuts(len(s.index), len(mesh.sizes)):
-        seen = as_the_rule_sees(s, cuts, mesh)
-        if seen is not None:
-            yield as_strategy(s, seen, cuts)
+        own = [d for d, axes in enumerate(cuts) if axes]
+        for beside in (x for n in range(len(own) + 1) for x in combinations(own, n)):
+            seen = as_the_rule_sees(s, cuts, mesh, beside)
+            if seen is not None:
+                yield as_strategy(s, seen, cuts)
 
 
 def is_inside(s: OperationSignature) -> bool:
@@ -108,7 +124,7 @@ def is_inside(s: OperationSignature) -> bool:
 @pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(0, 2**32), st.sampled_from([(2, 2), (4,), (2, 3)]))
-def test_the_rule_derives_the_even_splits_without_margins(
+def test_the_rules_derive_the_even_splits_with_and_without_margins(
     seed: int, sizes: tuple[int, ...]
 ) -> None:
     mesh = MeshShape(("x", "y")[: len(sizes)], sizes)
@@ -124,8 +140,9 @@ def test_the_rule_derives_the_even_splits_without_margins(
         assert saturation.derived(found, number) == set(expected(s, mesh)), s
 
 
-def test_a_shift_into_padding_is_no_block() -> None:
-    """Boxes as large as the blocks, in order, and one element off: the operand is gathered."""
+def test_a_shift_into_padding_is_off_its_blocks() -> None:
+    """Boxes as large as the blocks, in order, and one element off: the operand is gathered, or
+    its devices exchange rows."""
     shifted, plain = Projection(((1,),), (-1,), (1,)), Projection.identity(1)
     tensor = TensorType((8,), "float32")
     s = OperationSignature(
@@ -140,4 +157,5 @@ def test_a_shift_into_padding_is_no_block() -> None:
     assert split(s, {0: (4,)}).inputs == ({0: Blocks(0, 1, -1)},)
     derived = saturation.derived(saturation.saturated([s], MeshShape(("x",), (4,))), 0)
     whole = Layout(((),))
-    assert {(x.cuts, x.needs) for x in derived} == {(((),), (whole,)), (((0,),), (whole,))}
+    wanted = {(((),), (whole,)), (((0,),), (whole,)), (((0,),), (Layout(((0,),)),))}
+    assert {(x.cuts, x.needs) for x in derived} == wanted

@@ -22,7 +22,7 @@ from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.fused_forms import batched
-from tapestry_egg.rewrite.streams.micro_batches import batch
+from tapestry_egg.rewrite.streams.micro_batches import batch, batch_of
 from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.runtime import compare, planned_collectives
 from tapestry_egg.tracing.emit import emit
@@ -227,6 +227,16 @@ def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     assert "test_micro_batches.py" in told.whole
     (note,) = of_forms([Form(program.graph, whole=told.whole)], 1)
     assert "needs the whole batch" in note
+
+
+def test_dims_of_a_large_state_that_were_not_tried_are_told() -> None:
+    """Forty tensors that come back as they went in, nothing else: any of them may be a batch."""
+    state = {f"w{k:02}": shape(3 + k) for k in range(40)}
+    program = te.trace(lambda state: jax.tree.map(lambda x: x - x.sum() / 7, state), state)
+    assert batch_of(program.graph)[1] == 40 - 32
+    told = batched(Form(program.graph), load_target("cpu:2"), None, limit=100.0)
+    (note,) = of_forms([Form(program.graph, states=told.untried)], 1)
+    assert note == "8 dims of the program's state were not tried as its batch"
 
 
 @pytest.mark.slow

@@ -86,6 +86,11 @@ def with_micro_batches(graph: BlockGraph, steps: int) -> BlockGraph:
 
 def batch(graph: BlockGraph) -> Found | None:
     """The batch of a program: the dim of an input whose rows make most of what it holds."""
+    return batch_of(graph)[0]
+
+
+def batch_of(graph: BlockGraph) -> tuple[Found | None, int]:
+    """`batch`; and how many dims of inputs that the program also makes were not tried as one."""
     graph = with_batch_dims(graph)
     made = {(graph.values[v].shape, graph.values[v].dtype) for v in graph.outputs}
 
@@ -95,16 +100,22 @@ def batch(graph: BlockGraph) -> Found | None:
 
     places = range(len(graph.inputs))
     others = [p for p in places if not returns(p)]
-    best = _best(graph, others, None)
-    return best or _best(graph, [p for p in places if returns(p)], _MOST_STATES)
+    best = _best(graph, _dims(graph, others))
+    if best is not None:
+        return best, 0
+    states = _dims(graph, [p for p in places if returns(p)])
+    return _best(graph, states[:_MOST_STATES]), len(states[_MOST_STATES:])
 
 
-def _best(graph: BlockGraph, places: list[int], most: int | None) -> Found | None:
+def _dims(graph: BlockGraph, places: list[int]) -> list[tuple[int, int]]:
+    """Input and dim of all that may be a batch."""
+    shapes = [(p, graph.values[graph.inputs[p]].shape) for p in places]
+    return [(p, d) for p, shape in shapes for d, n in enumerate(shape) if n > 1]
+
+
+def _best(graph: BlockGraph, dims: list[tuple[int, int]]) -> Found | None:
     best: Found | None = None
-    dims = [
-        (p, d) for p in places for d, n in enumerate(graph.values[graph.inputs[p]].shape) if n > 1
-    ]
-    for p, d in dims[:most]:
+    for p, d in dims:
         found = batch_along(graph, p, d)
         if found is not None and (best is None or found.size > best.size):
             best = found

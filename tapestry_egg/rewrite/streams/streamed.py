@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
-from tapestry_egg.plans.plan import EVEN_PARTS, HALOS, devices_of, is_split, parts_of_batch
-from tapestry_egg.rewrite.rows import even_parts, halos
+from tapestry_egg.plans.plan import EVEN_PARTS, devices_of, is_split, parts_of_batch
+from tapestry_egg.rewrite.rows import even_parts
 
 from . import blocks, micro_batches
 from .attention import with_fused_attention
@@ -50,13 +50,9 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     for name in sorted(rules):
         steps = parts_of_batch(name)
         graph = graph if steps is None else micro_batches.with_micro_batches(graph, steps)
-    for kind, shared in (
-        (EVEN_PARTS, even_parts.with_even_parts),
-        (HALOS, halos.with_halos),
-    ):
-        for name in sorted(rules):
-            devices = devices_of(name, kind)
-            graph = graph if devices is None else shared(graph, devices)
+    for name in sorted(rules):
+        devices = devices_of(name, EVEN_PARTS)
+        graph = graph if devices is None else even_parts.with_even_parts(graph, devices)
     return graph
 
 

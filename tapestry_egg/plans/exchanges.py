@@ -1,0 +1,186 @@
+"""Exchanges: the rows that a device lacks of an operand, and gets from the devices beside it.
+
+An operand may lie in blocks that an operation's boxes reach over, by less than a block: a window's
+margins, a shift. Then every device sends the rows at the ends of its block to the neighbours whose
+boxes reach there, by permutes, and runs the kernel on its block with the margins. Which rows these
+are follows from the projection alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import Projection
+
+from .plan import BodyPlan
+
+Cuts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Rows of dim `dim` of operand `operand` that devices send along `axes`: `low` from each to the
+    next one, `high` from each to the one before. `row_bytes` is what is read of one row by then:
+    with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
+    with this dim's margins."""
+
+    operand: int
+    dim: int
+    axes: tuple[int, ...]
+    low: int
+    high: int
+    row_bytes: int
+    whole_bytes: int
+
+    @property
+    def payloads(self) -> tuple[int, ...]:
+        """Bytes that a device sends by each permute."""
+        return tuple(n * self.row_bytes for n in (self.low, self.high) if n)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where devices' boxes begin and end in one dim of an operand, seen from their blocks.
+
+    `low` rows before its block and `high` after it are what a device lacks at most. `begin` and
+    `end` say where all boxes are, inside the tensor, counted from the begin of the block; None
+    where they are not at the same place on every device.
+    """
+
+    low: int
+    high: int
+    begin: int | None
+    end: int | None
+
+
+def reaches(
+    projection: Projection,
+    tensor: TensorType,
+    layout: Layout,
+    extents: Sequence[int],
+    cuts: Cuts,
+    mesh: MeshShape,
+) -> tuple[Reach, ...]:
+    """How an operand's boxes stand to its blocks, dim by dim, over all devices of the mesh."""
+    starts = np.zeros((mesh.devices, len(extents)), np.int64)
+    for d, n in enumerate(extents):
+        starts[:, d] = block_numbers(cuts[d], mesh) * (n // mesh.parts(cuts[d]))
+    sizes = np.array([n // mesh.parts(c) for n, c in zip(extents, cuts, strict=True)], np.int64)
+    first, after = projection.images(starts, starts + sizes)
+    found = []
+    for k, (n, axes) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
+        block = n // mesh.parts(axes)
+        at = block_numbers(axes, mesh) * block
+        inside = first[:, k].clip(0, n), after[:, k].clip(0, n)
+        low, high = int((at - inside[0]).max()), int((inside[1] - at - block).max())
+        off = first[:, k] - at, after[:, k] - at
+        if low <= 0 and high <= 0:
+            off = inside[0] - at, inside[1] - at
+        begin, end = [int(x[0]) if (x == x[0]).all() else None for x in off]
+        found.append(Reach(max(0, low), max(0, high), begin, end))
+    return tuple(found)
+
+
+def exchanges(
+    signature: OperationSignature, cuts: Cuts, needs: tuple[Layout, ...], mesh: MeshShape
+) -> tuple[Exchange, ...]:
+    """What an operation so cut gets from neighbours, operand by operand and dim by dim, in order.
+
+    `needs` are the layouts of its operands. Whether the cuts serve them is for the certificate to
+    say (`extract/certify/legality.py`), which knows nothing of this.
+    """
+    found: list[Exchange] = []
+    if 0 in signature.extents or len(cuts) != len(signature.index):
+        return ()
+    ports = zip(signature.inputs, signature.input_types, needs, strict=True)
+    for p, (projection, tensor, layout) in enumerate(ports):
+        if not any(layout.dims) or _in_blocks(projection, tensor, layout, cuts, signature.extents):
+            continue
+        reach = reaches(projection, tensor, layout, signature.extents, cuts, mesh)
+        local = list(layout.local_shape(tensor.shape, mesh))
+        for k, r in enumerate(reach):
+            if not (r.low or r.high) and r.begin is not None and r.end is not None:
+                local[k] = max(0, min(local[k], r.end) - max(0, r.begin))
+        for k, r in enumerate(reach):
+            if not (r.low or r.high):
+                continue
+            row = tensor.itemsize * prod(n for j, n in enumerate(local) if j != k)
+            whole = local[k] + r.low + r.high
+            found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole))
+            begin, end = margined(r, local[k])
+            local[k] = end - begin
+    return tuple(found)
+
+
+def margined(reach: Reach, block: int) -> tuple[int, int]:
+    """What is left of a block with margins once what no device reads is gone: from where to where,
+    counted from the begin of the block."""
+    begin = -reach.low if reach.begin is None else max(-reach.low, reach.begin)
+    end = block + reach.high if reach.end is None else min(block + reach.high, reach.end)
+    return begin, end
+
+
+def _in_blocks(
+    projection: Projection, tensor: TensorType, layout: Layout, cuts: Cuts, extents: Sequence[int]
+) -> bool:
+    """Whether an operand's boxes are plainly its blocks: every dim that is cut follows one index
+    dim cut so, step by step and no further. Said without a look at any device."""
+    for k, axes in enumerate(layout.dims):
+        reached = [d for d, a in enumerate(projection.matrix[k]) if a]
+        if axes and not (
+            len(reached) == 1
+            and cuts[reached[0]] == axes
+            and projection.matrix[k][reached[0]] == projection.shape[k]
+            and projection.offset[k] == 0
+            and projection.shape[k] * extents[reached[0]] == tensor.shape[k]
+        ):
+            return False
+    return True
+
+
+def exchanges_of(body: BodyPlan, k: int, mesh: MeshShape) -> tuple[Exchange, ...]:
+    """What operation k of a body gets from neighbours; nothing where it has regions."""
+    op, strategy, values = body.graph.operations[k], body.strategies[k], body.graph.values
+    if op.regions or not any(strategy.cuts) or not any(any(x.dims) for x in strategy.needs):
+        return ()
+    types = [tuple([values[v].strong for v in own]) for own in (op.inputs, op.outputs)]
+    return exchanges(registry.signature_of(op, *types), strategy.cuts, strategy.needs, mesh)
+
+
+def sent_again(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[int, int]]:
+    """(operation, operand) pairs of which devices send rows that they sent before for another
+    operation, or operand: a compiler must be kept from sending them once only."""
+    sent: set[tuple[int, Layout, Exchange]] = set()
+    found = set()
+    for k, op in enumerate(body.graph.operations):
+        for e in exchanges_of(body, k, mesh):
+            layout = body.strategies[k].needs[e.operand]
+            for low, high in ((e.low, 0), (0, e.high)):
+                if low or high:
+                    one = replace(e, operand=-1, low=low, high=high, whole_bytes=0)
+                    key = (op.inputs[e.operand], layout, one)
+                    if key in sent:
+                        found.add((k, e.operand))
+                    sent.add(key)
+    return frozenset(found)
+
+
+def block_numbers(axes: tuple[int, ...], mesh: MeshShape) -> NDArray[np.int64]:
+    """Which block every device holds of a dim cut by `axes`, row-major over the mesh: s64[devices].
+
+    `collectives.block_number` says it of the device that runs.
+    """
+    coordinates = np.indices(mesh.sizes).reshape(len(mesh.sizes), -1)
+    number = np.zeros(mesh.devices, np.int64)
+    for a in axes:
+        number = number * mesh.sizes[a] + coordinates[a]
+    return number

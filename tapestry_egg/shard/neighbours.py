@@ -1,0 +1,70 @@
+"""Neighbours: what it takes that devices exchange the rows that strategies lack of operands."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import BESIDE, collective_seconds, collective_wire_bytes
+from tapestry_egg.machine.energy import collective_joules, joules
+from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.exchanges import Exchange, exchanges
+
+from .strategies import Saturated
+
+
+class Neighbours:
+    """The exchanges of all strategies of a saturated program, by signature and strategy number."""
+
+    def __init__(self, saturated: Saturated, mesh: MeshShape, target: Target) -> None:
+        self.saturated, self.mesh, self.target = saturated, mesh, target
+        self._found: dict[int, dict[int, tuple[Exchange, ...]]] = {}
+        self._costs: dict[int, NDArray[np.float64] | None] = {}
+
+    def costs(self, signature: int) -> NDArray[np.float64] | None:
+        """Seconds, joules of the mesh, bytes beside operands and results, and bytes sent by a
+        device for one run: f64[strategies, 4]. None where no strategy exchanges anything."""
+        if signature not in self._costs:
+            found = self._of(signature)
+            made = np.zeros((len(self.saturated.strategies[signature]), 4))
+            for n, needed in found.items():
+                made[n] = exchange_costs(needed, self.mesh, self.target)
+            self._costs[signature] = made if found else None
+        return self._costs[signature]
+
+    def _of(self, signature: int) -> dict[int, tuple[Exchange, ...]]:
+        if signature not in self._found:
+            model = self.saturated.encoding.signatures[signature]
+            rows = enumerate(self.saturated.strategies[signature])
+            made = {
+                n: exchanges(model, s.cuts, s.layouts[: len(model.inputs)], self.mesh)
+                for n, s in rows
+            }
+            self._found[signature] = {n: e for n, e in made.items() if e}
+        return self._found[signature]
+
+
+def exchange_costs(
+    found: tuple[Exchange, ...], mesh: MeshShape, target: Target
+) -> tuple[float, float, float, float]:
+    """Seconds, joules of the mesh, bytes in memory and bytes sent of one operation's exchanges.
+
+    Every permute is on its own. Then a kernel writes the block with its margins, which are in
+    memory beside the block while the operation runs; of operands with margins along several dims
+    the arrays in between are gone by then. Of an operand that exists only inside a kernel the rows
+    that are sent are computed for themselves, in the same time at most.
+    """
+    seconds = energy = sent = 0.0
+    arrays: dict[int, float] = {}
+    for e in found:
+        for payload in e.payloads:
+            seconds += collective_seconds(BESIDE, float(payload), e.axes, mesh, target)
+            energy += collective_joules(BESIDE, float(payload), e.axes, mesh, target)
+            sent += collective_wire_bytes(BESIDE, float(payload), mesh.parts(e.axes))
+        traffic = 2.0 * e.whole_bytes
+        took = traffic / target.hbm_bytes_per_second + target.launch_seconds
+        seconds += took
+        energy += joules(0.0, traffic, 0.0, took, mesh.devices, target, contraction=False)
+        arrays[e.operand] = float(e.whole_bytes)
+    return seconds, energy, sum(arrays.values()), sent

@@ -1,0 +1,241 @@
+"""Windows and shifts over a dim that devices share: neighbours send the rows at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.certify.certificate import walked
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime import compare
+
+Array = Any
+NHWC = ("NHWC", "HWIO", "NHWC")
+#: No other forms: what is tried here are layouts.
+QUICK = Settings(work=1.0, recompute=0, forms=0)
+ROWS = MeshShape(("x",), (8,))
+
+
+def normal(*shape: int) -> Array:
+    rng = np.random.default_rng(sum(shape))
+    return np.asarray(rng.normal(size=shape), np.float32)
+
+
+def convolved(x: Array, w: Array, stride: int = 1) -> Array:
+    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=NHWC)
+
+
+def pooled(x: Array, combine: Any, start: float) -> Array:
+    return lax.reduce_window(x, start, combine, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+
+def depthwise(x: Array, w: Array) -> Array:
+    """Holes in the window, and channels first."""
+    return lax.conv_general_dilated(
+        *(x, w, (1, 1), "SAME"),
+        rhs_dilation=(1, 2),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=3,
+    )
+
+
+def looped(x: Array, w: Array) -> Array:
+    return lax.scan(lambda x, w: (jnp.tanh(convolved(x, w)), None), x, w)[0]
+
+
+def gradients(x: Array, w: Array) -> Array:
+    return jax.grad(lambda x, w: (convolved(x, w) ** 2).sum(), (0, 1))(x, w)
+
+
+def greatest(x: Array) -> Array:
+    """Pooling and its gradient read the same rows."""
+    return jax.grad(lambda x: (jnp.tanh(pooled(x, lax.max, -jnp.inf)) ** 2).sum())(x)
+
+
+def shifted(x: Array, n: int = 2) -> Array:
+    """Rows move on, and others come in from outside; what is moved is computed on the fly."""
+    return x + lax.pad(x * 2.0, 1.5, [(0, 0, 0), (n, -n, 0), (0, 0, 0), (0, 0, 0)])
+
+
+X, W = normal(1, 32, 6, 3), normal(3, 3, 3, 5)
+#: Programs, their arguments, and the rows that a device of eight sends of 32: to the next one, and
+#: to the one before.
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...], list[int]]] = {
+    "convolution": (convolved, (X, W), [1, 1]),
+    "strides": (lambda x, w: convolved(x, w, 2), (X, W), [1]),
+    "even window": (convolved, (X, normal(4, 2, 3, 5)), [1, 2]),
+    "two": (
+        lambda x, w, v: convolved(convolved(x, w), v),
+        (X, W, normal(5, 1, 5, 2)),
+        [1, 1, 2, 2],
+    ),
+    "depthwise": (depthwise, (X, normal(3, 3, 1, 6)), [1, 1]),
+    "max": (lambda x: pooled(x, lax.max, -jnp.inf), (-abs(X),), [1]),
+    "sum": (lambda x: pooled(x, lax.add, 0.0), (X,), [1]),
+    "loop": (looped, (X, normal(2, 3, 3, 3, 3)), [1, 1]),
+    "shift": (shifted, (X,), [2]),
+    "shift back": (lambda x: shifted(x, -1), (X,), [1]),
+    "every second row": (lambda x: jnp.tanh(x[:, ::2]), (X,), []),
+}
+
+
+def least(function: Callable[..., Any], arguments: tuple[Array, ...], target: str) -> Plan:
+    """The plan of least memory with the first argument in blocks of rows, and the results."""
+    program = te.trace(function, *arguments)
+    ranks = [len(x.shape) for x in jax.tree.leaves(jax.eval_shape(function, *arguments))]
+    pins: dict[str, Any] = {"[0]": (None, "x", None, None)}
+    if len(ranks) == 1:
+        pins["result"] = (None, "x", None, None)
+    front = te.optimize(program, target, pins=pins, mesh_shapes=[ROWS], settings=QUICK)
+    return front.best("peak_bytes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_devices_send_the_rows_that_their_neighbours_lack(name: str) -> None:
+    function, arguments, rows = PROGRAMS[name]
+    plan = least(function, arguments, "cpu:8")
+    run = te.compile(plan, jax.devices()[:8])
+    for got, want in zip(
+        jax.tree.leaves(run(*arguments)), jax.tree.leaves(function(*arguments)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert compare(plan, run.lower().compile()).equal
+    assert {c.kind for c in plan.collectives} <= {"permute", "all_reduce"}, "nothing is gathered"
+    sent = [c for c in plan.collectives if c.kind == "permute"]
+    assert len(sent) == len(rows)
+    assert all(c.group == 8 and c.wire_bytes == c.payload_bytes for c in sent)
+    widths = [3, 3, 5, 5] if name == "two" else [3] * len(rows)
+    assert [c.payload_bytes for c in sent] == [
+        4 * n * 6 * channels for n, channels in zip(rows, widths, strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gradients", "greatest"])
+def test_gradients_give_the_numbers_and_move_what_was_planned(name: str) -> None:
+    """A gradient sums over what it shares; one of pooling reads what pooling has read: every
+    operation sends its rows, though a compiler would rather send them once."""
+    function, arguments = {"gradients": (gradients, (X, W)), "greatest": (greatest, (X,))}[name]
+    program = te.trace(function, *arguments)
+    pins = {"[0]": (None, "x", None, None)}
+    front = te.optimize(program, "cpu:8", pins=pins, mesh_shapes=[ROWS], settings=QUICK)
+    assert any(c.kind == "permute" for p in front.plans for c in p.collectives)
+    for plan in front.plans:
+        run = te.compile(plan, jax.devices()[:8])
+        pairs = zip(
+            jax.tree.leaves(run(*arguments)), jax.tree.leaves(function(*arguments)), strict=True
+        )
+        for got, want in pairs:
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        assert compare(plan, run.lower().compile()).equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
+def test_neighbours_are_those_of_the_blocks_whatever_the_order_of_axes(
+    order: tuple[str, ...],
+) -> None:
+    mesh, arguments = MeshShape(("x", "y"), (4, 2)), (normal(1, 16, 16, 3), W)
+    pins = {"[0]": (None, order, None, None), "result": (None, order, None, None)}
+    program = te.trace(convolved, *arguments)
+    front = te.optimize(program, "cpu:8", pins=pins, mesh_shapes=[mesh], settings=QUICK)
+    plan = front.best("peak_bytes")
+    assert [(c.kind, c.axes) for c in plan.collectives] == [("permute", order)] * 2
+    run = te.compile(plan, jax.devices()[:8])
+    np.testing.assert_allclose(run(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_corners_come_from_the_neighbours_of_neighbours() -> None:
+    """Cut along both dims: rows go first, then columns with the rows that came."""
+    mesh, arguments = MeshShape(("x", "y"), (4, 2)), (normal(1, 16, 12, 3), W)
+    pins = dict.fromkeys(("[0]", "result"), (None, "x", "y", None))
+    program = te.trace(convolved, *arguments)
+    front = te.optimize(program, "cpu:8", pins=pins, mesh_shapes=[mesh], settings=QUICK)
+    plan = front.best("peak_bytes")
+    row, column = 4 * 6 * 3, 4 * (4 + 2) * 3  # bytes
+    assert [c.payload_bytes for c in plan.collectives] == [row, row, column, column]
+    run = te.compile(plan, jax.devices()[:8])
+    np.testing.assert_allclose(run(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4)
+    assert compare(plan, run.lower().compile()).equal
+
+
+@pytest.mark.slow
+def test_what_no_device_reads_is_not_sent() -> None:
+    """A window of one that steps by two reads every second column only up to the last but one."""
+    mesh, arguments = MeshShape(("x",), (4,)), (normal(1, 8, 4, 3), normal(2, 3, 3, 4))
+    function = lambda x, w: lax.conv_general_dilated(  # noqa: E731
+        *(x, w, (1, 2), ((1, 0), (0, 0))), dimension_numbers=NHWC
+    )
+    pins = dict.fromkeys(("[0]", "result"), (None, "x", None, None))
+    program = te.trace(function, *arguments)
+    front = te.optimize(program, "cpu:4", pins=pins, mesh_shapes=[mesh], settings=QUICK)
+    plan = front.best("peak_bytes")
+    assert [(c.kind, c.payload_bytes) for c in plan.collectives] == [("permute", 4 * 3 * 3)]
+    run = te.compile(plan, jax.devices()[:4])
+    np.testing.assert_allclose(run(*arguments), function(*arguments), rtol=1e-4, atol=1e-4)
+    assert compare(plan, run.lower().compile()).equal
+
+
+@pytest.mark.slow
+def test_case_26_devices_send_the_edges_of_their_blocks() -> None:
+    """One large image on eight devices: for a convolution each sends a row to either side."""
+    weights = ((3, 3, 64, 64), (3, 3, 64, 64))
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1, 1024, 1024, 64), *weights)]
+    plan = least(
+        lambda x, w, v: convolved(jax.nn.relu(convolved(x, w)), v), tuple(shapes), "h100:8"
+    )
+    row = 1024 * 64 * 4  # bytes
+    assert [(c.kind, c.payload_bytes) for c in plan.collectives] == [("permute", row)] * 4
+    assert plan.costs.wire_bytes == 4 * row
+    assert plan.costs.peak_bytes < 4.2 * 1024 * 128 * 64 * 4, "no device holds the image"
+
+
+@pytest.mark.slow
+def test_plans_that_exchange_rows_are_read_back_and_certified(tmp_path: Path) -> None:
+    pins = dict.fromkeys(("[0]", "result"), (None, "x", None, None))
+    program = te.trace(convolved, X, W)
+    front = te.optimize(program, "cpu:8", pins=pins, mesh_shapes=[ROWS], settings=QUICK)
+    front.save(tmp_path / "front")
+    assert [p.costs for p in te.load(tmp_path / "front").plans] == [p.costs for p in front.plans]
+    plan = front.best("peak_bytes")
+    assert plan.collectives
+    kernels = [op.kernel for op in plan.graph.operations]
+    k, strategies = kernels.index("conv_general_dilated"), list(plan.body.strategies)
+    strategy = strategies[k]
+    gathered = replace(strategy, needs=(Layout.replicated(4), strategy.needs[1]))
+    for wrong in (
+        replace(strategy, needs=(Layout(((), (), (0,), ())), strategy.needs[1])),
+        replace(strategy, needs=(strategy.needs[0], Layout(((0,), (), (), ())))),
+        gathered,
+    ):
+        strategies[k] = wrong
+        body = replace(plan.body, strategies=tuple(strategies))
+        with pytest.raises(ExtractError):
+            walked(replace(plan, body=body), "plan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [9, 11])
+def test_what_reaches_over_the_next_block_is_gathered(window: int) -> None:
+    """Blocks of four rows: a window of nine has margins of four, one of eleven of five."""
+    arguments = (X, normal(window, 1, 3, 2))
+    plan = least(convolved, arguments, "cpu:8")
+    kinds = {c.kind for c in plan.collectives}
+    assert kinds == ({"permute"} if window == 9 else {"all_gather"})
+    np.testing.assert_allclose(
+        te.compile(plan, jax.devices()[:8])(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4
+    )
