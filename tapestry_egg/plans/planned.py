@@ -11,7 +11,7 @@ from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 
 from .collectives import after, traffic, wire_bytes
-from .exchanges import exchanges_of
+from .exchanges import Exchange, exchanges_of
 from .fetch import Fetch, fetches
 from .plan import BodyPlan, Change, Plan, PlannedCollective
 
@@ -20,7 +20,8 @@ from .plan import BodyPlan, Change, Plan, PlannedCollective
 class Moved:
     """A planned collective and where it is: `step` of what reader `reader` fetches, of a block that
     lies as `layout`, in the graph that `path` leads to, by (operation, region) pairs. What the one
-    device sends that runs an operation for all is no fetch."""
+    device sends that runs an operation for all is no fetch, nor what neighbours `exchange`: of
+    that, `rows` say which way it goes, (to the next device, to the one before)."""
 
     planned: PlannedCollective
     path: tuple[tuple[int, int], ...]
@@ -28,6 +29,8 @@ class Moved:
     fetch: Fetch | None = None
     step: Change | None = None
     layout: Layout | None = None
+    exchange: Exchange | None = None
+    rows: tuple[int, int] = (0, 0)
 
 
 def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollective, ...]:
@@ -82,7 +85,7 @@ def _of_body(
         if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
             found += [Moved(c, path, k) for c in _sent(k, op, graph, mesh, times)]
         if op is not None and not op.regions:
-            found += [Moved(c, path, k) for c in _beside(k, op, body, wide, mesh, times)]
+            found += _beside(k, op, body, wide, mesh, times, path)
         if op is None or not op.regions:
             continue
         bodies = body.strategies[k].bodies
@@ -107,27 +110,30 @@ def _beside(
     wide: Mapping[int, TensorType],
     mesh: MeshShape,
     times: int,
-) -> list[PlannedCollective]:
+    path: tuple[tuple[int, int], ...],
+) -> list[Moved]:
     """The rows of operands that devices send to their neighbours; `wide` values as they are."""
     values, found = body.graph.values, []
     for e in exchanges_of(body, k, mesh):
         v, group = op.inputs[e.operand], mesh.parts(e.axes)
         type_ = wide.get(v, values[v])
-        for payload in e.payloads:
-            nbytes = payload // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
-            found.append(
-                PlannedCollective(
-                    kind=BESIDE,
-                    axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
-                    group=group,
-                    payload_bytes=nbytes,
-                    wire_bytes=wire_bytes(BESIDE, nbytes, group),
-                    count=times,
-                    value=f"%{v} {type_}",
-                    reader=f"{op.kernel} #{k}",
-                    source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
-                )
+        for rows in ((e.low, 0), (0, e.high)):
+            if not any(rows):
+                continue
+            row = e.row_bytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
+            planned = PlannedCollective(
+                kind=BESIDE,
+                axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
+                group=group,
+                payload_bytes=sum(rows) * row,
+                wire_bytes=wire_bytes(BESIDE, sum(rows) * row, group),
+                count=times,
+                value=f"%{v} {type_}",
+                reader=f"{op.kernel} #{k}",
+                source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
             )
+            layout = body.strategies[k].needs[e.operand]
+            found.append(Moved(planned, path, k, layout=layout, exchange=e, rows=rows))
     return found
 
 

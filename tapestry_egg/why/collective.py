@@ -10,7 +10,7 @@ from tapestry_egg.columns import columns, shortened, told_once
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.kernel_work import block_bytes
 from tapestry_egg.extract.certify.recount import Move
-from tapestry_egg.machine.costs import carried_as, collective_seconds
+from tapestry_egg.machine.costs import BESIDE, carried_as, collective_seconds
 from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.planned import Moved
@@ -135,6 +135,8 @@ def collective_reason(plan: Plan, number: int) -> CollectiveReason:
             hint=f"They are 0 to {count - 1}." if count else "It has none.",
         )
     one = account.moved[number]
+    if one.exchange is not None:
+        return _exchanged(account, number)
     return _of_one_device(account, number) if one.fetch is None else _fetched(account, number)
 
 
@@ -178,6 +180,37 @@ def _fetched(account: Account, number: int) -> CollectiveReason:
         source=account.line(b, one.reader),
         reason=_reason(account, one, b, maker),
         beside=_beside(account, k),
+    )
+
+
+def _exchanged(account: Account, number: int) -> CollectiveReason:
+    """The rows of an operand that devices send to the ones beside them."""
+    one = account.moved[number]
+    e, layout, b = one.exchange, one.layout, account.body_at(one.path)
+    assert e is not None and layout is not None
+    graph, (low, high) = account.program.bodies[b].graph, one.rows
+    local = graph.operations[one.reader].inputs[e.operand]
+    v, maker = account.program.bodies[b].values[local], graph.producers().get(local, -1)
+    name, _, type_ = one.planned.value.partition(" ")
+    reader, rows = account.called(b, one.reader), low + high
+    lacking = f"{rows} {'row' if rows == 1 else 'rows'} {'before' if low else 'after'} its block"
+    return _told(
+        account,
+        number,
+        (BESIDE, float(one.planned.payload_bytes), e.axes),
+        None,
+        hidden=0.0,
+        value=account.value(v) or name,
+        type=type_,
+        made_by=account.called(b, maker) if maker >= 0 else "an argument" if b == 0 else "the loop",
+        made_at=account.line(b, maker),
+        have=account.show(layout),
+        need=f"the same with {lacking} along dim {e.dim}",
+        steps=f"permute to the {'next' if low else 'previous'} device",
+        readers=(reader,),
+        source=account.line(b, one.reader),
+        reason=f"{reader} reads {lacking}, which the device beside it has",
+        beside=(),
     )
 
 

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from tapestry_egg.columns import columns, shortened, starred, told_once
 from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 from tapestry_egg.show.costs_told import LEGEND
@@ -216,9 +218,17 @@ def _way(account: Account, v: int) -> TensorWay:
         collectives=tuple(
             n
             for n, m in enumerate(account.moved)
-            if m.fetch is not None and (account.body_at(m.path), m.fetch.value) == (body, local)
+            if _sends(m, program.bodies[body].graph) == local and account.body_at(m.path) == body
         ),
     )
+
+
+def _sends(moved: Moved, graph: BlockGraph) -> int | None:
+    """The value of which a collective sends something; None where no value lies somewhere yet."""
+    if moved.exchange is not None and moved.reader < len(graph.operations):
+        inputs = graph.operations[moved.reader].inputs
+        return inputs[moved.exchange.operand] if moved.exchange.operand < len(inputs) else None
+    return None if moved.fetch is None else moved.fetch.value
 
 
 def _cut(dims: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -269,6 +279,12 @@ def _read(account: Account, v: int, i: int, how: str, copy: int | None, at: int 
         reader = account.called(int(instance.body), instance.operation)
         source = account.line(int(instance.body), instance.operation)
     part = account.copies[copy] if copy is not None else None
+    sent = part.wire_bytes if part else 0.0
+    lacking = account.walk.margins.get(i, ())
+    if rows := [e for e in lacking if instance.inputs[e.operand] == v]:
+        how = f"{how}, with rows of its neighbours"
+        times = account.walk.times[account.walk.body_of_instance(i)]
+        sent += times * sum(n for e in rows for n in e.payloads)
     view = instance.signature.fusion == "view" and instance.outputs
     entering = instance.port in ("invariant", "stream", "carry")
     makes = account.value(instance.outputs[0]) if (view or entering) and instance.outputs else ""
@@ -277,7 +293,7 @@ def _read(account: Account, v: int, i: int, how: str, copy: int | None, at: int 
         source=source,
         layout=account.show(need),
         how=how,
-        sent=part.wire_bytes if part else 0.0,
+        sent=sent,
         seconds=part.seconds if part else 0.0,
         makes=makes if not instance.port or entering else "",
     )

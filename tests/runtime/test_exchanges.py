@@ -229,6 +229,23 @@ def test_plans_that_exchange_rows_are_read_back_and_certified(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_it_is_told_who_sends_which_rows_and_why() -> None:
+    plan = least(convolved, (X, W), "h100:8")
+    back = [c for c in range(len(plan.collectives)) if plan.collectives[c].kind == "permute"][1]
+    told = plan.collective(back)
+    assert (told.value, told.have) == ("[0]", "[., x, ., .]")
+    assert told.need == "the same with 1 row after its block along dim 1"
+    assert told.reason.startswith("conv_general_dilated")
+    assert told.reason.endswith("reads 1 row after its block, which the device beside it has")
+    assert told.seconds < 20e-6 and "previous device" in str(told)
+    way = plan.tensor("[0]")
+    assert set(way.collectives) >= {back - 1, back}
+    (read,) = [r for r in way.reads if "conv" in r.reader]
+    assert read.how == "as it lies, with rows of its neighbours"
+    assert read.sent == 2 * 4 * 6 * 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [9, 11])
 def test_what_reaches_over_the_next_block_is_gathered(window: int) -> None:
     """Blocks of four rows: a window of nine has margins of four, one of eleven of five."""
