@@ -64,6 +64,12 @@ def branches(x: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
     return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] @ c[1]), (n, y))
 
 
+def window(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Neighbours send the rows at the ends of their blocks."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jnp.tanh(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers))
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "step": (
         step,
@@ -72,6 +78,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "loop": (loop, (struct(2048, 256), struct(256, 256), struct(256, 256)), "h100:8"),
     "joined": (joined, (struct(1024, 64),), "cpu:8"),
+    "window": (window, (struct(1, 64, 32, 8), struct(3, 3, 8, 8)), "cpu:8"),
     "branches": (branches, (struct(64, 64), jax.ShapeDtypeStruct((), jnp.int32)), "cpu:8"),
 }
 
@@ -179,6 +186,8 @@ def test_true_files_are_believed_and_say_what_they_said(folder: Path) -> None:
     for name in CASES:
         front, loaded = front_of(name), load(saved(name, folder))
         assert isinstance(loaded, Front)
+        sent = {c.kind for p in loaded for c in p.collectives}
+        assert name != "window" or "permute" in sent
         assert [p.costs for p in loaded] == [p.costs for p in front]
         assert loaded.usable_bytes == front.usable_bytes
         plan = loaded.plans[0]
