@@ -15,6 +15,7 @@ import queue
 import signal
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -338,9 +339,11 @@ def completed(
     """
     running: dict[Future[Any], int] = {}
     tried = [0] * len(calls)
+    waiting = deque(range(len(calls)))
+    lost: list[tuple[int, Lost]] = []
     stopping = False
 
-    def submit(k: int) -> Lost | None:
+    def submit(k: int) -> None:
         tried[k] += 1
         try:
             if isinstance(executor, Processes):
@@ -349,15 +352,12 @@ def completed(
             else:
                 running[executor.submit(function, *calls[k])] = k
         except BrokenExecutor as error:
-            return Lost(_words(error), False)
-        return None
+            lost.append((k, Lost(_words(error), False)))
 
-    for k in range(len(calls)):
-        lost = submit(k)
-        if lost is not None:
-            yield k, lost
-    while running:
-        try:
+    while waiting or running:
+        try:  # whoever interrupts may do so while calls are still being submitted
+            while waiting:
+                submit(waiting.popleft())
             done = wait(running, return_when=FIRST_COMPLETED).done
         except KeyboardInterrupt:
             if stopping or not isinstance(executor, Processes):
@@ -365,6 +365,7 @@ def completed(
                     future.cancel()
                 raise
             stopping = True
+            waiting.clear()
             executor.interrupt()
             continue
         for future in sorted(done, key=running.__getitem__):
@@ -375,14 +376,13 @@ def completed(
             except BaseException as error:
                 if not _is_loss(error):
                     raise
-                lost = Lost(_words(error), tried[k] < 2)
-            if stopping:
-                continue
-            yield k, lost
-            if lost.again:
-                lost = submit(k)
-                if lost is not None:
-                    yield k, lost
+                loss = Lost(_words(error), tried[k] < 2)
+            if not stopping:
+                lost.append((k, loss))
+                if loss.again:
+                    waiting.append(k)
+        yield from lost
+        lost.clear()
     if stopping:
         raise KeyboardInterrupt
 

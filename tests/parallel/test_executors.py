@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -141,6 +141,24 @@ def test_an_interruption_reaches_the_calls_which_give_what_they_have(tmp_path: P
         # One that does not listen is over as well.
         got = completed(pool, calls.sleep, [[600.0, str(tmp_path / "f")]])
         threading.Thread(target=interrupt_at, args=(tmp_path / "f",)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(got)
+
+
+def test_an_interruption_may_come_while_calls_are_still_submitted(tmp_path: Path) -> None:
+    mark = tmp_path / "running"
+
+    class Interrupted(Processes):
+        def submit_heard(self, heard: Any, fn: Any, /, *args: Any) -> Future[Any]:
+            if args[0] != str(mark):
+                while not mark.exists():
+                    time.sleep(0.01)
+                raise KeyboardInterrupt
+            return super().submit_heard(heard, fn, *args)
+
+    with Interrupted(1) as pool:
+        got = completed(pool, calls.until_stopped, [[str(mark)], ["second"], ["third"]])
+        assert next(got) == (0, "stopped")
         with pytest.raises(KeyboardInterrupt):
             next(got)
 

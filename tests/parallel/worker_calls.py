@@ -60,8 +60,8 @@ def sleep(seconds: float, mark: str = "") -> float:
 
 def until_stopped(mark: str) -> str:
     """Run until interrupted, telling all the time; then say so."""
-    Path(mark).write_text(str(os.getpid()))
-    try:
+    try:  # the interruption may come as soon as the mark is there
+        Path(mark).write_text(str(os.getpid()))
         while True:
             tell(b"x" * 100_000)
     except KeyboardInterrupt:
