@@ -57,7 +57,7 @@ test-fast: $(READY)
 # Dask's cluster, OR-tools and Graphviz: what some tests are skipped without.
 test-all: $(READY) lint docs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cluster,plot,smt]' highspy ortools
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=draws
 
 # Broken links and docstrings that do not read are errors. Nothing in the site loads from elsewhere.
 docs: $(READY)

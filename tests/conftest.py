@@ -12,8 +12,10 @@ import sys
 import pytest
 from hypothesis import settings
 
-# The clock of a busy machine is no property of the code.
-settings.register_profile("suite", deadline=None)
+# The clock of a busy machine is no property of the code. Every run draws the same examples, so that
+# who changes one thing is told of that alone; `make test-all` draws new ones.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("draws", deadline=None)
 settings.load_profile("suite")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

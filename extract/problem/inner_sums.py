@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.ids import FlatId, LayoutId
 from tapestry_egg.machine.costs import carried_as
 from tapestry_egg.schedule.kernels import Schedule, Unit, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
@@ -45,7 +45,7 @@ class InnerSums:
         self.instances = schedule.program.instances
         self._found: dict[int, tuple[InnerSum, ...]] = {}
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
-        self._sources: dict[TensorType, dict[int, tuple[int, ...]]] = {}
+        self._sources: dict[TensorType, dict[LayoutId, tuple[LayoutId, ...]]] = {}
 
     def of(self, u: int) -> InnerSum | None:
         """The sum of unit u that is combined inside it: the last of those that two operands or more
@@ -96,12 +96,12 @@ class InnerSums:
             for _, _, v in first.reads
         )
 
-    def sources(self, tensor: TensorType) -> Mapping[int, tuple[int, ...]]:
+    def sources(self, tensor: TensorType) -> Mapping[LayoutId, tuple[LayoutId, ...]]:
         """Whole layout -> the partial ones that one collective combines to it, as numbers of the
         algebra's layouts."""
         if tensor not in self._sources:
             table, number = self.copies[tensor], self.saturated.encoding.algebra.number
-            found: dict[int, list[int]] = {}
+            found: dict[LayoutId, list[LayoutId]] = {}
             for (a, b), step in table.step_of.items():
                 have, need = table.layouts[a], table.layouts[b]
                 combines = carried_as(step.kind, step.monoid, tensor.dtype) == step.kind

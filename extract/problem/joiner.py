@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.ids import FlatId, LayoutId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, like_roofline
 from tapestry_egg.machine.energy import collective_joules, joules
@@ -41,6 +41,8 @@ ROWS = 600
 # The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
 # than so many. Counted among the above; no measurement of these is kept.
 _STEPS, _FEWEST = 60_000, 100
+
+Layouts = tuple[LayoutId, ...]
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,33 @@ class _Chosen(NamedTuple):
 class _Way(NamedTuple):
     """A way to run the members joined so far."""
 
-    open: tuple[int, ...]  # layouts of the values whose makers are still to come
+    open: Layouts  # layouts of the values whose makers are still to come
     shown: int  # number of the layouts that are read from outside and given so far
     flops: float  # per device
     moved: float  # bytes that reads of parts of operands move
     partial: int  # partial axes of values inside
     chosen: _Chosen | None
-    combined: int = -1  # number of the layout in which a sum inside is left partial; -1 for none
+    combined: LayoutId | None = None  # in which a sum inside is left partial
 
 
 class _Strategy(NamedTuple):
     """One strategy of a signature: its number, and what it means to a unit."""
 
     number: int
-    operands: tuple[int, ...]  # layout numbers
+    operands: Layouts
     flops: float
     moved: tuple[float, ...]  # per operand: elements that it moves, where it reads a part; else 0
+
+
+class _Member(NamedTuple):
+    """A member that is joined to those that read it."""
+
+    giving: Mapping[Layouts, list[_Strategy]]  # its strategies, by the layouts of its results
+    place: int  # of its result among the open values; -1 for the unit's root
+    reads: list[tuple[int, int]]  # per operand: place among the open values, else the new ones; -1
+    fresh: int  # number of values that it opens
+    shown: bool  # whether its result leaves the unit
+    combined: FlatId | None  # its result, where that is the sum that may be left partial
 
 
 class Joiner:
@@ -110,9 +123,7 @@ class Joiner:
         self.number = saturated.encoding.algebra.number
         self.neighbours = Neighbours(saturated, mesh, target)
         self.memo: dict[tuple[object, ...], UnitRows] = {}
-        self.by_output: dict[
-            tuple[int, Wanted | None], Mapping[tuple[int, ...], list[_Strategy]]
-        ] = {}
+        self.by_output: dict[tuple[int, Wanted | None], Mapping[Layouts, list[_Strategy]]] = {}
         self.work: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
         self.gemm_shapes: dict[int, NDArray[np.float64]] = {}  # [strategies, (batch, m, n, k)]
@@ -164,7 +175,7 @@ class Joiner:
         combined = None if inner is None else (local[inner.value], inner.partial_reads, inner.over)
         return (*parts, tuple([local[v] for v in unit.outputs]), combined)
 
-    def _giving(self, instance: int) -> Mapping[tuple[int, ...], list[_Strategy]]:
+    def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the
         same layouts, those that are not worse than another."""
         signature, wanted = self.signature_of[instance], self.wanted.get(instance)
@@ -172,7 +183,7 @@ class Joiner:
         if key not in self.by_output:
             model = self.saturated.encoding.signatures[signature]
             operands = len(model.inputs)
-            table: dict[tuple[int, ...], dict[Any, _Strategy]] = {}
+            table: dict[Layouts, dict[Any, _Strategy]] = {}
             for n, s in enumerate(self.saturated.strategies[signature]):
                 if wanted is not None and not wanted.holds(s.layouts[-1]):
                     continue
@@ -206,95 +217,86 @@ class Joiner:
         return self.work[signature, strategy]
 
     def _join(self, unit: Unit, key: tuple[object, ...], inner: InnerSum | None) -> UnitRows:
+        """The rows of a unit: its members' strategies, joined from the last to the first where the
+        layouts between them agree."""
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         leaving = set(unit.outputs) & inside
-        numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # what is shown, numbered
+        numbers: dict[tuple[int, Layouts], int] = {}  # what is shown, numbered
         pending: list[FlatId] = []  # values whose layouts the ways' `open` are
         ways = [_Way((), -1, 0.0, 0.0, 0, None)]
         most = max(_FEWEST, min(ROWS, _STEPS // len(unit.members)))
         for i in reversed(unit.members):
             instance = self.instances[i]
-            giving = self._giving(i)
-            root = i == unit.root
-            place = -1 if root else pending.index(instance.outputs[0])
+            place = -1 if i == unit.root else pending.index(instance.outputs[0])
             at = [pending.index(v) if v in pending else -1 for v in instance.inputs]
-            fresh = list(
-                dict.fromkeys(
-                    [v for v, k in zip(instance.inputs, at, strict=True) if v in inside and k < 0]
-                )
+            new = [v for v, k in zip(instance.inputs, at, strict=True) if v in inside and k < 0]
+            slot = {v: k for k, v in enumerate(dict.fromkeys(new))}
+            member = _Member(
+                giving=self._giving(i),
+                place=place,
+                reads=[(k, slot.get(v, -1)) for v, k in zip(instance.inputs, at, strict=True)],
+                fresh=len(slot),
+                shown=place < 0 or instance.outputs[0] in leaving,
+                combined=inner.value if inner and inner.value in instance.outputs[:1] else None,
             )
-            slot = {v: k for k, v in enumerate(fresh)}
-            plan = [
-                (k, slot.get(v, -1)) for v, k in zip(instance.inputs, at, strict=True)
-            ]  # per operand: place among the open ones, or among the new ones, or outside
-            shows_output = root or instance.outputs[0] in leaving
-            combining = inner is not None and instance.outputs[0] == inner.value
-            grown: dict[tuple[tuple[int, ...], int, float, int], _Way] = {}
-            for way in ways:
-                given = list(giving) if root else [(way.open[place],)]
-                made = [-1] * len(given)
-                if combining:
-                    haves = self._combined(instance.outputs[0], way.open[place])
-                    given, made = [*given, *((b,) for b in haves)], [*made, *haves]
-                choices = [
-                    (out, s, c)
-                    for out, c in zip(given, made, strict=True)
-                    for s in giving.get(out, ())
-                ]
-                for out, s, now in choices:
-                    joined = self._joined(way, s, out, place, plan, len(fresh), shows_output)
+            ways = self._joined(ways, member, numbers)
+            pending = [v for k, v in enumerate(pending) if k != place] + list(slot)
+            if len(ways) > most:
+                self.cut.add(key)
+                ways = sorted(ways, key=lambda w: (w.combined is not None, w.partial))[:most]
+        return self._finish(unit, ways, inner)
+
+    def _joined(
+        self, ways: Sequence[_Way], member: _Member, numbers: dict[tuple[int, Layouts], int]
+    ) -> list[_Way]:
+        """The ways with one more member; of those that look alike from outside, the one of the
+        fewest flops."""
+        grown: dict[tuple[Layouts, int, float, LayoutId | None], _Way] = {}
+        for way in ways:
+            for given, combined in self._wanted_of(way, member):
+                for s in member.giving.get(given, ()):
+                    joined = self._with(way, s, given, member)
                     if joined is None:
                         continue
                     opened, shown, moved, partial = joined
                     mark = way.shown
                     if shown:
                         mark = numbers.setdefault((mark, shown), len(numbers))
-                    combined = max(now, way.combined)
                     what = (opened, mark, moved, combined)
                     flops = way.flops + s.flops
                     known = grown.get(what)
                     if known is None or flops < known.flops:
-                        grown[what] = _Way(
-                            opened,
-                            mark,
-                            flops,
-                            moved,
-                            partial,
-                            _Chosen(s.number, way.chosen),
-                            combined,
-                        )
-            pending = [v for k, v in enumerate(pending) if k != place] + fresh
-            ways = list(grown.values())
-            if len(ways) > most:
-                self.cut.add(key)
-                ways = sorted(ways, key=lambda w: (w.combined >= 0, w.partial))[:most]
-        return self._finish(unit, ways, inner)
+                        chosen = _Chosen(s.number, way.chosen)
+                        grown[what] = _Way(opened, mark, flops, moved, partial, chosen, combined)
+        return list(grown.values())
 
-    def _combined(self, v: FlatId, need: int) -> tuple[int, ...]:
-        """The layouts of a value that one collective combines to a whole one."""
-        return self.sums.sources(self.schedule.program.types[v]).get(need, ())
+    def _wanted_of(self, way: _Way, member: _Member) -> list[tuple[Layouts, LayoutId | None]]:
+        """The layouts in which a member may give its results, and that of a sum left partial."""
+        if member.place < 0:
+            wanted: list[Layouts] = list(member.giving)
+        else:
+            wanted = [(way.open[member.place],)]
+        found = [(given, way.combined) for given in wanted]
+        if member.combined is not None:
+            tensor = self.schedule.program.types[member.combined]
+            sources = self.sums.sources(tensor).get(way.open[member.place], ())
+            found += [((have,), have) for have in sources]
+        return found
 
-    def _joined(
-        self,
-        way: _Way,
-        s: _Strategy,
-        out: tuple[int, ...],
-        place: int,
-        plan: Sequence[tuple[int, int]],
-        fresh: int,
-        shows_output: bool,
-    ) -> tuple[tuple[int, ...], tuple[int, ...], float, int] | None:
+    def _with(
+        self, way: _Way, s: _Strategy, given: Layouts, member: _Member
+    ) -> tuple[Layouts, Layouts, float, int] | None:
         """What is open and shown with one more member, its bytes and partial axes; None where its
         operands must lie otherwise."""
-        new = [-1] * fresh
-        shown = list(out) if shows_output else []
+        new: list[LayoutId | None] = [None] * member.fresh
+        shown = list(given) if member.shown else []
         moved, partial = way.moved, way.partial
-        for layout, (open_, slot), part in zip(s.operands, plan, s.moved, strict=True):
+        for layout, (open_, slot), part in zip(s.operands, member.reads, s.moved, strict=True):
             if open_ >= 0:
                 if way.open[open_] != layout:
                     return None
             elif slot >= 0:
-                if new[slot] < 0:
+                if new[slot] is None:
                     new[slot] = layout
                     partial += len(self.layouts[layout].partial)
                 elif new[slot] != layout:
@@ -302,8 +304,9 @@ class Joiner:
             else:
                 shown.append(layout)
                 moved += part
-        kept = way.open if place < 0 else way.open[:place] + way.open[place + 1 :]
-        return (*kept, *new), tuple(shown), moved, partial
+        k = member.place
+        kept = way.open if k < 0 else way.open[:k] + way.open[k + 1 :]
+        return (*kept, *(x for x in new if x is not None)), tuple(shown), moved, partial
 
     def _finish(self, unit: Unit, ways: Sequence[_Way], inner: InnerSum | None) -> UnitRows:
         """The rows of the ways; of those that read and give the same, the ones no other beats."""
@@ -325,7 +328,7 @@ class Joiner:
             unit, choice, self.schedule, self.saturated, self.mesh, self.target
         )
         wire = np.zeros(len(ways))
-        if inner is not None and (two := [r for r, w in enumerate(ways) if w.combined >= 0]):
+        if inner is not None and (two := [r for r, w in enumerate(ways) if w.combined is not None]):
             seconds[two], energy[two], more, wire[two] = self._in_two(unit, inner, choice[two])
             scratch[two] += more
         for m, i in enumerate(unit.members):
@@ -374,7 +377,7 @@ class Joiner:
 
     def _worthwhile(self, inner: InnerSum, way: _Way, needs: Sequence[Layout]) -> bool:
         """Whether two partial operands or more are combined by their sum, where one is at all."""
-        if way.combined < 0:
+        if way.combined is None:
             return True
         axes = self.layouts[way.combined].partial
         return sum(set(axes) <= set(needs[k].partial) for k in inner.partial_reads) > 1

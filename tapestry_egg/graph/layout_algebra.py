@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations, product
 
+from .ids import LayoutId
 from .layout import Layout, MeshShape
 
 Row = tuple[int, ...]
@@ -62,9 +63,9 @@ class LayoutAlgebra:
         return list(out)
 
     @cached_property
-    def number(self) -> dict[Layout, int]:
+    def number(self) -> dict[Layout, LayoutId]:
         """Layout -> its number."""
-        return {layout: i for i, layout in enumerate(self.layouts)}
+        return {layout: LayoutId(i) for i, layout in enumerate(self.layouts)}
 
     @cached_property
     def monoid_number(self) -> dict[str, int]:
@@ -106,7 +107,7 @@ class LayoutAlgebra:
             groups[len(layout.dims)].append(layout)
         return groups
 
-    def _compositions(self) -> set[tuple[int, int, int]]:
+    def _compositions(self) -> set[tuple[LayoutId, LayoutId, LayoutId]]:
         rows = set()
         for group in self._by_rank().values():
             for one, two in product(group, repeat=2):
@@ -124,7 +125,7 @@ class LayoutAlgebra:
                 rows.add((self.number[one], self.number[two], self.number[both]))
         return rows
 
-    def _cuts(self) -> set[tuple[int, int, int, int]]:
+    def _cuts(self) -> set[tuple[LayoutId, int, int, LayoutId]]:
         rows = set()
         for layout in self.layouts:
             for k, axes in enumerate(layout.dims):
@@ -138,7 +139,7 @@ class LayoutAlgebra:
                     rows.add((self.number[layout], k, which, self.number[base]))
         return rows
 
-    def _partials(self) -> set[tuple[int, int, int, int]]:
+    def _partials(self) -> set[tuple[LayoutId, int, int, LayoutId]]:
         rows = set()
         for layout in self.layouts:
             if layout.monoid is None:

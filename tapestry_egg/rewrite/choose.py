@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.work import Work
 
 from .requests import Applied
@@ -44,7 +45,7 @@ class Node:
     """
 
     signature: int
-    operands: tuple[int, ...]
+    operands: tuple[ClassId, ...]
     value: int = -1
     free: bool = False
 
@@ -54,11 +55,15 @@ class Terms:
     """Classes of equal values with the ways to compute each; classes are numbered from 0."""
 
     nodes: tuple[tuple[Node, ...], ...]
-    class_of: Mapping[int, int]  # value of the program -> class
-    made: Mapping[tuple[int, int], frozenset[str]]  # (class, signature or -1) -> rules
+    class_of: Mapping[int, ClassId]  # value of the program -> class
+    made: Mapping[tuple[ClassId, int], frozenset[str]]  # (class, signature or -1) -> rules
     saturated: bool
 
-    def roots(self, graph: BlockGraph) -> list[int]:
+    def rules(self, c: int, signature: int) -> frozenset[str]:
+        """The rules that made the nodes of a signature in a class (-1: that merged two classes)."""
+        return self.made.get((ClassId(c), signature), frozenset())
+
+    def roots(self, graph: BlockGraph) -> list[ClassId]:
         """The classes that the program needs: of its outputs, and of what its effects read."""
         needed = [self.class_of[v] for v in graph.outputs]
         return needed + [

@@ -18,6 +18,7 @@ import numpy as np
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.rewrite.streams.streamed import changed, is_change
@@ -79,7 +80,7 @@ def _groups(terms: Terms, pick: Sequence[int], changed: Sequence[int]) -> list[l
     alike: dict[object, list[int]] = {}
     for step in steps:
         nodes = [(c, terms.nodes[c][pick[c]]) for c in step]
-        kind = tuple((terms.made.get((c, n.signature)), n.value >= 0) for c, n in nodes)
+        kind = tuple((terms.rules(c, n.signature), n.value >= 0) for c, n in nodes)
         alike.setdefault(kind, []).extend(step)
     return list(alike.values())
 
@@ -119,12 +120,12 @@ def _step(
         if d in done or chosen.value >= 0:
             continue
         done.add(d)
-        names = sorted(terms.made.get((d, chosen.signature), ()))
+        names = sorted(terms.rules(d, chosen.signature))
         if names and not set(names) & set(needed):
             needed.append(names[0])
         stack.extend(e for e in chosen.operands)
     if not needed:
-        needed = sorted(set(rules) - seen) or sorted(terms.made.get((c, -1), ()))
+        needed = sorted(set(rules) - seen) or sorted(terms.rules(c, -1))
     entry = catalogue[node.signature] if node.signature >= 0 else None
     producers = graph.producers()
     source = ""
@@ -197,10 +198,12 @@ def replay(
         terms, catalogue = explored.terms, explored.catalogue
         first = as_written(terms, [1.0] * len(catalogue))
         found = None
-        tried = chain(_told(terms, first, step), _alternatives(terms, first))
+        tried: Iterator[Mapping[ClassId, int]] = chain(
+            _told(terms, first, step), _alternatives(terms, first)
+        )
         for changes in islice(tried, _MOST_TRIES):
             built = rebuild(
-                inner, terms, catalogue, [changes.get(c, k) for c, k in enumerate(first)]
+                inner, terms, catalogue, [changes.get(ClassId(c), k) for c, k in enumerate(first)]
             )
             if built is not None and digest(built.graph) == step.digest:
                 found = built.graph
@@ -212,7 +215,7 @@ def replay(
     return out
 
 
-def _told(terms: Terms, first: Sequence[int], step: RuleStep) -> Iterator[dict[int, int]]:
+def _told(terms: Terms, first: Sequence[int], step: RuleStep) -> Iterator[dict[ClassId, int]]:
     """Choices that compute the values of a step, and no others, another way: alike first."""
     classes = sorted({terms.class_of[v] for v in step.values if v in terms.class_of})
     others = [
@@ -235,11 +238,14 @@ def _refused(number: int, step: RuleStep, graph: BlockGraph) -> RuleError:
     return RuleError(f"step {number + 1} cannot be taken: {step}", where=graph.name or "derivation")
 
 
-def _alternatives(terms: Terms, first: Sequence[int]) -> Iterator[dict[int, int]]:
+def _alternatives(terms: Terms, first: Sequence[int]) -> Iterator[dict[ClassId, int]]:
     """Choices that differ in one class, in all, and in two."""
     yield {}
     single = [
-        (c, k) for c, nodes in enumerate(terms.nodes) for k in range(len(nodes)) if k != first[c]
+        (ClassId(c), k)
+        for c, nodes in enumerate(terms.nodes)
+        for k in range(len(nodes))
+        if k != first[c]
     ]
     yield from ({c: k} for c, k in single)
     for way in (1, -1):  # all at once: the first alternative of each class, then the last

@@ -71,7 +71,7 @@ class _Table:
 
     def fresh(self) -> Class:
         self.count += 1
-        return self.count - 1
+        return Class(self.count - 1)
 
     def of(self, key: Any) -> Class:
         found = self.classes.get(key)

@@ -16,6 +16,7 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.egraphs.run import Row, Stage, saturate
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 from tapestry_egg.rules.language.families import FAMILIES
@@ -59,12 +60,11 @@ class Explored:
     def only(self, rules: Collection[str]) -> Explored:
         """Without the nodes that only other rules than these have made."""
         terms = self.terms
-        none: frozenset[str] = frozenset()
         nodes = tuple(
             tuple(
                 n
                 for n in nodes
-                if n.value >= 0 or not terms.made.get((c, n.signature), none).isdisjoint(rules)
+                if n.value >= 0 or not terms.rules(c, n.signature).isdisjoint(rules)
             )
             for c, nodes in enumerate(terms.nodes)
         )
@@ -172,10 +172,10 @@ def _terms(
 ) -> Terms:
     """The e-graph's classes, numbered: those of the program's values first, in their order, then
     new ones by how they are built. So the order in which rules were told or fired is forgotten."""
-    numbers: dict[Any, int] = {}
-    class_of: dict[int, int] = {}
+    numbers: dict[Any, ClassId] = {}
+    class_of: dict[int, ClassId] = {}
     for value, token in sorted((row[0], row[1]) for row in tables["N"]):
-        class_of[value] = numbers.setdefault(token, len(numbers))
+        class_of[value] = numbers.setdefault(token, ClassId(len(numbers)))
     rows = _by_build([row for name in OPERATORS for row in tables[name]], numbers)
     producers = {v: op for op in graph.operations for v in op.outputs}
     nodes: list[dict[tuple[int, tuple[int, ...]], Node]] = [{} for _ in numbers]
@@ -189,7 +189,7 @@ def _terms(
         s, *tokens, token = row
         operands = tuple(numbers[t] for t in tokens)
         nodes[numbers[token]].setdefault((s, operands), Node(s, operands))
-    made: dict[tuple[int, int], set[str]] = {}
+    made: dict[tuple[ClassId, int], set[str]] = {}
     for name, token, s, *_ in tables["made"]:
         made.setdefault((numbers[token], s), set()).add(name)
     return Terms(
@@ -200,7 +200,9 @@ def _terms(
     )
 
 
-def _by_build(rows: Sequence[tuple[Any, ...]], numbers: dict[Any, int]) -> list[tuple[Any, ...]]:
+def _by_build(
+    rows: Sequence[tuple[Any, ...]], numbers: dict[Any, ClassId]
+) -> list[tuple[Any, ...]]:
     """The rows (signature, operands, class) in an order that only what they say determines; gives
     the classes that have no number yet the next ones, in this order."""
     rest = list(rows)
@@ -211,7 +213,7 @@ def _by_build(rows: Sequence[tuple[Any, ...]], numbers: dict[Any, int]) -> list[
             break
         ready.sort(key=lambda row: (row[0], [numbers[t] for t in row[1:-1]]))
         for row in ready:
-            numbers.setdefault(row[-1], len(numbers))
+            numbers.setdefault(row[-1], ClassId(len(numbers)))
         out += ready
         done = set(map(id, ready))
         rest = [row for row in rest if id(row) not in done]

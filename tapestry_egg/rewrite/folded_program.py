@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.ids import ClassId
 
 from .choose import Node, Terms
 from .rebuild import Builder
@@ -206,7 +207,7 @@ def class_weights(folded: Folded, terms: Terms) -> list[float]:
         i = producers.get(v)
         own = 0.0 if i is None else folded.weights[folded.graph.operations[i].scope]
         weights[c] = max(weights[c], own)
-    stack = [c for c, w in enumerate(weights) if w >= 0.0]
+    stack = [ClassId(c) for c, w in enumerate(weights) if w >= 0.0]
     given = set(stack)
     while stack:
         c = stack.pop()
@@ -245,11 +246,11 @@ class _Unfolder:
         self.graph, self.folded, self.terms, self.pick = graph, folded, terms, pick
         self.builder = Builder(folded.graph, terms, catalogue, pick)
         self.catalogue = list(catalogue)
-        self.class_of = {v: v for v in range(len(graph.values))}
+        self.class_of = {v: ClassId(v) for v in range(len(graph.values))}
         self.nodes: list[list[Node]] = [[] for _ in graph.values]
-        self.made: dict[tuple[int, int], frozenset[str]] = {}
-        self.new: dict[tuple[int, int, int], int] = {}  # part, copy, class -> class here
-        self.pending: list[tuple[int, int, int]] = []
+        self.made: dict[tuple[ClassId, int], frozenset[str]] = {}
+        self.new: dict[tuple[int, int, ClassId], ClassId] = {}  # part, copy, class -> class here
+        self.pending: list[tuple[int, int, ClassId]] = []
         self.numbers: dict[tuple[int, int], int] = {}  # signature, region -> signature
         self.part_of = {v: k for k, part in enumerate(folded.parts) for v in part.values}
 
@@ -260,13 +261,13 @@ class _Unfolder:
                 kind, number = self.builder.source(v)
                 for copy, out in enumerate(part.values[v].tolist()):
                     if kind == "new":
-                        self.class_of[out] = self._class(k, copy, number)
+                        self.class_of[out] = self._class(k, copy, ClassId(number))
                     elif number != v:
                         instead[out] = self._value(k, copy, number)
                         c = self.terms.class_of[v]
-                        names = {(c, n.signature) for n in self.terms.nodes[c]} | {(c, -1)}
-                        rules = [self.terms.made.get(key, frozenset()) for key in names]
-                        self.made[out, -1] = frozenset().union(*rules)
+                        signatures = {n.signature for n in self.terms.nodes[c]} | {-1}
+                        rules = [self.terms.rules(c, s) for s in signatures]
+                        self.made[ClassId(out), -1] = frozenset().union(*rules)
         producers = self.graph.producers()
         for v, c in self.class_of.items():
             i = producers.get(v)
@@ -280,11 +281,11 @@ class _Unfolder:
         terms = Terms(tuple(map(tuple, self.nodes)), self.class_of, self.made, self.terms.saturated)
         return terms, self.catalogue, chosen
 
-    def _class(self, part: int, copy: int, c: int) -> int:
+    def _class(self, part: int, copy: int, c: ClassId) -> ClassId:
         """The class here of a new operation for one copy."""
         key = (part, copy, c)
         if key not in self.new:
-            self.new[key] = len(self.nodes)
+            self.new[key] = ClassId(len(self.nodes))
             self.nodes.append([])
             self.pending.append(key)
         return self.new[key]
@@ -298,7 +299,7 @@ class _Unfolder:
         own = self.part_of[v]
         return int(self.folded.parts[own].values[v][copy if own == part else 0])
 
-    def _fill(self, part: int, copy: int, c: int) -> None:
+    def _fill(self, part: int, copy: int, c: ClassId) -> None:
         """Give a new class its node."""
         node = self.terms.nodes[c][self.pick[c]]
         operands = []
@@ -312,7 +313,7 @@ class _Unfolder:
         number = self._signature(part, copy, node.signature)
         at = self.new[part, copy, c]
         self.nodes[at].append(Node(number, tuple(operands)))
-        rules = self.terms.made.get((c, node.signature), frozenset())
+        rules = self.terms.rules(c, node.signature)
         self.made[at, number] = self.made.get((at, number), frozenset()) | rules
 
     def _signature(self, part: int, copy: int, number: int) -> int:

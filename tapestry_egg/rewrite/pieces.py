@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels.signatures.parameters import exact
 from tapestry_egg.rules.language.book import Rule
 
 from .explore import explore
 
 #: What a value is: a number shared by equal values. Those of the program come first.
-Class = int
+Class = ClassId
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def proven(piece: Piece, rules: Sequence[Rule]) -> bool:
     signatures = {
         (a.kernel, exact(a.params), a.inputs, a.output): s for s, a in enumerate(explored.catalogue)
     }
-    class_of: dict[tuple[int, tuple[int, ...]], int] = {
-        (n.signature, n.operands): c for c, nodes in enumerate(terms.nodes) for n in nodes
+    class_of: dict[tuple[int, tuple[int, ...]], Class] = {
+        (n.signature, n.operands): ClassId(c) for c, nodes in enumerate(terms.nodes) for n in nodes
     }
     found = {c: terms.class_of[k] for c, k in piece.at.items()}
     for c, new in piece.new:

@@ -179,4 +179,4 @@ class Builder:
     def _blame(self, c: int, *signatures: int) -> None:
         """Note the rules that made nodes of a class (-1: that merged two classes)."""
         for s in signatures:
-            self.rules |= self.terms.made.get((c, s), frozenset())
+            self.rules |= self.terms.rules(c, s)

@@ -56,7 +56,7 @@ def elementwise(d: Draws) -> Step:
             lambda h: jnp.clip(h, -1, 1),
             lambda h: jnp.floor(h) % 3,
             lambda h: jnp.log1p(jnp.abs(h)),
-            lambda h: (h > 0.3).astype(jnp.int32),
+            lambda h: (h > 0.3).astype(jnp.int64),  # functions of int32 are float32
             lambda h: lax.stop_gradient(h) * h,
             lambda h: lax.optimization_barrier(h) + 1,
             lambda h: jnp.where(h > 1.5, jnp.inf, h),

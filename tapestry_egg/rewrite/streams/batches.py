@@ -29,8 +29,6 @@ Labels = tuple[Label, ...]
 
 #: Kernels that make zeros of zeros.
 _KEEPS_ZEROS = {"broadcast_in_dim", "convert_element_type", "reshape", "transpose", "copy", "neg"}
-#: Passes over a graph: each follows what the last one found to be wanted with rows, or before.
-_MOST_PASSES = 24
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,12 @@ class Batch:
     def labelled(self) -> Batch:
         """Label everything. Raises Whole where the graph is the body of a loop and something in it
         needs all rows at once."""
-        for _ in range(_MOST_PASSES):
+        # This ends: what was wanted with rows, and what is too costly before the loop, only grows;
+        # in between, what runs before the loop does.
+        while True:
             self._pass()
             if not (self._want() or self._sum_before() or self._take_back()):
                 return self
-        raise Whole
 
     def has_rows(self, v: int) -> bool:
         """Whether a value has rows."""
@@ -213,7 +212,7 @@ class Batch:
                 x = Cut(x.dim - 1, x.inner)
             given.append("free" if x == "zero" and consts <= p < first else x)
         wanted: dict[int, Cut] = {}
-        for _ in range(_MOST_PASSES):
+        while True:  # each turn gives an operand or a wanted value its only rows
             inner = Batch(
                 body, self.extent, dict(zip(body.inputs, given, strict=True)), True, dict(wanted)
             )
@@ -232,8 +231,6 @@ class Batch:
                     return None
             if before == (given, wanted):
                 break
-        else:
-            return None
         return self._around(k, op, ins, given, inner)
 
     def _carry(
@@ -255,7 +252,7 @@ class Batch:
             given[p] = out
         elif out == "sum" and here == "free" and ins[p] == "zero":
             given[p] = "sum"
-        elif isinstance(here, Cut) and out in ("free", "zero") and wanted.get(v) != here:
+        elif isinstance(here, Cut) and out in ("free", "zero") and v not in wanted:
             wanted[v] = here
         elif not (here == "sum" and out == "zero"):
             return False
