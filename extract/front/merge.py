@@ -1,4 +1,4 @@
-"""Merge: one front out of the searches of all forms and meshes, with bounds over all of them."""
+"""Merge: one front out of the searches of all networks, with bounds over all of them."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _JUST = 0.02
 
 
 @dataclass(frozen=True)
-class MeshResult:
-    """What the searches of a form on one mesh found: candidates by true costs, cuts on seconds."""
+class NetworkResult:
+    """What the searches of one network found: candidates by true costs, cuts on seconds."""
 
     assembled: PlanProblem
     archive: Archive
 
-    def with_candidates(self, archive: Archive) -> MeshResult:
+    def with_candidates(self, archive: Archive) -> NetworkResult:
         """Take in what a search of the same rows for other objectives found."""
         candidates = list(self.archive.candidates)
         for found in archive.candidates:
             seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
             peak = float(profile.max(initial=0.0))
             candidates.append(Candidate(found.rows, seconds, peak, joules))
-        return MeshResult(self.assembled, Archive(candidates, self.archive.cuts))
+        return NetworkResult(self.assembled, Archive(candidates, self.archive.cuts))
 
 
 def merge(
-    results: Sequence[MeshResult],
+    results: Sequence[NetworkResult],
     objectives: Sequence[str | Objective],
     limits: Mapping[str, float],
     target: str,
     name: str,
 ) -> Front:
-    """The plans that no plan of any mesh dominates in `objectives`, within the limits.
+    """The plans that no plan of any network dominates in `objectives`, within the limits.
 
     A plan's bound is the least over forms and meshes of what each proved for the plan's own peak
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
@@ -77,7 +77,7 @@ def merge(
 
 
 def bounded_plan(
-    results: Sequence[MeshResult],
+    results: Sequence[NetworkResult],
     assembled: PlanProblem,
     candidate: Candidate,
     objectives: Sequence[str | Objective],
@@ -88,7 +88,7 @@ def bounded_plan(
     return make_plan(assembled, candidate, "", _checked(bound, candidate.seconds))
 
 
-def best_given(results: Sequence[MeshResult]) -> tuple[MeshResult, Candidate] | None:
+def best_given(results: Sequence[NetworkResult]) -> tuple[NetworkResult, Candidate] | None:
     """The fastest plan that the user's own shardings lead to on any mesh, offered to every search's
     archive; None where they lead to none."""
     found = [(r, c) for r in results if (c := as_given(r.assembled)) is not None]
@@ -98,7 +98,7 @@ def best_given(results: Sequence[MeshResult]) -> tuple[MeshResult, Candidate] | 
 
 
 def original_plan(
-    results: Sequence[MeshResult], given: tuple[MeshResult, Candidate] | None
+    results: Sequence[NetworkResult], given: tuple[NetworkResult, Candidate] | None
 ) -> Plan | None:
     """That plan, with its bound over all meshes."""
     if given is None:
@@ -108,13 +108,13 @@ def original_plan(
     return make_plan(result.assembled, c, "given", bound)
 
 
-def least_seconds(results: Sequence[MeshResult], peak: float, joules: float) -> float:
+def least_seconds(results: Sequence[NetworkResult], peak: float, joules: float) -> float:
     """A bound on seconds of any plan on any of the meshes within a peak and joules."""
     return min(r.archive.bound(peak, joules) for r in results)
 
 
 def _may_rival(
-    result: MeshResult,
+    result: NetworkResult,
     assembled: PlanProblem,
     candidate: Candidate,
     objectives: Sequence[str | Objective],
@@ -143,7 +143,7 @@ def _checked(bound: float, seconds: float) -> float:
 
 
 def worth_a_plan(
-    results: Sequence[MeshResult],
+    results: Sequence[NetworkResult],
     objectives: Sequence[str | Objective],
     limits: Mapping[str, float],
 ) -> list[tuple[PlanProblem, Candidate]]:

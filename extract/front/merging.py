@@ -37,7 +37,7 @@ from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
-from .merge import MeshResult, bounded_plan, epsilon
+from .merge import NetworkResult, bounded_plan, epsilon
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 _LEAST = 0.01
@@ -52,7 +52,7 @@ _MOST = 100_000
 
 def merge_collectives(
     front: Front,
-    results: Sequence[MeshResult],
+    results: Sequence[NetworkResult],
     objectives: Sequence[str | Objective],
     limits: Mapping[str, float],
     machine: Target,
@@ -110,7 +110,7 @@ def merge_collectives(
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
 
 
-def _behind(front: Front, results: Sequence[MeshResult]) -> list[tuple[PlanProblem, Candidate]]:
+def _behind(front: Front, results: Sequence[NetworkResult]) -> list[tuple[PlanProblem, Candidate]]:
     """Every candidate of the searches, those first that are slower by the least share than what the
     front has of no larger peak."""
     seconds = np.array([p.costs.seconds for p in front.plans])

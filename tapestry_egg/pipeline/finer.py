@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tapestry_egg.extract.front.merge import MeshResult
+from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.nearby import division, nearby
 from tapestry_egg.extract.search.archive import shown
 from tapestry_egg.extract.search.settling import Limits
@@ -71,7 +71,7 @@ def search_nearby(state: State) -> State:
     found = search(
         own.problems, Limits.of(dict(q.limits)), settings, q.executor, tell, known.reshape(-1, 3)
     )
-    results = tuple(MeshResult(p, a) for p, a in zip(own.problems, found.archives, strict=True))
+    results = tuple(NetworkResult(p, a) for p, a in zip(own.problems, found.archives, strict=True))
     some = ", ".join(str(shape) for shape in shapes)
     note = f"meshes of three axes ({some}) were searched only near the plans of fewer, for one form"
     return replace(

@@ -10,7 +10,7 @@ from pathlib import Path
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.merge import MeshResult, best_given, merge, original_plan
+from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
@@ -52,7 +52,7 @@ def search_problems(state: State) -> State:
     notes += omissions.of_parts(q.unsearched_parts)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
-    results = [MeshResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
+    results = [NetworkResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     if "traffic" in finders and not found.interrupted:
         traffic = for_traffic(state.problems, q.machine)

@@ -51,7 +51,7 @@ class Pass:
 
 
 # What is made of every form on every mesh shape.
-NETWORKS = ("encodings", "strategies", "choices", "free", "problems")
+NETWORKS = ("encodings", "strategies", "choices", "problems")
 
 #: From a question to a front. Rules work twice: on the program as a whole (`forms`), where they
 #: find others that compute the same, and on the facts of each form on each mesh (`strategies`).
@@ -64,9 +64,9 @@ PASSES = (
     Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies),
     Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
     Pass("extract", ("problems",), passes.pose_problems, verify.problems),
-    Pass("extract", ("shapes", *NETWORKS), passes.add_axes, verify.problems),
+    Pass("extract", ("shapes", *NETWORKS, "free"), passes.add_axes, verify.networks),
     Pass("extract", ("results",), fronts.search_problems, verify.results),
-    Pass("extract", ("shapes", *NETWORKS, "results"), finer.search_nearby, verify.results),
+    Pass("extract", ("shapes", *NETWORKS, "results"), finer.search_nearby, verify.networks_and_results),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
     Pass("extract", ("front",), fronts.merge_sent, verify.front),
     Pass("extract", ("front",), fronts.certify_front, verify.front),

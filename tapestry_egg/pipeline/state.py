@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.merge import MeshResult
+from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import Objective, objective
@@ -80,7 +80,7 @@ class State:
     choices: tuple[UnitChoices, ...] = ()
     free: tuple[UnitChoices, ...] = ()  # of the first form, without what a named mesh asks
     problems: tuple[PlanProblem, ...] = ()
-    results: tuple[MeshResult, ...] = ()
+    results: tuple[NetworkResult, ...] = ()
     front: Front | None = None
     interrupted: bool = False
     finer: int = 0  # so many of the shapes, the last, have more axes than was asked for

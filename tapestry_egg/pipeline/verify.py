@@ -131,6 +131,20 @@ def problems(state: State) -> None:
             _holds(fits and p.a != p.b, f"{names}: labels do not fit", where)
 
 
+def networks(state: State) -> None:
+    """All that a network is made of: what was added holds what the first ones hold."""
+    encodings(state)
+    strategies(state)
+    choices(state)
+    problems(state)
+
+
+def networks_and_results(state: State) -> None:
+    """Both."""
+    networks(state)
+    results(state)
+
+
 def results(state: State) -> None:
     """What a search says of its fastest labelling is what the problem says of it."""
     for k, result in enumerate(state.results):

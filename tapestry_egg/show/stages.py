@@ -16,7 +16,7 @@ from typing import Any
 from tapestry_egg.columns import columns
 from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.merge import MeshResult
+from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Variable
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
@@ -101,7 +101,7 @@ def _problems(problems: Sequence[PlanProblem]) -> Iterator[str]:
         )
 
 
-def _results(results: Sequence[MeshResult]) -> Iterator[str]:
+def _results(results: Sequence[NetworkResult]) -> Iterator[str]:
     for r in results:
         best = min(r.archive.candidates, key=lambda c: c.costs, default=None)
         words = "nothing" if best is None else f"from {TIME.format(best.seconds)}"
@@ -370,7 +370,7 @@ def _most_held(variable: Variable, row: int) -> float:
     return max(accumulate(changes[time] for time in sorted(changes)), default=0.0)
 
 
-def _results_of(found: MeshResult, asked: Asked) -> Iterator[str]:
+def _results_of(found: NetworkResult, asked: Asked) -> Iterator[str]:
     posed = found.assembled
     unit, at = _maker(posed.choices, asked)
     for c in found.archive.corners()[: asked.most]:

@@ -17,7 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Certificate, Walk
-from tapestry_egg.extract.front.merge import MeshResult
+from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.files.files import sealed
@@ -56,7 +56,7 @@ def searched(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[te
     kept: list[Plan] = []
     merge = fronts.merge_collectives
 
-    def seen(front: te.Front, results: Sequence[MeshResult], *rest: Any) -> Any:
+    def seen(front: te.Front, results: Sequence[NetworkResult], *rest: Any) -> Any:
         kept.extend(
             make_plan(r.assembled, c, "", 0.0) for r in results for c in r.archive.candidates
         )

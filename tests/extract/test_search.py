@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.front.merge import MeshResult, worth_a_plan
+from tapestry_egg.extract.front.merge import NetworkResult, worth_a_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
@@ -202,7 +202,7 @@ def test_candidates_close_to_a_limit_on_either_side_become_plans() -> None:
 
     def worth(limit: float, *peaks_and_seconds: tuple[float, float]) -> list[tuple[float, float]]:
         candidates = [Candidate(np.zeros(1, np.int64), s, p, 1.0) for p, s in peaks_and_seconds]
-        results = [MeshResult(cast(PlanProblem, None), Archive(candidates))]
+        results = [NetworkResult(cast(PlanProblem, None), Archive(candidates))]
         limits = {"peak_bytes": limit}
         found = worth_a_plan(results, ("seconds", "peak_bytes"), limits)
         return [(c.peak, c.seconds) for _, c in found]
