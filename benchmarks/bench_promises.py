@@ -186,7 +186,7 @@ def recounted(front: Front, traced: Program, machine: Target) -> list[Plan]:
 
     from tapestry_egg.extract.certify.recount import Ground, Walk
     from tapestry_egg.schedule.flatten import flatten
-    from tapestry_egg.schedule.kernels import schedule
+    from tapestry_egg.schedule.schedules import schedule
 
     grounds: dict[int, Ground] = {}
     found = []

@@ -51,7 +51,7 @@ def choices_of(layers: int, size: Size) -> UnitChoices:
     from tapestry_egg.machine.target import load_target
     from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
     from tapestry_egg.schedule.flatten import feedback_pairs
-    from tapestry_egg.schedule.kernels import scheduled
+    from tapestry_egg.schedule.schedules import scheduled
     from tapestry_egg.shard.encode import encode
     from tapestry_egg.shard.strategies import saturate
 

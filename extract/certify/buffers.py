@@ -17,7 +17,9 @@ from typing import Literal
 
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.schedule.flatten import Instance
-from tapestry_egg.schedule.kernels import Fusion, Schedule, Unit, fusion
+from tapestry_egg.schedule.inlining import Fusion, fusion
+from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.units import Unit
 
 _LEAVING = ("state", "output")
 

@@ -13,8 +13,8 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME, amounts, named
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Lane, Plan
-from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.schedule.of_plans import plan_schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 from .ground import Ground
 from .recount import Certificate, Walk

@@ -9,7 +9,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 from .buffers import Lives
 from .longest_path import Streams

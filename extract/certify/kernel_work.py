@@ -24,7 +24,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import ROOM, OperationSignature, evaluate
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
-from tapestry_egg.schedule.kernels import Unit
+from tapestry_egg.schedule.units import Unit
 
 from .contractions import gemm_of, is_contraction, is_product
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.plans.plan import Lane
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.schedule.kernels import Unit
 from tapestry_egg.schedule.parts import two_kernels
+from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer
 from .ground import Ground

@@ -31,7 +31,7 @@ from tapestry_egg.machine.energy import (
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, exchanges
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
-from tapestry_egg.schedule.kernels import Unit
+from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground

@@ -10,7 +10,7 @@ import numpy as np
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.mesh_contract import MeshContract
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 from .pins import Pin
 from .unit_choices import UnitChoices, UnitRows

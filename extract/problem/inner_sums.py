@@ -14,9 +14,11 @@ from functools import cached_property
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId, LayoutId
 from tapestry_egg.machine.costs import carried_as
-from tapestry_egg.schedule.kernels import Schedule, Unit, fusion
+from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.parts import two_kernels
+from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.strategies import Saturated
 
 from .copies import CopyTable

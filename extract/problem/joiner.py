@@ -26,7 +26,8 @@ from tapestry_egg.machine.split_k import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
-from tapestry_egg.schedule.kernels import Schedule, Unit
+from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import Neighbours
 from tapestry_egg.shard.stored_blocks import stored_blocks
 from tapestry_egg.shard.strategies import Saturated

@@ -2,7 +2,7 @@
 
 One entry per unit of the schedule: its *rows*, each a complete way to run the unit, made by
 joining the derived strategies of its members on the layouts of the values between them. Nothing is
-added that the rules did not derive, and rows with equal layouts keep the cheapest.
+added that the rules did not derive; of rows with equal layouts those are kept that none beats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.strategies import Saturated, StrategyRow
 
 from .copies import CopyTable, StepCosts, copy_table

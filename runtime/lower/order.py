@@ -18,7 +18,9 @@ from tapestry_egg.metakernels.signatures.signature import Fusion
 from tapestry_egg.plans.fetch import Fetch, produced_layouts
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram, flatten
-from tapestry_egg.schedule.kernels import Unit, fuse, fusion, operation_groups, schedule
+from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.schedules import operation_groups, schedule
+from tapestry_egg.schedule.units import Unit, fuse
 
 #: Local bytes below which order matters little for the peak, while XLA's combining of collectives
 #: and fusing across kernels saves launches.

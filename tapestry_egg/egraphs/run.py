@@ -34,7 +34,7 @@ class Requests(Protocol):
 
 
 @dataclass(frozen=True)
-class Stage:
+class Round:
     """Rulesets that run in turn, one iteration of each, until none of them changes anything; or one
     iteration only, whatever it takes."""
 
@@ -47,7 +47,7 @@ class Saturation:
     """What rules derived from facts: the tables that were asked for, and how it went."""
 
     tables: dict[str, list[tuple[Any, ...]]]
-    saturated: bool  # whether every stage came to its fixpoint
+    saturated: bool  # whether every round came to its fixpoint
     iterations: int
     rows: int
     matches: dict[str, int]
@@ -58,7 +58,7 @@ class Saturation:
 def saturate(
     rules: Sequence[tuple[Rule, Sequence[str]]],
     facts: Facts,
-    stages: Sequence[Stage],
+    rounds: Sequence[Round],
     tables: Sequence[str],
     budget: Budget,
     *,
@@ -66,10 +66,10 @@ def saturate(
     requests: Requests | None = None,
     most_rows: float = float("inf"),
 ) -> Saturation:
-    """Run rules, each with the egglog forms that stand for it, on facts, a stage after the other.
+    """Run rules, each with the egglog forms that stand for it, on facts, a round after the other.
 
     `declared` is egglog text that stands before the rules. An iteration that leaves more than
-    `most_rows` is taken back, and its stage is over. Raises RuleError, with the rule's place in its
+    `most_rows` is taken back, and its round is over. Raises RuleError, with the rule's place in its
     file, when egglog refuses a rule.
     """
     with (
@@ -82,12 +82,12 @@ def saturate(
             egraph.add_rule(rule, forms)
         _load(egraph, facts)
         saturated, iterations = True, 0
-        for stage in stages:
-            if stage.once:
-                for ruleset in stage.rulesets:
+        for each in rounds:
+            if each.once:
+                for ruleset in each.rulesets:
                     egraph.step(ruleset)
                 continue
-            finished, ran = _fixpoint(egraph, stage.rulesets, budget, requests, most_rows)
+            finished, ran = _fixpoint(egraph, each.rulesets, budget, requests, most_rows)
             saturated = saturated and finished
             iterations += ran
         return Saturation(

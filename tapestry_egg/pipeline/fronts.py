@@ -17,8 +17,8 @@ from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
-from tapestry_egg.schedule.kernels import Schedule
 from tapestry_egg.schedule.of_plans import plan_schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 from . import omissions
 from .searches import ended_by_clock, for_traffic, search, search_in_turn

@@ -18,7 +18,7 @@ from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.fused_forms import batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
-from tapestry_egg.schedule.kernels import Schedule, scheduled
+from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import Encoding, encode
 from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare

@@ -66,7 +66,12 @@ PASSES = (
     Pass("extract", ("problems",), passes.pose_problems, verify.problems),
     Pass("extract", ("shapes", *NETWORKS, "free"), passes.add_axes, verify.networks),
     Pass("extract", ("results",), fronts.search_problems, verify.results),
-    Pass("extract", ("shapes", *NETWORKS, "results"), finer.search_nearby, verify.networks_and_results),
+    Pass(
+        "extract",
+        ("shapes", *NETWORKS, "results"),
+        finer.search_nearby,
+        verify.searched,
+    ),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
     Pass("extract", ("front",), fronts.merge_sent, verify.front),
     Pass("extract", ("front",), fronts.certify_front, verify.front),

@@ -23,7 +23,7 @@ class Stage:
         return stage_text(self.name, self.value)
 
     def of(self, tensor: str, entry: int = 0, reader: int = 0, most: int = 8) -> str:
-        """What it holds of one tensor, in words: `front.stages["strategies"].of("['up']")`.
+        """What it holds of one tensor, in words: `front.stages["strategies"].of("[0]['up']")`.
 
         The tensor is named by its path, by an end of that, or by its number in the program that the
         entry is of (`%9`). From `encodings` on a stage has an entry for every form on every mesh

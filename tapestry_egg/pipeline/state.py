@@ -17,7 +17,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Progress
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rules.language.book import RuleBook
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.encode import Encoding
 from tapestry_egg.shard.strategies import Saturated
 

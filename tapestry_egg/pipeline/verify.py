@@ -139,8 +139,8 @@ def networks(state: State) -> None:
     problems(state)
 
 
-def networks_and_results(state: State) -> None:
-    """Both."""
+def searched(state: State) -> None:
+    """Networks, and the results of their searches."""
     networks(state)
     results(state)
 

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.target import Target
-from tapestry_egg.schedule.kernels import Fusion, Schedule, fusion
+from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.tracing.plain import handles_in
 
 from .second_instances import Recomputation

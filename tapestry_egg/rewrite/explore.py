@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.egraphs.run import Row, Stage, saturate
+from tapestry_egg.egraphs.run import Round, Row, saturate
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import ClassId
@@ -79,7 +79,7 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     found = saturate(
         [(rule, rule_forms(rule)) for rule in rules],
         facts,
-        (Stage(("load",), once=True), Stage(PROGRAM_RULESETS)),
+        (Round(("load",), once=True), Round(PROGRAM_RULESETS)),
         ("N", "Leaf", "made", *OPERATORS),
         budget,
         declared=_LOAD,

@@ -26,8 +26,8 @@ from tapestry_egg.rewrite.rows import even_parts
 from tapestry_egg.rewrite.streams import blocks, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rules.language.book import RuleBook
-from tapestry_egg.schedule.kernels import scheduled
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
+from tapestry_egg.schedule.schedules import scheduled
 
 from .checkpoints import Flow
 from .derivation import digest

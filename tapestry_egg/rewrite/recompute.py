@@ -17,8 +17,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.schedule.kernels import Schedule, scheduled
 from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.schedules import Schedule, scheduled
 
 from .checkpoints import Checkpoints, Flow
 from .derivation import digest

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
-from tapestry_egg.schedule.kernels import in_order, repeat_cheap
+from tapestry_egg.schedule.repeated import repeat_cheap
+from tapestry_egg.schedule.schedules import in_order
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tapestry_egg.graph.ids import FlatId
 
-from .kernels import Schedule
+from .schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)

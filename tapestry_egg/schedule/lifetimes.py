@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
-from .kernels import Fusion, Schedule, fusion
+from .inlining import Fusion, fusion
+from .schedules import Schedule
 
 
 @dataclass(frozen=True)

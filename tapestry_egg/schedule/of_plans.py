@@ -10,7 +10,7 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.plans.plan import BodyPlan, Kept, Merged
 
 from .flatten import FlatProgram, flatten
-from .kernels import Schedule, order_of, schedule
+from .schedules import Schedule, order_of, schedule
 
 
 def plan_schedule(body: BodyPlan, feedback: Mapping[int, int]) -> Schedule:

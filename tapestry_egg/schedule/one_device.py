@@ -12,7 +12,8 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constants import without_prepared
 
 from .flatten import FlatProgram, flatten
-from .kernels import Unit, fuse, repeat_cheap
+from .repeated import repeat_cheap
+from .units import Unit, fuse
 
 
 def least_seconds(signature: OperationSignature, target: Target) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kernels import Schedule
+from .schedules import Schedule
 
 
 def read_position(schedule: Schedule, unit: int, value: int) -> int:

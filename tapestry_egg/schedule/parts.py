@@ -9,7 +9,7 @@ from __future__ import annotations
 from tapestry_egg.graph.ids import FlatId
 
 from .flatten import FlatProgram
-from .kernels import Unit
+from .units import Unit
 
 
 def two_kernels(program: FlatProgram, unit: Unit, value: FlatId) -> tuple[Unit, Unit] | None:

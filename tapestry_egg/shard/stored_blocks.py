@@ -9,7 +9,8 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.schedule.kernels import Schedule, Unit
+from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.units import Unit
 
 from .strategies import Saturated
 

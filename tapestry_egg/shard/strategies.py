@@ -9,7 +9,7 @@ from typing import Any
 
 from tapestry_egg.egraphs import run
 from tapestry_egg.egraphs.process import Budget as Budget
-from tapestry_egg.egraphs.run import Stage
+from tapestry_egg.egraphs.run import Round
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.rules.language.book import RuleBook, commands
@@ -73,7 +73,7 @@ def saturate(
         for rule in book.rules
         if rule.ruleset in _ORDER
     ]
-    found = run.saturate(rules, encoding.facts, [Stage((r,)) for r in _ORDER], _TABLES, budget)
+    found = run.saturate(rules, encoding.facts, [Round((r,)) for r in _ORDER], _TABLES, budget)
     return Saturated(
         encoding=encoding,
         strategies=_strategies(encoding, found.tables, found.saturated),

@@ -28,7 +28,7 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.schedule.flatten import FlatProgram, close_paths
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.encode import Encoding
 from tapestry_egg.shard.strategies import Saturated, StrategyRow
 

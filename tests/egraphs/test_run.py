@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.egraphs.run import Facts, Saturation, Stage, saturate
+from tapestry_egg.egraphs.run import Facts, Round, Saturation, saturate
 from tapestry_egg.rules.language.book import Rule
 
 DECLARED = "(relation r (i64)) (relation p (i64)) (relation q (i64)) (ruleset load)"
@@ -24,7 +24,7 @@ COPY = rule("copy", "fold", "(rule ((r x)) ((p x)))")
 ASK = rule("ask", "algebra", '(rule ((r x)) ((want "ask" x -1 -1 -1 -1 -1 -1 -1)))')
 
 
-def run(stages: Sequence[Stage], budget: Budget | None = None, **more: Any) -> Saturation:
+def run(stages: Sequence[Round], budget: Budget | None = None, **more: Any) -> Saturation:
     return saturate(
         more.pop("rules", [COUNT, COPY]),
         {"r": [(1,)]},
@@ -45,7 +45,7 @@ def values(found: Saturation, name: str) -> list[int]:
 
 
 def test_a_stage_runs_to_its_fixpoint_before_the_next() -> None:
-    found = run([Stage(("fold",)), Stage(("algebra",))])
+    found = run([Round(("fold",)), Round(("algebra",))])
     assert ran(found) == ["fold"] * 2 + ["algebra"] * 5
     assert values(found, "r") == [1, 2, 3, 4, 5] and values(found, "p") == [1]
     assert found.saturated and not found.by_clock and found.iterations == 1 + 4
@@ -54,20 +54,20 @@ def test_a_stage_runs_to_its_fixpoint_before_the_next() -> None:
 
 
 def test_rulesets_of_a_stage_take_turns() -> None:
-    found = run([Stage(("fold", "algebra"))])
+    found = run([Round(("fold", "algebra"))])
     assert ran(found) == ["fold", "algebra"] * 6
     assert values(found, "p") == values(found, "r") == [1, 2, 3, 4, 5]
 
 
 def test_a_stage_that_runs_once_makes_one_iteration_and_takes_no_budget() -> None:
-    found = run([Stage(("algebra",), once=True)], Budget(iterations=0, seconds=0.0))
+    found = run([Round(("algebra",), once=True)], Budget(iterations=0, seconds=0.0))
     assert ran(found) == ["algebra"] and values(found, "r") == [1, 2]
     assert found.saturated and found.iterations == 0
 
 
 @pytest.mark.slow
 def test_budgets_end_a_stage_and_the_next_one_runs() -> None:
-    stages = [Stage(("algebra",)), Stage(("fold",))]
+    stages = [Round(("algebra",)), Round(("fold",))]
     few = run(stages, Budget(iterations=2))
     assert values(few, "p") == [1, 2, 3] and not few.saturated and not few.by_clock
     rows = run(stages, Budget(rows=2))  # what is above it stays, unless it is far above
@@ -97,7 +97,7 @@ class Doubles:
 
 def test_requests_are_answered_between_iterations_until_none_is_granted() -> None:
     requests = Doubles()
-    found = run([Stage(("load",), once=True), Stage(("algebra",))], rules=[ASK], requests=requests)
+    found = run([Round(("load",), once=True), Round(("algebra",))], rules=[ASK], requests=requests)
     assert requests.asked == [[1], [2], [4], [8], [16], [32], []]
     assert requests.told == len(requests.asked) == len(found.timeline) - 1
     assert values(found, "r") == [1, 2, 4, 8, 16, 32] and found.saturated

@@ -26,7 +26,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.schedule.flatten import Instance
-from tapestry_egg.schedule.kernels import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.zspace import Projection, ZRange
 
 Boxes = list[ZRange]

@@ -17,7 +17,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
-from tapestry_egg.schedule.kernels import in_order, schedule
+from tapestry_egg.schedule.schedules import in_order, schedule
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tapestry_egg.tracing.trace import trace

@@ -25,7 +25,8 @@ from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime import compare, compile
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
-from tapestry_egg.schedule.kernels import Schedule, in_order, repeat_cheap, schedule
+from tapestry_egg.schedule.repeated import repeat_cheap
+from tapestry_egg.schedule.schedules import Schedule, in_order, schedule
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tapestry_egg.tracing.constants import prepare

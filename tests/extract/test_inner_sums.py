@@ -18,7 +18,7 @@ from tapestry_egg.extract.problem.inner_sums import InnerSums
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime import compare, compile
-from tapestry_egg.schedule.kernels import fusion
+from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tests.extract.test_front import RULES, scheduled, traced

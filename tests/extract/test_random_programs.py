@@ -28,7 +28,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import RuleBook, load_books
 from tapestry_egg.schedule.flatten import feedback_pairs
-from tapestry_egg.schedule.kernels import Schedule, scheduled
+from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tapestry_egg.tracing.constants import prepare

@@ -18,7 +18,7 @@ from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs
-from tapestry_egg.schedule.kernels import scheduled
+from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tapestry_egg.tracing.trace import Program, trace

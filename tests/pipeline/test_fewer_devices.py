@@ -24,7 +24,7 @@ from tapestry_egg.machine.power import Price
 from tapestry_egg.pipeline import searches
 from tapestry_egg.pipeline.question import _devices
 from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.kernels import schedule
+from tapestry_egg.schedule.schedules import schedule
 from tests.extract.random_problems import random_problem
 
 QUICK = te.Settings(work=0.4, recompute=0, forms=0)

@@ -24,7 +24,7 @@ from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs
-from tapestry_egg.schedule.kernels import scheduled
+from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Budget, saturate
 from tests.machine.test_mesh_contract import blocks_of

@@ -21,8 +21,9 @@ from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.recompute import Candidate, Looked, candidates
 from tapestry_egg.rewrite.second_instances import with_second_instances
 from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.kernels import in_order, repeat_cheap, schedule, scheduled
 from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.schedule.repeated import repeat_cheap
+from tapestry_egg.schedule.schedules import in_order, schedule, scheduled
 from tapestry_egg.tracing.trace import trace
 
 H100 = load_target("h100:8")

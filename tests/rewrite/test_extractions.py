@@ -19,7 +19,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.rewrite.choose import Node
 from tapestry_egg.rewrite.extractions import choices, kernels_of
-from tapestry_egg.schedule.kernels import scheduled
+from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.tracing.constants import prepare
 from tests.extract.brute import every_cost
 from tests.rewrite.equal_forms import graph_of, struct

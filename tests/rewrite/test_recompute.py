@@ -27,7 +27,7 @@ from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.recompute import RULE, candidates, recomputing
 from tapestry_egg.runtime.compile import compile
 from tapestry_egg.schedule.flatten import feedback_pairs
-from tapestry_egg.schedule.kernels import Schedule, scheduled
+from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.tracing.trace import Program, trace
 
 TARGET = "h100:2"

@@ -26,8 +26,8 @@ from tapestry_egg.rules.language.book import (
     load_books,
 )
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
-from tapestry_egg.schedule.kernels import repeat_cheap
 from tapestry_egg.schedule.one_device import program_seconds
+from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
 from tests.rewrite.equal_forms import H100, graph_of, struct

@@ -15,14 +15,9 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tapestry_egg.graph.blockgraph import Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
-from tapestry_egg.schedule.kernels import (
-    Schedule,
-    fusion,
-    in_order,
-    operation_groups,
-    repeat_cheap,
-    schedule,
-)
+from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.repeated import repeat_cheap
+from tapestry_egg.schedule.schedules import Schedule, in_order, operation_groups, schedule
 from tapestry_egg.tracing.trace import trace
 
 N = 512

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.story.one_tensor import BLOCKS, PAGE, Story, blocks_of
@@ -21,6 +23,14 @@ def test_the_page_has_a_block_for_every_stage() -> None:
 def test_the_page_says_what_the_stage_prints(name: str, story: Story) -> None:
     """Write it anew where this fails: `python -m tests.story.one_tensor --write`."""
     assert blocks_of(PAGE.read_text("utf-8"))[name].rstrip("\n") == BLOCKS[name](story)
+
+
+@pytest.mark.slow
+def test_the_page_says_how_its_blocks_are_printed(story: Story) -> None:
+    page = PAGE.read_text("utf-8")
+    (call,) = re.findall(r"^`(of\(.*\))`", page, re.M)
+    names = {"front": story.front, "of": story.front.stages["strategies"].of}
+    assert eval(call, names) == blocks_of(page)["strategies"].rstrip("\n")
 
 
 @pytest.mark.slow

@@ -1,0 +1,158 @@
+"""The order of units: the program's, but that what frees memory runs as soon as it can.
+
+Memory-aware compilers order so too: an optimizer step that consumes a gradient and writes into
+donated buffers runs when the gradient is there, not after all the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.ids import FlatId
+
+from .flatten import FlatProgram
+from .units import Unit
+
+# Bytes that must be freed for an operation to run before its turn; no measurement of the number is
+# kept. The updates of biases and scales stay together at the end, so that the compiler can merge
+# their collectives.
+_SMALL = 1 << 16
+
+#: Sets of values that are sent at once.
+Together = Sequence[Collection[FlatId]]
+
+
+def eager(program: FlatProgram, units: Sequence[Unit], together: Together = ()) -> list[Unit]:
+    """Program order, except that a unit that frees more than it makes runs as soon as it can.
+
+    A region's units stay together. What reads one of several values that are sent `together` waits
+    for them all; raises PlanError where some of these are made from what reads others.
+    """
+    return _Order(program, units, together).whole()
+
+
+class _Order:
+    """Groups of units that stay together, and which of them have run."""
+
+    def __init__(self, program: FlatProgram, units: Sequence[Unit], together: Together) -> None:
+        self.program, self.units = program, units
+        self.groups, group_of = _groups(program, units)
+        self.reads = [self._reads(group) for group in self.groups]
+        maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
+        sent = {v: values for values in together for v in values}
+        after = [
+            {maker[v] for v in vs if v in maker} - {g}
+            | {maker[w] for v in vs for w in sent.get(v, ()) if w in maker and w != v}
+            for g, vs in enumerate(self.reads)
+        ]
+        # How many other groups each must wait for; at nought it may run before its turn.
+        self.waiting = [len(others) for others in after]
+        self.followers: dict[int, set[int]] = defaultdict(set)
+        self.users: dict[FlatId, set[int]] = defaultdict(set)
+        for g, (vs, others) in enumerate(zip(self.reads, after, strict=True)):
+            for v in vs:
+                self.users[v].add(g)
+            for other in others:
+                self.followers[other].add(g)
+        self._note_ports()
+        self.left = {v: len(gs) for v, gs in self.users.items()}  # readers that have not run yet
+        self.done = [False] * len(self.groups)
+        # Groups whose turn came before what is sent with what they read.
+        self.overdue: set[int] = set()
+        self.order: list[Unit] = []
+
+    def _reads(self, group: Sequence[int]) -> set[FlatId]:
+        """What the units of a group read, but for what leaves the program in the end."""
+        late = ("state", "output")
+        inner = [u for u in group if self.program.instances[self.units[u].root].port not in late]
+        return {v for u in inner for _, _, v in self.units[u].reads}
+
+    def _note_ports(self) -> None:
+        """What the program's boundary does with memory."""
+        roots = [(u, self.program.instances[u.root]) for u in self.units]
+        # A state port holds the state that enters and the value that takes its place in the end.
+        # The new one is no growth once the last reader of the old one has run: it is written over.
+        self.renewed = {x.inputs[0]: x.outputs[0] for _, x in roots if x.port == "state"}
+        # What is there from beginning to end, or must be there at the end: no reader frees it.
+        held = ("state", "input", "constant")
+        self.kept = {v for u, x in roots if x.port in held for v in u.outputs}
+        self.kept |= {v for u, x in roots if x.port == "output" for _, _, v in u.reads}
+
+    def whole(self) -> list[Unit]:
+        """All units in their order."""
+        for g in range(len(self.groups)):
+            if self.waiting[g]:
+                self.overdue.add(g)
+            else:
+                self._run(g)
+        if not all(self.done):
+            raise PlanError("values that are sent together are made from what reads others of them")
+        return self.order
+
+    def _run(self, g: int) -> None:
+        """Run group g, then whatever can free memory now, then what those enable, before the next
+        group in program order. Only groups that free are moved, and only to an earlier place, so
+        all else keeps the user's order."""
+        stack = [g]
+        while stack:
+            now = stack.pop()
+            if self.done[now]:
+                continue
+            self.done[now] = True
+            self.order.extend(self.units[u] for u in self.groups[now])
+            for v in self.reads[now]:
+                self.left[v] -= 1
+            ready = []
+            for f in sorted(self.followers[now], reverse=True):
+                self.waiting[f] -= 1
+                if self.waiting[f] == 0 and not self.done[f]:
+                    ready.append(f)
+            freeing = [f for f in ready if f in self.overdue or self._change(f) < -_SMALL]
+            stack.extend(dict.fromkeys([*freeing, *self._last_readers(now)]))
+
+    def _last_readers(self, now: int) -> list[int]:
+        """What became ready earlier, and frees memory now that group `now` has read as well."""
+        found = []
+        for v in self.reads[now]:
+            if self.left[v] == 1:
+                (last,) = [u for u in self.users[v] if not self.done[u]] or [now]
+                ready = not self.done[last] and self.waiting[last] == 0
+                if ready and self._change(last) < -_SMALL:
+                    found.append(last)
+        return found
+
+    def _change(self, g: int) -> int:
+        """Bytes alive after group g, less those alive before."""
+        sizes, left, renewed = self.program.sizes, self.left, self.renewed
+        made = {v for u in self.groups[g] for v in self.units[u].outputs}
+        grown = sum(
+            sizes[v]
+            for v in made
+            # A new state takes the old one's place, once nothing else reads the old one.
+            if (left.get(v) and v not in renewed)
+            or (v in renewed and left.get(renewed[v], 0) > (renewed[v] in self.reads[g]))
+        )
+        freed = sum(sizes[v] for v in self.reads[g] if left[v] == 1 and v not in self.kept)
+        return grown - freed
+
+
+def _groups(program: FlatProgram, units: Sequence[Unit]) -> tuple[list[list[int]], list[int]]:
+    """Units that must stay together, in order: those of one outermost region, others alone."""
+    outermost = sorted(
+        span for (body, _), span in program.spans.items() if program.bodies[body].parent < 0
+    )
+    groups: list[list[int]] = []
+    group_of: list[int] = []
+    region: dict[tuple[int, int], int] = {}
+    for u, unit in enumerate(units):
+        span = next(((a, b) for a, b in outermost if a <= unit.root < b), None)
+        if span is None or span not in region:
+            groups.append([])
+            if span is not None:
+                region[span] = len(groups) - 1
+        g = region[span] if span is not None else len(groups) - 1
+        groups[g].append(u)
+        group_of.append(g)
+    return groups, group_of

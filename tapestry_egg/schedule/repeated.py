@@ -1,0 +1,102 @@
+"""Views and expansions of something small, repeated in front of every reader."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
+
+from .units import EXPANSION
+
+
+def repeat_cheap(graph: BlockGraph) -> BlockGraph:
+    """Give every reader its own copy of views and of expansions of something small.
+
+    Compilers repeat such operations inside each reading kernel instead of storing them; making
+    the copies explicit lets each reader choose its own layout for them. Values are unchanged.
+    """
+    signatures = [_signature(graph, op) for op in graph.operations]
+    cheap = _cheap(graph, signatures)
+    last_reader_is_output = set(graph.outputs)
+    values = list(graph.values)
+    pending: dict[int, list[Operation]] = defaultdict(list)  # operation -> copies placed before it
+    operations = [
+        replace(op, regions=tuple(repeat_cheap(r) for r in op.regions)) if op.regions else op
+        for op in graph.operations
+    ]
+    producers = graph.producers()
+    order: list[Operation] = []
+    first_reader: dict[int, int] = {}
+    for i, op in enumerate(operations):
+        for v in op.inputs:
+            first_reader.setdefault(v, i)
+
+    def own_copy(v: int, reader: int, made: dict[int, int]) -> int:
+        """The value that `reader` should read instead of v: a copy of v's cheap producer chain."""
+        p = producers.get(v)
+        if p is None or not cheap[p]:
+            return v
+        if v in made:
+            return made[v]
+        op = operations[p]
+        inputs = tuple(own_copy(u, reader, made) for u in op.inputs)
+        if first_reader.get(v) == reader and inputs == op.inputs and v not in last_reader_is_output:
+            made[v] = v
+            return v
+        values.append(values[v])
+        made[v] = len(values) - 1
+        pending[reader].append(_reading(op, inputs, (made[v],)))
+        return made[v]
+
+    rewritten: list[Operation] = []
+    for i, op in enumerate(operations):
+        if cheap[i]:
+            rewritten.append(op)
+            continue
+        made: dict[int, int] = {}
+        inputs = tuple([own_copy(v, i, made) for v in op.inputs])
+        rewritten.append(op if inputs == op.inputs else _reading(op, inputs, op.outputs))
+    for i, op in enumerate(rewritten):
+        order.extend(pending.get(i, ()))
+        order.append(op)
+    return without_unread(replace(graph, values=tuple(values), operations=tuple(order)))
+
+
+def _reading(op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Operation:
+    """The same operation on other values of the same types."""
+    other = replace(op, inputs=inputs, outputs=outputs)
+    registry.remember(other, op)
+    return other
+
+
+def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
+    if op.regions:
+        return None
+    return registry.signature_of(
+        op,
+        tuple([graph.values[v] for v in op.inputs]),
+        tuple([graph.values[v] for v in op.outputs]),
+    )
+
+
+def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> list[bool]:
+    source: dict[int, int] = {}  # value -> bytes it takes to make it again
+    cheap = []
+    for op, s in zip(graph.operations, signatures, strict=True):
+        is_cheap = False
+        if s is not None and s.fusion in ("view", "loop") and not op.effectful:
+            need = sum(
+                [source[v] if v in source else graph.values[v].nbytes for v in set(op.inputs)]
+            )
+            is_cheap = s.fusion == "view" or need * EXPANSION <= s.output_bytes
+            # What a constraint asks for exists once: a copy for each reader would move it for each.
+            is_cheap = is_cheap and len(op.outputs) == 1 and op.kernel != CONSTRAINT
+        cheap.append(is_cheap)
+        if is_cheap:
+            source[op.outputs[0]] = need
+    return cheap

@@ -1,0 +1,88 @@
+"""The schedule: the units of a program in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.ids import UnitId
+
+from .eager import Together, eager
+from .flatten import FlatProgram, flatten
+from .repeated import repeat_cheap
+from .units import Unit, fuse
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Units in the order they run. `readers[v]` are the units that read value v, in that order."""
+
+    program: FlatProgram
+    units: tuple[Unit, ...]
+    producer: tuple[UnitId, ...]  # value -> unit that makes it, -1 inside a unit or never
+    readers: tuple[tuple[UnitId, ...], ...]
+
+
+def schedule(program: FlatProgram, together: Together = ()) -> Schedule:
+    """Group the instances of a flat program into units and order them.
+
+    Who reads one of the values that are sent `together` waits for all of them. Raises PlanError
+    where some of these are made from what reads others.
+    """
+    return _arranged(program, eager(program, fuse(program), together))
+
+
+def scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
+    """The schedule of a program whose cheap operations are repeated and which is in its order, as
+    plans have it; `feedback` as `feedback_pairs` gives."""
+    return schedule(flatten(in_order(repeat_cheap(graph), feedback), feedback))
+
+
+def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
+    """The same program with its operations in the order in which the schedule runs them.
+
+    Plans count time in operations, and lowering emits them one after another; after this the
+    positions in the graph and those in the schedule agree, unit by unit.
+    """
+    order = order_of(flatten(graph, feedback))
+    return replace(graph, operations=tuple(graph.operations[k] for k in order))
+
+
+def order_of(program: FlatProgram, together: Together = ()) -> list[int]:
+    """The operations of a program itself (not of its regions) in the order of `schedule`."""
+    units = eager(program, fuse(program), together)
+    return [k for group in operation_groups(program, units) for k in group]
+
+
+def operation_groups(program: FlatProgram, units: Sequence[Unit]) -> list[list[int]]:
+    """Operations of the program itself (not of its regions) that run together, in order."""
+    region: dict[int, int] = {}
+    for (body, operation), (start, stop) in program.spans.items():
+        if body == 0:
+            region.update(dict.fromkeys(range(start, stop), operation))
+    groups: list[list[int]] = []
+    seen: set[int] = set()
+    for unit in units:
+        group = []
+        for i in unit.members:
+            instance = program.instances[i]
+            k = region.get(i, instance.operation if instance.body == 0 else -1)
+            if k >= 0 and k not in seen:
+                seen.add(k)
+                group.append(k)
+        if group:
+            groups.append(group)
+    return groups
+
+
+def _arranged(program: FlatProgram, units: Sequence[Unit]) -> Schedule:
+    producer = [UnitId(-1)] * len(program.types)
+    readers: list[list[UnitId]] = [[] for _ in program.types]
+    for k, unit in enumerate(units):
+        u = UnitId(k)
+        for v in unit.outputs:
+            producer[v] = u
+        for v in dict.fromkeys(v for _, _, v in unit.reads):
+            readers[v].append(u)
+    return Schedule(program, tuple(units), tuple(producer), tuple(tuple(r) for r in readers))

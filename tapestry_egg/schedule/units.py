@@ -1,0 +1,119 @@
+"""Units: which instances run as one kernel, and what is materialised.
+
+A model of what XLA's fusion does: views never move data, elementwise chains run inside their only
+reader, reductions take their elementwise producers in, contractions and other kernels read and
+write memory. Only what crosses units exists in memory, and only what exists in memory can be copied
+to another layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from tapestry_egg.graph.ids import BodyId, FlatId, InstanceId
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
+
+from .flatten import FlatProgram, Instance
+
+#: A producer this many times smaller than what it expands to is cheaper to repeat than to store: a
+#: reader then reads a quarter of the bytes at most. No measurement of the number is kept.
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Instances that run as one kernel.
+
+    The root's outputs are materialised, and those of members that leave the program on the way
+    (an optimizer's new moments, made in the same loop as the new parameters). `reads` lists what
+    comes from outside as (instance, operand port, value).
+    """
+
+    members: tuple[InstanceId, ...]  # in program order; the root is last
+    reads: tuple[tuple[InstanceId, int, FlatId], ...]
+    outputs: tuple[FlatId, ...]
+    body: BodyId
+
+    @property
+    def root(self) -> InstanceId:
+        return self.members[-1]
+
+
+def fuse(program: FlatProgram) -> list[Unit]:
+    """The units of a flat program, in program order."""
+    instances = program.instances
+    readers: list[list[int]] = [[] for _ in program.types]
+    for i, instance in enumerate(instances):
+        for v in dict.fromkeys(instance.inputs):
+            readers[v].append(i)
+    unit_of = [-1] * len(instances)
+    inline = [False] * len(instances)  # may a producer's loop run inside this instance?
+    roots: list[int] = []
+    leaves = [i.port in ("state", "output") for i in instances]
+    for i in range(len(instances) - 1, -1, -1):  # what asks how a result lies leaves with it
+        if instances[i].signature.kernel == CONSTRAINT:
+            own = readers[instances[i].outputs[0]]
+            leaves[i] = bool(own) and all([leaves[r] for r in own])
+    for i in range(len(instances) - 1, -1, -1):
+        instance = instances[i]
+        fusion = instance.signature.fusion
+        using: list[int] = []
+        inner = not instance.port and len(instance.outputs) == 1 and fusion in ("view", "loop")
+        # A value exists as it is asked for, however those beside it lie.
+        asked = instance.signature.kernel == CONSTRAINT
+        inner = inner and not asked
+        if inner:
+            everyone = readers[instance.outputs[0]]
+            using = [r for r in everyone if not leaves[r]]
+            inner = bool(using) and not any([instances[r].port for r in using])
+            inner = inner and len({unit_of[r] for r in using}) == 1
+            if inner and len(using) < len(everyone):
+                root = instances[roots[unit_of[using[0]]]]
+                inner = fusion == "loop" and _same_loop(program, instance, root)
+            inner = inner and not any([instances[r].signature.kernel == CONSTRAINT for r in using])
+            inner = inner and (fusion == "view" or all([inline[r] for r in using]))
+            inner = inner and not _collapses(instance.signature)
+        if inner:
+            unit_of[i] = unit_of[using[0]]
+            inline[i] = fusion == "loop" or all([inline[r] for r in using])
+        else:
+            unit_of[i] = len(roots)
+            roots.append(i)
+            inline[i] = not instance.port and fusion in ("loop", "reduce", "view") and not asked
+    members: dict[int, list[InstanceId]] = defaultdict(list)
+    for i, u in enumerate(unit_of):
+        members[u].append(InstanceId(i))
+    leaving = {v for i, leaf in zip(instances, leaves, strict=True) if leaf for v in i.inputs}
+    units = [_unit(program, members[u], leaving) for u in range(len(roots))]
+    units.sort(key=lambda u: u.root)
+    return units
+
+
+def _collapses(signature: OperationSignature) -> bool:
+    """Whether an operation reduces what it reads to something much smaller.
+
+    Such a value is cheap to hold, and where a cut reduce dim leaves it partial it must be, for it
+    to be reduced before what follows.
+    """
+    return signature.reduces and signature.input_bytes >= EXPANSION * signature.output_bytes
+
+
+def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:
+    """Whether two instances can write their outputs from one loop."""
+    shapes = {program.types[v].shape for v in (*one.outputs, *other.outputs)}
+    return len(shapes) == 1 and other.signature.fusion == "loop"
+
+
+def _unit(program: FlatProgram, members: list[InstanceId], leaving: set[FlatId]) -> Unit:
+    inside = {v for i in members[:-1] for v in program.instances[i].outputs}
+    reads = tuple(
+        (i, p, v)
+        for i in members
+        for p, v in enumerate(program.instances[i].inputs)
+        if v not in inside
+    )
+    root = program.instances[members[-1]]
+    outputs = (*root.outputs, *(v for v in sorted(inside) if v in leaving))
+    return Unit(tuple(members), reads, outputs, root.body)
