@@ -195,6 +195,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "lgamma": _special("gammaln"),
     "log": np.log,
     "log1p": np.log1p,
+    "log2": np.log2,
     "logistic": lambda x: 1 / (1 + np.exp(-x)),
     "name": lambda x: x,
     "sharding_constraint": lambda x: x,

@@ -34,6 +34,7 @@ INLINED = {
     "pjit": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
     "core_call": ("call_jaxpr",),
+    "eval_jaxpr": ("call_jaxpr",),
     "core_closed_call": ("call_jaxpr",),
     "call": ("call_jaxpr",),
     "custom_jvp_call": ("call_jaxpr", "fun_jaxpr"),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
 from jax.extend.core import primitives
 
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.opaque import opaque_reasons
 from tapestry_egg.tracing.jaxprs import INLINED, REGIONS
+from tapestry_egg.tracing.trace import trace
 
 #: Tracing leaves nothing of these where they do nothing: placements, and solvers' own functions.
 DISSOLVED = {"device_put", "custom_linear_solve", "reshard", "mesh_cast"}
 DISSOLVED |= {"layout_constraint"}
+#: Functions of newer JAX that are made of others, and traced as these.
+MADE_OF_OTHERS = {"one_minus_square", "polynomial"}
 
 #: What real programs are made of: transformers, convolutional networks, mixtures of experts, with
 #: their gradients and optimizers, in Flax, Equinox and plain JAX.
@@ -26,7 +34,7 @@ IN_PROGRAMS = """
 
 
 def understood() -> set[str]:
-    return set(registry.templates()) | set(INLINED) | set(REGIONS) | DISSOLVED
+    return set(registry.templates()) | set(INLINED) | set(REGIONS) | DISSOLVED | MADE_OF_OTHERS
 
 
 def test_what_real_programs_are_made_of_is_understood() -> None:
@@ -42,3 +50,15 @@ def test_every_public_primitive_has_a_template_or_a_reason() -> None:
 def test_no_primitive_is_both_and_every_reason_is_a_sentence() -> None:
     assert set(opaque_reasons()) & understood() == set()
     assert all(reason.endswith(".") for reason in opaque_reasons().values())
+
+
+@pytest.mark.parametrize("name", sorted(MADE_OF_OTHERS))
+def test_what_is_made_of_others_is_traced_as_these(name: str) -> None:
+    function = getattr(lax, name, None)
+    if function is None:
+        pytest.skip(f"this JAX has no {name}")
+    rest = ((2.0, -1.0, 0.5),) if name == "polynomial" else ()
+    program = trace(lambda x: function(x, *rest), jnp.arange(8.0))
+    assert {op.kernel for op in program.graph.operations} <= {"add", "sub", "mul"}
+    x = np.linspace(-2.0, 2.0, 8, dtype=np.float32)
+    np.testing.assert_array_equal(jax.jit(program)(x), jax.jit(function)(x, *rest))

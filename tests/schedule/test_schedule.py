@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tapestry_egg.graph.blockgraph import Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
@@ -194,7 +194,7 @@ def test_a_cheap_operation_is_repeated_for_every_other_reader() -> None:
 
 
 def test_what_is_constrained_exists_once() -> None:
-    mesh = AbstractMesh((2, 2), ("d", "t"))
+    mesh = AbstractMesh((2, 2), ("d", "t"), axis_types=(AxisType.Auto,) * 2)
 
     def f(x: Any, w: Any, v: Any) -> Any:
         spread = jnp.broadcast_to(x[None], (8, N, N))

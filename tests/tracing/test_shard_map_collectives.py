@@ -41,6 +41,8 @@ COLLECTIVES: dict[str, Callable[[Any, Any, int], Any]] = {
 OVER: tuple[Any, ...] = ("i", "j", ("i", "j"), ("j", "i"))
 SIZES = {"i": 2, "j": 4, ("i", "j"): 8, ("j", "i"): 8}
 LIES = (P(), P("i"), P(None, "j"), P("j", "i"))
+#: Whether this JAX takes no permutation over axes named in another order than the mesh's.
+IN_MESH_ORDER = hasattr(jax.config, "jax_raise_on_ppermute_sort_diff")
 
 
 def inside(name: str, axes: Any) -> Callable[[Any], Any]:
@@ -90,6 +92,8 @@ def test_collectives_give_what_jax_jit_gives(name: str, count: int) -> None:
     draw = random.Random(name)
     for within, around in draw.sample([(w, a) for w in WITHIN for a in AROUND], count):
         axes, lies = draw.choice(OVER), draw.choice(LIES)
+        if IN_MESH_ORDER and name.startswith("ppermute") and axes == ("j", "i"):
+            axes = ("i", "j")
         block = WITHIN[within](inside(name, axes))
         fn = AROUND[around](over_blocks(lies, P(("i", "j")), block, check_vma=False))
         case = f"{name} over {axes} of {lies}, {within}, {around}"
@@ -135,6 +139,8 @@ def the_same_everywhere(x: jax.Array, _: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("fn", [nested, one_way, named_in_another_order, the_same_everywhere])
 def test_what_vmap_alone_does_not_map(fn: Callable[..., Any]) -> None:
     program = trace(fn, X, W)
+    if fn is named_in_another_order and IN_MESH_ORDER:
+        pytest.skip("this JAX refuses names in another order than the mesh's")
     same(jax.jit(program)(X, W), np.asarray(jax.jit(fn)(X, W)))
     for op in program.graph.operations:
         assert not signature_of(program.graph, op).opaque, op.kernel

@@ -38,7 +38,6 @@ class Model:
         ({"static_argnums": 1, "static_argnames": "mode"}, (1,), ("mode",)),
         ({"static_argnums": (1,)}, (1,), ("n",)),
         ({"static_argnames": ("n", "mode")}, (1,), ("n", "mode")),
-        ({"static_argnums": -2}, (-2,), ()),
         ({}, (), ()),
         ({"static_argnums": (), "static_argnames": ()}, (), ()),
     ],
@@ -56,6 +55,8 @@ def test_calls_are_split_by_number_and_by_name() -> None:
     assert (by_number.args, by_number.static) == ((STATE, X), ((1, 2), ("mode", "sum")))
     by_name = signature.split((STATE,), {"x": X, "n": 2})
     assert (by_name.kwargs, by_name.static) == ({"x": X}, (("n", 2),))
+    from_the_end = read_signature(f, static_argnums=-2)  # numbers count those with a place
+    assert from_the_end.split((STATE, 2, X), {"mode": "sum"}).static == ((1, 2),)
     last = read_signature(lambda *xs: xs[0] * xs[-1], static_argnums=-1)
     assert last.split((X, X, 3), {}).static == ((2, 3),)
 
