@@ -81,6 +81,7 @@ def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None
     check(problem, "auto")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @cases(1500)
 @given(and_or.problems("signed"))
@@ -88,6 +89,7 @@ def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @cases(1000)
 @given(and_or.problems("huge"))

@@ -72,7 +72,10 @@ def test_networks_that_hold_nothing_better_are_counted_whatever_the_workers() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dims", [(4096, 512, 64, 64), (64, 64, 4096, 4096)])
+@pytest.mark.parametrize(
+    "dims",
+    [(4096, 512, 64, 64), pytest.param((64, 64, 4096, 4096), marks=pytest.mark.long)],
+)
 def test_the_front_is_the_best_of_every_form_in_every_layout(dims: tuple[int, ...]) -> None:
     m, k, n, columns = dims
     types = struct(m, k), struct(k, n), struct(n, columns)
