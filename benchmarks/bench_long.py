@@ -1,7 +1,8 @@
 """A long step: vocabulary 131 072, sequences of 32 768, eight layers, on eight H100.
 
     python -m benchmarks.bench_long                 # both by one count of costs, about five minutes
-    python -m benchmarks.bench_long --compile       # and what XLA for CPU says that each holds
+    python -m benchmarks.bench_long --compile cpu   # and what XLA for CPU says that each holds
+    python -m benchmarks.bench_long --compile h100 sequence=8192 layers=4   # for H100, other sizes
 
 What people write by hand is FSDP: parameters and batch cut over all devices, layers in a scan with
 rematerialisation, plain attention and a plain loss. Its plan is the fastest one for the program as
@@ -20,9 +21,10 @@ from unittest import mock
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tapestry_egg as te
+from benchmarks.bench_strategies import devices_of
 from benchmarks.zoo import ShapesOnly
 from models import llama
 from tapestry_egg.columns import columns
@@ -94,13 +96,14 @@ def found(long: Long, work: float = WORK) -> te.Front:
     return te.optimize(long.program, f"h100:{DEVICES}", settings=te.Settings(work=work))
 
 
-def compiled_bytes(long: Long, plan: te.Plan | None) -> int:
-    """What XLA for CPU allocates on a device: for a plan, or for `jax.jit` with FSDP's layouts."""
-    devices = jax.devices()[:DEVICES]
+def compiled_bytes(long: Long, plan: te.Plan | None, machine: str = "cpu") -> int:
+    """What XLA allocates on a device: for a plan, or for `jax.jit` with FSDP's layouts. For H100 it
+    compiles ahead of time (`make gpu-aot`)."""
+    devices = list(devices_of(f"{machine}:{DEVICES}"))
     if plan is not None:
         made = te.compile(plan, devices).lower().compile()
     else:
-        mesh = jax.make_mesh((DEVICES,), ("x",), (AxisType.Auto,), devices=devices)
+        mesh = Mesh(np.array(devices), ("x",), axis_types=(AxisType.Auto,))
         layouts = jax.tree.map(lambda p: NamedSharding(mesh, p), long.layouts)
         lowered = jax.jit(long.step, in_shardings=layouts, donate_argnums=0).lower(*long.arguments)
         made = lowered.compile()
@@ -117,12 +120,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=float, default=WORK, help=f"of each search ({WORK:g})")
     parser.add_argument("--small", action="store_true", help="at sizes of a test")
-    parser.add_argument("--compile", action="store_true", help="compile, too")
+    parser.add_argument("--compile", choices=("cpu", "h100"), help="compile, too")
+    parser.add_argument("sizes", nargs="*", help="other sizes, as sequence=8192")
     given = parser.parse_args()
-    long = long_step(SMALL if given.small else SIZES)
+    other = dict(text.split("=") for text in given.sizes)
+    sizes = {**(SMALL if given.small else SIZES), **{k: int(n) for k, n in other.items()}}
+    long = long_step(sizes)
     hand, front = by_hand(long, given.work), found(long, given.work)
     print(front)
-    rows = [["plan", "seconds", "to FSDP", "peak", "to FSDP", *["compiled"] * given.compile]]
+    rows = [["plan", "seconds", "to FSDP", "peak", "to FSDP", *["compiled"] * bool(given.compile)]]
     for name, plan in (("FSDP by hand", hand), *((p.name, p) for p in front)):
         costs = plan.costs
         row = [
@@ -134,7 +140,7 @@ def main() -> None:
         ]
         if given.compile:
             own = None if plan is hand else plan
-            row.append(PEAK_BYTES.format(compiled_bytes(long, own)))
+            row.append(PEAK_BYTES.format(compiled_bytes(long, own, given.compile)))
         rows.append(row)
     print(columns(rows))
 

@@ -154,7 +154,9 @@ def _shared(form: Form, target: Target) -> tuple[Form, ...]:
     made = even_parts.with_even_parts(form.graph, n)
     saved = 0.0
     if made is not form.graph:
-        saved = _products(form.graph, target) - _products(made, target)
+        saved = max(
+            _products(form.graph, target, x) - _products(made, target, x) for x in (False, True)
+        )
     if saved > target.launch_seconds:
         what = f"dims that {n} devices cannot share evenly", "padded ones"
         return (_changed(form, target, made, f"{EVEN_PARTS}{n}", *what),)
@@ -172,19 +174,19 @@ def _changed(
     return Form(made, rules, form.saturated, steps, slower=True, extra=True)
 
 
-def _products(graph: BlockGraph, target: Target) -> float:
-    """Seconds that the products of a program take where devices share each as evenly as they can,
-    those in loops as often as these run."""
+def _products(graph: BlockGraph, target: Target, in_all: bool) -> float:
+    """Seconds that the products of a program take where devices share each as evenly as they can
+    (`in_all` as for `even_parts.shared`), those in loops as often as these run."""
     total = 0.0
     for op in graph.operations:
         times = int(op.params["length"]) if op.kernel == "scan" else 1
-        total += times * sum(_products(region, target) for region in op.regions)
+        total += times * sum(_products(region, target, in_all) for region in op.regions)
         if op.regions:
             continue
         types = [tuple([graph.values[v] for v in side]) for side in (op.inputs, op.outputs)]
         sig = registry.signature_of(op, *types)
         if sig.contracts:
-            devices = even_parts.shared(sig, sig.extents, target.devices)
+            devices = even_parts.shared(sig, sig.extents, target.devices, in_all)
             total += least_seconds(sig, target) / devices
     return total
 

@@ -10,6 +10,7 @@ from tapestry_egg.metakernels.signatures.splits import (
     Access,
     Blocks,
     Gathered,
+    Near,
     Partial,
     Split,
     split,
@@ -161,11 +162,12 @@ def _effect(accesses: Mapping[int, Access], d: int) -> str:
         return f"partial ({access.monoid})"
     if isinstance(access, Gathered):
         return "gathered"
-    if not isinstance(access, Blocks):
+    if not isinstance(access, Blocks | Near):
         return "whole"
     margins = [
         f"{'' if n > 0 else '-'}{abs(n)} {where}"
         for n, where in ((access.lo, "before"), (access.hi, "after"))
         if n
     ]
-    return f"dim {access.dim}{' + ' + ', '.join(margins) if margins else ''}"
+    some = " at most" if isinstance(access, Near) else ""
+    return f"dim {access.dim}{' + ' + ', '.join(margins) if margins else ''}{some}"

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 
@@ -92,8 +92,7 @@ def cut_layout(
 
     Per cut, the tensor dim that falls into blocks is sharded; a cut of which the image does not
     depend, or of which it is neither blocks nor constant (gathered; operands only), shards nothing.
-    By cuts in `beside` an operand is sharded, too, whose images stand off its blocks, all alike, by
-    no more than a block.
+    By cuts in `beside` an operand is sharded, too, whose images are near its blocks.
     None where the devices' boxes are then not their blocks (outputs), or not inside (operands), and
     where an output does not follow a map dim, or follows a reduce dim.
     """
@@ -142,19 +141,24 @@ def cut_layout(
 def stands_beside(
     images: Boxes, shape: tuple[int, ...], axes: tuple[int, ...], mesh: MeshShape, k: int
 ) -> bool:
-    """Whether images, all alike, begin and end off the blocks of dim k by no more than a block."""
+    """Whether images are inside the blocks of dim k and those beside them, each in its place, and
+    devices then get, from both sides, less than half of what they lack of the whole dim."""
     parts = mesh.parts(axes)
     if shape[k] % parts or parts == 1:
         return False
+    size = shape[k] // parts
     cut = Layout(tuple(axes if e == k else () for e in range(len(shape))))
     blocks = tensor_boxes(shape, cut, mesh)
     elsewhere = {
         tuple(x for e, x in enumerate(zip(i.start, i.end, strict=True)) if e != k) for i in images
     }
-    reach = {
-        (b.start[k] - i.start[k], i.end[k] - b.end[k]) for i, b in zip(images, blocks, strict=True)
-    }
-    return len(elsewhere) == len(reach) == 1 and max(max(r) for r in reach) <= shape[k] // parts
+    order = sorted(zip(blocks, images, strict=True), key=lambda x: x[0].start[k])
+    steps = {b.start[k] - a.start[k] for (_, a), (_, b) in pairwise(order) if a != b}
+    inside = [(b, *(min(max(x, 0), shape[k]) for x in (i.start[k], i.end[k]))) for b, i in order]
+    before = max(0, *(b.start[k] - first for b, first, _ in inside))
+    after = max(0, *(end - b.end[k] for b, _, end in inside))
+    small = max(before, after) <= size and 2 * (before + after) < (parts - 1) * size
+    return len(elsewhere) == 1 and min(steps, default=-1) >= 0 and small
 
 
 def falls_into_blocks(images: Boxes, blocks: Boxes, k: int) -> bool:

@@ -19,6 +19,7 @@ from tapestry_egg.metakernels.signatures.splits import (
     Access,
     Blocks,
     Gathered,
+    Near,
     Partial,
     Replicated,
     legal_dims,
@@ -140,7 +141,42 @@ def accesses(
         for some in combinations(moving, count):
             blocks = as_blocks(p, shape, extents, {d: parts[d] for d in some})
             if blocks is not None:
-                return {**found, **blocks}
+                return with_near({**found, **blocks}, p, shape, extents, parts)
+    return with_near(found, p, shape, extents, parts)
+
+
+def with_near(
+    found: dict[int, Access],
+    p: Projection,
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    parts: dict[int, int],
+) -> dict[int, Access]:
+    """Dims that are gathered by now, near blocks where they are: first dims first."""
+    for d in sorted(d for d, a in found.items() if a == Gathered()):
+        n = parts[d]
+        own = [k for k in range(len(shape)) if p.matrix[k][d]]
+        if len(own) != 1 or extents[d] % n or shape[own[0]] % n or p.matrix[own[0]][d] < 0:
+            continue
+        (k,) = own
+        if any(isinstance(a, Blocks | Near) and a.dim == k for a in found.values()):
+            continue
+        size, before, after = shape[k] // n, [0], [0]
+        for j in range(n):
+            cells = set()
+            for i in product(
+                *(range(m) if e != d else blocks_of(m, n)[j] for e, m in enumerate(extents))
+            ):
+                start = p.offset[k] + sum(a * x for a, x in zip(p.matrix[k], i, strict=True))
+                cells.update(range(start, start + p.shape[k]))
+            if not cells:
+                break
+            before.append(j * size - min(max(min(cells), 0), shape[k]))
+            after.append(min(max(max(cells) + 1, 0), shape[k]) - (j + 1) * size)
+        else:
+            lo, hi = max(before), max(after)
+            if lo <= size and hi <= size and 2 * (lo + hi) < (n - 1) * size:
+                found[d] = Near(k, lo, hi)
     return found
 
 
@@ -380,7 +416,9 @@ def test_shifted_and_strided_slices() -> None:
     assert reads(line(1, 1), 7, 6, 2) == Gathered()  # three cells of blocks of four, never the same
     assert reads(line(2), 8, 4, 2) == Blocks(0, 0, -1)  # x[::2] leaves the last cell of a block
     assert reads(line(2, 1), 8, 4, 2) == Blocks(0, -1, 0)  # x[1::2]
-    assert reads(line(1, 5), 20, 4, 2) == Gathered()
+    assert reads(line(1, 5), 20, 4, 2) == Near(
+        0, 3, 0
+    )  # x[5:9] is a half, and three cells of the other
 
 
 def test_a_reversed_dim_is_gathered_and_makes_no_output_blocks() -> None:

@@ -23,6 +23,7 @@ from tapestry_egg.metakernels.signatures.splits import (
     Access,
     Blocks,
     Gathered,
+    Near,
     Partial,
     Split,
     split,
@@ -65,8 +66,8 @@ def as_the_rule_sees(
     """What the rules should make of some cuts; None where they should make nothing of them.
 
     They see one index dim at a time, and even parts only. Operands that do not fall into such
-    parts are gathered, and those that do with margins, but for cuts of the dims `beside` whose
-    steps make up the whole tensor dim: the margins are then the same for all devices.
+    parts are gathered, and those that do with margins, or lie near such, but for cuts of the dims
+    `beside`.
     """
     axes = {d: tuple(mesh.sizes[a] for a in own) for d, own in enumerate(cuts) if own}
     joint = split(s, axes)
@@ -76,14 +77,14 @@ def as_the_rule_sees(
         return None  # two index dims never cut one tensor dim together (see test_saturate.py)
     ones = {d: split(s, {d: sizes}) for d, sizes in axes.items()}
 
-    def fills(p: int, d: int, access: Access) -> bool:
-        return isinstance(access, Blocks) and (
-            s.inputs[p].matrix[access.dim][d] * s.extents[d] == s.input_types[p].shape[access.dim]
-        )
-
     def plain(access: Access, shape: tuple[int, ...], parts: int, near: bool) -> Access:
+        if isinstance(access, Near):
+            return Blocks(access.dim, access.lo, access.hi) if near else Gathered()
         if isinstance(access, Blocks):
-            margins = not near and (access.lo or access.hi)
+            block = shape[access.dim] // parts
+            lacks = max(0, access.lo) + max(0, access.hi)
+            far = 2 * lacks >= (parts - 1) * block
+            margins = (access.lo or access.hi) and (far or not near)
             return Gathered() if margins or shape[access.dim] % parts else access
         return access
 
@@ -91,7 +92,7 @@ def as_the_rule_sees(
         {
             d: plain(one.inputs[p][d], t.shape, one.parts[d], near)
             for d, one in ones.items()
-            for near in [d in beside and fills(p, d, one.inputs[p][d])]
+            for near in [d in beside]
         }
         for p, t in enumerate(s.input_types)
     )

@@ -51,6 +51,14 @@ def depthwise(x: Array, w: Array) -> Array:
     )
 
 
+def valid(x: Array, w: Array, *how: int) -> Array:
+    """Strides and holes of rows, and no padding."""
+    stride, holes = how or (1, 1)
+    return lax.conv_general_dilated(
+        *(x, w, (stride, 1), "VALID"), rhs_dilation=(holes, 1), dimension_numbers=NHWC
+    )
+
+
 def looped(x: Array, w: Array) -> Array:
     return lax.scan(lambda x, w: (jnp.tanh(convolved(x, w)), None), x, w)[0]
 
@@ -85,6 +93,18 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...], list[int]]] = {
     "max": (lambda x: pooled(x, lax.max, -jnp.inf), (-abs(X),), [1]),
     "sum": (lambda x: pooled(x, lax.add, 0.0), (X,), [1]),
     "loop": (looped, (X, normal(2, 3, 3, 3, 3)), [1, 1]),
+    # Of blocks of eight rows (nine, with strides) blocks of seven (four) are made.
+    "no padding": (valid, (normal(1, 64, 6, 3), normal(9, 3, 3, 5)), [7, 7]),
+    "no padding, strides": (
+        lambda x, w: valid(x, w, 2, 1),
+        (normal(1, 72, 6, 3), normal(9, 3, 3, 5)),
+        [7, 6],
+    ),
+    "no padding, holes": (
+        lambda x, w: valid(x, w, 1, 4),
+        (normal(1, 64, 6, 3), normal(3, 3, 3, 5)),
+        [7, 7],
+    ),
     "shift": (shifted, (X,), [2]),
     "shift back": (lambda x: shifted(x, -1), (X,), [1]),
     "every second row": (lambda x: jnp.tanh(x[:, ::2]), (X,), []),

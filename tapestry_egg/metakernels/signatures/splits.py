@@ -48,6 +48,20 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Near:
+    """Shard j touches a box inside layout block j of tensor dim `dim` and the blocks beside it.
+
+    Where the steps of a window do not make up the operand, boxes drift away from the blocks: no
+    margins serve all shards. `lo` and `hi` are the most that any of them lacks of the block before
+    its own and of the next; together less than half of what the shard lacks of the whole tensor.
+    """
+
+    dim: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """Shards touch boxes that are no layout blocks: each needs the tensor whole to read its own."""
 
@@ -59,7 +73,7 @@ class Partial:
     monoid: str
 
 
-Access = Replicated | Blocks | Gathered | Partial
+Access = Replicated | Blocks | Near | Gathered | Partial
 
 
 @dataclass(frozen=True)
@@ -94,11 +108,11 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
       so are starting values (`initial`), which must not depend on the dim. One tensor is partial
       under one monoid only.
 
-    Operands make no split illegal: each cut dim finds an operand replicated, in blocks, or else
-    gathered. Several cut dims may share one tensor dim as the digits of its block number (a
-    reshaped dim): the most cut dims that together make blocks are taken, and of equally many the
-    first in order; the others are gathered. What lies outside an operand (a padded window) is not
-    read.
+    Operands make no split illegal: each cut dim finds an operand replicated, in blocks, near
+    blocks, or else gathered. Several cut dims may share one tensor dim as the digits of its block
+    number (a reshaped dim): the most cut dims that together make blocks are taken, and of equally
+    many the first in order; the others are gathered. What lies outside an operand (a padded window)
+    is not read.
 
     Raises ZSpaceError for a dim that the index space lacks and for an axis smaller than 1.
     """
@@ -179,6 +193,12 @@ class _Shards:
         found: dict[int, Access] = {d: Replicated() for d in everywhere}
         found.update({d: Gathered() for d in moved})
         found.update(self._most_blocks(moved, projection, tensor.shape))
+        taken = {a.dim for a in found.values() if isinstance(a, Blocks)}
+        for d in moved:
+            near = self._near(d, projection, tensor.shape) if found[d] == Gathered() else None
+            if near is not None and near.dim not in taken:
+                found[d] = near
+                taken.add(near.dim)
         return found
 
     def fill(self, projection: Projection, tensor: TensorType, dims: tuple[int, ...]) -> bool:
@@ -217,6 +237,25 @@ class _Shards:
             else:
                 return None
         return found
+
+    def _near(self, d: int, projection: Projection, shape: tuple[int, ...]) -> Near | None:
+        """The margins with which boxes are inside blocks of equal size, if `d` alone is cut."""
+        parts, size = self.parts[d], self.extents[d]
+        reached = [k for k, row in enumerate(projection.matrix) if row[d]]
+        if len(reached) != 1 or size % parts or shape[reached[0]] % parts:
+            return None
+        (k,) = reached
+        if projection.matrix[k][d] < 0:
+            return None
+        block, number = shape[k] // parts, np.arange(parts)
+        first = np.zeros((parts, len(self.extents)), np.int64)
+        after = np.broadcast_to(np.array(self.extents, np.int64), first.shape).copy()
+        first[:, d], after[:, d] = number * (size // parts), (number + 1) * (size // parts)
+        starts, ends = (x[:, k].clip(0, shape[k]) for x in projection.images(first, after))
+        lo = max(0, int((number * block - starts).max()))
+        hi = max(0, int((ends - (number + 1) * block).max()))
+        small = max(lo, hi) <= block and 2 * (lo + hi) < (parts - 1) * block
+        return Near(k, lo, hi) if small else None
 
     def _touched(
         self, dims: tuple[int, ...], projection: Projection, shape: tuple[int, ...]

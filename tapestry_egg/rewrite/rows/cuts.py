@@ -75,6 +75,38 @@ class Rows:
         return Rows(sig, inputs, outputs, True, started, dim.monoid)
 
     @staticmethod
+    def windows(sig: OperationSignature, index: int) -> Rows | None:
+        """The same where operands are read in windows that slide along the index dim, so many rows
+        at a step; None where an operand has no place for what lies outside of it. Its rows may be
+        more or fewer than the steps make up."""
+        if sig.opaque or sig.once or index in sig.placed or sig.index[index].role != "map":
+            return None
+        found: list[Cut | None] = []
+        for p, projection in enumerate((*sig.inputs, *sig.outputs)):
+            dims = [k for k, row in enumerate(projection.matrix) if row[index]]
+            if not dims:
+                found.append(None)
+                continue
+            row, q = projection.matrix[dims[0]], p - len(sig.inputs)
+            step = row[index]
+            if len(dims) > 1 or step < 1 or sum(map(bool, row)) > 1:
+                return None
+            if q >= 0 and each_of(sig, projection, sig.output_types[q], dims[0], index) is None:
+                return None
+            if q < 0 and not isinstance(sig.beyond(p), str):
+                type_ = sig.input_types[p]
+                if each_of(sig, projection, type_, dims[0], index) is None:
+                    return None
+            found.append(Cut(dims[0], step))
+        whole = ZRange.from_shape(sig.extents)
+        for p, cut in enumerate(found[: len(sig.inputs)]):
+            margins = enumerate(sig.margins(p, whole))
+            if any(m != (0, 0) and (cut is None or k != cut.dim) for k, m in margins):
+                return None
+        inputs, outputs = tuple(found[: len(sig.inputs)]), tuple(found[len(sig.inputs) :])
+        return None if None in outputs else Rows(sig, inputs, outputs)
+
+    @staticmethod
     def of(
         sig: OperationSignature, projection: Projection, type_: TensorType, cut: Cut
     ) -> Rows | None:

@@ -3,9 +3,12 @@
 Six heads on four devices become eight. The region is what reads and makes rows along such a dim:
 operations whose projections say that blocks of rows give blocks of what the whole gives (`cuts.py`)
 run on more rows, each on its own, and the rows that were added hold whatever they hold. Before a
-sum over rows they are overwritten with the monoid's neutral element. What enters the region is
-padded with zeros, what leaves it is cut back. Every later stage sees extents that divide, and
-prices the rows that were added like all others. Nothing is known of any kernel.
+sum over rows they are overwritten with the monoid's neutral element. Windows that slide along rows
+are of the region, too: where their steps do not make up the operand (254 rows of 256), they get as
+many as make it up, and an operand whose rows were added is overwritten there with what lies outside
+of it. What enters the region is padded with zeros, what leaves it is cut back. Every later stage
+sees extents that divide, and prices the rows that were added like all others. Nothing is known of
+any kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def with_even_parts(graph: BlockGraph, parts: int) -> BlockGraph:
     if any(a is not b for a, b in zip(operations, graph.operations, strict=True)):
         graph = replace(graph, operations=tuple(operations))
     for _ in range(_ROUNDS):
-        found = _best(graph, parts)
+        found = _best(graph, parts) or _best(graph, parts, in_all=True)
         if found is None:
             break
         graph = found.graph_made()
@@ -63,19 +66,21 @@ def padded_along(graph: BlockGraph, number: int, index: int, extent: int) -> Blo
     op = graph.operations[number]
     if not may_grow(graph, op):
         return None
-    region = _Region(graph, signature_in(graph, op).extents[index], extent)
-    return region.graph_made() if region.grown(number, index) else None
+    region = _Region(graph)
+    return region.graph_made() if region.grown(number, index, extent) else None
 
 
-def _best(graph: BlockGraph, parts: int) -> _Region | None:
-    """The region that saves most, if one saves enough."""
-    work = _Work(graph, parts)
+def _best(graph: BlockGraph, parts: int, in_all: bool = False) -> _Region | None:
+    """The region that saves most, if one saves enough; `in_all` as for `shared`."""
+    work = _Work(graph, parts, in_all)
+    if in_all and not any(s.gemm and s.gemm.window > 1 for s in work.signatures.values()):
+        return None  # the same again
     given = work.seconds(None)
     best: _Region | None = None
     least = (1.0 - _LEAST_GAIN) * given
     for k, index, extent in work.candidates():
-        region = _Region(graph, work.signatures[k].extents[index], extent)
-        if not region.grown(k, index):
+        region = _Region(graph)
+        if not region.grown(k, index, extent):
             continue
         seconds = work.seconds(region)
         if seconds < least:
@@ -86,8 +91,8 @@ def _best(graph: BlockGraph, parts: int) -> _Region | None:
 class _Work:
     """What products of a program take, in flops of one device, when devices share them evenly."""
 
-    def __init__(self, graph: BlockGraph, parts: int) -> None:
-        self.graph, self.parts = graph, parts
+    def __init__(self, graph: BlockGraph, parts: int, in_all: bool = False) -> None:
+        self.graph, self.parts, self.in_all = graph, parts, in_all
         self.signatures = {
             k: sig
             for k, op in enumerate(graph.operations)
@@ -101,22 +106,23 @@ class _Work:
             extents = list(sig.extents)
             waste = 1.0
             if region is not None and k in region.inside:
-                index = region.inside[k].index
-                waste = region.extent / region.rows
-                extents[index] = extents[index] // region.rows * region.extent
-            total += sig.whole_flops * waste / shared(sig, extents, self.parts)
+                index, size = region.inside[k].index, region.inside[k].size
+                waste = size / extents[index]
+                extents[index] = size
+            total += sig.whole_flops * waste / self._shared(sig, extents)
         return total
+
+    def _shared(self, sig: OperationSignature, extents: Sequence[int]) -> int:
+        return shared(sig, extents, self.parts, self.in_all)
 
     def candidates(self) -> Iterator[tuple[int, int, int]]:
         """Products, an index dim of each, and the extent to which it may be padded."""
 
         def alone(k: int) -> float:
             sig = self.signatures[k]
-            return sig.whole_flops / shared(sig, sig.extents, self.parts)
+            return sig.whole_flops / self._shared(sig, sig.extents)
 
-        uneven = [
-            k for k, s in self.signatures.items() if shared(s, s.extents, self.parts) < self.parts
-        ]
+        uneven = [k for k, s in self.signatures.items() if self._shared(s, s.extents) < self.parts]
         for k in sorted(uneven, key=lambda k: (-alone(k), k))[:_SEEDS]:
             sig = self.signatures[k]
             for index, dim in enumerate(sig.index):
@@ -127,29 +133,59 @@ class _Work:
                     yield k, index, extent
 
     def _padded(self, sig: OperationSignature, index: int) -> int:
-        """The extent of an index dim with which a product takes least on every device."""
+        """The extent of an index dim with which a product takes least on every device: with it a
+        window's steps make up the operand."""
         size = sig.extents[index]
-        best = size, 1.0 / shared(sig, sig.extents, self.parts)
+        least = max([size, *_steps(sig, index)])
+        best = size, 1.0 / self._shared(sig, sig.extents)
         for n in range(2, self.parts + 1):
             if self.parts % n:
                 continue
             extents = list(sig.extents)
-            extents[index] = -(-size // n) * n
-            took = extents[index] / size / shared(sig, extents, self.parts)
+            extents[index] = -(-least // n) * n
+            took = extents[index] / size / self._shared(sig, extents)
             if took < best[1]:
                 best = extents[index], took
         return best[0]
 
 
-def shared(sig: OperationSignature, extents: Sequence[int], parts: int) -> int:
-    """How many of `parts` devices can share an operation in equal parts, whatever dims are cut."""
+def _steps(sig: OperationSignature, index: int) -> Iterator[int]:
+    """How many steps along an index dim make up the dims of operands that it moves along."""
+    for projection, type_ in zip(sig.inputs, sig.input_types, strict=True):
+        for row, extent in zip(projection.matrix, type_.shape, strict=True):
+            if row[index] > 0:
+                yield -(-extent // row[index])
+
+
+def shared(
+    sig: OperationSignature, extents: Sequence[int], parts: int, in_all: bool = False
+) -> int:
+    """How many of `parts` devices can share an operation in equal parts, whatever dims are cut.
+
+    With `in_all`, of a product with windows dims of all its large tensors alone are cut: by others
+    every device would hold one of them whole.
+    """
     left = parts
-    for dim, extent in zip(sig.index, extents, strict=True):
-        if dim.role in ("map", "reduce"):
+    own = _of_large_tensors(sig) if in_all else range(len(sig.index))
+    for d, (dim, extent) in enumerate(zip(sig.index, extents, strict=True)):
+        if dim.role in ("map", "reduce") and d in own:
             while (common := gcd(extent, left)) > 1:
                 left //= common
                 extent //= common
     return parts // left
+
+
+def _of_large_tensors(sig: OperationSignature) -> set[int]:
+    """The index dims of an operation that all its large tensors have."""
+    own = set(range(len(sig.index)))
+    if sig.gemm is None or sig.gemm.window == 1:
+        return own
+    projections = (*sig.inputs, *sig.outputs)
+    sizes = [t.nbytes for t in (*sig.input_types, *sig.output_types)]
+    for projection, size in zip(projections, sizes, strict=True):
+        if 2 * size >= max(sizes):
+            own &= {d for row in projection.matrix for d, a in enumerate(row) if a}
+    return own
 
 
 def may_grow(graph: BlockGraph, op: Operation) -> bool:
@@ -168,102 +204,143 @@ def signature_in(graph: BlockGraph, op: Operation) -> OperationSignature:
 
 @dataclass(frozen=True)
 class _Grown:
-    """An operation of the region: its rows, the index dim they are, and how it runs on them."""
+    """An operation of the region: its rows, the index dim they are and the extent it gets, and how
+    it runs on them. Operands in `windows` are read beyond a row's own part of them."""
 
     rows: Rows
     index: int
+    size: int
     boxes: tuple[ZRange, ...]  # per operand, what the whole operation reads of it
     params: dict[str, Any]
+    windows: tuple[int, ...] = ()
+
+    def longer(self, shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
+        """The shape with all rows."""
+        if cut is None:
+            return shape
+        return (*shape[: cut.dim], self.size * cut.inner, *shape[cut.dim + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """A value is to have so many elements along one of its dims."""
+
+    dim: int
+    extent: int
 
 
 @dataclass
 class _Region:
-    """A region that has `rows` rows, and is to have `extent`."""
+    """A region of a program that has more rows."""
 
     graph: BlockGraph
-    rows: int
-    extent: int
     inside: dict[int, _Grown] = field(default_factory=dict)  # by number of operation
 
-    def grown(self, seed: int, index: int) -> bool:
-        """Take in an operation along an index dim, and whatever reads and makes rows of it."""
+    def grown(self, seed: int, index: int, size: int) -> bool:
+        """Take in an operation along an index dim that gets the extent `size`, and whatever reads
+        and makes rows of it."""
         graph = self.graph
         makers, readers = graph.producers(), graph.readers()
         seen: set[int] = set()
-        rows: set[tuple[int, Cut]] = set()  # values, and where they have them
-        stack: list[tuple[int, Cut]] = []
+        rows: set[tuple[int, _Long]] = set()  # values, and how they have them
+        stack: list[tuple[int, _Long]] = []
 
-        def take(k: int, index: int, inner: int) -> bool:
-            made = self._operation(graph.operations[k], index, inner)
+        def take(k: int, index: int, size: int) -> bool:
+            made = self._operation(graph.operations[k], index, size)
             if made is None:
                 return False
             self.inside[k] = made
             op = graph.operations[k]
             cuts = (*made.rows.inputs, *made.rows.outputs)
             for v, cut in zip((*op.inputs, *op.outputs), cuts, strict=True):
-                if cut is not None and (v, cut) not in rows:
-                    rows.add((v, cut))
-                    stack.append((v, cut))
+                if cut is None or graph.values[v].shape[cut.dim] == size * cut.inner:
+                    continue
+                long = _Long(cut.dim, size * cut.inner)
+                if (v, long) not in rows:
+                    rows.add((v, long))
+                    stack.append((v, long))
             return True
 
-        if not take(seed, index, 1):
+        if not take(seed, index, size):
             return False
         while stack:
-            v, cut = stack.pop()
+            v, long = stack.pop()
             near = [*([makers[v]] if v in makers else ()), *readers[v]]
             for k in near:
                 op = graph.operations[k]
                 if k in self.inside or k in seen or not may_grow(graph, op):
                     continue
-                found = _along(signature_in(graph, op), op, v, cut)
+                found = _along(signature_in(graph, op), op, v, long)
                 if found is None or not take(k, *found):
                     seen.add(k)
         return True
 
-    def _operation(self, op: Operation, index: int, inner: int) -> _Grown | None:
+    def _operation(self, op: Operation, index: int, size: int) -> _Grown | None:
         """How an operation runs on more rows; None where it cannot, or need not."""
         sig = signature_in(self.graph, op)
-        if sig.extents[index] != self.rows * inner:
-            return None
-        rows = Rows.along(sig, index, inner, any_monoid=True)
+        rows = Rows.along(sig, index, any_monoid=True)
+        windows: tuple[int, ...] = ()
+        if rows is None:
+            rows = Rows.windows(sig, index)
+            if rows is not None:
+                windows = tuple([p for p, cut in enumerate(rows.inputs) if cut is not None])
         if rows is None or (rows.summed and _neutral(sig, rows, index) is None):
+            return None
+        for cut, type_ in zip(rows.inputs, sig.input_types, strict=True):
+            if cut is not None and type_.shape[cut.dim] > size * cut.inner:
+                return None
+        if size < sig.extents[index]:
             return None
         whole = ZRange.from_shape(sig.extents)
         boxes = tuple([sig.operand_box(p, whole) for p in range(len(sig.inputs))])
-        local = [self.longer(b.shape, c) for b, c in zip(boxes, rows.inputs, strict=True)]
-        made = [
-            self.longer(t.shape, c) for t, c in zip(sig.output_types, rows.outputs, strict=True)
+        made = _Grown(rows, index, size, boxes, {}, windows)
+        local = [made.longer(b.shape, c) for b, c in zip(boxes, rows.inputs, strict=True)]
+        results = [
+            made.longer(t.shape, c) for t, c in zip(sig.output_types, rows.outputs, strict=True)
         ]
         dtypes = [t.dtype for t in sig.input_types]
         try:
-            params = registry.localize(op.kernel, op.params, sig, local, made)
+            params = registry.localize(op.kernel, op.params, sig, local, results)
             types = tuple([TensorType(s, d) for s, d in zip(local, dtypes, strict=True)])
             outputs = registry.output_types(op.kernel, params, types)
+            if [t.shape for t in outputs] != results:
+                return None
+            if windows and not _slides_alike(
+                sig, registry.signature(op.kernel, params, types, outputs), index, size
+            ):
+                return None
         except TemplateError:
             return None
-        if [t.shape for t in outputs] != made:
-            return None
-        return _Grown(rows, index, boxes, params)
-
-    def longer(self, shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
-        """The shape with all rows."""
-        if cut is None:
-            return shape
-        return (*shape[: cut.dim], self.extent * cut.inner, *shape[cut.dim + 1 :])
+        return replace(made, params=params)
 
     def graph_made(self) -> BlockGraph:
         """The program with the region padded."""
         return _Padded(self).graph_made()
 
 
-def _along(sig: OperationSignature, op: Operation, v: int, cut: Cut) -> tuple[int, int] | None:
-    """The index dim of an operation that a value's rows are, and how many points each has."""
+def _slides_alike(sig: OperationSignature, long: OperationSignature, index: int, size: int) -> bool:
+    """Whether an operation on more rows reads for each what the one that is given reads."""
+    extents = [size if d == index else n for d, n in enumerate(sig.extents)]
+    ports = (
+        *zip(sig.inputs, long.inputs, strict=True),
+        *zip(sig.outputs, long.outputs, strict=True),
+    )
+    return list(long.extents) == extents and all(a == b for a, b in ports)
+
+
+def _along(sig: OperationSignature, op: Operation, v: int, long: _Long) -> tuple[int, int] | None:
+    """The index dim of an operation that a value's rows are, and the extent that it gets."""
     ports = (*zip(op.inputs, sig.inputs, sig.input_types, strict=True),)
     ports += (*zip(op.outputs, sig.outputs, sig.output_types, strict=True),)
-    for u, projection, type_ in ports:
-        found = major(sig, projection, type_, cut.dim) if u == v else None
-        if found is not None and cut.inner % found[1] == 0:
-            return found[0], cut.inner // found[1]
+    for p, (u, projection, type_) in enumerate(ports):
+        if u != v:
+            continue
+        row = projection.matrix[long.dim]
+        found = major(sig, projection, type_, long.dim)
+        if found is None and p < len(op.inputs) and sum(map(bool, row)) == 1 and max(row) > 0:
+            found = row.index(max(row)), max(row)
+        if found is not None and long.extent % found[1] == 0:
+            return found[0], long.extent // found[1]
     return None
 
 
@@ -286,7 +363,7 @@ class _Padded:
         self.constants = dict(self.given.constants)
         self.operations: list[Operation] = []
         self.known: dict[Any, int] = {}
-        self.grown: dict[int, tuple[int, Cut]] = {}  # value -> the one with all rows
+        self.grown: dict[int, tuple[int, _Long]] = {}  # value -> the one with all rows
         self.zeros: set[int] = set()  # values whose rows that were added are zero
         self.like: Operation = self.given.operations[min(region.inside)]
 
@@ -314,10 +391,14 @@ class _Padded:
         rows, sig = how.rows, how.rows.signature
         neutral = _neutral(sig, rows, how.index) if rows.summed else None
         inputs = []
-        for v, cut, box in zip(op.inputs, rows.inputs, how.boxes, strict=True):
-            at = self._short(v) if cut is None else self._long(v, cut)
-            if cut is not None and neutral is not None:
-                at = self._masked(at, cut, neutral)
+        for p, (v, cut, box) in enumerate(zip(op.inputs, rows.inputs, how.boxes, strict=True)):
+            if cut is None:
+                inputs.append(self._boxed(self._short(v), box, None))
+                continue
+            at = self._long(v, _Long(cut.dim, how.size * cut.inner))
+            outside = sig.beyond(p) if p in how.windows else neutral
+            if isinstance(outside, str):
+                at = self._masked(at, cut.dim, self.given.values[v].shape[cut.dim], outside)
             inputs.append(self._boxed(at, box, cut))
         outputs = []
         for v, cut in zip(op.outputs, rows.outputs, strict=True):
@@ -325,21 +406,24 @@ class _Padded:
                 outputs.append(v)
                 continue
             type_ = self.given.values[v]
-            made = self._value(replace(type_, shape=self.region.longer(type_.shape, cut)))
-            self.grown[v] = made, cut
+            shape = how.longer(type_.shape, cut)
+            made = self._value(replace(type_, shape=shape))
+            self.grown[v] = made, _Long(cut.dim, shape[cut.dim])
             outputs.append(made)
         self.operations.append(
             replace(op, inputs=tuple(inputs), outputs=tuple(outputs), params=how.params)
         )
 
-    def _long(self, v: int, cut: Cut) -> int:
+    def _long(self, v: int, long: _Long) -> int:
         """The value with all rows along a dim."""
-        if v in self.grown and self.grown[v][1] == cut:
+        if v in self.grown and self.grown[v][1] == long:
             return self.grown[v][0]
         type_ = self.given.values[v]
-        shape = self.region.longer(type_.shape, cut)
-        added = shape[cut.dim] - type_.shape[cut.dim]
-        config = [[0, added if d == cut.dim else 0, 0] for d in range(len(shape))]
+        added = long.extent - type_.shape[long.dim]
+        if not added:
+            return self._short(v)
+        shape = (*type_.shape[: long.dim], long.extent, *type_.shape[long.dim + 1 :])
+        config = [[0, added if d == long.dim else 0, 0] for d in range(len(shape))]
         filled = self._scalar(type_.dtype, "or" if type_.dtype == "bool" else "sum")
         made = self._new("pad", (self._short(v), filled), shape, type_, {"padding_config": config})
         self.zeros.add(made)
@@ -373,12 +457,12 @@ class _Padded:
             self.zeros.add(made)
         return made
 
-    def _masked(self, v: int, cut: Cut, neutral: str) -> int:
-        """The value with the neutral element in the rows that were added."""
-        if v in self.zeros and neutral == "sum":
-            return v
+    def _masked(self, v: int, dim: int, rows: int, neutral: str) -> int:
+        """The value with the neutral element in the rows that were added to so many."""
         type_ = self.values[v]
-        extent = (type_.shape[cut.dim],)
+        if type_.shape[dim] == rows or (v in self.zeros and neutral == "sum"):
+            return v
+        extent = (type_.shape[dim],)
         flags = TensorType((), "bool")
         places = self._new(
             "iota",
@@ -387,9 +471,9 @@ class _Padded:
             TensorType((), "int32"),
             {"dtype": {"$dtype": "int32"}, "shape": list(extent), "dimension": 0, "sharding": None},
         )
-        end = self._constant(np.asarray(self.region.rows * cut.inner, np.int32), "int32")
+        end = self._constant(np.asarray(rows, np.int32), "int32")
         holds = self._new("lt", (places, self._spread(end, extent, ())), extent, flags, {})
-        mask = self._spread(holds, type_.shape, (cut.dim,))
+        mask = self._spread(holds, type_.shape, (dim,))
         filled = self._spread(self._scalar(type_.dtype, neutral), type_.shape, ())
         return self._new("select_n", (mask, filled, v), type_.shape, type_, {})
 
