@@ -83,6 +83,7 @@ def find_forms(state: State) -> State:
         room=room,
         batches=lambda form: batched(form, q.machine, q.settings.micro_batches, _most_bytes(q)),
         shared=True,
+        limit=_most_bytes(q),
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found

@@ -3,11 +3,13 @@ forms that hold less memory and take longer.
 
 What is recognised of a program (`streams/`) makes another one of it. The rules run on the one that
 takes less time on one device; where that is the program as given, the other one is a form too, if
-it holds less memory. So is the program with dims padded that devices cannot share, with windows
-over blocks of a dim, with its largest product in blocks of rows, and with its batch in
-micro-batches: what a number of these saves, and what it costs, is estimated on one device. Where
-nobody says how many, they are searched only where memory seems short: the fewest that fit well, one
-between these and the fewest that can, and the fewest that save nearly all that any number can.
+it holds less memory. So is the program with dims padded that devices cannot share, with its largest
+product in blocks of rows, and with its batch in micro-batches: what a number of these saves, and
+what it costs, is estimated on one device. Where nobody says how many, they are searched only where
+memory seems short: the fewest that fit well, one between these and the fewest that can, and the
+fewest that save nearly all that any number can. There the product that reads most, in blocks of
+what it sums, is a form, too, if its operands, gathered in blocks over a square of devices, are much
+beside what a device holds.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.rows import even_parts
-from tapestry_egg.rewrite.streams import blocks, micro_batches
+from tapestry_egg.rewrite.streams import blocks, contractions, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
@@ -42,8 +44,8 @@ _LEAST_SAVED = 0.1
 _NEARLY = 0.15
 # Peaks of plans are no less than the peak on one device divided by the devices, and seldom near it.
 _FITS = 0.5
-# A window over blocks takes so many kernels more than one over the whole.
-_KERNELS = 4
+# The least number of devices on which a product gathers blocks of both operands.
+_SQUARE = 4
 
 
 def forms_with_streams(
@@ -56,12 +58,14 @@ def forms_with_streams(
     room: int = 0,
     batches: Callable[[Form], Batched] | None = None,
     shared: bool = False,
+    limit: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster; and, if `slower` ones are wanted, those that only
     hold less memory, in the places that are left; then as many others as have `room` operations,
     and those that `batches` makes of the program, with its attention fused where that is faster;
-    then, with `shared`, those whose dims the target's devices can share."""
+    then, with `shared`, those whose dims the target's devices can share; and one that gathers less
+    at a time where devices, which may hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room)
     streamed, ended = streams_of(graph)
@@ -69,7 +73,11 @@ def forms_with_streams(
     made = batches(base) if batches else Batched()
     whole, left, states = made.whole, made.others, made.untried
     told = replace(found[0], ended=ended, counts=left, whole=whole, states=states)
-    return (told, *found[1:], *made.forms, *(_shared(base, target) if shared else ()))
+    others = (
+        *(_shared(base, target) if shared else ()),
+        *(_gathering_less(base, target, limit) if slower else ()),
+    )
+    return (told, *found[1:], *made.forms, *others)
 
 
 def _with_streams(
@@ -160,6 +168,24 @@ def _shared(form: Form, target: Target) -> tuple[Form, ...]:
     if saved > target.launch_seconds:
         what = f"dims that {n} devices cannot share evenly", "padded ones"
         return (_changed(form, target, made, f"{EVEN_PARTS}{n}", *what),)
+    return ()
+
+
+def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...]:
+    """The form with the product that reads most in blocks of what it sums."""
+    n = target.devices
+    if n < _SQUARE or math.isinf(limit):
+        return ()
+    values = form.graph.values
+    for _, op in contractions.largest_products(form.graph)[:1]:
+        gathered = sum(values[v].nbytes for v in op.inputs) / math.sqrt(n)
+        held = Flow(scheduled(form.graph, {})).peak / n + gathered
+        if held <= _FITS * limit or gathered < _LEAST_SAVED * held:
+            return ()
+        made = contractions.with_blocks_of_sums(form.graph)
+        if made is not form.graph:
+            what = "the product that reads most", "a loop over blocks of its sum"
+            return (_changed(form, target, made, contractions.RULE, *what),)
     return ()
 
 

@@ -9,7 +9,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.plans.plan import EVEN_PARTS, devices_of, is_split, parts_of_batch
 from tapestry_egg.rewrite.rows import even_parts
 
-from . import blocks, micro_batches
+from . import blocks, contractions, micro_batches
 from .attention import with_fused_attention
 from .loops import with_kept_results, with_masks_inside, with_scores_inside
 
@@ -40,6 +40,7 @@ def streams_of(graph: BlockGraph) -> tuple[BlockGraph, int]:
 CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
     RULE: with_streams,
     blocks.RULE: blocks.with_blocks,
+    contractions.RULE: contractions.with_blocks_of_sums,
 }
 
 

@@ -32,6 +32,8 @@ class Split:
     `how` says which operations belong to it, by their numbers, and how they run; `cut` where their
     values have rows. Of these, what is read outside is `stacked`; `summed` are the sums over rows
     that are, and `same` what every step makes alike. Operations `outside` run on all rows, too.
+    With `in_place` a step takes its rows out of whole operands, else these are brought into the
+    order of the steps before the loop, and are then there twice.
     """
 
     graph: BlockGraph
@@ -44,6 +46,7 @@ class Split:
     name: str
     same: Sequence[int] = ()
     outside: frozenset[int] = frozenset()
+    in_place: bool = False
 
 
 def with_loop(split: Split) -> BlockGraph:
@@ -217,6 +220,8 @@ class _Loop:
         self.body = Block(split.steps, self._read)
         self.fixed: dict[int, int] = {}  # value outside -> value in the body
         self.streams: dict[tuple[int, Cut], int] = {}
+        self.taken: dict[tuple[int, Cut], int] = {}  # the same, in place
+        self.step: int | None = None  # the number of the step, in the body
         self.inside: dict[int, int] = {}
         self.carried: dict[int, _Carried] = {}
         self.read_inside = {v for k in split.how for v in self.given.operations[k].inputs}
@@ -236,6 +241,10 @@ class _Loop:
             if v not in self.fixed:
                 self.fixed[v] = body.value(type_)
             return self.fixed[v]
+        if self.split.in_place:
+            if (v, cut) not in self.taken:
+                self.taken[v, cut] = self._taken(v, cut)
+            return self.taken[v, cut]
         if (v, cut) not in self.streams:
             self.streams[v, cut] = body.value(body.part(type_, cut))
         return self.streams[v, cut]
@@ -267,12 +276,15 @@ class _Loop:
                 *(self.fixed[v] for v in consts),
                 *(c.before for c in carries),
                 *self.streams.values(),
+                *((self.step,) if self.step is not None else ()),
             ),
             outputs=(*(c.after for c in carries), *(self.inside[v] for v in split.stacked)),
             constants=body.constants,
         )
         starts = [self._start(c) for c in carries]
         streams = [self._streamed(v, cut) for v, cut in self.streams]
+        if self.step is not None:
+            streams.append(self._numbers())
         outputs = []
         for type_ in [body.types[v] for v in region.outputs[: len(carries)]]:
             self.values.append(type_)
@@ -406,13 +418,43 @@ class _Loop:
         type_ = TensorType(shape, self.values[v].dtype)
         return self._outer("transpose", (v,), type_, {"permutation": order})
 
-    def _streamed(self, v: int, cut: Cut) -> int:
-        """The value [steps, block]: a step takes every so many-th row, so that devices that share
-        the dim have rows of every block."""
+    def _in_steps(self, v: int, cut: Cut) -> tuple[int, ...]:
+        """The shape with the dim of rows as two, [rows, steps]: a step takes every so many-th row,
+        so that devices that share the dim have rows of every block."""
         shape, dim = self.given.values[v].shape, cut.dim
         inner = (cut.inner,) if cut.inner > 1 else ()
         rows = shape[dim] // cut.inner // self.steps
-        split = (*shape[:dim], rows, self.steps, *inner, *shape[dim + 1 :])
+        return (*shape[:dim], rows, self.steps, *inner, *shape[dim + 1 :])
+
+    def _taken(self, v: int, cut: Cut) -> int:
+        """A step's rows of a value, taken out of it in the body."""
+        body, given = self.body, self.given.values[v]
+        whole = self._reshaped(v, self._in_steps(v, cut))
+        if whole not in self.fixed:
+            self.fixed[whole] = body.value(self.values[whole].strong)
+        number, zero = TensorType((), "int32"), body.value(TensorType((), "int32"))
+        body.constants[zero] = np.zeros((), np.int32)
+        if self.step is None:
+            self.step = body.value(number)
+        shape = self.values[whole].shape
+        sizes = [1 if d == cut.dim + 1 else n for d, n in enumerate(shape)]
+        starts = [self.step if d == cut.dim + 1 else zero for d in range(len(shape))]
+        type_ = TensorType(tuple(sizes), given.dtype)
+        params = {"slice_sizes": sizes}
+        made = body.new("dynamic_slice", (self.fixed[whole], *starts), type_, params)
+        block = body.part(given.strong, cut)
+        sizes_ = {"new_sizes": list(block.shape), "dimensions": None, "sharding": None}
+        return body.new("reshape", (made,), block, sizes_)
+
+    def _numbers(self) -> int:
+        """The numbers of all steps: s32[steps]."""
+        type_ = TensorType((self.steps,), "int32")
+        params = {"dtype": {"$dtype": "int32"}, "shape": [self.steps], "dimension": 0}
+        return self._outer("iota", (), type_, {**params, "sharding": None})
+
+    def _streamed(self, v: int, cut: Cut) -> int:
+        """The value [steps, block]."""
+        shape, dim, split = self.given.values[v].shape, cut.dim, self._in_steps(v, cut)
         order = [dim + 1, *(d for d in range(len(split)) if d != dim + 1)]
         made = self._turned(self._reshaped(v, split), order)
         block = (self.steps, *shape[:dim], shape[dim] // self.steps, *shape[dim + 1 :])

@@ -1,0 +1,83 @@
+"""A product over blocks of what it sums: the temporal split of its contracted dim.
+
+Where devices share operands in blocks, a product gathers what it reads of them. In a loop over
+blocks of the sum a step gathers one block of each, and adds to a result that is carried: operands
+are never there as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.metakernels import registry
+from tapestry_egg.rewrite.rows.cuts import Cut, Rows
+
+from .temporal import Split, with_loop
+
+#: The name of this change of a program in the rules and steps of plans.
+RULE = "blocks-of-sums"
+#: Blocks that a sum is cut into, at most. No measurement of it is kept.
+_BLOCKS = 16
+
+
+def with_blocks_of_sums(graph: BlockGraph) -> BlockGraph:
+    """The graph with the product that reads most in a loop over blocks of its sum; the same graph
+    where there is none that can be cut so."""
+    for k, op in largest_products(graph):
+        for rows in _sums(graph, op):
+            try:
+                return with_loop(_split(graph, k, op, rows))
+            except TemplateError:
+                continue  # A kernel cannot run on such blocks.
+    return graph
+
+
+def largest_products(graph: BlockGraph) -> list[tuple[int, Operation]]:
+    """The plain products of a program, not those of its loops, by the bytes that they read."""
+    found: list[tuple[int, int]] = []
+    for k, op in enumerate(graph.operations):
+        if op.regions or op.remat is not None or len(op.outputs) != 1:
+            continue
+        types = tuple([graph.values[v] for v in op.inputs]), (graph.values[op.outputs[0]],)
+        if registry.signature_of(op, *types).is_product:
+            found.append((-sum(t.nbytes for t in types[0]), k))
+    return [(k, graph.operations[k]) for _, k in sorted(found)]
+
+
+def _sums(graph: BlockGraph, op: Operation) -> Iterator[Rows]:
+    """How a product has as its rows what it sums over, the longest dims first."""
+    types = tuple([graph.values[v] for v in op.inputs]), (graph.values[op.outputs[0]],)
+    sig = registry.signature_of(op, *types)
+    assert sig.gemm is not None
+    for index in sorted(sig.gemm.k, key=lambda d: -sig.extents[d]):
+        rows = Rows.along(sig, index)
+        if rows is not None and rows.summed and _steps(sig.extents[index]) > 1:
+            yield rows
+
+
+def _steps(extent: int) -> int:
+    """No more blocks than each has rows: devices share these."""
+    return max(k for k in range(1, min(_BLOCKS, isqrt(extent)) + 1) if extent % k == 0)
+
+
+def _split(graph: BlockGraph, k: int, op: Operation, rows: Rows) -> Split:
+    cut: dict[int, Cut] = {}
+    extent = 0
+    for v, at in zip(op.inputs, rows.inputs, strict=True):
+        if at is not None:
+            cut[v] = at
+            extent = graph.values[v].shape[at.dim] // at.inner
+    return Split(
+        graph=graph,
+        how={k: rows},
+        cut=cut,
+        stacked=(),
+        summed=op.outputs,
+        steps=_steps(extent),
+        source=op.source,
+        name="sums",
+        in_place=True,
+    )

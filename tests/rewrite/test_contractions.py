@@ -1,0 +1,135 @@
+"""Products over blocks of what they sum: operands are gathered a block at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import verify_graph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.streams.contractions import RULE, with_blocks_of_sums
+from tapestry_egg.runtime import compare, hlo_stats
+from tapestry_egg.tracing.trace import trace
+
+Array = Any
+SQUARE = MeshShape(("x", "y"), (2, 4))
+#: Operands and result in blocks of rows and columns.
+PINS = dict.fromkeys(("[0]", "[1]", "result"), ("x", "y"))
+
+
+def drawn(rng: random.Random) -> tuple[Callable[..., Array], list[Array]]:
+    """A contraction of two tensors of whichever dims, and what is around it."""
+    letters = "abcdef"[: rng.choice([2, 3, 4, 5])]
+    extent = {c: rng.choice([2, 3, 4, 6, 8, 12]) for c in letters}
+    sides = [[c for c in letters if rng.random() < 0.7] or [letters[0]] for _ in range(2)]
+    for side in sides:
+        rng.shuffle(side)
+    out = [c for c in letters if c in sides[0] or c in sides[1]]
+    out = [c for c in out if not (c in sides[0] and c in sides[1]) or rng.random() < 0.3]
+    rng.shuffle(out)
+    text = ",".join(map("".join, sides)) + "->" + "".join(out)
+    numbers = np.random.default_rng(rng.randrange(2**31))
+    dtype = rng.choice([np.float64, np.float64, np.float32, np.int32])
+    shapes = [tuple(extent[c] for c in side) for side in sides]
+    arguments = [(4.0 * numbers.normal(size=s)).astype(dtype) for s in shapes]
+    twice = rng.random() < 0.3
+
+    def function(a: Array, b: Array) -> Array:
+        product = jnp.einsum(text, a, b)
+        return jnp.tanh(product) @ product.T if twice and product.ndim == 2 else product
+
+    return function, arguments
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_contractions_drawn_at_random_give_their_numbers(seed: int) -> None:
+    with jax.enable_x64(True):
+        function, arguments = drawn(random.Random(seed))
+        graph = trace(function, *arguments).graph
+        made = with_blocks_of_sums(graph)
+        verify_graph(made)
+        (want,), (got,) = execute(graph, arguments), execute(made, arguments)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    tolerance = 1e-5 if want.dtype == np.float32 else 1e-11
+    np.testing.assert_allclose(
+        got, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max(initial=0.0))
+    )
+
+
+def test_a_sum_is_cut_into_blocks_that_devices_share() -> None:
+    x = jax.ShapeDtypeStruct((64, 96), jnp.bfloat16)
+    (loop,) = [
+        op
+        for op in with_blocks_of_sums(trace(lambda x: x.T @ x, x).graph).operations
+        if op.kernel == "scan"
+    ]
+    (body,) = loop.regions
+    assert loop.params["length"] == 8 == isqrt(64)
+    assert body.values[body.outputs[0]].dtype == "float32", "what is carried"
+    assert [body.values[v].shape for v in body.inputs].count((8, 8, 96)) == 1, "read in its place"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(0),
+        lambda x: jnp.einsum("ij,ij->ij", x, x),
+        lambda x: x[:2].T @ x[:2],  # no two blocks of a sum of two have two rows each
+        lambda x: jax.lax.scan(lambda c, r: (c @ x.T @ x, r), x, x)[0],
+    ],
+)
+def test_what_cannot_be_cut_so_is_left_as_it_is(function: Callable[[Array], Array]) -> None:
+    graph = trace(function, jax.ShapeDtypeStruct((8, 8), jnp.float32)).graph
+    assert with_blocks_of_sums(graph) is graph
+
+
+@pytest.mark.slow
+def test_case_17_a_product_that_gathers_blocks_of_its_operands_at_a_time(tmp_path: Path) -> None:
+    """As many bytes as with gathered operands, n²/p·(p-1)·(1/rows + 1/columns) words, sixteenth by
+    sixteenth: of either operand a device holds its block and a sixteenth of a panel."""
+    n, devices, steps = 512, 8, 16
+    arguments = [np.random.default_rng(k).normal(size=(n, n)).astype(np.float32) for k in (0, 1)]
+    program = te.trace(lambda a, b: a @ b, *arguments)
+    own = 4 * n * n // devices
+    how = Settings(work=1.0, recompute=0, forms=0)
+    panels = [4 * n * n // 2, 4 * n * n // 4]  # n/2 rows of one, n/4 columns of the other
+
+    def front(**limits: float) -> te.Front:
+        return te.optimize(
+            program, "cpu:8", mesh_shapes=[SQUARE], pins=PINS, limits=limits, settings=how
+        )
+
+    given_ = front().best("seconds")
+    assert RULE not in given_.rules
+    found = front(peak_bytes=6 * own)
+    plan = found.best("peak_bytes")
+    assert plan.rules == (RULE,)
+    sent = sorted((c.kind, c.payload_bytes, c.count) for c in plan.collectives)
+    assert sent == sorted(("all_gather", p // steps, steps) for p in panels)
+    assert plan.costs.wire_bytes == panels[0] * 3 // 4 + panels[1] // 2
+    assert plan.costs.wire_bytes == given_.costs.wire_bytes
+    assert given_.costs.peak_bytes >= 3 * own + sum(panels)
+    # Both operands, what is carried, before and after a step, and what a step adds to it.
+    assert plan.costs.peak_bytes == 5 * own + sum(panels) // steps
+    assert plan.costs.seconds > given_.costs.seconds, "which no kernel makes up for"
+    run = te.compile(plan, jax.devices()[:devices])
+    np.testing.assert_allclose(run(*arguments), arguments[0] @ arguments[1], rtol=1e-4, atol=2e-3)
+    compiled = run.lower().compile()
+    assert compare(plan, compiled).equal
+    assert hlo_stats(compiled).peak_bytes == pytest.approx(plan.costs.peak_bytes, rel=0.01)
+    found.save(tmp_path / "front")
+    assert [p.costs for p in te.load(tmp_path / "front").plans] == [p.costs for p in found.plans]
