@@ -109,7 +109,7 @@ def search_all(
     try:
         left = list(range(len(jobs)))
         if not alone:
-            with nullcontext(executor) if executor is not None else Processes(room) as pool:
+            with nullcontext(executor) if executor is not None else Processes(room, True) as pool:
                 left = _there(problems, jobs, limits, known, found, pool, begun)
         for j in left:
             k = jobs[j].problem

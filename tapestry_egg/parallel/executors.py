@@ -10,10 +10,13 @@ An interruption (Ctrl-C) reaches the calls that run, so that they can give what 
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import signal
+import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -67,11 +70,14 @@ class Processes(Executor):
 
     They import this package and what a function needs, never the program that runs here, so that
     scripts need no `__main__` guard. When one dies, its call raises `WorkerLost` and the next call
-    gets a fresh process. Leaving a `with` block by an exception kills what still runs.
+    gets a fresh process. Leaving a `with` block by an exception kills what still runs. With
+    `waiting` those that have made their calls wait for those of the next such executor, and end
+    after some seconds; that is for functions to which the environment means nothing.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, waiting: bool = False) -> None:
         self.workers = max(1, workers or os.cpu_count() or 1)
+        self.waiting = waiting
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._children: set[_Worker] = set()
@@ -156,7 +162,7 @@ class Processes(Executor):
                 continue
             try:
                 if child is None:
-                    child = _Worker()
+                    child = (_idle_one() if self.waiting else None) or _Worker()
                     with self._lock:
                         self._children.add(child)
                 call.future.set_result(child.result(call))
@@ -166,7 +172,11 @@ class Processes(Executor):
                 call.future.set_exception(WorkerLost(f"a worker process ended (code {code})"))
             except BaseException as error:
                 call.future.set_exception(error)
-        if child is not None:
+        if child is not None and self.waiting:
+            with self._lock:
+                self._children.discard(child)
+            _let_wait(child)
+        elif child is not None:
             self._end(child)
 
     def _end(self, child: _Worker) -> int:
@@ -180,6 +190,7 @@ class _Worker(Child):
     """A worker process, seen from here."""
 
     def __init__(self) -> None:
+        self.around = _around()
         super().__init__("tapestry_egg.parallel.executors:serve", threads=1)
         self._lock = threading.Lock()
 
@@ -207,6 +218,64 @@ class _Worker(Child):
     def _write(self, data: Any) -> None:
         with self._lock:
             _write(self.to, data)
+
+
+# Workers that wait for another executor's calls: to start one and import what a search needs takes
+# longer than many a search does.
+
+#: Seconds for which a worker waits.
+_WAITS = 10.0
+
+_idle: list[tuple[_Worker, threading.Timer]] = []  # with what ends it, the longest waiting first
+_idle_lock = threading.Lock()
+
+
+def _around() -> tuple[object, ...]:
+    """Whose worker one is that is started now, and from where it imports."""
+    return os.getpid(), *sys.path
+
+
+def _idle_one() -> _Worker | None:
+    """A worker that waits and is what one started now would be, the last that came."""
+    around = _around()
+    with _idle_lock:
+        for worker, timer in reversed(_idle.copy()):
+            if worker.around == around:
+                timer.cancel()
+                _idle.remove((worker, timer))
+                if worker.process.poll() is None:
+                    return worker
+                worker.end()  # it has died meanwhile
+    return None
+
+
+def _let_wait(worker: _Worker) -> None:
+    """Keep a worker for a while; no more of them than this machine has processors."""
+    timer = threading.Timer(_WAITS, _end_waiting, [worker])
+    timer.daemon = True
+    with _idle_lock:
+        _idle.append((worker, timer))
+        over = _idle[: -(os.cpu_count() or 1)]
+        timer.start()
+    for one, _ in over:
+        _end_waiting(one)
+
+
+def _end_waiting(worker: _Worker) -> None:
+    """End a worker, if it waits."""
+    with _idle_lock:
+        found = [pair for pair in _idle if pair[0] is worker]
+        for pair in found:
+            _idle.remove(pair)
+            pair[1].cancel()
+    for one, _ in found:
+        one.end()
+
+
+@atexit.register
+def _end_all() -> None:
+    for worker, _ in _idle.copy():
+        _end_waiting(worker)
 
 
 # Frames of MessagePack

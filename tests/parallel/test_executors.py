@@ -80,6 +80,37 @@ def test_only_functions_of_modules_can_be_called(what: Any) -> None:
         pool.submit(what)
 
 
+@pytest.mark.slow
+def test_workers_that_wait_are_used_again_unless_a_new_one_would_be_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def worker() -> int:
+        with Processes(1, waiting=True) as pool:
+            return int(pool.submit(calls.process).result())
+
+    first = worker()
+    assert alive(first) and worker() == first
+    with Processes(2, waiting=True) as pool:  # two at once are two
+        both = [pool.submit(calls.process_after, 0.3) for _ in range(2)]
+        assert len({f.result() for f in both}) == 2
+    monkeypatch.syspath_prepend(tmp_path)
+    second = worker()
+    assert second != first, "it imports from where this process imports"
+    os.kill(second, signal.SIGKILL)
+    os.waitid(os.P_PID, second, os.WEXITED | os.WNOWAIT)
+    assert worker() != second, "one that died while it waited is not asked"
+    monkeypatch.setattr("tapestry_egg.parallel.executors._WAITS", 0.1)
+    third = worker()
+    for _ in range(3000):
+        if not alive(third):
+            break
+        time.sleep(0.01)
+    assert not alive(third), "it waits some seconds only"
+    with Processes(1) as pool:
+        alone = pool.submit(calls.process).result()
+    assert not alive(alone), "others end with their executor"
+
+
 def test_a_lost_worker_loses_its_own_call_only(tmp_path: Path) -> None:
     with Processes(2) as pool:
         kept = [pool.submit(calls.double, k) for k in range(4)]
