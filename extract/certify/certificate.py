@@ -16,7 +16,7 @@ from tapestry_egg.plans.plan import Lane, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
-from .ground import Ground
+from .ground import Ground, Legal
 from .recount import Certificate, Walk
 
 #: Costs recomputed here may differ from the plan's by this share: sums in another order.
@@ -41,9 +41,11 @@ def certify_all(
     schedule: Schedule,
     target: Target,
     limits: Mapping[str, float | str] | None = None,
+    legal: Legal | None = None,
 ) -> list[Certificate | ExtractError]:
-    """Per plan of one schedule, its certificate or the error that says why there is none."""
-    ground = Ground(schedule, target)
+    """Per plan of one schedule, its certificate or the error that says why there is none. What is
+    `legal` of other schedules is not checked again, and what is found so is added."""
+    ground = Ground(schedule, target, legal)
     found: list[Certificate | ExtractError] = []
     for plan in plans:
         try:

@@ -7,6 +7,7 @@ from functools import cached_property
 from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.schedules import Schedule
@@ -14,11 +15,15 @@ from tapestry_egg.schedule.schedules import Schedule
 from .buffers import Lives
 from .longest_path import Streams
 
+#: Strategies that were checked before, by the identity of the signature, which stands beside what
+#: operations so cut get from neighbours and so keeps its identity.
+Legal = dict[tuple[int, Strategy, MeshShape], tuple[OperationSignature, tuple[Exchange, ...]]]
+
 
 class Ground:
-    """What all plans of one schedule have in common."""
+    """What all plans of one schedule have in common; `legal` may be that of another schedule."""
 
-    def __init__(self, schedule: Schedule, target: Target) -> None:
+    def __init__(self, schedule: Schedule, target: Target, legal: Legal | None = None) -> None:
         self.schedule, self.target = schedule, target
         self.program = schedule.program
         self.body_of: dict[int, int] = {
@@ -30,8 +35,7 @@ class Ground:
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of)
         self.streams = Streams(schedule, target.slowdown)
-        # Checked before, and what they get from neighbours.
-        self.legal: dict[tuple[int, Strategy, MeshShape], tuple[Exchange, ...]] = {}
+        self.legal: Legal = {} if legal is None else legal
 
     @cached_property
     def unit_of(self) -> dict[InstanceId, int]:

@@ -8,6 +8,7 @@ layouts give it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,14 +79,17 @@ def index_blocks(
     return starts, ends
 
 
+@lru_cache(maxsize=1024)
 def tensor_blocks(layout: Layout, shape: tuple[int, ...], mesh: MeshShape) -> tuple[Ints, Ints]:
-    """First and end of every device's block of a tensor: s64[devices, tensor dims] each."""
+    """First and end of every device's block of a tensor: s64[devices, tensor dims] each, not to be
+    written to."""
     starts = np.zeros((mesh.devices, len(shape)), np.int64)
     ends = np.zeros_like(starts)
     for k, (n, axes) in enumerate(zip(shape, layout.dims, strict=True)):
         size = n // mesh.parts(axes)
         starts[:, k] = _numbers(axes, mesh) * size
         ends[:, k] = starts[:, k] + size
+    starts.flags.writeable = ends.flags.writeable = False
     return starts, ends
 
 
@@ -104,12 +108,15 @@ def check_layout(layout: Layout, shape: tuple[int, ...], dtype: str, mesh: MeshS
         raise Illegal(f"random keys are never partial, not {layout}")
 
 
+@lru_cache(maxsize=1024)
 def _numbers(axes: tuple[int, ...], mesh: MeshShape) -> Ints:
-    """Which block each device holds of something cut by `axes`, major to minor: s64[devices]."""
+    """Which block each device holds of something cut by `axes`, major to minor: s64[devices], not
+    to be written to."""
     coordinates = np.unravel_index(np.arange(mesh.devices), mesh.sizes or (1,))
     number = np.zeros(mesh.devices, np.int64)
     for a in axes:
         number = number * mesh.sizes[a] + coordinates[a]
+    number.flags.writeable = False
     return number
 
 

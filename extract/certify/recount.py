@@ -183,16 +183,16 @@ class Walk:
             else:
                 strategy = self.bodies[instance.body].strategies[instance.operation]
                 key = (id(instance.signature), strategy, self.mesh)
-                if key not in legal:
+                known = legal.get(key)
+                if known is None:
                     try:
                         check_strategy(instance.signature, strategy, self.mesh)
                     except Illegal as e:
                         raise self._refuse(instance.body, instance.operation, str(e)) from None
-                    legal[key] = exchanges(
-                        instance.signature, strategy.cuts, strategy.needs, self.mesh
-                    )
-                if legal[key]:
-                    self.margins[i] = legal[key]
+                    beside = exchanges(instance.signature, strategy.cuts, strategy.needs, self.mesh)
+                    known = legal[key] = (instance.signature, beside)
+                if known[1]:
+                    self.margins[i] = known[1]
                 needs, gives = strategy.needs, strategy.gives
             for p, layout in enumerate(needs):
                 self.needed[i, p] = layout

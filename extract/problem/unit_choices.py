@@ -17,7 +17,7 @@ from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.schedule.schedules import Schedule
-from tapestry_egg.shard.strategies import Saturated, StrategyRow
+from tapestry_egg.shard.strategies import ChangeRow, Saturated, StrategyRow
 
 from .copies import CopyTable, StepCosts, copy_table
 from .inner_sums import InnerSums
@@ -71,12 +71,15 @@ def unit_choices(
     by_rank: dict[int, list[Layout]] = {}
     for layout in algebra.layouts:
         by_rank.setdefault(len(layout.dims), []).append(layout)
+    changes: dict[int, list[ChangeRow]] = {rank: [] for rank in by_rank}
+    for change in saturated.changes:
+        changes[len(change.source.dims)].append(change)
     costs = StepCosts(mesh, target)
     for tensor in types:
         strong = TensorType(tensor.shape, tensor.dtype)
         if strong not in copies:
             copies[strong] = copy_table(
-                strong, by_rank[tensor.rank], saturated.changes, algebra.monoids, costs
+                strong, by_rank[tensor.rank], changes[tensor.rank], algebra.monoids, costs
             )
         copies[tensor] = copies[strong]
     joiner = Joiner(schedule, saturated, mesh, target, sums, contract)

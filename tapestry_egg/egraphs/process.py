@@ -11,7 +11,7 @@ import atexit
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -182,10 +182,7 @@ class EGraph:
         as opaque class tokens."""
         self._flush()
         found = self._worker.ask({"tables": list(names)})
-        return {
-            name: [tuple(tuple(x) if isinstance(x, list) else x for x in row) for row in rows]
-            for name, rows in found.items()
-        }
+        return {name: _as_tuples(rows) for name, rows in found.items()}
 
     def unseen(self, name: str) -> list[tuple[Any, ...]]:
         """The rows of a table of numbers and strings that have come since it was last asked for
@@ -199,6 +196,15 @@ class EGraph:
         self._worker = _Worker()
         for command in self._done:
             self._worker.ask(command)
+
+
+def _as_tuples(rows: list[list[Any]]) -> list[tuple[Any, ...]]:
+    """Rows of a table, whose columns hold terms, as [sort, number], or no terms at all."""
+    columns: list[Iterable[Any]] = [
+        map(tuple, column) if isinstance(column[0], list) else column
+        for column in zip(*rows, strict=True)
+    ]
+    return list(zip(*columns, strict=True))
 
 
 class Refused(ValueError):

@@ -277,14 +277,17 @@ def _check_fields(graph: BlockGraph, where: str) -> None:
         _check_ids(op.outputs, f"operation {i} ({op.kernel})", where)
 
 
+_INT = frozenset((int,))
+
+
 def _check_ids(ids: object, what: str, where: str) -> None:
-    if not isinstance(ids, tuple) or not all(type(v) is int for v in ids):
+    if not isinstance(ids, tuple) or not _INT.issuperset(map(type, ids)):
         raise GraphError(f"{what}: {ids!r:.100} are not numbers of values", where=where)
 
 
 def _is_shape(shape: object) -> bool:
     return isinstance(shape, tuple) and all(
-        isinstance(n, int | np.integer) and n >= 0 for n in shape
+        [isinstance(n, int | np.integer) and n >= 0 for n in shape]
     )
 
 

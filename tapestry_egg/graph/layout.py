@@ -41,7 +41,10 @@ class MeshShape(MeshAxes):
 
     def parts(self, axes: tuple[int, ...]) -> int:
         """Number of blocks that the given axes cut something into."""
-        return prod(self.sizes[a] for a in axes)
+        count = 1
+        for a in axes:
+            count *= self.sizes[a]
+        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,11 @@ class Layout:
 
     def local_shape(self, shape: tuple[int, ...], mesh: MeshShape) -> tuple[int, ...]:
         """Shape of a device's block: ⌈N/n⌉ per dim, the largest one where n does not divide."""
-        return tuple(-(-n // mesh.parts(axes)) for n, axes in zip(shape, self.dims, strict=True))
+        return tuple([-(-n // mesh.parts(axes)) for n, axes in zip(shape, self.dims, strict=True)])
 
     def divides(self, shape: tuple[int, ...], mesh: MeshShape) -> bool:
         """Whether every block has the same shape."""
-        return all(n % mesh.parts(axes) == 0 for n, axes in zip(shape, self.dims, strict=True))
+        return all([n % mesh.parts(axes) == 0 for n, axes in zip(shape, self.dims, strict=True)])
 
     def show(self, mesh: MeshShape) -> str:
         """`[x, ., y] +sum(z)`: one entry per dim, `.` uncut, then the pending monoid."""

@@ -16,7 +16,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

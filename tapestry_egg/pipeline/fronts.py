@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
@@ -108,11 +109,12 @@ def certified(
     that of the schedules."""
     from tapestry_egg.extract.certify.certificate import certify_all
 
+    legal: Legal = {}  # of all schedules
     refused: list[ExtractError] = []
     sound: list[Plan] = []
     if front.original is not None:
         which = next(s for s in schedules if s.program.bodies[0].graph is front.original.graph)
-        (verdict,) = certify_all([front.original], which, machine)
+        (verdict,) = certify_all([front.original], which, machine, legal=legal)
         if isinstance(verdict, ExtractError):
             warnings.warn(f"a plan is left out: {verdict}", stacklevel=5)
             front = replace(front, original=None)
@@ -122,7 +124,8 @@ def certified(
     ]
     ordered += [(plan_schedule(p.body, feedback or {}), [p]) for p in front.plans if p.body.merged]
     for schedule, own in ordered:
-        for p, verdict in zip(own, certify_all(own, schedule, machine, limits), strict=True):
+        verdicts = certify_all(own, schedule, machine, limits, legal)
+        for p, verdict in zip(own, verdicts, strict=True):
             if isinstance(verdict, ExtractError):
                 refused.append(verdict)
             else:

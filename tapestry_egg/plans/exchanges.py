@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -174,13 +175,15 @@ def sent_again(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
+@lru_cache(maxsize=1024)
 def block_numbers(axes: tuple[int, ...], mesh: MeshShape) -> NDArray[np.int64]:
     """Which block every device holds of a dim cut by `axes`, row-major over the mesh: s64[devices].
 
-    `collectives.block_number` says it of the device that runs.
+    `collectives.block_number` says it of the device that runs. Not to be written to.
     """
     coordinates = np.indices(mesh.sizes).reshape(len(mesh.sizes), -1)
     number = np.zeros(mesh.devices, np.int64)
     for a in axes:
         number = number * mesh.sizes[a] + coordinates[a]
+    number.flags.writeable = False
     return number

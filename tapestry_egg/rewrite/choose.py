@@ -222,7 +222,8 @@ class _State:
         work: Work,
     ) -> None:
         self.work = work
-        self.nodes, self.seconds, self.weights = terms.nodes, seconds, weights
+        self.nodes, self.weights = terms.nodes, weights
+        self.costs = [[_cost(n, seconds) for n in nodes] for nodes in terms.nodes]
         self.pick = list(pick)
         self.uses = [0] * len(terms.nodes)
         self.total = 0.0
@@ -253,62 +254,65 @@ class _State:
 
     def add(self, c: int) -> None:
         """Count one more reader of a class."""
-        stack = [c]
+        uses, stack, steps = self.uses, [c], 0
         while stack:
             d = stack.pop()
-            self.work.add(1, 0)
-            self.uses[d] += 1
-            if self.uses[d] == 1:
-                node = self.nodes[d][self.pick[d]]
-                self.total += self.weights[d] * _cost(node, self.seconds)
-                stack.extend(node.operands)
+            steps += 1
+            uses[d] += 1
+            if uses[d] == 1:
+                k = self.pick[d]
+                self.total += self.weights[d] * self.costs[d][k]
+                stack.extend(self.nodes[d][k].operands)
+        self.work.add(steps, 0)
 
     def _drop(self, c: int) -> None:
-        stack = [c]
+        uses, stack, steps = self.uses, [c], 0
         while stack:
             d = stack.pop()
-            self.work.add(1, 0)
-            self.uses[d] -= 1
-            if self.uses[d] == 0:
-                node = self.nodes[d][self.pick[d]]
-                self.total -= self.weights[d] * _cost(node, self.seconds)
-                stack.extend(node.operands)
+            steps += 1
+            uses[d] -= 1
+            if uses[d] == 0:
+                k = self.pick[d]
+                self.total -= self.weights[d] * self.costs[d][k]
+                stack.extend(self.nodes[d][k].operands)
+        self.work.add(steps, 0)
 
     def _switch(self, move: Move) -> None:
-        old = {c: self.nodes[c][self.pick[c]] for c in move}
+        old = {c: self.pick[c] for c in move}
         live = [c for c in move if self.uses[c]]
         for c, k in move.items():
             self.pick[c] = k
         self.work.add(4 * len(move), 0)
         for c in live:
-            new = self.nodes[c][self.pick[c]]
-            saved = _cost(old[c], self.seconds) - _cost(new, self.seconds)
+            k = self.pick[c]
+            saved = self.costs[c][old[c]] - self.costs[c][k]
             self.total -= self.weights[c] * saved
-            for d in new.operands:
+            for d in self.nodes[c][k].operands:
                 self.add(d)
         for c in live:
-            for d in old[c].operands:
+            for d in self.nodes[c][old[c]].operands:
                 self._drop(d)
 
     def _cyclic(self, start: Move) -> bool:
         """Whether a changed class depends on itself."""
-        state: dict[int, int] = {}  # 1: open, 2: done
-        for root in start:
-            stack = [(root, False)]
-            while stack:
-                c, leaving = stack.pop()
-                if leaving:
-                    state[c] = 2
-                    continue
-                if c in state:
-                    continue
-                state[c] = 1
-                stack.append((c, True))
-                for d in self.nodes[c][self.pick[c]].operands:
-                    if state.get(d) == 1:
+        nodes, pick = self.nodes, self.pick
+        done: dict[int, bool] = {}  # False: open
+        stack = list(start)  # ~c: all below c is done
+        while stack:
+            c = stack.pop()
+            if c < 0:
+                done[~c] = True
+            elif c not in done:
+                operands = nodes[c][pick[c]].operands
+                done[c] = not operands
+                if operands:
+                    stack.append(~c)
+                for d in operands:
+                    known = done.get(d)
+                    if known is None:
+                        stack.append(d)
+                    elif not known:
                         return True
-                    if d not in state:
-                        stack.append((d, False))
         return False
 
 

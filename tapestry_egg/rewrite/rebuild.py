@@ -66,9 +66,18 @@ class Builder:
         self.placed: set[tuple[str, int]] = set()
         self.built: dict[int, int] = {}  # class -> value of its new operation
         self.instead: dict[int, int] = {}  # class -> operation that its new operation replaces
+        # What was asked for before: of values of the given graph, and of operations.
+        self._sources: dict[int, _Source] = {}
+        self._read_by: dict[tuple[str, int], list[_Source]] = {}
 
     def source(self, v: int) -> _Source:
         """What value v of the given graph is read from."""
+        known = self._sources.get(v)
+        if known is None:
+            known = self._sources[v] = self._source(v)
+        return known
+
+    def _source(self, v: int) -> _Source:
         c = self.terms.class_of[v]
         node = self.terms.nodes[c][self.pick[c]]
         if self._is_own(v, node):
@@ -130,6 +139,12 @@ class Builder:
         return self.built[number] if kind == "new" else number
 
     def _reads(self, maker: tuple[str, int]) -> list[_Source]:
+        known = self._read_by.get(maker)
+        if known is None:
+            known = self._read_by[maker] = self._find_reads(maker)
+        return known
+
+    def _find_reads(self, maker: tuple[str, int]) -> list[_Source]:
         kind, number = maker
         if kind == "given":
             return [self.source(u) for u in self.graph.operations[number].inputs]

@@ -121,9 +121,9 @@ class OperationSignature:
     once: bool = False
     placed: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
-        return tuple(d.size for d in self.index)
+        return tuple([d.size for d in self.index])
 
     @cached_property
     def sent_types(self) -> tuple[TensorType, ...]:
