@@ -55,7 +55,7 @@ class Saturated:
 
 
 _ORDER = ("fold", "sharding", "collectives")
-_TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Beside", "Pass")
+_TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Beside", "Digits", "Pass")
 
 
 def saturate(
@@ -98,13 +98,16 @@ def _strategies(
     built = {row[-1]: ({}, ()) for row in tables["Whole"]}
     parts = {row[-1]: ("cut", row[:-1]) for row in tables["Cut"]}
     parts |= {row[-1]: ("cut", row[:-1]) for row in tables["Beside"]}
+    parts |= {row[-1]: ("digits", row[:-1]) for row in tables["Digits"]}
     parts |= {row[-1]: ("pass", row[:-1]) for row in tables["Pass"]}
 
     def build(token: Any) -> Any:
         if token not in built:
-            kind, (inner, number, which) = parts[token]
+            kind, (inner, number, which, *below) = parts[token]
             cuts, passes = build(inner)
-            if kind == "cut":
+            if kind == "digits":
+                built[token] = ({**cuts, number: lists[which], below[0]: lists[below[1]]}, passes)
+            elif kind == "cut":
                 built[token] = ({**cuts, number: lists[which]}, passes)
             else:
                 built[token] = (cuts, (*passes, (number, lists[which])))

@@ -87,19 +87,29 @@ def cut_layout(
     *,
     is_output: bool,
     beside: frozenset[int] = frozenset(),
+    digits: tuple[int, int] | None = None,
 ) -> Layout | None:
     """The layout in which a tensor is read or made when index dims are cut so.
 
     Per cut, the tensor dim that falls into blocks is sharded; a cut of which the image does not
     depend, or of which it is neither blocks nor constant (gathered; operands only), shards nothing.
-    By cuts in `beside` an operand is sharded, too, whose images are near its blocks.
+    By cuts in `beside` an operand is sharded, too, whose images are near its blocks; by those of
+    two `digits` a dim whose blocks are the images of both.
     None where the devices' boxes are then not their blocks (outputs), or not inside (operands), and
     where an output does not follow a map dim, or follows a reduce dim.
     """
-    near = False
+    near, with_digits = False, digits
     dims: list[tuple[int, ...]] = [()] * len(shape)
+    if digits is not None:
+        k = block_digits(projection, shape, extents, cuts, mesh, digits)
+        if k is not None:
+            dims[k] = cuts[digits[0]] + cuts[digits[1]]
+        elif any(row[digits[0]] and row[digits[1]] for row in projection.matrix):
+            return None
+        else:
+            digits = None
     for d, axes in enumerate(cuts):
-        if not axes:
+        if not axes or (digits is not None and d in digits):
             continue
         one = tuple(axes if e == d else () for e in range(len(cuts)))
         images = [projection.image(b) for b in index_boxes(extents, one, mesh)]
@@ -119,6 +129,8 @@ def cut_layout(
         if d in beside and not is_output and not fits and not constant:
             fits = [k for k in range(len(shape)) if stands_beside(images, shape, axes, mesh, k)]
             near = near or bool(fits)
+        if with_digits and d in with_digits and not fits and not constant:
+            return None
         if is_output and mesh.parts(axes) > 1 and constant == (roles[d] == "map"):
             return None
         if fits and not constant:
@@ -136,6 +148,46 @@ def cut_layout(
         else near or all(i in b or i.is_empty for i, b in zip(joint, blocks, strict=True))
     )
     return layout if good else None
+
+
+def block_digits(
+    projection: Projection,
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    cuts: tuple[tuple[int, ...], ...],
+    mesh: MeshShape,
+    digits: tuple[int, int],
+) -> int | None:
+    """The tensor dim whose blocks, by the axes of one index dim and then of another, are the images
+    of the blocks of both."""
+    one = tuple(axes if d in digits else () for d, axes in enumerate(cuts))
+    images = [projection.image(b) for b in index_boxes(extents, one, mesh)]
+    axes = cuts[digits[0]] + cuts[digits[1]]
+    for k, n in enumerate(shape):
+        layout = Layout(tuple(axes if e == k else () for e in range(len(shape))))
+        if n % mesh.parts(axes) == 0 and falls_into_blocks(
+            images, tensor_boxes(shape, layout, mesh), k
+        ):
+            return k
+    return None
+
+
+def pairs_of_digits(
+    signature: OperationSignature, cuts: tuple[tuple[int, ...], ...], mesh: MeshShape
+) -> list[tuple[int, int]]:
+    """Map dims that are cut into single points, each with one that is the next digit somewhere."""
+    dims = [d for d, axes in enumerate(cuts) if axes and signature.index[d].role == "map"]
+    ports = [*zip(signature.inputs, signature.input_types, strict=True)]
+    ports += [*zip(signature.outputs, signature.output_types, strict=True)]
+    return [
+        (d, e)
+        for d, e in permutations(dims, 2)
+        if mesh.parts(cuts[d]) == signature.extents[d]
+        and any(
+            block_digits(f, t.shape, signature.extents, cuts, mesh, (d, e)) is not None
+            for f, t in ports
+        )
+    ]
 
 
 def stands_beside(
@@ -188,10 +240,16 @@ def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strate
         if any(n % mesh.parts(axes) for n, axes in zip(extents, cuts, strict=True)):
             continue
         own = [d for d, axes in enumerate(cuts) if axes]
-        for beside in (frozenset(x) for n in range(len(own) + 1) for x in combinations(own, n)):
+        near = [frozenset(x) for n in range(len(own) + 1) for x in combinations(own, n)]
+        for beside, digits in product(near, [None, *pairs_of_digits(signature, cuts, mesh)]):
+            if digits is not None and not beside.isdisjoint(digits):
+                continue
             plain = [
                 cut_layout(
-                    *(f, t.shape, extents, cuts, mesh, dims), is_output=p >= inputs, beside=beside
+                    *(f, t.shape, extents, cuts, mesh, dims),
+                    is_output=p >= inputs,
+                    beside=beside,
+                    digits=digits,
                 )
                 for p, (f, t) in enumerate(ports)
             ]

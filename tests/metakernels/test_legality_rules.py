@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from random import Random
 
 import numpy as np
@@ -26,6 +26,7 @@ from tapestry_egg.metakernels.signatures.splits import (
     Near,
     Partial,
     Split,
+    _Shards,
     split,
 )
 from tapestry_egg.plans.plan import Strategy
@@ -44,10 +45,15 @@ def layout(rank: int, accesses: dict[int, Access], cuts: Cuts) -> Layout:
     monoid = None
     for d, access in accesses.items():
         if isinstance(access, Blocks):
-            dims[access.dim] = cuts[d]
+            own = tuple(a for e in (*access.above, d) for a in cuts[e])
+            dims[access.dim] = max(dims[access.dim], own, key=len)
         elif isinstance(access, Partial):
             partial, monoid = (*partial, *cuts[d]), access.monoid
     return Layout(tuple(dims), tuple(sorted(partial)), monoid)
+
+
+class NotShared(Exception):
+    """Two dims reach one dim of a tensor, and not as its digits."""
 
 
 def as_strategy(s: OperationSignature, found: Split, cuts: Cuts) -> Strategy:
@@ -61,21 +67,55 @@ def as_strategy(s: OperationSignature, found: Split, cuts: Cuts) -> Strategy:
 
 
 def as_the_rule_sees(
-    s: OperationSignature, cuts: Cuts, mesh: MeshShape, beside: tuple[int, ...]
+    s: OperationSignature,
+    cuts: Cuts,
+    mesh: MeshShape,
+    beside: tuple[int, ...],
+    digits: tuple[int, ...] = (),
 ) -> Split | None:
     """What the rules should make of some cuts; None where they should make nothing of them.
 
-    They see one index dim at a time, and even parts only. Operands that do not fall into such
-    parts are gathered, and those that do with margins, or lie near such, but for cuts of the dims
-    `beside`.
+    They see one index dim at a time, or two `digits`, and even parts only. Operands that do not
+    fall into such parts are gathered, and those that do with margins, or lie near such, but for
+    cuts of the dims `beside`.
     """
     axes = {d: tuple(mesh.sizes[a] for a in own) for d, own in enumerate(cuts) if own}
     joint = split(s, axes)
     if not joint.legal or any(s.extents[d] % n for d, n in joint.parts.items()):
         return None
-    if any(isinstance(a, Blocks) and a.above for port in joint.outputs for a in port.values()):
-        return None  # two index dims never cut one tensor dim together (see test_saturate.py)
     ones = {d: split(s, {d: sizes}) for d, sizes in axes.items()}
+    both = split(s, {d: axes[d] for d in digits}) if digits else None
+
+    def as_digits(side: str, q: int, d: int, projection: Projection) -> Access | None:
+        """How both digits make blocks of a port; None where they share none of its dims."""
+        if both is None or d not in digits:
+            return None
+        minor = getattr(both, side)[q].get(digits[1])
+        if isinstance(minor, Blocks) and minor.above == digits[:1] and not (minor.lo or minor.hi):
+            return Blocks(minor.dim, 0, 0, minor.above if d == digits[1] else ())
+        if any(row[digits[0]] and row[digits[1]] for row in projection.matrix):
+            raise NotShared
+        return None
+
+    def alone(side: str, q: int, d: int, projection: Projection, type_: TensorType) -> Access:
+        """How a port is accessed if one dim is cut, be it that no other port may be so."""
+        one = ones[d]
+        if one.legal:
+            found: Access = getattr(one, side)[q][d]
+            return found
+        return _Shards(s.extents, one.parts).access(projection, type_)[d]
+
+    def in_order(side: str, q: int, d: int, projection: Projection, type_: TensorType) -> Access:
+        """The same, of a port of which nothing else is gathered for the digits."""
+        found = plain(
+            alone(side, q, d, projection, type_),
+            type_.shape,
+            ones[d].parts[d],
+            side == "inputs" and d in beside,
+        )
+        if d in digits and found == Gathered():
+            raise NotShared
+        return found
 
     def plain(access: Access, shape: tuple[int, ...], parts: int, near: bool) -> Access:
         if isinstance(access, Near):
@@ -88,30 +128,47 @@ def as_the_rule_sees(
             return Gathered() if margins or shape[access.dim] % parts else access
         return access
 
-    inputs = tuple(
-        {
-            d: plain(one.inputs[p][d], t.shape, one.parts[d], near)
-            for d, one in ones.items()
-            for near in [d in beside]
-        }
-        for p, t in enumerate(s.input_types)
-    )
-    outputs = tuple(
-        {d: plain(one.outputs[q][d], t.shape, one.parts[d], False) for d, one in ones.items()}
-        for q, t in enumerate(s.output_types)
-    )
+    try:
+        inputs, outputs = (
+            tuple(
+                {d: as_digits(side, q, d, f) or in_order(side, q, d, f, t) for d in ones}
+                for q, (f, t) in enumerate(zip(projections, types, strict=True))
+            )
+            for side, projections, types in (
+                ("inputs", s.inputs, s.input_types),
+                ("outputs", s.outputs, s.output_types),
+            )
+        )
+    except NotShared:
+        return None
     if any(Gathered() in port.values() for port in outputs):
         return None
     return replace(joint, inputs=inputs, outputs=outputs)
 
 
+def pairs(s: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Iterator[tuple[int, int]]:
+    """Dims of which the second is the digit below the first, which is cut into single points."""
+    maps = [d for d, axes in enumerate(cuts) if axes and s.index[d].role == "map"]
+    for d, e in permutations(maps, 2):
+        if mesh.parts(cuts[d]) != s.extents[d] or s.extents[e] % mesh.parts(cuts[e]):
+            continue
+        both = split(s, {f: tuple(mesh.sizes[a] for a in cuts[f]) for f in (d, e)})
+        if any(
+            isinstance(a := port.get(e), Blocks) and (a.above, a.lo, a.hi) == ((d,), 0, 0)
+            for port in (*both.inputs, *both.outputs)
+        ):
+            yield d, e
+
+
 def expected(s: OperationSignature, mesh: MeshShape) -> Iterator[Strategy]:
     for cuts in all_cuts(len(s.index), len(mesh.sizes)):
         own = [d for d, axes in enumerate(cuts) if axes]
-        for beside in (x for n in range(len(own) + 1) for x in combinations(own, n)):
-            seen = as_the_rule_sees(s, cuts, mesh, beside)
-            if seen is not None:
-                yield as_strategy(s, seen, cuts)
+        for digits in [(), *pairs(s, cuts, mesh)]:
+            others = [d for d in own if d not in digits]
+            for beside in (x for n in range(len(others) + 1) for x in combinations(others, n)):
+                seen = as_the_rule_sees(s, cuts, mesh, beside, digits)
+                if seen is not None:
+                    yield as_strategy(s, seen, cuts)
 
 
 def is_inside(s: OperationSignature) -> bool:

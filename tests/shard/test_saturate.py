@@ -352,7 +352,6 @@ def test_major_digits_are_cut() -> None:
     assert Strategy(((0,), ()), (Layout(((0,),)),), (Layout(((0,), ())),)) in derived(found, 0)
 
 
-@pytest.mark.xfail(reason="two index dims never cut one tensor dim together", strict=True)
 def test_a_minor_digit_is_cut_once_the_digits_above_are_single() -> None:
     found = saturated([reshape_signature()], MESH)
     both = Strategy(((0,), (1,)), (Layout(((0, 1),)),), (Layout(((0,), (1,))),))

@@ -1,0 +1,119 @@
+"""One tensor dim cut by two index dims: a dim put together of heads and what each has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.extract.certify.legality import check_strategy
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.runtime import compare
+from tapestry_egg.tracing.trace import trace
+from tests.plans.plans import finish, make_plan, signature_of
+from tests.shard.test_saturate import saturated
+
+Array = Any
+MESH = MeshShape(("x", "y"), (4, 2))
+QUICK = Settings(work=1.0, recompute=0, forms=0)
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def by_head(w: Array, b: Array) -> Array:
+    """Taken apart into four heads, and put together again."""
+    return jnp.tanh(w.reshape(4, 64) + b).reshape(256) * 2.0
+
+
+def scores(x: Array, w: Array) -> Array:
+    """Queries of four heads, each with itself: sums over what each head has."""
+    q = (x @ w).reshape(16, 4, 32)
+    return jnp.einsum("shd,thd->hst", q, q)
+
+
+@pytest.mark.slow
+def test_both_digits_of_a_dim_are_cut_and_nothing_moves() -> None:
+    arguments = normal(256), normal(4, 64)
+    flat = (("x", "y"),)
+    front = te.optimize(
+        te.trace(by_head, *arguments),
+        "cpu:8",
+        mesh_shapes=[MESH],
+        pins={"[0]": flat, "[1]": ("x", "y"), "result": flat},
+        settings=QUICK,
+    )
+    plan = front.best("peak_bytes")
+    assert not plan.collectives
+    assert plan.costs.peak_bytes < 4 * 256, "no device has all of it"
+    run = te.compile(plan, jax.devices()[:8])
+    np.testing.assert_allclose(run(*arguments), by_head(*arguments), rtol=1e-6)
+    assert compare(plan, run.lower().compile()).equal
+
+
+@pytest.mark.slow
+def test_a_product_makes_heads_that_two_axes_share() -> None:
+    """Columns cut by both axes are heads by one and their insides by the other: what is summed over
+    these is all that is sent, where columns by head alone would be gathered."""
+    arguments = normal(16, 24), normal(24, 128)
+    front = te.optimize(
+        te.trace(scores, *arguments),
+        "cpu:8",
+        mesh_shapes=[MESH],
+        pins={"[0]": (None, None), "[1]": (None, ("x", "y")), "result": ("x", None, None)},
+        settings=QUICK,
+    )
+    plan = front.best("peak_bytes")
+    assert [(c.kind, c.axes) for c in plan.collectives] == [("all_reduce", ("y",))]
+    for plan in front:
+        run = te.compile(plan, jax.devices()[:8])
+        np.testing.assert_allclose(run(*arguments), scores(*arguments), rtol=1e-4, atol=1e-3)
+        assert compare(plan, run.lower().compile()).equal
+
+
+def reshaped(rng: Random) -> tuple[Any, Array]:
+    """A reshape between two ways to put the same digits together."""
+    digits = [rng.choice([2, 2, 4, 4, 8, 3, 6]) for _ in range(rng.choice([2, 3, 4]))]
+    shapes = []
+    for _ in range(2):
+        shape, at = [], 0
+        while at < len(digits):
+            count = rng.choice([1, 1, 2, 3])
+            shape.append(int(np.prod(digits[at : at + count])))
+            at += count
+        shapes.append(shape)
+    return (lambda x: lax.reshape(x, shapes[1])), normal(*shapes[0])
+
+
+@pytest.mark.slow
+def test_every_reshape_that_two_digits_cut_gives_its_elements() -> None:
+    tried = 0
+    for seed in range(24):
+        function, x = reshaped(Random(seed))
+        program = trace(function, x)
+        if len(program.graph.operations) != 1:
+            continue
+        signature = signature_of(program.graph, program.graph.operations[0])
+        (found,) = saturated([signature], MESH).strategies
+        for row in found:
+            strategy = Strategy(row.cuts, row.layouts[:1], row.layouts[1:])
+            check_strategy(signature, strategy, MESH)
+            layouts = (*strategy.needs, *strategy.gives)
+            if row.passes or all(x in strategy.cuts for one in layouts for x in one.dims):
+                continue
+            body = finish(program.graph, MESH, strategy.needs, strategy.gives, (strategy,))
+            plan = replace(make_plan(body, MESH), program=program)
+            run = te.compile(plan, jax.devices()[:8])
+            np.testing.assert_array_equal(np.asarray(run(x)), np.asarray(function(x)))
+            tried += 1
+    assert tried >= 4
