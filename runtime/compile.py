@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.lower.host_calls import Caller
+from tapestry_egg.runtime.lower.kernels import GPUS
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
@@ -209,8 +211,25 @@ class CompiledPlan:
                 from tapestry_egg.runtime.processes.rendezvous import module_digest
 
                 self._modules[tree] = module_digest(lowered)
-            self._executables[tree] = lowered.compile()
+            self._executables[tree] = self._with_options(lowered, tree)
         return self._executables[tree]
+
+    def _with_options(self, lowered: jax.stages.Lowered, tree: Any) -> jax.stages.Compiled:
+        """The executable by the options of the plan; without them where the compiler has not got
+        them (any more), which is told."""
+        import jax
+
+        try:
+            return lowered.compile()
+        except jax.errors.JaxRuntimeError as e:
+            if "No such compile option" not in str(e) or not self.plan.compiler_options:
+                raise
+            warnings.warn(
+                f"{self.plan.name}: the compiler does not know an option that the plan counts on, "
+                f"and compiles without: {e}",
+                stacklevel=2,
+            )
+        return self._trace(tree, with_options=False).lower().compile()
 
     def _start(self, tree: Any, arrays: Sequence[Any]) -> jax.stages.Compiled:
         """The executable before its first run."""
@@ -245,7 +264,7 @@ class CompiledPlan:
             return self.program.in_treedef
         return jax.tree.structure(self.program.arguments(range(len(self.in_shardings))))
 
-    def _trace(self, tree: Any) -> jax.stages.Traced:
+    def _trace(self, tree: Any, with_options: bool = True) -> jax.stages.Traced:
         import jax
 
         from tapestry_egg.graph.arrays import decode_dtype
@@ -271,7 +290,7 @@ class CompiledPlan:
             donate_argnums=numbers or None,
             donate_argnames=keywords or None,
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
-            compiler_options=_compiler_options(self.mesh),
+            compiler_options=_compiler_options(self.plan, self.mesh) if with_options else None,
         )
         _compute_constants(graph)  # on a device that is there: the mesh may only be described
         with jax.set_mesh(self.mesh):
@@ -347,15 +366,16 @@ def caller_of(mesh: Mesh) -> Caller:
     return Caller(first[min(owners)], tuple(first.values()))
 
 
-def _compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """What the compiler must leave alone for the plan to be carried out.
+def _compiler_options(plan: Plan, mesh: Mesh) -> dict[str, Any] | None:
+    """What the compiler must do, or leave alone, for the plan to be carried out.
 
     XLA for CPU drops optimization barriers before its last merging of equal operations, which
     would turn a second gather (made to save memory) back into the first.
     """
-    if mesh.devices.flat[0].platform == "cpu":
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu":
         return {"xla_disable_hlo_passes": "cse_barrier_expander"}
-    return None
+    return plan.compiler_options if platform in GPUS else None
 
 
 def boundary_mesh(plan: Plan, mesh: Any) -> Mesh | None:

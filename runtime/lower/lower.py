@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
 from .host_calls import Caller, calls, report, run_once
 from .kernels import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS, run_kernel
-from .order import SMALL, Tie, fills, last_reads, stored, ties
+from .order import BESIDE, SMALL, Tie, fills, last_reads, stored, ties
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS
 
@@ -42,7 +42,9 @@ def lower(
     PlanError where the plan does not fit its graph: at once for layouts and copies, when traced for
     kernels.
     """
-    return _LocalBody(plan.body, plan.mesh, caller or Caller(), platform)
+    machine = plan.origin.machine if plan.origin else None
+    beside = machine is not None and machine.slowdown is not None
+    return _LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,7 @@ class _LocalBody:
     mesh: MeshShape
     caller: Caller
     platform: str = ""
+    beside: bool = False  # whether the plan counts on collectives that run beside kernels
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -63,7 +66,7 @@ class _LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        return ties(self.body, self.reads, self.mesh, self.sources)
+        return ties(self.body, self.reads, self.mesh, self.sources, self.beside)
 
     @cached_property
     def calls(self) -> bool:
@@ -109,9 +112,7 @@ class _LocalBody:
                     f"{len(strategy.bodies)} body plans for {len(op.regions)} regions",
                     where=place(self.body, k),
                 )
-            found.append(
-                tuple(_LocalBody(b, self.mesh, self.caller, self.platform) for b in strategy.bodies)
-            )
+            found.append(tuple(replace(self, body=b) for b in strategy.bodies))
         return tuple(found)
 
     @cached_property
@@ -276,6 +277,10 @@ class _Frame:
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
     #: copies that leave, or were made with others, before their readers' turn
     left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)
+    #: those of them that kernels run beside, by the tie before which they were made
+    on_their_way: list[tuple[tuple[int, Layout], ...]] = field(default_factory=list)
+    #: what waited for a large kernel's operands, since the next one collects it while that one runs
+    ahead: set[int] = field(default_factory=set)
     #: per kernel, the copies that its operations made
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
 
@@ -357,16 +362,22 @@ class _Frame:
             return
         held = {
             f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
-            for f in tie.held
+            for f in (*tie.held, *tie.ahead)
         }
         now = {v: store[v] for v, store in held.items() if v in store}
         done = {v: self.produced[v] for v in tie.done if v in self.produced}
         left = {key: x for key, x in self.left.items() if key[0] in done}
+        if self.local.beside:  # they are on their way while the next kernels run
+            self.on_their_way.append(tuple(left))
+            left = {}
+            if len(self.on_their_way) > BESIDE:
+                left = {key: self.left[key] for key in self.on_their_way.pop(0)}
         if not now or not done:
             return
         now, done, left = _barrier((now, done, left))
         self._renew(done, k)
         self.left.update(left)
+        self.ahead |= {f.value for f in tie.ahead}
         for v, x in now.items():
             held[v][v] = x
 
@@ -414,7 +425,13 @@ class _Frame:
             for f in reads
         ]
         again = self.local.sent_again
-        return [_barrier(x) if (k, p) in again else x for p, x in enumerate(found)]
+        found = [_barrier(x) if (k, p) in again else x for p, x in enumerate(found)]
+        tie = self.local.ties.get(k)
+        if tie is not None and tie.arrived:
+            done = {v: self.produced[v] for v in tie.done if v in self.produced}
+            found, done = _barrier((found, done))
+            self._renew(done, k)
+        return found
 
     def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
         """Operands of operation k, not available before what was computed last before it.
@@ -454,6 +471,9 @@ class _Frame:
         for anyway keeps the two apart and the second one late.
         """
         x = self._store("produced", v)[v]
+        if v in self.ahead:  # late enough, and apart from the first one
+            self.ahead.remove(v)
+            return x
         tie = self._tie(v, k)
         late: jax.Array
         if tie is None:

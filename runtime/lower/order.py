@@ -5,12 +5,17 @@ A plan's peak holds for one order of its kernels. XLA's schedulers choose among 
 off every weight gradient to the end, and combine gathers of many layers into one, all of whose
 results are then live at once. So each large kernel waits for the large results before it: both
 pass through one optimization barrier. The barrier moves nothing; it is dropped after scheduling.
+
+Where a plan counts on collectives that run beside kernels, they are left the windows that it
+promises (`schedule/issue_places.py`): what a kernel collects may be on its way once the large
+kernel before it may begin, what combines partial values as soon as these are there, and what leaves
+while the next large kernels run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -26,15 +31,24 @@ from tapestry_egg.schedule.units import Unit, fuse
 #: and fusing across kernels saves launches.
 SMALL = 1 << 14
 
+#: So many large kernels run beside a copy that leaves, at most, before one waits for it. Were none
+#: to wait, XLA's scheduler, which works from the end on and has one collective on its way at a
+#: time, would find nothing but copies there, and put all of them at the end, beside nothing.
+BESIDE = 2
+
 Reads = Sequence[Sequence[Fetch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """What an operation reads (`held`) is let go only when the values `done` are there."""
+    """What an operation reads (`held`), and what the large kernel after it collects (`ahead`), is
+    let go only when the values `done` are there; with `arrived` the operation itself waits, not
+    what it collects."""
 
     held: tuple[Fetch, ...]
     done: tuple[int, ...]
+    ahead: tuple[Fetch, ...] = ()
+    arrived: bool = False
 
 
 def last_reads(reads: Reads, sources: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -48,10 +62,15 @@ def _with(v: int, sources: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
 
 
 def ties(
-    body: BodyPlan, reads: Reads, mesh: MeshShape, sources: Mapping[int, Sequence[int]]
+    body: BodyPlan,
+    reads: Reads,
+    mesh: MeshShape,
+    sources: Mapping[int, Sequence[int]],
+    beside: bool = False,
 ) -> dict[int, Tie]:
     """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them,
-    `sources` of values that are computed on the fly are what they are computed from."""
+    `sources` of values that are computed on the fly are what they are computed from. With `beside`
+    collectives run beside kernels."""
     graph = body.graph
     program = flatten(graph, {})
     units = fuse(program)
@@ -65,6 +84,7 @@ def ties(
         return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
 
     out: dict[int, Tie] = {}
+    large: tuple[int, tuple[Fetch, ...]] | None = None  # the kernel before, and what it may wait by
     done: dict[int, None] = {}
     # Values that something large is read for and that no kernel waits for yet: the large operand
     # stays in memory until they are computed, so small ones count as well.
@@ -76,13 +96,22 @@ def ties(
         results = [local(v, layouts[v]) for v in made if v in kernels]
         if results and max(operands + results) >= SMALL:
             begin = min(members)
-            held = _held(outside, solid, lambda f: local(f.value, f.need))
+            moved = [f for f in outside if f.origin == "copy" and f.moves]
+            moved = [f for f in moved if local(f.value, f.need) >= SMALL]
+            there = [f for f in outside if f not in moved] if beside else outside
+            held = _held(there, solid, () if beside else moved)
             taken = {f.value for f in held}
             waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
-            if held and waited:
-                out[begin] = Tie(held, waited)
+            ahead = tuple(f for f in moved if not f.have.partial)
+            if beside and large and ahead:
+                at, own = large
+                alone = Tie((), tuple(f.value for f in own))
+                out[at] = replace(out.get(at, alone), ahead=ahead)
+            if (held or (beside and moved)) and waited:
+                out[begin] = Tie(held, waited, arrived=not held)
                 done.clear()
                 pending.clear()
+            large = begin, held
         if max(operands, default=0) >= SMALL or any(f.value in pending for f in outside):
             pending.update(made)
         for v in made:
@@ -142,15 +171,12 @@ def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion,
     return found
 
 
-def _held(
-    outside: Sequence[Fetch], solid: set[int], size: Callable[[Fetch], int]
-) -> tuple[Fetch, ...]:
+def _held(outside: Sequence[Fetch], solid: set[int], moved: Sequence[Fetch]) -> tuple[Fetch, ...]:
     """Which of its operands an operation is made to wait for.
 
-    All that it collects from other devices, so that no copy exists before its time; else what is
-    in memory anyway, since a barrier on a value that would have been computed on the fly, inside
-    the kernels that read it, makes it exist.
+    All that it collects from other devices (`moved`), so that no copy exists before its time; else
+    what is in memory anyway, since a barrier on a value that would have been computed on the fly,
+    inside the kernels that read it, makes it exist.
     """
-    moved = [f for f in outside if f.origin == "copy" and f.moves and size(f) >= SMALL]
     ready = [f for f in outside if f.value in solid]
     return tuple({f.value: f for f in (moved or ready[-1:] or outside[-1:])}.values())

@@ -194,8 +194,7 @@ def of_overlap(machine: Target) -> tuple[str, ...]:
         return ()
     return (
         "collectives run beside kernels from one place each (sums from where they are made, others "
-        "one large kernel before their reader): other places were not searched, and options of "
-        "compilers are left to the user",
+        "one large kernel before their reader): other places were not searched",
     )
 
 

@@ -408,6 +408,14 @@ class Plan:
         return found
 
     @property
+    def compiler_options(self) -> dict[str, int | bool]:
+        """The options that XLA compiles the plan with on its target (`te.compile` passes them):
+        what it merges, and whether it hides collectives behind kernels."""
+        from .compiler_options import compiler_options
+
+        return compiler_options(self)
+
+    @property
     def gap(self) -> float:
         """How far `seconds` may be above the best possible: seconds / bound - 1."""
         return self.costs.seconds / self.bound - 1.0 if self.bound > 0 else float("inf")

@@ -1,0 +1,154 @@
+"""Collectives beside kernels: plans that count on it leave compilers the room, others do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import TargetError
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.plan import Plan
+from tests.runtime.lowered import numbers
+
+LAYERS, WIDTH, HIDDEN, ROWS = 4, 64, 256, 512
+COLLECTIVES = ("psum", "reduce_scatter", "all_gather", "all_to_all", "psum_invariant")
+
+
+def step(w: Any, x: jax.Array, y: jax.Array) -> Any:
+    def loss(w: Any) -> jax.Array:
+        h = x
+        for up, down in w:
+            h = h + jax.nn.relu(h @ up) @ down
+        return jnp.mean((h - y) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+
+
+def arguments(scale: int = 1) -> tuple[Any, ...]:
+    width, hidden, rows = WIDTH * scale, HIDDEN * scale, ROWS * scale
+    w = [(numbers(width, hidden) / 16, numbers(hidden, width) / 16) for _ in range(LAYERS)]
+    return w, numbers(rows, width, seed=1), numbers(rows, width, seed=2)
+
+
+def front(overlap: bool) -> te.Front:
+    """Of a step so large that its kernels take as long as its collectives."""
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), arguments(16))
+    settings = te.Settings(work=2, overlap=overlap, recompute=0, forms=0, workers=1)
+    return te.optimize(te.trace(step, *shapes), "h100:8", settings=settings)
+
+
+@pytest.fixture(scope="module")
+def beside() -> te.Front:
+    return front(True)
+
+
+def local_equations(plan: Plan) -> Sequence[Any]:
+    """What every device runs, in a plan for abstract devices."""
+    (mapped,) = [e for e in te.compile(plan).trace().jaxpr.eqns if e.primitive.name == "shard_map"]
+    found: Sequence[Any] = mapped.params["jaxpr"].eqns
+    return found
+
+
+def dots_beside(equations: Sequence[Any]) -> list[int]:
+    """Of each collective, how many products neither wait for it nor does it wait for."""
+    needs: list[set[int]] = []
+    made: dict[Any, int] = {}
+    for k, e in enumerate(equations):
+        before: set[int] = set()
+        for x in e.invars:
+            if not isinstance(x, jax.extend.core.Literal) and x in made:
+                before |= needs[made[x]] | {made[x]}
+        needs.append(before)
+        made.update(dict.fromkeys(e.outvars, k))
+    dots = [k for k, e in enumerate(equations) if e.primitive.name == "dot_general"]
+    return [
+        sum(d not in needs[k] and k not in needs[d] for d in dots)
+        for k, e in enumerate(equations)
+        if e.primitive.name in COLLECTIVES
+    ]
+
+
+@pytest.mark.slow
+def test_products_need_not_wait_for_what_the_plan_sends_beside_them(beside: te.Front) -> None:
+    for plan in (beside[0], beside[-1]):
+        hidden = {b.name for b in plan.lanes() if b.stream == "links" and b.hidden > 0}
+        assert hidden
+        free = [n for n in dots_beside(local_equations(plan)) if n]
+        assert len(free) >= len(hidden), plan
+        machine = replace(plan.origin.machine, overlaps=False)
+        alone = replace(plan, origin=replace(plan.origin, machine=machine))
+        assert sum(map(bool, dots_beside(local_equations(alone)))) < len(free) / 2
+
+
+@pytest.mark.slow
+def test_plans_with_collectives_beside_kernels_give_the_numbers() -> None:
+    args = arguments()
+    expected = jax.jit(step)(*args)
+    settings = te.Settings(work=1, overlap=True, recompute=0, forms=0, workers=1)
+    target = replace(load_target("h100:8"), launch_seconds=0.0)
+    plans = te.optimize(te.trace(step, *args), target, settings=settings)
+    for plan in (plans[0], plans[len(plans) // 2], plans[-1]):
+        found = te.compile(plan)(*args)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_what_the_compiler_is_told(beside: te.Front) -> None:
+    for plan in beside:
+        options = plan.compiler_options
+        assert options["xla_gpu_enable_latency_hiding_scheduler"] is True
+        merged = {c.kind for c in plan.collectives if c.merged}
+        for kind in ("all_reduce", "reduce_scatter", "all_gather"):
+            most = options[f"xla_gpu_{kind}_combine_threshold_bytes"]
+            assert (most > 1) == (kind in merged)
+    serial = replace(beside[0].origin.machine, overlaps=False)
+    plan = replace(beside[0], origin=replace(beside[0].origin, machine=serial))
+    assert set(plan.compiler_options.values()) == {31457280}
+    on_tpu = replace(beside[0].origin, machine=load_target("v5e:2x4"))
+    assert replace(beside[0], origin=on_tpu).compiler_options == {}
+    assert replace(beside[0], origin=None).compiler_options == {}
+
+
+def beside_products(module: str) -> int:
+    """How many collectives of a compiled module begin before a product and end after it."""
+    on_their_way: dict[str, bool] = {}
+    count = 0
+    for line in module[module.index("ENTRY") :].splitlines():
+        found = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = .*? ([\w-]+)\(%?([\w.-]*)", line)
+        if not found:
+            continue
+        name, operation, operand = found.groups()
+        if operation.endswith("-start"):
+            on_their_way[name] = False
+        elif operation.endswith("-done"):
+            count += on_their_way.pop(operand)
+        elif re.match("gemm|dot|cublas|custom-call", name):
+            on_their_way = dict.fromkeys(on_their_way, True)
+    return count
+
+
+@pytest.mark.slow
+def test_xla_for_h100_hides_them(beside: te.Front) -> None:
+    """In the order of the compiled module, with the planned bytes and within the planned peak."""
+    from benchmarks.bench_strategies import devices_of
+    from tapestry_egg.runtime.measure.compare import compare
+
+    try:
+        devices = devices_of("h100:8")
+    except TargetError as missing:
+        pytest.skip(str(missing))
+    for plan in (beside[0], beside[-1]):
+        compiled = te.compile(plan, devices).compile()
+        compared = compare(plan, compiled)
+        assert compared.equal, compared
+        assert compared.peak_ratio <= 1.1
+        hidden = {b.name for b in plan.lanes() if b.stream == "links" and b.hidden > 0}
+        assert beside_products(compiled.as_text()) >= 0.4 * len(hidden)
