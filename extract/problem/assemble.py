@@ -24,6 +24,7 @@ from tapestry_egg.graph.layout import Layout
 from .columns import Columns, Wanted
 from .copies import CopyTable
 from .memory import Memory
+from .once import Once
 from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
 from .spans import Spans
 from .unit_choices import UnitChoices
@@ -83,10 +84,13 @@ class PlanProblem:
     fewer_copies: int = 0
 
 
-def assemble(choices: UnitChoices, weights: Weights | None = None) -> PlanProblem:
+def assemble(
+    choices: UnitChoices, weights: Weights | None = None, once: Once | None = None
+) -> PlanProblem:
     """Build the problem of the choices. Its "seconds" are what `weights` make of them; the rows
-    are the same for all weights."""
-    return _Assembler(choices, weights or Weights()).build()
+    are the same for all weights. What several problems of the same weights have in common is made
+    `once`."""
+    return _Assembler(choices, weights or Weights(), once or Once()).build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +107,12 @@ class _Holding:
 
 
 class _Assembler:
-    def __init__(self, choices: UnitChoices, weights: Weights) -> None:
+    def __init__(self, choices: UnitChoices, weights: Weights, once: Once) -> None:
         self.choices = choices
         self.weights = weights
         self.schedule = choices.schedule
         self.program = self.schedule.program
-        self.columns = Columns(choices)
-        self.once = self.columns.once
+        self.columns, self.once = Columns(choices, once), once
         self.memory = Memory(choices, self.columns)
         # Bytes and flops are additive, whatever runs beside what.
         slowdown = choices.target.slowdown if weights == Weights() else None

@@ -36,13 +36,13 @@ class Wanted:
 class Columns:
     """Layout numbers of the units of one program, and who reads what in which order."""
 
-    def __init__(self, choices: UnitChoices) -> None:
+    def __init__(self, choices: UnitChoices, once: Once | None = None) -> None:
         self.choices, self.schedule, self.program = (
             choices,
             choices.schedule,
             choices.schedule.program,
         )
-        self.once = Once()
+        self.once = once or Once()
         self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def table(self, v: int) -> CopyTable:

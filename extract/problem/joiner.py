@@ -35,6 +35,7 @@ from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.constraints import Constraint, Wanted
 
 from .inner_sums import InnerSum, InnerSums
+from .once import OnMesh
 
 #: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
 #: counted as `truncated`: the front's notes say so. No measurement of this number is kept.
@@ -104,7 +105,7 @@ class _Member(NamedTuple):
 
 
 class Joiner:
-    """Joins the units of one schedule on one mesh; equal units once."""
+    """Joins the units of one schedule on one mesh; equal units, and `known` ones, once."""
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class Joiner:
         target: Target,
         sums: InnerSums,
         contract: MeshContract | None = None,
+        known: OnMesh | None = None,
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
         self.sums = sums
@@ -123,12 +125,12 @@ class Joiner:
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
         self.neighbours = Neighbours(saturated, mesh, target)
-        self.memo: dict[tuple[object, ...], UnitRows] = {}
+        self.known = known or OnMesh()
+        self.numbers = self.known.numbered(saturated.encoding.signatures)
         self.by_output: dict[tuple[int, Wanted | None], Mapping[Layouts, list[_Strategy]]] = {}
         self.work: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
         self.gemm_shapes: dict[int, NDArray[np.float64]] = {}  # [strategies, (batch, m, n, k)]
-        self.cut: set[tuple[object, ...]] = set()
         # Units that have fewer rows than there are: kernels, and ports.
         self.truncated = [0, 0]
 
@@ -149,10 +151,11 @@ class Joiner:
         """The rows of a unit. Raises ExtractError when there are none."""
         inner = self.sums.of(number)
         key = self._shape_of(unit, inner)
-        if key not in self.memo:
-            self.memo[key] = self._join(unit, key, inner)
-        found = self.memo[key]
-        self.truncated[bool(self.instances[unit.root].port)] += key in self.cut
+        rows = self.known.rows
+        if key not in rows:
+            rows[key] = self._join(unit, key, inner)
+        found = rows[key]
+        self.truncated[bool(self.instances[unit.root].port)] += key in self.known.cut
         if not len(found):
             root = self.instances[unit.root]
             body = self.schedule.program.bodies[root.body]
@@ -165,14 +168,16 @@ class Joiner:
         return found
 
     def _shape_of(self, unit: Unit, inner: InnerSum | None) -> tuple[object, ...]:
-        """Equal for units of equal structure, so that repeated layers are joined once."""
+        """Equal for units of equal structure, in any form, so that repeated layers are joined
+        once."""
         local: dict[int, int] = {}
         parts = []
         for i in unit.members:
             instance = self.instances[i]
             wires = tuple([local.setdefault(v, len(local)) for v in instance.inputs])
             outs = tuple([local.setdefault(v, len(local)) for v in instance.outputs])
-            parts.append((self.signature_of[i], wires, outs, instance.port, self.wanted.get(i)))
+            signature = self.numbers[self.signature_of[i]]
+            parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
         combined = None if inner is None else (local[inner.value], inner.partial_reads, inner.over)
         return (*parts, tuple([local[v] for v in unit.outputs]), combined)
 
@@ -243,7 +248,7 @@ class Joiner:
             ways = self._joined(ways, member, numbers)
             pending = [v for k, v in enumerate(pending) if k != place] + list(slot)
             if len(ways) > most:
-                self.cut.add(key)
+                self.known.cut.add(key)
                 ways = sorted(ways, key=lambda w: (w.combined is not None, w.partial))[:most]
         return self._finish(unit, ways, inner)
 

@@ -1,11 +1,26 @@
-"""Once: values that are made the first time they are wanted, by what they are made from."""
+"""Once: values that are made the first time they are wanted, by what they are made from; and the
+rows and copies that the forms of a program have in common on one mesh.
+
+Forms differ in a few operations, and all others of theirs run in the same ways at the same costs.
+What is known of a mesh is kept by the layout algebra that its numbers index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tapestry_egg.graph.blockgraph import TensorType
+    from tapestry_egg.graph.layout_algebra import LayoutAlgebra
+    from tapestry_egg.metakernels.signatures.signature import OperationSignature
+    from tapestry_egg.shard.strategies import Saturated
+
+    from .copies import CopyTable
+    from .joiner import UnitRows
 
 T = TypeVar("T")
 
@@ -45,3 +60,33 @@ def _name(parts: tuple[Any, ...]) -> Hashable:
     return tuple(
         [k if type(k) in _PLAIN else _name(k) if type(k) is tuple else ~id(k) for k in parts]
     )
+
+
+@dataclass
+class OnMesh:
+    """What was joined and tabulated on one mesh: the rows of units by their structure, in which
+    signatures have the `numbers` of this table; which of them have more rows than are here; copies
+    by tensor type."""
+
+    rows: dict[tuple[object, ...], UnitRows] = field(default_factory=dict)
+    cut: set[tuple[object, ...]] = field(default_factory=set)
+    copies: dict[TensorType, CopyTable] = field(default_factory=dict)
+    numbers: dict[OperationSignature, int] = field(default_factory=dict)
+
+    def numbered(self, signatures: Sequence[OperationSignature]) -> list[int]:
+        """The numbers of signatures here."""
+        return [self.numbers.setdefault(s, len(self.numbers)) for s in signatures]
+
+
+class JoinedUnits:
+    """What was joined for one target and one contract, mesh by mesh, while this object lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[LayoutAlgebra, OnMesh] = {}
+
+    def on_mesh(self, saturated: Saturated) -> OnMesh:
+        """What is known where the rules came to their end: then equal signatures have equal
+        strategies. Nothing otherwise."""
+        if not saturated.saturated:
+            return OnMesh()
+        return self._known.setdefault(saturated.encoding.algebra, OnMesh())

@@ -23,6 +23,7 @@ from .copies import CopyTable, StepCosts, copy_table
 from .inner_sums import InnerSums
 from .joiner import Joiner
 from .joiner import UnitRows as UnitRows
+from .once import JoinedUnits
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,16 @@ def unit_choices(
     mesh: MeshShape,
     target: Target,
     contract: MeshContract | None = None,
+    known: JoinedUnits | None = None,
 ) -> UnitChoices:
     """Join the derived strategies into unit rows, and tabulate copies.
 
     A value that the program constrains has only rows that give it as it asks; `contract` is the
-    mesh that the program's axes are of, where a plan's mesh divides it.
+    mesh that the program's axes are of, where a plan's mesh divides it. What is `known` of other
+    forms, for the same target and contract, is not worked out again, and is added to.
     Raises ExtractError when some unit has no way to run (a rule was removed that all need).
     """
+    here = (known or JoinedUnits()).on_mesh(saturated)
     copies: dict[TensorType, CopyTable] = {}
     sums = InnerSums(schedule, saturated, copies)
     inner = [s for u in range(len(schedule.units)) if (s := sums.of(u)) is not None]
@@ -77,12 +81,12 @@ def unit_choices(
     costs = StepCosts(mesh, target)
     for tensor in types:
         strong = TensorType(tensor.shape, tensor.dtype)
-        if strong not in copies:
-            copies[strong] = copy_table(
+        if strong not in here.copies:
+            here.copies[strong] = copy_table(
                 strong, by_rank[tensor.rank], changes[tensor.rank], algebra.monoids, costs
             )
-        copies[tensor] = copies[strong]
-    joiner = Joiner(schedule, saturated, mesh, target, sums, contract)
+        copies[strong] = copies[tensor] = here.copies[strong]
+    joiner = Joiner(schedule, saturated, mesh, target, sums, contract, here)
     rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
     kernels, ports = joiner.truncated
     return UnitChoices(

@@ -151,7 +151,7 @@ def derive_strategies(state: State) -> State:
     made: list[Saturated] = []
     for k, encoding in enumerate(state.encodings):
         q.tell(Phase("saturate", state.at(k), k / len(state.encodings)))
-        made.append(saturate(encoding, q.books, q.settings.budget))
+        made.append(saturate(encoding, q.books, q.settings.budget, made))
     count = sum(len(s) for found in made for s in found.strategies)
     words = f"{sum(found.rows for found in made)} rows, {count} strategies"
     q.tell(Phase("saturate", words, 1.0))
@@ -177,16 +177,18 @@ def derive_strategies(state: State) -> State:
 def join_units(state: State) -> State:
     """For every unit its ways to run: strategies of its operations, joined where values pass
     between them; only those that the user's words leave."""
+    from tapestry_egg.extract.problem.once import JoinedUnits
     from tapestry_egg.extract.problem.unit_choices import unit_choices
 
     q = state.question
     fixed = q.words.fixed
     made: list[UnitChoices] = []
     free: list[UnitChoices] = []
+    joined = JoinedUnits()
     for k, found in enumerate(state.strategies):
         form, shape = state.networks[k]
         schedule, mesh = state.schedules[form], state.shapes[shape]
-        every = unit_choices(schedule, found, mesh, q.machine, fixed.contract)
+        every = unit_choices(schedule, found, mesh, q.machine, fixed.contract, joined)
         if fixed.contract is not None and not form:
             free.append(restrict(every, replace(fixed, bounded=False)))
         made.append(restrict(every, fixed))
@@ -197,8 +199,10 @@ def join_units(state: State) -> State:
 def pose_problems(state: State) -> State:
     """The choices as arrays: variables, pairs, seconds, joules, and bytes over time."""
     from tapestry_egg.extract.problem.assemble import assemble
+    from tapestry_egg.extract.problem.once import Once
 
-    problems = tuple(assemble(choices) for choices in state.choices)
+    once = Once()
+    problems = tuple(assemble(choices, once=once) for choices in state.choices)
     left = omissions.of_endings(problems) + omissions.of_copies(problems)
     return replace(state, problems=problems, notes=state.notes + left)
 

@@ -6,7 +6,7 @@ may be sharded; that is for the rules to derive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import TensorType
@@ -44,11 +44,19 @@ def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
     ranks = sorted({t.rank for s in signatures for t in (*s.input_types, *s.output_types)} | {0})
     monoids = _reachable_monoids(signatures)
     algebra = LayoutAlgebra(mesh, tuple(ranks), tuple(sorted(monoids)))
+    facts = all_facts(algebra, signatures)
+    return Encoding(program, algebra, signatures, tuple(signature_of), facts)
+
+
+def all_facts(
+    algebra: LayoutAlgebra, signatures: Sequence[OperationSignature]
+) -> dict[str, list[Row]]:
+    """The facts of a mesh, and of signatures by their places."""
     facts: dict[str, list[Row]] = {name: list(rows) for name, rows in algebra.facts().items()}
     for number, signature in enumerate(signatures):
         for name, rows in signature_facts(number, signature, algebra.monoid_number).items():
             facts.setdefault(name, []).extend(rows)
-    return Encoding(program, algebra, signatures, tuple(signature_of), facts)
+    return facts
 
 
 def _reachable_monoids(signatures: tuple[OperationSignature, ...]) -> set[str]:

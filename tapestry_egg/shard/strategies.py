@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tapestry_egg.egraphs import run
@@ -14,7 +14,7 @@ from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.rules.language.book import RuleBook, commands
 
-from .encode import Encoding
+from .encode import Encoding, all_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class ChangeRow:
 
 @dataclass(frozen=True)
 class Saturated:
-    """What the rules derived: strategies per signature, and changes of layout."""
+    """What the rules derived: strategies per signature, and changes of layout. `rows`, `matches`
+    and the timeline are of what was derived here, and not taken from another form."""
 
     encoding: Encoding
     strategies: tuple[tuple[StrategyRow, ...], ...]
@@ -59,14 +60,44 @@ _TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Beside", "Digits", "
 
 
 def saturate(
-    encoding: Encoding, books: Sequence[RuleBook], budget: Budget | None = None
+    encoding: Encoding,
+    books: Sequence[RuleBook],
+    budget: Budget | None = None,
+    before: Sequence[Saturated] = (),
 ) -> Saturated:
     """Load the facts, run every ruleset to its fixpoint or the budget, export the derivations.
 
-    Raises RuleError, with the rule's place in its file, when egglog refuses a rule.
+    What was derived `before` to the fixpoint, by the same books, is taken from there: no rule reads
+    facts of two signatures, so that what follows from one is the same in every program of the same
+    layouts. Raises RuleError, with the rule's place in its file, when egglog refuses a rule.
     """
     budget = budget or Budget()
     begin = time.perf_counter()
+    like = [s for s in before if s.saturated and s.encoding.algebra == encoding.algebra]
+    known = {
+        signature: rows
+        for s in like
+        for signature, rows in zip(s.encoding.signatures, s.strategies, strict=True)
+    }
+    new = [s for s in encoding.signatures if s not in known]
+    if like and len(new) < len(encoding.signatures):
+        own = None
+        if new:
+            facts = all_facts(encoding.algebra, new)
+            own = saturate(replace(encoding, signatures=tuple(new), facts=facts), books, budget)
+            known.update(zip(new, own.strategies, strict=True))
+        return Saturated(
+            encoding=encoding,
+            strategies=tuple(known[s] for s in encoding.signatures),
+            changes=like[0].changes,
+            saturated=own is None or own.saturated,
+            iterations=0 if own is None else own.iterations,
+            rows=0 if own is None else own.rows,
+            seconds=time.perf_counter() - begin,
+            matches={} if own is None else own.matches,
+            timeline=() if own is None else own.timeline,
+            by_clock=own is not None and own.by_clock,
+        )
     rules = [
         (rule, [form for _, _, form in commands(rule.egg)])
         for book in books
