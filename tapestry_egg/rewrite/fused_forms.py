@@ -172,7 +172,7 @@ def _shared(form: Form, target: Target) -> tuple[Form, ...]:
 
 
 def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...]:
-    """The form with the product that reads most in blocks of what it sums."""
+    """The form with the products that read most in blocks of what they sum."""
     n = target.devices
     if n < _SQUARE or math.isinf(limit):
         return ()
@@ -184,7 +184,7 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
             return ()
         made = contractions.with_blocks_of_sums(form.graph)
         if made is not form.graph:
-            what = "the product that reads most", "a loop over blocks of its sum"
+            what = "the products that read most", "loops over blocks of their sums"
             return (_changed(form, target, made, contractions.RULE, *what),)
     return ()
 

@@ -70,6 +70,26 @@ def test_contractions_drawn_at_random_give_their_numbers(seed: int) -> None:
     )
 
 
+def test_products_that_read_half_as_much_are_cut_as_well() -> None:
+    """Loops one after another; of the third product nothing much is gathered."""
+
+    def function(x: Array, w: Array, v: Array, u: Array) -> Array:
+        return jnp.tanh(jnp.tanh(x @ w) @ v) @ u
+
+    arguments = [
+        np.random.default_rng(k).normal(size=s)
+        for k, s in enumerate([(16, 32), (32, 36), (36, 32), (32, 4)])
+    ]
+    with jax.enable_x64(True):
+        graph = trace(function, *arguments).graph
+        made = with_blocks_of_sums(graph)
+        verify_graph(made)
+        kernels = [op.kernel for op in made.operations]
+        assert (kernels.count("scan"), kernels.count("dot_general")) == (2, 1)
+        (want,), (got,) = execute(graph, arguments), execute(made, arguments)
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
 def test_a_sum_is_cut_into_blocks_that_devices_share() -> None:
     x = jax.ShapeDtypeStruct((64, 96), jnp.bfloat16)
     (loop,) = [

@@ -19,20 +19,42 @@ from .temporal import Split, with_loop
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "blocks-of-sums"
-#: Blocks that a sum is cut into, at most. No measurement of it is kept.
+# Of these numbers no measurement is kept.
+
+#: Blocks that a sum is cut into, at most.
 _BLOCKS = 16
+#: Products that are cut so, at most: those that read this share of what the largest reads.
+_PRODUCTS, _SHARE = 4, 0.5
 
 
 def with_blocks_of_sums(graph: BlockGraph) -> BlockGraph:
-    """The graph with the product that reads most in a loop over blocks of its sum; the same graph
+    """The graph with the products that read most in loops over blocks of their sums; the same graph
     where there is none that can be cut so."""
+    products = largest_products(graph)
+    least = max((_read(graph, op) for _, op in products), default=0) * _SHARE
+    for _ in range(_PRODUCTS):
+        made = _with_one(graph, least)
+        if made is None:
+            break
+        graph = made
+    return graph
+
+
+def _with_one(graph: BlockGraph, least: float) -> BlockGraph | None:
     for k, op in largest_products(graph):
+        if _read(graph, op) < least:
+            break
         for rows in _sums(graph, op):
             try:
                 return with_loop(_split(graph, k, op, rows))
             except TemplateError:
                 continue  # A kernel cannot run on such blocks.
-    return graph
+    return None
+
+
+def _read(graph: BlockGraph, op: Operation) -> int:
+    """Bytes of the operands."""
+    return sum(graph.values[v].nbytes for v in op.inputs)
 
 
 def largest_products(graph: BlockGraph) -> list[tuple[int, Operation]]:
@@ -43,7 +65,7 @@ def largest_products(graph: BlockGraph) -> list[tuple[int, Operation]]:
             continue
         types = tuple([graph.values[v] for v in op.inputs]), (graph.values[op.outputs[0]],)
         if registry.signature_of(op, *types).is_product:
-            found.append((-sum(t.nbytes for t in types[0]), k))
+            found.append((-_read(graph, op), k))
     return [(k, graph.operations[k]) for _, k in sorted(found)]
 
 
