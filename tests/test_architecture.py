@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -74,15 +74,7 @@ def imports(module: str) -> tuple[tuple[str, int, bool], ...]:
 def _imports(module: str) -> Iterator[tuple[str, int, bool]]:
     path = modules()[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    nodes = list(ast.walk(tree(path)))
-    lazy = {
-        id(inner)
-        for node in nodes
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        for inner in ast.walk(node)
-    }
-    for node in nodes:
+    for node, lazy in _statements(tree(path).body):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1]
@@ -94,7 +86,21 @@ def _imports(module: str) -> Iterator[tuple[str, int, bool]]:
             names = [alias.name for alias in node.names]
         for name in names:
             if name in modules():
-                yield name, node.lineno, id(node) not in lazy
+                yield name, node.lineno, not lazy
+
+
+def _statements(body: Sequence[ast.AST], lazy: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """All statements, and whether they run only when something is called, or never."""
+    for node in body:
+        yield node, lazy
+        inner = (
+            lazy
+            or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        )
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            if isinstance(own := getattr(node, name, None), list):
+                yield from _statements(own, inner)
 
 
 def order() -> list[str]:
