@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,7 +90,11 @@ def test_it_runs_on_four_and_sends_within_them(four: te.Front) -> None:
 
 
 def _members(text: str) -> list[list[int]]:
-    """The devices of groups as HLO writes them: `{{0,1},{2,3}}`, or `[2,2]<=[4]`."""
+    """The devices of groups as HLO writes them: `{{0,1},{2,3}}`, `[2,2]<=[4]`, or, those of a mesh
+    that has them in a row, `mesh['x'=2,'y'=2] {'x'}`."""
+    mesh = re.match(r"mesh\[(.*?)\]", text)
+    if mesh:
+        return [list(range(prod(int(n) for n in re.findall(r"=(\d+)", mesh[1]))))]
     iota = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\]", text)
     if iota:
         return [list(range(int(np.prod([int(n) for n in iota[2].split(",")]))))]

@@ -117,7 +117,7 @@ def test_a_constraint_that_no_mesh_can_heed_is_told_once() -> None:
 
     def step(x: jax.Array) -> jax.Array:
         y = x * 2
-        uneven = NamedSharding(AbstractMesh((8,), ("x",)), P("x"))
+        uneven = NamedSharding(AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,)), P("x"))
         return jax.lax.with_sharding_constraint(y, uneven).sum()
 
     with warnings.catch_warnings(record=True) as caught:
@@ -127,7 +127,7 @@ def test_a_constraint_that_no_mesh_can_heed_is_told_once() -> None:
     assert "is left out" in told and Path(__file__).name in told and told in front.notes
 
     def other(x: jax.Array) -> jax.Array:
-        asked = NamedSharding(AbstractMesh((4,), ("q",)), P("q"))
+        asked = NamedSharding(AbstractMesh((4,), ("q",), axis_types=(AxisType.Auto,)), P("q"))
         return jax.lax.with_sharding_constraint(x * 2, asked).sum()
 
     with pytest.warns(UserWarning, match="about the mesh 4q"):

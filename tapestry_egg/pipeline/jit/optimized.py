@@ -249,6 +249,7 @@ def _of_jax() -> tuple[
     that a trace depends on (x64, precision, the mesh), and pytrees. Looked up once: a call has
     microseconds."""
     import jax
+    import jax.extend  # some of it adds to the configuration, which stays as it is from here on
 
     core, config = jax._src.core, jax._src.config  # type: ignore[attr-defined]
     clean, disabled = core.trace_state_clean, config.disable_jit
