@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 _AT_LEAST = 3.0
 _PER_OPERATION = 0.05
 # Operations of programs whose fastest plan is found here: with so few it takes less time than to
-# start processes that share the search (0.3 to 0.5 s of a processor for 200 to 350 operations;
+# start processes that share the search (0.3 to 0.5 s of a processor for 430 to 700 operations;
 # what a process imports takes 0.3 s, and 0.4 s more where it solves integer programs).
-_ALONE = 500
+_ALONE = 800
 # Bytes of a device's memory below which a difference is none.
 _GRAIN = 256 << 20
 
