@@ -82,15 +82,26 @@ class PlanProblem:
     sharing: tuple[Sharing, ...]
     fewer_endings: int = 0
     fewer_copies: int = 0
+    shared: int = 0  # of so many values of several readers the choice of kept copies was made
 
 
 def assemble(
-    choices: UnitChoices, weights: Weights | None = None, once: Once | None = None
+    choices: UnitChoices,
+    weights: Weights | None = None,
+    once: Once | None = None,
+    shared: int | None = None,
 ) -> PlanProblem:
     """Build the problem of the choices. Its "seconds" are what `weights` make of them; the rows
     are the same for all weights. What several problems of the same weights have in common is made
-    `once`."""
-    return _Assembler(choices, weights or Weights(), once or Once()).build()
+    `once`. Which copies may be kept depends on how many values are `shared` by several readers
+    (None: as many as are)."""
+    return _Assembler(choices, weights or Weights(), once or Once(), shared).build()
+
+
+def count_shared(columns: Columns) -> int:
+    """How many values of a program several units read."""
+    every = range(len(columns.program.types))
+    return sum(len(columns.others(v)) > 1 for v in every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +118,9 @@ class _Holding:
 
 
 class _Assembler:
-    def __init__(self, choices: UnitChoices, weights: Weights, once: Once) -> None:
+    def __init__(
+        self, choices: UnitChoices, weights: Weights, once: Once, shared: int | None
+    ) -> None:
         self.choices = choices
         self.weights = weights
         self.schedule = choices.schedule
@@ -124,8 +137,7 @@ class _Assembler:
         self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
         self.fewer_endings = self.fewer_copies = 0
-        every = range(len(self.program.types))
-        self.shared_values = sum(len(self.columns.others(v)) > 1 for v in every)
+        self.shared_values = count_shared(self.columns) if shared is None else shared
 
     def build(self) -> PlanProblem:
         extra: list[int] = []
@@ -154,6 +166,7 @@ class _Assembler:
             tuple(self.sharing),
             self.fewer_endings,
             self.fewer_copies,
+            self.shared_values,
         )
 
     # Units

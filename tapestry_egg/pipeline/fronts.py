@@ -11,7 +11,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
+from tapestry_egg.extract.front.merge import best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
@@ -22,6 +22,7 @@ from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
 from . import omissions
+from .patching import of_programs, whole
 from .searches import ended_by_clock, for_traffic, search, search_in_turn
 from .state import Question, State
 
@@ -34,8 +35,9 @@ def search_problems(state: State) -> State:
         heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
     wanted = Limits.of(heeded)
     columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
+    problems = whole(state.problems, state.patched)
     found = search_in_turn(
-        state.problems,
+        problems,
         wanted,
         q.settings,
         q.executor,
@@ -46,21 +48,30 @@ def search_problems(state: State) -> State:
     )
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     if q.settings.front and not found.interrupted:
-        notes += omissions.of_programs(state.problems, found.archives, q.settings.gap)
+        notes += omissions.of_programs(problems, found.archives, q.settings.gap)
     notes += omissions.of_opaque(q.graph) + omissions.of_objectives(q.objectives)
     left = [s for s in q.words.unsearched if s not in state.shapes]
     notes += omissions.of_meshes(left) + omissions.of_overlap(q.machine)
     notes += omissions.of_parts(q.unsearched_parts)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
-    results = [NetworkResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
+    results, others = of_programs(state.problems, found.archives, state.patched)
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     if "traffic" in finders and not found.interrupted:
-        traffic = for_traffic(state.problems, q.machine)
+        every = [*results, *others]
+        traffic = for_traffic([r.assembled for r in every], q.machine)
         again = search(traffic, wanted, q.settings, q.executor, q.tell)
         notes += again.notes + ended_by_clock(q.settings, again.archives)
-        results = [r.with_candidates(a) for r, a in zip(results, again.archives, strict=True)]
-    return replace(state, results=tuple(results), notes=notes, interrupted=found.interrupted)
+        notes += omissions.of_places_for_traffic(len(state.patched))
+        every = [r.with_candidates(a) for r, a in zip(every, again.archives, strict=True)]
+        results, others = every[: len(results)], every[len(results) :]
+    return replace(
+        state,
+        results=tuple(results),
+        of_places=tuple(others),
+        notes=notes,
+        interrupted=found.interrupted,
+    )
 
 
 def merge_front(state: State) -> State:
@@ -69,8 +80,9 @@ def merge_front(state: State) -> State:
     q = state.question
     # What the user's own shardings lead to is a plan like any other.
     given = best_given(state.results[: state.first]) if q.words.said else None
-    front = merge(state.results, q.objectives, q.limits, q.machine.spec, q.graph.name)
-    return replace(state, front=replace(front, original=original_plan(state.results, given)))
+    every = state.every_result
+    front = merge(every, q.objectives, q.limits, q.machine.spec, q.graph.name)
+    return replace(state, front=replace(front, original=original_plan(every, given)))
 
 
 def merge_sent(state: State) -> State:
@@ -81,7 +93,7 @@ def merge_sent(state: State) -> State:
     if not q.settings.merge:
         return state
     front, notes = merge_collectives(
-        state.front, state.results, q.objectives, q.limits, q.machine, q.pairs
+        state.front, state.every_result, q.objectives, q.limits, q.machine, q.pairs
     )
     return replace(state, front=front, notes=state.notes + notes)
 
@@ -93,9 +105,9 @@ def certify_front(state: State) -> State:
     """
     q = state.question
     assert state.front is not None
-    return replace(
-        state, front=certified(state.front, state.schedules, q.machine, q.limits, q.pairs)
-    )
+    made = {id(s): s for r in state.every_result if (s := r.assembled.choices.schedule)}
+    every = [*state.schedules, *(s for s in made.values() if s not in state.schedules)]
+    return replace(state, front=certified(state.front, every, q.machine, q.limits, q.pairs))
 
 
 def certified(

@@ -99,6 +99,23 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
     )
 
 
+def of_places(left: int, mesh: str) -> tuple[str, ...]:
+    """What is said of places of a program that can be computed in several ways, and stay as given
+    in the search on a mesh: they touch too many others, or change the order of the rest."""
+    return _told(
+        left,
+        "place that can be computed in several ways was",
+        "places that can be computed in several ways were",
+        f"left as given on {mesh}",
+    )
+
+
+def of_places_for_traffic(networks: int) -> tuple[str, ...]:
+    """What is said where few bytes and flops are looked for in programs that are many as one."""
+    words = "of the ways to compute places of the program, only those that the search for seconds "
+    return (f"{words}found were searched for few bytes and flops",) if networks else ()
+
+
 def _of_softmaxes(ended: int) -> tuple[str, ...]:
     """What is said of softmaxes of which not all was read: attention may be among them."""
     what = f"of {_count(ended, 'softmax', 'softmaxes')} not all was read that goes into and out of"

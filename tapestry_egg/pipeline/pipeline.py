@@ -23,7 +23,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
-from . import finer, fronts, passes, verify
+from . import finer, fronts, passes, patching, verify
 from .question import read_question
 from .settings import Settings
 from .stages import Stage
@@ -65,7 +65,8 @@ PASSES = (
     Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
     Pass("extract", ("problems",), passes.pose_problems, verify.problems),
     Pass("extract", ("shapes", *NETWORKS, "free"), passes.add_axes, verify.networks),
-    Pass("extract", ("results",), fronts.search_problems, verify.results),
+    Pass("extract", ("patched",), patching.join_patches, verify.patched),
+    Pass("extract", ("results", "of_places"), fronts.search_problems, verify.results),
     Pass(
         "extract",
         ("shapes", *NETWORKS, "results"),

@@ -26,6 +26,7 @@ from .words import Words
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.patched import Patched
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.tracing.trace import Program
 
@@ -80,7 +81,11 @@ class State:
     choices: tuple[UnitChoices, ...] = ()
     free: tuple[UnitChoices, ...] = ()  # of the first form, without what a named mesh asks
     problems: tuple[PlanProblem, ...] = ()
+    # By the number of a network: the problem of all programs that places of its form make.
+    patched: Mapping[int, Patched] = field(default_factory=dict)
     results: tuple[NetworkResult, ...] = ()
+    # What was found of such programs other than the forms, none without a labelling.
+    of_places: tuple[NetworkResult, ...] = ()
     front: Front | None = None
     interrupted: bool = False
     finer: int = 0  # so many of the shapes, the last, have more axes than was asked for
@@ -100,6 +105,11 @@ class State:
             for s in shapes
             if s < asked or f == self.finer_form
         )
+
+    @property
+    def every_result(self) -> tuple[NetworkResult, ...]:
+        """What was found of all programs."""
+        return (*self.results, *self.of_places)
 
     @property
     def first(self) -> int:

@@ -7,6 +7,7 @@ tapestry-egg, told with the entry at fault.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.topology import parts
 
 from .state import State
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.problem import Problem
 
 
 def shapes(state: State) -> None:
@@ -112,23 +116,34 @@ def problems(state: State) -> None:
     no moment outside the program."""
     _holds(len(state.problems) == len(state.networks), "missing", "problems")
     for k, posed in enumerate(state.problems):
-        problem, where = posed.problem, f"problem of {state.at(k)}"
         form, shape = state.networks[k]
         own = posed.choices.mesh == state.shapes[shape]
         own = own and posed.choices.schedule is state.schedules[form]
+        where = f"problem of {state.at(k)}"
         _holds(own, "of another form or mesh", where)
-        for x in problem.variables:
-            _holds(len(x.seconds) == len(x.joules) > 0, f"{x.name} has no rows", where)
-            _holds(bool((x.seconds >= 0).all()), f"{x.name} costs less than nothing", where)
-            for use in x.uses:
-                inside = 0 <= use.start <= use.end <= problem.times
-                _holds(inside and len(use.amount) == len(x), f"{x.name} occupies no moment", where)
-        for p in problem.pairs:
-            names = f"{problem.variables[p.a].name}, {problem.variables[p.b].name}"
-            fits = len(p.label_a) == len(problem.variables[p.a]) and len(p.label_b) == len(
-                problem.variables[p.b]
-            )
-            _holds(fits and p.a != p.b, f"{names}: labels do not fit", where)
+        _is_sound(posed.problem, where)
+
+
+def _is_sound(problem: Problem, where: str) -> None:
+    for x in problem.variables:
+        _holds(len(x.seconds) == len(x.joules) > 0, f"{x.name} has no rows", where)
+        _holds(bool((x.seconds >= 0).all()), f"{x.name} costs less than nothing", where)
+        for use in x.uses:
+            inside = 0 <= use.start <= use.end <= problem.times
+            _holds(inside and len(use.amount) == len(x), f"{x.name} occupies no moment", where)
+    for p in problem.pairs:
+        names = f"{problem.variables[p.a].name}, {problem.variables[p.b].name}"
+        fits = len(p.label_a) == len(problem.variables[p.a]) and len(p.label_b) == len(
+            problem.variables[p.b]
+        )
+        _holds(fits and p.a != p.b, f"{names}: labels do not fit", where)
+
+
+def patched(state: State) -> None:
+    """Problems of all programs are sound, and each is of a network whose form has places."""
+    for k, found in state.patched.items():
+        _holds(state.forms[state.networks[k][0]].patches is not None, "no places", state.at(k))
+        _is_sound(found.problem, f"problem of all programs, {state.at(k)}")
 
 
 def networks(state: State) -> None:
@@ -147,7 +162,7 @@ def searched(state: State) -> None:
 
 def results(state: State) -> None:
     """What a search says of its fastest labelling is what the problem says of it."""
-    for k, result in enumerate(state.results):
+    for k, result in enumerate(state.every_result):
         found = min(result.archive.candidates, key=lambda c: c.costs, default=None)
         if found is None:
             continue
@@ -155,7 +170,7 @@ def results(state: State) -> None:
         said = np.array(found.costs)
         true = np.array([seconds, float(profile.max(initial=0.0)), joules])
         close = bool(np.allclose(said, true, rtol=1e-9, atol=0.0))
-        _holds(close, f"the search says {said}, the problem {true}", f"search of {state.at(k)}")
+        _holds(close, f"the search says {said}, the problem {true}", f"search {k}")
 
 
 def front(state: State) -> None:

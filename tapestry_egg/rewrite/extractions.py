@@ -8,7 +8,7 @@ the others are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -55,12 +55,14 @@ def extractions(
     seconds: Sequence[float],
     known: Sequence[BlockGraph] = (),
     operations: int = OPERATIONS,
+    holds: Callable[[Extraction], bool] | None = None,
     most: int = FORMS,
 ) -> Extracted:
     """The programs that differ from the given one, and from those `known`, in more than views.
 
     Those that replace least come first. As many are made as have `operations` together, and `most`
-    in number.
+    in number. Where something else `holds` some, those are not, nor is any that computes what
+    nothing reads.
     """
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
@@ -69,7 +71,7 @@ def extractions(
     room = min(most, operations // max(1, len(graph.operations)))
     found: list[Extraction] = []
     more = views = looked = 0
-    for pick in choices(_without_twins(terms, catalogue), base, roots):
+    for pick in choices(without_twins(terms, catalogue), base, roots):
         if looked > _LOOKED_AT:
             return Extracted(tuple(found), more, views, False)
         looked += len(graph.operations)
@@ -81,7 +83,9 @@ def extractions(
             views += 1
             continue
         seen.add(key)
-        if len(found) < room:
+        if holds is not None and holds(Extraction(built, pick)):
+            continue
+        if len(found) < room and (holds is None or not wasteful(built)):
             found.append(Extraction(built, pick))
         else:
             more += 1
@@ -137,7 +141,7 @@ def _at(
             yield base, spent, True
 
 
-def _without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple[int, Node]]]:
+def without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple[int, Node]]]:
     """The nodes of every class with their positions, without those that are an earlier one with
     its operands in another order: they run in the same ways at the same costs."""
     out = []
@@ -183,6 +187,24 @@ def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
             value[v] = own if not k else _digest(own, b"%d" % k)
         out.add(own)
     return frozenset(out)
+
+
+def wasteful(built: Rebuilt) -> bool:
+    """Whether new operations compute something of which only slices are read, and not all of it: as
+    where several products are made as one, and one of them is read."""
+    graph = built.graph
+    whole = set(graph.outputs)
+    shares: dict[int, dict[str, int]] = {}
+    for op in graph.operations:
+        if op.kernel == "slice":
+            nbytes = graph.values[op.outputs[0]].nbytes
+            shares.setdefault(op.inputs[0], {})[repr(op.params)] = nbytes
+        else:
+            whole.update(op.inputs)
+    return any(
+        v in built.class_of and v not in whole and sum(parts.values()) < graph.values[v].nbytes
+        for v, parts in shares.items()
+    )
 
 
 def _digest(*parts: bytes) -> bytes:

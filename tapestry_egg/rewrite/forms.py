@@ -26,6 +26,7 @@ from .derivation import derive, digest
 from .explore import BUDGET, Explored, explore, is_wide
 from .extractions import Extraction, extractions
 from .folded_program import Folded, class_weights, fold, unfold
+from .patches import Patches, find_patches
 from .rebuild import Rebuilt, rebuild
 from .requests import Applied
 
@@ -69,6 +70,8 @@ class Form:
     counts: int = 0  # numbers of micro-batches that were left out, told of the first form
     whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
     states: int = 0  # dims of the program's state that were not tried as its batch
+    # The places of it that can be computed in several ways, all of which are searched together.
+    patches: Patches | None = field(default=None, compare=False)
     unseen: bool = False  # whether there are choices among the rules' terms that were not looked at
 
 
@@ -150,15 +153,29 @@ def forms(
     every = [least_seconds(a.signature, target) for a in explored.catalogue]
     known = [small, *(f.graph for f in searched)]
     made = extractions(small, explored.terms, explored.catalogue, every, known, room)
+    patches = None
+    if inner.graph is graph and (made.more or not made.complete):
+        # Too many to search each on its own: together, as ways of the places where they differ.
+
+        def proven(built: Rebuilt) -> bool:
+            return _is_proven(graph, Form(built.graph, built.rules), rules)
+
+        patches = find_patches(graph, explored.terms, explored.catalogue, every, proven, room)
+        if patches:
+            held = patches.holds
+            made = extractions(small, explored.terms, explored.catalogue, every, known, room, held)
     offered = [_extra(inner, explored, e, saturated) for e in made.found]
     extra = [f for f in offered if _is_proven(graph, f, rules)]
+    # Where all forms were looked at, these are among them.
+    beside = patches.left if patches and not made.complete else 0
     told = replace(
         given_form,
-        others=inner.others + made.more + len(offered) - len(extra),
+        others=inner.others + made.more + len(offered) - len(extra) + beside,
         slight=inner.slight,
         untried=inner.untried if made.complete else given_form.untried,
         views=made.views,
         unseen=not made.complete,
+        patches=patches if patches else None,
     )
     return (told, *searched, *extra)
 

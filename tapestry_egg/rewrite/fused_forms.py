@@ -119,7 +119,7 @@ def _with_streams(
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
         return (*found, *_lean(found, fused), *extra), fused
     found = find(streamed)
-    given = replace(found[0], graph=graph, rules=(), steps=())
+    given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
     made = [
         replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in found[1:]
     ]

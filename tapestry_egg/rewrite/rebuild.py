@@ -7,8 +7,8 @@ before the first that reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 
@@ -22,10 +22,11 @@ _Source = tuple[str, int]
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A graph, and the rules that made what is new in it."""
+    """A graph, the rules that made what is new in it, and of every new value its class."""
 
     graph: BlockGraph
     rules: tuple[str, ...]
+    class_of: Mapping[int, int] = field(default_factory=dict)
 
 
 def rebuild(
@@ -49,7 +50,8 @@ def rebuild(
         outputs=tuple(builder.read(s) for s in roots),
     )
     verify_graph(built)
-    return Rebuilt(built, tuple(sorted(builder.rules)))
+    made = {v: c for c, v in builder.built.items()}
+    return Rebuilt(built, tuple(sorted(builder.rules)), made)
 
 
 class Builder:

@@ -32,20 +32,30 @@ class Encoding:
 
 def encode(program: FlatProgram, mesh: MeshShape) -> Encoding:
     """Number the signatures of a flat program and write its facts for one mesh shape."""
+    return encode_together((program,), mesh)[0]
+
+
+def encode_together(programs: Sequence[FlatProgram], mesh: MeshShape) -> list[Encoding]:
+    """The same for several programs: all have the facts and numbers of the signatures of all."""
     numbers: dict[OperationSignature, SignatureId] = {}
     by_identity: dict[int, SignatureId] = {}
-    signature_of = []
-    for instance in program.instances:
-        key = id(instance.signature)
-        if key not in by_identity:
-            by_identity[key] = numbers.setdefault(instance.signature, SignatureId(len(numbers)))
-        signature_of.append(by_identity[key])
+    signature_of: list[list[SignatureId]] = []
+    for program in programs:
+        signature_of.append([])
+        for instance in program.instances:
+            key = id(instance.signature)
+            if key not in by_identity:
+                by_identity[key] = numbers.setdefault(instance.signature, SignatureId(len(numbers)))
+            signature_of[-1].append(by_identity[key])
     signatures = tuple(numbers)
     ranks = sorted({t.rank for s in signatures for t in (*s.input_types, *s.output_types)} | {0})
     monoids = _reachable_monoids(signatures)
     algebra = LayoutAlgebra(mesh, tuple(ranks), tuple(sorted(monoids)))
     facts = all_facts(algebra, signatures)
-    return Encoding(program, algebra, signatures, tuple(signature_of), facts)
+    return [
+        Encoding(program, algebra, signatures, tuple(own), facts)
+        for program, own in zip(programs, signature_of, strict=True)
+    ]
 
 
 def all_facts(
