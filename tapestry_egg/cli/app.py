@@ -377,9 +377,10 @@ def problem(
     `python -m tapestry_egg.extract`, which needs no program. Prints their paths.
     """
     from tapestry_egg.files.files import load
-    from tapestry_egg.pipeline.saved_problems import problems_of, save_problem
     from tapestry_egg.progress import reporter
     from tapestry_egg.tracing.trace import Program
+
+    from .saved_problems import problems_of, save_problem
 
     host_only()
     with reporter(quiet=quiet) as on_progress:

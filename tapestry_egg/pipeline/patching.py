@@ -1,7 +1,7 @@
 """Patching: networks of all programs that the places of a form make together.
 
 What a pass makes of every form is made here of each program that has one place computed in another
-way; `extract/problem/patched.py` makes one problem of these. What a search finds in it is a
+way; `extract/places/patched.py` makes one problem of these. What a search finds in it is a
 labelling of a program of its own, which is made when it is found.
 """
 
@@ -15,15 +15,15 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.problem.axis import Names
+from tapestry_egg.extract.places.axis import Names
 from tapestry_egg.extract.problem.boundary import restrict
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.graph.ids import SignatureId
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.progress import Phase
+from tapestry_egg.rewrite.extractions import Patches
 from tapestry_egg.rewrite.operand_rounding import rounded
-from tapestry_egg.rewrite.patches import Patches
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import Encoding, encode_together
 from tapestry_egg.shard.strategies import Saturated, saturate
@@ -33,8 +33,8 @@ from . import omissions
 from .state import Question, State
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.places.patched import Patched, Ways
     from tapestry_egg.extract.problem.assemble import PlanProblem, Weights
-    from tapestry_egg.extract.problem.patched import Patched, Ways
     from tapestry_egg.extract.problem.problem import Ints
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def join_patches(state: State) -> State:
     """For every network of a form with places that can be computed in several ways, one problem of
     all programs that these make together."""
-    from tapestry_egg.extract.problem.patched import patched
+    from tapestry_egg.extract.places.patched import patched
 
     q = state.question
     found: dict[int, Patched] = {}

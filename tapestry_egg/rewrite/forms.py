@@ -24,9 +24,8 @@ from tapestry_egg.work import Work
 from .choose import as_written, bypass, choose
 from .derivation import derive, digest
 from .explore import BUDGET, Explored, explore, is_wide
-from .extractions import Extraction, extractions
+from .extractions import Extraction, Patches, extractions, find_patches
 from .folded_program import Folded, class_weights, fold, unfold
-from .patches import Patches, find_patches
 from .rebuild import Rebuilt, rebuild
 from .requests import Applied
 

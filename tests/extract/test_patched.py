@@ -23,17 +23,17 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.problem.axis import Names
+from tapestry_egg.extract.places.axis import Names
+from tapestry_egg.extract.places.patched import Patched, patched
 from tapestry_egg.extract.problem.boundary import Fixed
-from tapestry_egg.extract.problem.patched import Patched, patched
 from tapestry_egg.extract.problem.pins import Pin
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite.explore import explore
+from tapestry_egg.rewrite.extractions import Patches, find_patches
 from tapestry_egg.rewrite.forms import Form, _is_proven
-from tapestry_egg.rewrite.patches import Patches, find_patches
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, load_books
 from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled

@@ -15,8 +15,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Span, Use, Variable
+
 from .axis import Key
-from .problem import Floats, Ints, Pair, Span, Use, Variable
 
 # Joining stops where there are more rows than this, before or after those that are beaten are gone:
 # then the variables stay apart. No measurement of these is kept.

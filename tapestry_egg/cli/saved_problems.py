@@ -16,13 +16,13 @@ from tapestry_egg.atomic import write_atomic
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
 from tapestry_egg.machine.objectives import OBJECTIVES
+from tapestry_egg.pipeline.patching import whole
+from tapestry_egg.pipeline.pipeline import PASSES, run_passes
+from tapestry_egg.pipeline.question import read_question
+from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.pipeline.state import State
 from tapestry_egg.progress import Progress
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
-
-from .pipeline import PASSES, run_passes
-from .question import read_question
-from .settings import Settings
-from .state import State
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
@@ -53,7 +53,7 @@ def problems_of(
     )
     until = max(k for k, each in enumerate(PASSES) if "problems" in each.makes)
     done, _ = run_passes(State(question), PASSES[: until + 1])
-    for k, posed in enumerate(done.problems):
+    for k, posed in enumerate(whole(done.problems, done.patched)):
         yield done.at(k), posed.problem
 
 

@@ -20,12 +20,21 @@ from math import prod
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.problem.assemble import PlanProblem
+from tapestry_egg.extract.problem.problem import (
+    Floats,
+    Ints,
+    Pair,
+    Problem,
+    Span,
+    Use,
+    Variable,
+    merge_parallel,
+)
+from tapestry_egg.extract.problem.timeline import Timeline
 
-from .assemble import PlanProblem
 from .axis import Axis, Names, axis_of
 from .joined_ways import joined, together
-from .problem import Floats, Ints, Pair, Problem, Span, Use, Variable, merge_parallel
-from .timeline import Timeline
 
 Ways = tuple[int, ...]  # of every place the number of the way that computes it
 Key = int  # of a variable: what its unit, or its value, is

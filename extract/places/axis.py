@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tapestry_egg.extract.problem.assemble import PlanProblem
+from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.schedule.schedules import Schedule
-
-from .assemble import PlanProblem
-from .timeline import Timeline
 
 Key = int
 
