@@ -65,8 +65,8 @@ PASSES = (
     Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
     Pass("extract", ("problems",), passes.pose_problems, verify.problems),
     Pass("extract", ("shapes", *NETWORKS, "free"), passes.add_axes, verify.networks),
-    Pass("extract", ("patched",), patching.join_patches, verify.patched),
-    Pass("extract", ("results", "of_places"), fronts.search_problems, verify.results),
+    Pass("extract", ("problems",), patching.join_patches, verify.patched),
+    Pass("extract", ("results",), fronts.search_problems, verify.results),
     Pass(
         "extract",
         ("shapes", *NETWORKS, "results"),
