@@ -347,7 +347,7 @@ SLOW = {
     "sort_gather_fft",
     "while_loops_under_vmap",
 }
-LONG = {"lstm"}
+LONG = {"convolutions", "lstm"}
 
 
 def marked(name: str, slow: set[str], long: set[str]) -> Any:

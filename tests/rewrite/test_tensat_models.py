@@ -64,7 +64,7 @@ def outputs(fn: Callable[..., Any], *args: Any) -> list[np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in tensat.NAMES],
+    [pytest.param(n, marks=[pytest.mark.long] * (n in SLOW)) for n in tensat.NAMES],
 )
 def test_their_forms_cost_less_and_give_the_same_numbers(name: str) -> None:
     network = tensat.network(name, "small")
