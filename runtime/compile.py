@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +16,10 @@ from tapestry_egg.errors import PlanError, TargetError
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.lower.host_calls import Caller
+from tapestry_egg.runtime.lower.kernels import GPUS
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
@@ -271,7 +274,7 @@ class CompiledPlan:
             donate_argnums=numbers or None,
             donate_argnames=keywords or None,
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
-            compiler_options=_compiler_options(self.mesh),
+            compiler_options=compiler_options(self.plan, self.mesh.devices.flat[0].platform),
         )
         _compute_constants(graph)  # on a device that is there: the mesh may only be described
         with jax.set_mesh(self.mesh):
@@ -347,14 +350,36 @@ def caller_of(mesh: Mesh) -> Caller:
     return Caller(first[min(owners)], tuple(first.values()))
 
 
-def _compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """What the compiler must leave alone for the plan to be carried out.
+#: Payloads up to which a compiler may make one collective of several that no plan merges: they
+#: save launches, and what waits for them is small.
+_FREELY_MERGED = 1 << 17
+
+
+def compiler_options(plan: Plan, platform: str) -> dict[str, str] | None:
+    """What a platform's compiler must leave alone for a plan to be carried out.
 
     XLA for CPU drops optimization barriers before its last merging of equal operations, which
-    would turn a second gather (made to save memory) back into the first.
+    would turn a second gather (made to save memory) back into the first. XLA for GPUs makes one
+    collective of any that do not wait for each other, up to 30 MiB: what enters and leaves a small
+    one then stays as long as a large one's. It does so where the plan does. And it would copy what
+    enters one sum of several into one array, and what leaves it out of it.
     """
-    if mesh.devices.flat[0].platform == "cpu":
+    if platform == "cpu":
         return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    if platform in GPUS:
+        together: Counter[tuple[str, int]] = Counter()
+        for c in planned_collectives(plan):
+            if c.merged:
+                together[c.kind, c.merged] += c.payload_bytes
+        most = {
+            kind: max((n for (k, _), n in together.items() if k == kind), default=0)
+            for kind in ("all_reduce", "reduce_scatter", "all_gather")
+        }
+        thresholds = {
+            f"xla_gpu_{kind}_combine_threshold_bytes": str(max(n, _FREELY_MERGED))
+            for kind, n in most.items()
+        }
+        return thresholds
     return None
 
 
