@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -27,10 +27,28 @@ _JUST = 0.02
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """What the searches of one network found: candidates by true costs, cuts on seconds."""
+    """What the searches of one network found: candidates by true costs, cuts on seconds; and those
+    of which the search says that they are best where collectives are merged, by such costs. Cuts
+    hold for these, too."""
 
     assembled: PlanProblem
     archive: Archive
+    merging: tuple[Candidate, ...] = ()
+
+    proven: bool = True  # for plans that merge, too
+
+    @classmethod
+    def of(cls, assembled: PlanProblem, archive: Archive, merged: Archive | None) -> NetworkResult:
+        """What searches found of plans that merge nothing and, if there are, of `merged` ones: what
+        is proven of those holds for all."""
+        if merged is None:
+            return cls(
+                assembled, archive, proven=assembled.merging is None and not assembled.unmerged
+            )
+        both = replace(archive, candidates=[*archive.candidates], cuts=merged.cuts)
+        for c in merged.apart:
+            both.add(c)
+        return cls(assembled, both, tuple(merged.corners()))
 
     def with_candidates(self, archive: Archive) -> NetworkResult:
         """Take in what a search of the same rows for other objectives found."""
@@ -39,7 +57,7 @@ class NetworkResult:
             seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
             peak = float(profile.max(initial=0.0))
             candidates.append(Candidate(found.rows, seconds, peak, joules))
-        return NetworkResult(self.assembled, Archive(candidates, self.archive.cuts))
+        return replace(self, archive=Archive(candidates, self.archive.cuts))
 
 
 def merge(

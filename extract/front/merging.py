@@ -3,7 +3,8 @@
 Collectives of one kind over the same devices that need not wait for each other can be one: all pay
 their bytes, and one its latency. What they are made of then waits for the last of it, and what
 reads them comes later, so a plan gets faster and may hold more. This is done with finished plans:
-the search prices every collective on its own.
+the search tells which ones are worth it, and bounds what any of them may take
+(`extract/seconds/merging.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tapestry_egg.extract.certify.moves import Move
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.search.archive import Candidate, shown
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
@@ -37,7 +39,8 @@ from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
-from .merge import NetworkResult, bounded_plan, epsilon
+from .merge import NetworkResult, bounded_plan, epsilon, least_seconds
+from .plans import settled
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 _LEAST = 0.01
@@ -61,16 +64,26 @@ def merge_collectives(
     """The front with those plans as well that merge collectives, where that saves a share worth a
     point; and what is to be said of it.
 
-    A merged plan's bound is that of the plan that it was made of, less what merging saves: nothing
-    that was searched is faster, of what holds no more than that plan and of which merging saves no
-    more.
+    A merged plan's bound is the least that any plan takes which, before its collectives are merged
+    in whatever way, holds no more than this one does before or after. Where collectives run beside
+    kernels, and where too many may be merged, it is the plan's own bound before, less what merging
+    saves.
     """
     grounds: dict[int, Ground] = {}
+    own = machine.slowdown is not None or not all(r.proven for r in results)
 
     def mergeable(plan: Plan) -> _Candidates | None:
         if id(plan.graph) not in grounds:
             grounds[id(plan.graph)] = Ground(plan_schedule(plan.body, feedback), machine)
         return _candidates(plan, grounds[id(plan.graph)])
+
+    def merged(
+        plan: Plan, candidates: _Candidates, told: Sequence[tuple[Merged, ...]] = ()
+    ) -> list[Plan]:
+        found = _merged(plan, candidates, feedback, told)
+        if own:
+            return found
+        return [replace(p, bound=_bound(results, plan, p)) for p in found]
 
     found = [(c.most_saved() / p.costs.seconds, p, c) for p in front.plans if (c := mergeable(p))]
     made: list[Plan] = []
@@ -80,18 +93,19 @@ def merge_collectives(
         if made and tries > _MOST:
             left += 1
         else:
-            made += _merged(plan, candidates, feedback)
+            made += merged(plan, candidates)
     # What merging may bring to the front besides: plans of which others are a little better.
     here = {(p.mesh, p.costs) for p in front.plans}
-    near = _behind(front, results) if found else []
+    near = _behind(front, results)
     for k, (assembled, candidate) in enumerate(near):
         tries += (1 + len(_WAYS)) * len(assembled.choices.schedule.program.instances)
         if tries > _MOST:
             left += len(near) - k
             break
         plan = bounded_plan(results, assembled, candidate, objectives)
-        if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
-            made += _merged(plan, one, feedback)
+        told = _told(assembled, candidate)
+        if (told or (plan.mesh, plan.costs) not in here) and (one := mergeable(plan)) is not None:
+            made += merged(plan, one, told)
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     notes: tuple[str, ...] = ()
     if left:
@@ -103,16 +117,15 @@ def merge_collectives(
         return front, notes
     points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
     proven = min(front.epsilon, epsilon([r.archive for r in results], points))
-    note = (
-        f"in {len(mine)} of {len(plans)} plans collectives are merged, after the search: a bound "
-        "there is the plan's own before, less what merging saves"
-    )
+    note = f"in {len(mine)} of {len(plans)} plans collectives are merged"
+    if own:
+        note += ": a bound there is the plan's own before, less what merging saves"
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
 
 
 def _behind(front: Front, results: Sequence[NetworkResult]) -> list[tuple[PlanProblem, Candidate]]:
-    """Every candidate of the searches, those first that are slower by the least share than what the
-    front has of no larger peak."""
+    """Candidates of the searches: those first that searches found for plans that merge, in turn
+    those that are slower by the least share than what the front has of no larger peak."""
     seconds = np.array([p.costs.seconds for p in front.plans])
     peaks = np.array([p.costs.peak_bytes for p in front.plans])
 
@@ -120,8 +133,43 @@ def _behind(front: Front, results: Sequence[NetworkResult]) -> list[tuple[PlanPr
         rivals = seconds[peaks <= candidate.peak * (1 + 1e-9)]
         return candidate.seconds / float(rivals.min()) if len(rivals) else 1.0
 
-    every = [(r.assembled, c) for r in results for c in r.archive.candidates]
-    return sorted(every, key=lambda x: (slower(x[1]), x[1].costs))
+    def apart(assembled: PlanProblem, c: Candidate) -> Candidate:
+        taken, joules, _ = assembled.problem.evaluate(c.rows)
+        return Candidate(c.rows, taken, c.peak, joules)
+
+    first = [(r.assembled, c) for r in results for c in r.merging]
+    first = [first[k] for k in shown(np.array([c.costs for _, c in first]).reshape(-1, 3))]
+    first = sorted(first, key=lambda x: (slower(x[1]), x[1].costs))
+    rest = [(r.assembled, c) for r in results for c in r.archive.candidates]
+    rest = sorted(rest, key=lambda x: (slower(x[1]), x[1].costs))
+    return [(a, apart(a, c)) for a, c in first] + rest
+
+
+def _told(assembled: PlanProblem, candidate: Candidate) -> list[tuple[Merged, ...]]:
+    """What the search would merge of a candidate: what raises no peak, and all that can be."""
+    problem = assembled.merging
+    if problem is None or problem.merging is None:
+        return []
+    rows = settled(assembled, candidate.rows)
+    made, profile = problem.made(rows), assembled.problem.evaluate(rows)[2]
+    program = assembled.choices.schedule.program
+    local = {v: k for k, v in enumerate(program.bodies[0].values)}
+    copies = [(local[FlatId(v)], layout) for v, layout in assembled.copies]
+    found = [
+        problem.merging.grouped(made, profile, limit).groups
+        for limit in (float(profile.max(initial=0.0)), np.inf)
+    ]
+    return [tuple(tuple(copies[e] for e in group) for group in groups) for groups in found]
+
+
+def _bound(results: Sequence[NetworkResult], plan: Plan, merged: Plan) -> float:
+    """Seconds that any plan takes at least, merged in whatever way, of those that hold no more
+    before than a plan does before or after it was merged."""
+    peak = max(plan.costs.peak_bytes, merged.costs.peak_bytes)
+    least = least_seconds(results, float(peak), merged.costs.joules)
+    if least > merged.costs.seconds * (1 + 1e-6):
+        raise ExtractError(f"a bound of {least:.9g} s for a plan of {merged.costs.seconds:.9g} s")
+    return min(least, merged.costs.seconds)
 
 
 def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> list[Plan]:
@@ -145,9 +193,21 @@ def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
     return found if found.most_saved() >= _LEAST * plan.costs.seconds else None
 
 
-def _merged(plan: Plan, found: _Candidates, feedback: Mapping[int, int]) -> list[Plan]:
-    """The ways that are tried to merge a plan's collectives, but for those that save too little."""
+def _merged(
+    plan: Plan,
+    found: _Candidates,
+    feedback: Mapping[int, int],
+    told: Sequence[tuple[Merged, ...]] = (),
+) -> list[Plan]:
+    """The ways that are tried to merge a plan's collectives, but for those that save too little:
+    first those that the search has `told`, and others where these cannot be."""
     made: list[Plan] = []
+    for groups in dict.fromkeys(told):
+        one = _made(plan, groups, found.walk.ground, feedback) if groups else None
+        if one is not None and one.costs.seconds <= (1.0 - _LEAST) * plan.costs.seconds:
+            made.append(one)
+    if made:
+        return made
     for groups in dict.fromkeys(found.groups(part, gathers) for part, gathers in _WAYS):
         one = _made(plan, groups, found.walk.ground, feedback) if groups else None
         if one is not None and one.costs.seconds <= (1.0 - _LEAST) * plan.costs.seconds:

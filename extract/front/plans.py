@@ -22,7 +22,7 @@ from tapestry_egg.schedule.order import read_position
 def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: float) -> Plan:
     """The executable plan of one labelling, with its predicted costs and its bound in seconds."""
     choices = assembled.choices
-    rows = _settled(assembled, candidate.rows)
+    rows = settled(assembled, candidate.rows)
     seconds, joules, profile = assembled.problem.evaluate(rows)
     builder = _Builder(assembled, rows)
     plan = Plan(
@@ -47,7 +47,7 @@ def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: fl
     return replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
 
 
-def _settled(assembled: PlanProblem, rows: Ints) -> Ints:
+def settled(assembled: PlanProblem, rows: Ints) -> Ints:
     """The same labelling with no copy kept longer than to the last reader that takes it."""
     rows = rows.copy()
     for value in assembled.sharing:

@@ -13,7 +13,7 @@ after the first.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ from tapestry_egg.graph.layout import Layout
 from .columns import Columns, Wanted
 from .copies import CopyTable
 from .memory import Memory
+from .mergeable import MergingBuilder
 from .once import Once
-from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
+from .problem import Floats, Ints, Pair, Problem, Sent, Variable, label, merge_parallel
 from .spans import Spans
 from .unit_choices import UnitChoices
 
@@ -82,6 +83,10 @@ class PlanProblem:
     sharing: tuple[Sharing, ...]
     fewer_endings: int = 0
     fewer_copies: int = 0
+    #: The same problem for plans whose collectives may be merged: less seconds and joules for some.
+    merging: Problem | None = None
+    copies: tuple[tuple[int, Layout], ...] = ()  # value and layout of each that may be merged
+    unmerged: bool = False  # more may be merged than is told
 
 
 def assemble(
@@ -117,6 +122,9 @@ class _Assembler:
         # Bytes and flops are additive, whatever runs beside what.
         slowdown = choices.target.slowdown if weights == Weights() else None
         self.spans = None if slowdown is None else Spans(self.columns, slowdown)
+        self.merging: MergingBuilder | None = None
+        if weights == Weights() and slowdown is None and choices.target.combiner is not None:
+            self.merging = MergingBuilder(self.columns, self.memory)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
@@ -147,6 +155,7 @@ class _Assembler:
         if self.spans is not None:
             variables, pairs, timeline = self.spans.placed(variables, pairs)
         problem = Problem(variables, pairs, times, timeline)
+        merging = None if self.merging is None else self.merging.built()
         return PlanProblem(
             problem,
             self.choices,
@@ -154,6 +163,9 @@ class _Assembler:
             tuple(self.sharing),
             self.fewer_endings,
             self.fewer_copies,
+            None if merging is None else replace(problem, merging=merging),
+            () if self.merging is None else tuple(self.merging.copies),
+            self.merging is not None and self.merging.too_many,
         )
 
     # Units
@@ -190,9 +202,12 @@ class _Assembler:
             spans = self.spans.of_unit(u, rows, weight, base)
             if shared is not None:
                 spans += self.spans.of_kept(shared, holding.have, holding.copy)
+        sent: tuple[Sent, ...] = ()
+        if self.merging is not None and shared is not None:
+            sent = self.merging.of_kept(shared, holding.have, holding.copy)
         self.unit_row.append(base)
         name = f"unit {u} {root.signature.kernel}"
-        self.variables.append(Variable(name, seconds, energy, tuple(uses), tuple(spans)))
+        self.variables.append(Variable(name, seconds, energy, tuple(uses), tuple(spans), sent))
 
     def _separate(self, v: int) -> None:
         """A variable of its own for a shared value, tied to its producer by the produced layout."""
@@ -204,7 +219,8 @@ class _Assembler:
         seconds, energy = self._keeping(v, variable, holding)
         uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
         spans = self.spans.of_kept(v, holding.have, holding.copy) if self.spans else []
-        self.variables.append(Variable(f"value {v}", seconds, energy, uses, tuple(spans)))
+        sent = self.merging.of_kept(v, holding.have, holding.copy) if self.merging else ()
+        self.variables.append(Variable(f"value {v}", seconds, energy, uses, tuple(spans), sent))
         rows = self.unit_row[u]
 
         def agreement() -> tuple[Ints, Floats, Floats]:
@@ -370,8 +386,9 @@ class _Assembler:
         seconds, energy = self.once(costs, "read", table, have, kept, wanted, weight)
         uses = self.memory.read(reader, v, have, kept, holds, wanted)
         spans = self.spans.of_read(reader, v, have, kept, wanted) if self.spans else []
+        sent = self.merging.of_read(reader, v, have, kept, wanted) if self.merging else ()
         self.pairs.append(
-            Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
+            Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans), sent)
         )
 
     def _price(self, table: CopyTable) -> Floats:

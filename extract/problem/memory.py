@@ -137,6 +137,17 @@ class Memory:
                 uses.append(Use(max(begin, at + 1, self._read_before(reader, v)), end, gone))
         return _occupied(uses)
 
+    def copied(self, v: int, readers: Sequence[int]) -> tuple[int, int, int]:
+        """When a value is there, before when it may be in memory where a copy is made for some
+        readers in their turn, and when that copy is made."""
+        made = self.lives.made[v] + 1
+        read = min(self.lives.reads_at[r, v] for r in readers)
+        if not self._passing(v):
+            return made, self.times, read
+        if len(readers) == 1 and self._reads_last(readers[0], v):
+            return made, max(read + 1, self._read_before(readers[0], v)), read
+        return made, self._span(v)[1], read
+
     def first(self, v: int) -> int:
         """The tick of the first copy that could be made of a value."""
         producer = self.schedule.producer[v]

@@ -5,7 +5,8 @@ profile over time. Rows of a variable are grouped by *label* per pair, so that a
 small as what the pair can tell apart. A finite `seconds` table entry is a legal combination.
 
 Where collectives run beside kernels, seconds are not additive but a longest path over events; the
-`spans` of variables and pairs then say to which events their seconds belong.
+`spans` of variables and pairs then say to which events their seconds belong. Where collectives may
+be made into one, the `sent` of variables and pairs say which they make.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.seconds.merging import Merging
+from tapestry_egg.extract.seconds.timeline import Timeline
+
 from .once import Once
-from .timeline import Timeline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,6 +48,15 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Collectives that may be made together with others: row (or pair of labels) x makes number
+    `events[which[x]]` of `Merging`, and none where `which` is the number of `events`."""
+
+    events: Ints  # [ways]
+    which: Ints  # [rows] or [labels of a, labels of b]
+
+
+@dataclass(frozen=True)
 class Variable:
     """One choice to make; all arrays have one entry per row."""
 
@@ -53,6 +65,7 @@ class Variable:
     joules: Floats  # [rows], of all devices
     uses: tuple[Use, ...] = ()
     spans: tuple[Span, ...] = ()  # what `seconds` are made of, where there is a timeline
+    sent: tuple[Sent, ...] = ()
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -70,20 +83,32 @@ class Pair:
     joules: Floats  # [labels of a, labels of b], of all devices
     uses: tuple[Use, ...] = ()  # amounts shaped like `seconds`
     spans: tuple[Span, ...] = ()  # shaped like `seconds`, and what they are made of
+    sent: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True)
 class Problem:
     """Variables and pairs, and at how many times memory is counted; without a `timeline` seconds
-    are additive."""
+    are additive, but for what `merging` saves, where there is that."""
 
     variables: tuple[Variable, ...]
     pairs: tuple[Pair, ...]
     times: int
     timeline: Timeline | None = None
+    merging: Merging | None = None
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
-        """(seconds, joules, bytes at each time) of one row per variable."""
+        """(seconds, joules, bytes at each time) of one row per variable, with as many collectives
+        merged as raise no peak."""
+        seconds, joules, profile = self.evaluate_apart(rows)
+        if self.merging is not None and np.isfinite(seconds):
+            made = self.made(rows)
+            seconds -= self.merging.grouped(made, profile, float(profile.max(initial=0.0))).seconds
+            joules += float(self.merging.joules[made].sum())
+        return seconds, joules, profile
+
+    def evaluate_apart(self, rows: Ints) -> tuple[float, float, Floats]:
+        """The same, where no collectives are made into one."""
         f = self._flat
         pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
         pair += f.label_b[f.b_start + rows[f.pair_b]]
@@ -107,6 +132,16 @@ class Problem:
         pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
         pair += f.label_b[f.b_start + rows[f.pair_b]]
         return f.lengths(rows, pair, len(self.timeline))
+
+    def made(self, rows: Ints) -> Ints:
+        """The collectives that may be made with others, of one row per variable, by number."""
+        f = self._flat
+        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
+        pair += f.label_b[f.b_start + rows[f.pair_b]]
+        own = f.which[f.which_start + rows[f.sent_of]]
+        shared = f.pair_which[f.pair_which_start + pair[f.pair_sent_of]]
+        numbers = f.sent_event[f.sent_event_start + np.concatenate((own, shared))]
+        return numbers[numbers >= 0]
 
     def serial(self, rows: Ints) -> float:
         """The sum of all seconds of one row per variable, as if nothing ran beside anything."""
@@ -160,6 +195,14 @@ class _Flat:
         self.pair_span_of = np.array([i for i, _ in pair_spans], dtype=np.int64)
         self.pair_span_amount, self.pair_span_start = pooled([s.amount for _, s in pair_spans])
         self.event = np.array([s.event for _, s in (*spans, *pair_spans)], dtype=np.int64)
+        sent = [(i, s) for i, v in enumerate(variables) for s in v.sent]
+        pair_sent = [(i, s) for i, p in enumerate(pairs) for s in p.sent]
+        self.sent_of = np.array([i for i, _ in sent], dtype=np.int64)
+        self.which, self.which_start = pooled([s.which for _, s in sent])
+        self.pair_sent_of = np.array([i for i, _ in pair_sent], dtype=np.int64)
+        self.pair_which, self.pair_which_start = pooled([s.which for _, s in pair_sent])
+        every = [np.append(s.events, -1) for _, s in (*sent, *pair_sent)]
+        self.sent_event, self.sent_event_start = pooled(every)
 
     def lengths(self, rows: Ints, pair: Ints, events: int) -> Floats:
         """Seconds of every event, for one row per variable and one entry per pair."""
@@ -218,7 +261,7 @@ def _merged(a: int, b: int, group: Sequence[Pair], once: Once) -> Pair:
     label_a, rows_a = once(lambda: combine(labels_a), "combined", labels_a)
     label_b, rows_b = once(lambda: combine(labels_b), "combined", labels_b)
 
-    def spread(k: int, table: Floats) -> Floats:
+    def spread(k: int, table: NDArray[Any]) -> NDArray[Any]:
         return once(lambda: table[np.ix_(rows_a[k], rows_b[k])], "at", table, rows_a[k], rows_b[k])
 
     def total(tables: tuple[Floats, ...]) -> Floats:
@@ -231,15 +274,18 @@ def _merged(a: int, b: int, group: Sequence[Pair], once: Once) -> Pair:
         for use in p.uses
     ]
     spans = [Span(x.event, spread(k, x.amount)) for k, p in enumerate(turned) for x in p.spans]
+    sent = [Sent(x.events, spread(k, x.which)) for k, p in enumerate(turned) for x in p.sent]
     seconds = total(tuple(p.seconds for p in turned))
     energy = total(tuple(p.joules for p in turned))
-    return Pair(a, b, label_a, label_b, seconds, energy, tuple(uses), tuple(spans))
+    return Pair(a, b, label_a, label_b, seconds, energy, tuple(uses), tuple(spans), tuple(sent))
 
 
 def _transposed(p: Pair, once: Once) -> Pair:
-    def turn(table: Floats) -> Floats:
+    def turn(table: NDArray[Any]) -> NDArray[Any]:
         return once(lambda: np.ascontiguousarray(table.T), "turned", table)
 
     uses = tuple(Use(u.start, u.end, turn(u.amount)) for u in p.uses)
     spans = tuple(Span(x.event, turn(x.amount)) for x in p.spans)
-    return Pair(p.b, p.a, p.label_b, p.label_a, turn(p.seconds), turn(p.joules), uses, spans)
+    sent = tuple(Sent(x.events, turn(x.which)) for x in p.sent)
+    costs = turn(p.seconds), turn(p.joules)
+    return Pair(p.b, p.a, p.label_b, p.label_a, *costs, uses, spans, sent)

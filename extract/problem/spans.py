@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tapestry_egg.extract.seconds.timeline import Events, Timeline
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.schedule.issue_places import IssuePlaces, Window
 
@@ -19,7 +20,6 @@ from .columns import Columns, Wanted
 from .copies import CopyTable
 from .joiner import UnitRows
 from .problem import Floats, Ints, Pair, Span, Variable
-from .timeline import Events, Timeline
 
 Parts = tuple[Floats, Floats, Floats]  # seconds of combining, of other sending, within the device
 

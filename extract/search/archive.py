@@ -38,7 +38,8 @@ class Archive:
     `by_clock`, so that another one may find something else. `unsettled` are limits on the peak for
     which a solver of integer programs was ended before it had proven what is wanted. Another search
     can go on from its `places`: prices, and the cuts that they proved. `spent` is what the search
-    did, in units of `Work`."""
+    did, in units of `Work`. Where collectives may be merged, costs are of plans that do so; `apart`
+    are the candidates that no other dominates where none are."""
 
     candidates: list[Candidate] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
@@ -46,21 +47,23 @@ class Archive:
     unsettled: tuple[float, ...] = ()
     places: list[tuple[Cut, Prices]] = field(default_factory=list)
     spent: float = 0.0
+    apart: list[Candidate] = field(default_factory=list)
 
     def add(self, new: Candidate) -> bool:
         """Keep a candidate unless another is as good in everything; drop what it dominates."""
-        if not np.isfinite(new.seconds):
-            return False
-        if any(_covers(old.costs, new.costs) for old in self.candidates):
-            return False
-        self.candidates = [c for c in self.candidates if not _covers(new.costs, c.costs)]
-        self.candidates.append(new)
-        return True
+        self.candidates, added = _with(self.candidates, new)
+        return added
+
+    def add_apart(self, new: Candidate) -> None:
+        """The same for costs of plans that merge nothing."""
+        self.apart, _ = _with(self.apart, new)
 
     def join(self, other: Archive) -> None:
         """Take in what another search of the same problem has found and proved."""
         for candidate in other.candidates:
             self.add(candidate)
+        for candidate in other.apart:
+            self.add_apart(candidate)
         mine = set(self.cuts)
         self.cuts += [cut for cut in other.cuts if cut not in mine]
         self.by_clock |= other.by_clock
@@ -106,6 +109,13 @@ def shown(costs: Floats) -> list[int]:
             alive &= ~(worse & better)
             alive[0] = True  # the best in the first objective
     return [i for i, here in zip(kept, alive, strict=True) if here]
+
+
+def _with(known: list[Candidate], new: Candidate) -> tuple[list[Candidate], bool]:
+    """The candidates that no other dominates with a new one, and whether it is among them."""
+    if not np.isfinite(new.seconds) or any(_covers(old.costs, new.costs) for old in known):
+        return known, False
+    return [*(c for c in known if not _covers(new.costs, c.costs)), new], True
 
 
 def _covers(a: tuple[float, ...], b: tuple[float, ...]) -> bool:

@@ -41,7 +41,7 @@ Messages = list[tuple[Floats, Floats]]  # per kind of pair: to first variables a
 class Prices:
     """What a joule and a byte at each time cost, in seconds, and what a second does: nothing where
     only bytes count. `events` are the shares of a second of each event of the timeline, where there
-    is one."""
+    is one, or of each collective that may be merged: there none is nothing."""
 
     joule: float
     bytes: Floats  # [times]
@@ -156,6 +156,7 @@ class Dual:
         kinds = [*self.rows.kinds, *self.tables.kinds]
         leaves = len(self.leaves.first) + len(self.leaves.groups)
         entries = sum(len(k.members) * k.size * len(k.amounts) for k in kinds)
+        entries += 4 * sum(x.events.shape[0] * len(x.where) for k in kinds for x in k.sent)
         return 8 * len(kinds) + 12 * leaves, entries + self.tables.flat.size
 
     def price(self, prices: Prices) -> None:
@@ -171,8 +172,15 @@ class Dual:
         if self.problem.timeline is not None and prices.second:
             shares = self.problem.timeline.evenly() if prices.events is None else prices.events
             events = prices.second * shares
-        self.rows.price(prices.second, prices.joule, total, self.forbidden, events)
-        self.tables.price(prices.second, prices.joule, total, self.forbidden, events)
+        sent, merging = None, self.problem.merging
+        if merging is not None:
+            sent = prices.joule * merging.joules
+            if prices.second:
+                own = np.zeros(len(merging)) if prices.events is None else prices.events
+                sent = sent + prices.second * merging.less(own)
+        paid = (prices.second, prices.joule, total, self.forbidden, events, sent)
+        self.rows.price(*paid)
+        self.tables.price(*paid)
         np.copyto(self.costs, self.rows.flat)
         self.constant = self.leaves.fold(self.costs)
         self.work.add(*self._price_work)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,8 +23,12 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
 from tapestry_egg.work import Work
 
+from .dual import Prices
+from .products import dot
+
 if TYPE_CHECKING:
     from scipy.optimize import LinearConstraint
+    from scipy.sparse import coo_matrix
 
 # Programs of more columns than this are left to the bounds, which the front's notes count: one of
 # this size takes about 25 units of work, a good part of the usual 90.
@@ -39,6 +43,13 @@ _COLUMNS_PER_UNIT = 8_000
 NODES = 200
 # So many take as long as what comes before the first.
 _AS_LONG = 50
+
+# Near so many of the known prices other shares of what may be merged are tried.
+_NEAR = 2
+# The share of a gap that is asked for where bytes are paid for.
+_SHARE = 0.3
+# So many steps towards prices of what may be merged.
+_STEPS = 16
 
 # What the largest cost is scaled to; the memory limit is scaled to 1.
 _LARGE = 1e4
@@ -78,44 +89,56 @@ def solve(
     decisive: Sequence[int] = (),
     work: Work | None = None,
     nodes: int = 10**9,
-    shares: Sequence[Floats] = (),
+    known: Sequence[Prices] = (),
 ) -> Exact:
     """Minimise seconds, to the share `gap`, with the peak within `limit` bytes, for at most
     `seconds` of time and so many `nodes` of branch and bound.
 
     `decisive` times, at which memory is known to be short, have a row from the start. Where there
-    is a timeline so have paths, by the `shares` of its events in them, and others as solutions turn
-    up that take longer. What the solver does is added to `work`, as far as it can be told.
+    is a timeline so have paths, by the shares of its events in `known` prices, and others as
+    solutions turn up that take longer; so has what may be merged, and what it holds at such prices.
+    What the solver does is added to `work`, as far as it can be told.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix
 
     model = _Model(problem)
     deadline = time.perf_counter() + seconds
     bound = 0.0
     times = sorted(set(decisive)) if limit < np.inf else []
-    timeline = problem.timeline
-    paths = [model.path(x) for x in shares or ([] if timeline is None else [timeline.evenly()])]
+    additive = problem.timeline is None and problem.merging is None
+    paths = [] if additive else [model.path(x, limit) for x in known or (_evenly(problem),)]
+    if problem.merging is not None:
+        paths = paths[:1]  # others as they are wanted
     while True:
         left = deadline - time.perf_counter()
         if left <= 0.1:
             return Exact(None, bound, True)
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
+        if model.once is not None:
+            constraints.append(LinearConstraint(model.once, -np.inf, model.at_most))
         if times:
             unit = 1.0 / max(limit, 1.0)
             constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, limit * unit))
         cost, integral, most = model.cost * model.unit, model.integral, model.possible
-        if timeline is not None:  # one more column: the seconds of the longest path
+        paid, narrow = 0.0, gap
+        if not additive:  # one more column: by how much another path is longer than the first
             constraints = [_widened(c) for c in constraints]
-            rows_ = np.column_stack((np.array(paths) * model.unit, -np.ones(len(paths))))
-            constraints.append(LinearConstraint(rows_, -np.inf, 0.0))
-            cost = np.append(np.zeros(len(cost)), 1.0)
+            first, paid = paths[0]
+            narrow = _SHARE * gap if paid else gap  # what is paid for bytes is no part of seconds
+            if len(paths) > 1:
+                rows_ = np.array([row - first for row, _ in paths[1:]]) * model.unit
+                right = np.array([own - paid for _, own in paths[1:]]) * model.unit
+                rows_ = np.column_stack((rows_, -np.ones(len(rows_))))
+                constraints.append(LinearConstraint(csr_matrix(rows_), -np.inf, right))
+            cost = np.append(first * model.unit, 1.0)
             integral, most = np.append(integral, 0.0), np.append(most, np.inf)
         found = milp(
             cost,
             integrality=integral,
             bounds=Bounds(0.0, most),
             constraints=constraints,
-            options={"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap},
+            options={"time_limit": left, "node_limit": nodes, "mip_rel_gap": narrow},
         )
         late = time.perf_counter() >= deadline
         visited = int(found.mip_node_count or 0)
@@ -123,25 +146,50 @@ def solve(
         if work is not None:
             work.add_units(units(problem) * (1.0 + visited / _AS_LONG))
         if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
-            bound = max(bound, float(found.mip_dual_bound) / model.unit)
+            bound = max(bound, float(found.mip_dual_bound) / model.unit - paid)
         if found.x is None:
             return Exact(None, float("inf") if found.status == 2 else bound, late)
         rows = model.rows(found.x)
-        true, _, profile = problem.evaluate(rows)
+        profile = problem.evaluate_apart(rows)[2]
         over = np.flatnonzero(profile > limit * (1 + 1e-9))
         if not over.size:
-            if timeline is None or true <= bound * (1 + 2 * gap) or late:
+            if additive or late:
                 return Exact(rows, bound, late)
-            fresh_path = model.path(timeline.shares(problem.lengths(rows)))
-            if any(np.allclose(fresh_path, known, rtol=1e-9, atol=0.0) for known in paths):
+            here = known[:_NEAR] if problem.merging is not None else ()
+            fresh_paths = [model.path(priced(problem, rows, x), limit) for x in (None, *here)]
+            entries = model.entries(rows)
+            more = [x for x in fresh_paths if dot(x[0], entries) - x[1] > bound * (1 + 2 * gap)]
+            if not more:
                 return Exact(rows, bound, late)
-            paths.append(fresh_path)
+            paths += more
             continue
         worst = int(profile.argmax())
         fresh = sorted({worst, int(over[0]), int(over[-1])}.difference(times))
         if not fresh:  # over by less than the solver can tell
             return Exact(None, bound, late)
         times += fresh
+
+
+def priced(problem: Problem, rows: Ints, near: Prices | None = None) -> Prices:
+    """Prices of events at which a labelling is as long as it is, or of what it makes that may be
+    merged at which it costs much; bytes cost what they do in prices that are `near`."""
+    free = Prices(0.0, np.zeros(problem.times)) if near is None else near
+    merging = problem.merging
+    if merging is None:
+        assert problem.timeline is not None
+        return replace(free, events=problem.timeline.shares(problem.lengths(rows)))
+    relations = merging.relations(np.concatenate(([0.0], np.cumsum(free.bytes))))
+    made = np.bincount(problem.made(rows), minlength=len(merging)).astype(np.float64)
+    mixture = merging.better(merging.evenly(relations), made, relations, _STEPS)
+    return replace(free, events=merging.shares(mixture))
+
+
+def _evenly(problem: Problem) -> Prices:
+    free = Prices(0.0, np.zeros(problem.times))
+    if problem.merging is not None:
+        return replace(free, events=np.zeros(len(problem.merging)))
+    assert problem.timeline is not None
+    return replace(free, events=problem.timeline.evenly())
 
 
 def _widened(constraint: LinearConstraint) -> LinearConstraint:
@@ -200,7 +248,8 @@ def _most(amounts: Floats) -> float:
 
 
 class _Model:
-    """Columns: rows of all variables, then legal entries of all pairs."""
+    """Columns: rows of all variables, then legal entries of all pairs, then what is merged of
+    copies that may be made more than once."""
 
     def __init__(self, problem: Problem) -> None:
         from scipy.sparse import coo_matrix
@@ -238,7 +287,9 @@ class _Model:
                 entries(count + mine, self.start[variable] + np.arange(len(mine)), -1.0)
                 count += n
             column += len(la)
-        self.cost = np.concatenate(cost)
+        self._merged(column)
+        column += len(self.again)
+        self.cost = np.concatenate([*cost, np.zeros(len(self.again))])
         self.possible = np.isfinite(self.cost).astype(float)
         self.cost[~np.isfinite(self.cost)] = 0.0
         # The solver's tolerances are absolute, and costs are microseconds.
@@ -252,6 +303,51 @@ class _Model:
         ).tocsr()
         self.right = np.concatenate((np.ones(ones), np.zeros(count - ones)))
         self.columns = column
+
+    def _merged(self, first: int) -> None:
+        """Columns from number `first` on for collectives whose copy others make, too: what is made
+        more than once is not merged. `once` [rows, columns] is at most `at_most`."""
+        merging = self.problem.merging
+        self.again: Ints = np.zeros(0, dtype=np.int64)
+        self.once: coo_matrix | None = None
+        if merging is None:
+            return
+        made: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(merging)
+        for i, v in enumerate(self.problem.variables):
+            for sent in v.sent:
+                for n, e in enumerate(sent.events.tolist()):
+                    made[e] = self.start[i] + np.flatnonzero(sent.which == n)
+        for p, (la, lb, column) in zip(self.problem.pairs, self.legal, strict=True):
+            for sent in p.sent:
+                which = sent.which[la, lb]
+                for n, e in enumerate(sent.events.tolist()):
+                    made[e] = column + np.flatnonzero(which == n)
+        self.made = made
+        slots = merging.others
+        self.again = np.array(sorted(slots), dtype=np.int64)
+        rows: list[Ints] = []
+        columns: list[Ints] = []
+        signs: list[Floats] = []
+        at_most: list[float] = []
+
+        def row(own: int, others: Ints, sign: float, most: float) -> None:
+            entries = np.append(others, own)
+            rows.append(np.full(len(entries), len(at_most)))
+            columns.append(entries)
+            signs.append(np.append(np.full(len(others), sign), 1.0))
+            at_most.append(most)
+
+        for n, e in enumerate(self.again.tolist()):
+            row(first + n, made[e], -1.0, 0.0)
+            for other in slots[e]:
+                row(first + n, made[other], 1.0, 1.0)
+        if at_most:
+            from scipy.sparse import coo_matrix
+
+            where = np.concatenate(rows), np.concatenate(columns)
+            shape = len(at_most), first + len(self.again)
+            self.once = coo_matrix((np.concatenate(signs), where), shape=shape).tocsr()
+        self.at_most = np.array(at_most)
 
     def memory(self, times: list[int]) -> Floats:
         """Bytes per column at each of the given times."""
@@ -270,8 +366,18 @@ class _Model:
                     out[k, column : column + len(la)] += use.amount[la, lb]
         return out
 
-    def path(self, shares: Floats) -> Floats:
-        """Seconds per column on a path in which events have such shares."""
+    def path(self, prices: Prices, limit: float) -> tuple[Floats, float]:
+        """Seconds per column on a path in which events have such shares; or at such shares of what
+        may be merged, and prices of bytes up to the limit. And what bytes up to it cost."""
+        shares = prices.events
+        assert shares is not None
+        if self.problem.merging is not None:
+            some = np.flatnonzero(prices.bytes) if limit < np.inf else np.zeros(0, dtype=np.int64)
+            if prices.bytes.any() and not len(some):
+                shares = np.zeros_like(shares)  # what waits costs nothing
+            paid = np.einsum("t,tc->c", prices.bytes[some], self.memory(some.tolist()))
+            less = self.problem.merging.less(shares)
+            return self._priced(less) + paid, limit * float(prices.bytes[some].sum() or 0.0)
         out = np.zeros(self.columns)
         for i, v in enumerate(self.problem.variables):
             for span in v.spans:
@@ -279,6 +385,36 @@ class _Model:
         for p, (la, lb, column) in zip(self.problem.pairs, self.legal, strict=True):
             for span in p.spans:
                 out[column : column + len(la)] += shares[span.event] * span.amount[la, lb]
+        return out, 0.0
+
+    def _priced(self, less: Floats) -> Floats:
+        """Seconds per column, where collectives that may be merged cost so much less."""
+        out = self.cost.copy()
+        less = less.copy()
+        out[self.columns - len(self.again) :] = less[self.again]
+        less[self.again] = 0.0
+        for i, v in enumerate(self.problem.variables):
+            for sent in v.sent:
+                some = np.append(less[sent.events], 0.0)[sent.which]
+                out[self.start[i] : self.start[i + 1]] += some
+        for p, (la, lb, column) in zip(self.problem.pairs, self.legal, strict=True):
+            for sent in p.sent:
+                out[column : column + len(la)] += np.append(less[sent.events], 0.0)[
+                    sent.which[la, lb]
+                ]
+        return out
+
+    def entries(self, rows: Ints) -> Floats:
+        """The solution that a labelling is."""
+        out = np.zeros(self.columns)
+        out[self.start[:-1] + rows] = 1.0
+        for p, (la, lb, column) in zip(self.problem.pairs, self.legal, strict=True):
+            here = (la == p.label_a[rows[p.a]]) & (lb == p.label_b[rows[p.b]])
+            out[column + np.flatnonzero(here)] = 1.0
+        if self.problem.merging is not None:
+            merging, made = self.problem.merging, self.problem.made(rows)
+            alone = made[np.bincount(merging.copy[made])[merging.copy[made]] == 1]
+            out[self.columns - len(self.again) :] = np.isin(self.again, alone)
         return out
 
     def rows(self, x: Floats) -> Ints:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.extract.seconds.merging import Merging
+from tapestry_egg.extract.seconds.timeline import Timeline
 
 from .dual import Prices
 from .products import dot
@@ -25,6 +26,9 @@ _REMEMBERED = 20
 # How much of the next labelling goes into the mean of what events take, and how far shares of
 # events move at once towards the longest path of that mean.
 _MEAN, _FAR = 0.3, 0.5
+
+# How far shares of what may be merged move, as if after so many steps at first, and at least.
+_BEFORE, _LEAST = 7, 0.03
 
 
 class EventShares:
@@ -53,6 +57,33 @@ class EventShares:
         path = self.timeline.shares(lengths)
         self.finding = self.finding + 2.0 / (3 + self._count) * (path - self.finding)
         self._count = min(self._count + 1, _REMEMBERED)
+
+
+class MergedShares:
+    """Shares of collectives that may be merged, at which they are priced: moved so that what is
+    found at some prices is priced higher at the next. What is found is found at the same ones."""
+
+    def __init__(self, merging: Merging) -> None:
+        self.merging = merging
+        self.relations = merging.relations(None)
+        self.mixture = merging.evenly(self.relations)
+        self._bytes: Floats | None = None
+        self._count = 0
+
+    def at(self, bytes_: Floats) -> Floats:
+        """The shares that are valid where bytes cost so much at each time."""
+        if self._bytes is None or not np.array_equal(self._bytes, bytes_):
+            self.relations = self.merging.relations(np.concatenate(([0.0], np.cumsum(bytes_))))
+            self.mixture = self.merging.fitted(self.mixture, self.relations)
+            self._bytes = bytes_
+        return self.merging.shares(self.mixture)
+
+    def follow(self, made: Floats, far: float | None = None) -> None:
+        """Move the shares after a labelling that makes collectives so often."""
+        if far is None:
+            self._count += 1
+            far = max(1.0 / (self._count + _BEFORE), _LEAST)
+        self.mixture = self.merging.towards(self.mixture, made, self.relations, far)
 
 
 def stepped(prices: Prices, used: Floats, peak: float, joule_limit: float, scale: float) -> Prices:

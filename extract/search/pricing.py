@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Variable
+from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Sent, Variable
 
 from .products import matrix_product
 
@@ -40,13 +40,21 @@ class Kind:
         self.event = np.array([[x.event for x in parts[k].spans] for k in members], dtype=np.int64)
         self.start = np.array([[u.start for u in parts[k].uses] for k in members], dtype=np.int64)
         self.end = np.array([[u.end for u in parts[k].uses] for k in members], dtype=np.int64)
+        self.sent = [_SentBy([parts[k].sent[n] for k in members]) for n in range(len(first.sent))]
         self.table: Floats = np.zeros((0, *self.shape))
 
     def price(
-        self, second: float, joule: float, until: Floats, forbidden: float, events: Floats | None
+        self,
+        second: float,
+        joule: float,
+        until: Floats,
+        forbidden: float,
+        events: Floats | None,
+        sent: Floats | None,
     ) -> None:
         """Price all members at what a second and a joule cost; `until[t]` is what a byte costs from
-        the start up to before t, `events` what a second of every event costs, if that differs."""
+        the start up to before t, `events` what a second of every event costs, if that differs,
+        and `sent` what is paid besides for every collective that may be merged."""
         paid = np.empty((len(self.members), len(self.amounts)))
         paid[:, 0], paid[:, 1] = second if events is None else 0.0, joule
         uses, spans = self.start.shape[1], self.event.shape[1]
@@ -56,7 +64,22 @@ class Kind:
             paid[:, self.fixed : self.fixed + spans] = 0.0 if events is None else events[self.event]
         if uses:
             paid[:, -uses:] = until[self.end] - until[self.start]
-        matrix_product(paid, self.amounts, self.table.reshape(len(paid), -1))
+        table = self.table.reshape(len(paid), -1)
+        matrix_product(paid, self.amounts, table)
+        if sent is not None:
+            for x in self.sent:
+                table[:, x.where] += sent[x.events][:, x.which]
+
+
+class _SentBy:
+    """The collectives that may be merged of each member of a kind, all at the same entries: at
+    entry `where[n]` member m makes `events[m, which[n]]`."""
+
+    def __init__(self, sent: Sequence[Sent]) -> None:
+        which = sent[0].which.ravel()
+        self.events = np.array([x.events for x in sent], dtype=np.int64)
+        self.where = np.flatnonzero(which < self.events.shape[1])
+        self.which = which[self.where]
 
 
 class Tables:
@@ -91,10 +114,11 @@ class Tables:
         until: Floats,
         forbidden: float,
         events: Floats | None = None,
+        sent: Floats | None = None,
     ) -> None:
         """Price all entries, as `Kind.price` does."""
         for kind in self.kinds:
-            kind.price(second, joule, until, forbidden, events)
+            kind.price(second, joule, until, forbidden, events, sent)
 
 
 def _made_of(part: Variable | Pair) -> tuple[int, ...]:
@@ -106,10 +130,10 @@ def _made_of(part: Variable | Pair) -> tuple[int, ...]:
     twice.
     """
     arrays: list[NDArray[Any]] = [part.seconds, part.joules, *(u.amount for u in part.uses)]
-    arrays += [x.amount for x in part.spans]
+    arrays += [x.amount for x in part.spans] + [x.which for x in part.sent]
     if isinstance(part, Pair):
         arrays += [part.label_a, part.label_b]
-    return (*map(id, arrays), len(part.uses), len(part.spans))
+    return (*map(id, arrays), len(part.uses), len(part.spans), len(part.sent))
 
 
 def places(numbers: Ints) -> slice | Ints:

@@ -101,7 +101,12 @@ class Search(Settling):
         """Take up what other searches of the problem have found and proved: work wherever the gap
         is largest, rivals counted, from the prices that proved most there."""
         self.archive = replace(
-            archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
+            archive,
+            candidates=[*archive.candidates],
+            cuts=[*archive.cuts],
+            places=[],
+            spent=0.0,
+            apart=[*archive.apart],
         )
         self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
         self._settle(Prices(0.0, np.zeros(self.problem.times)), _BEGIN, self._some_rows())
@@ -131,7 +136,9 @@ class Search(Settling):
     def fastest(self) -> Candidate:
         """The fastest plan. Raises ExtractError when no legal one is found."""
         free = Prices(0.0, np.zeros(self.problem.times))
-        if self.shares is None:
+        if self.merged is not None:
+            found = self._merged_free()
+        elif self.shares is None:
             found = self._settle(free, 40)
             self._remember(self._here())
         else:

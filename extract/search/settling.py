@@ -24,7 +24,7 @@ from .balance import Pool
 from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
-from .price_steps import EventShares
+from .price_steps import EventShares, MergedShares
 from .products import dot
 
 # Of the numbers below, and of those in `search.py`, no measurement is kept. They say in which order
@@ -47,8 +47,18 @@ REHEARSALS = 8
 # So many shares of events are tried for the fastest plan.
 _APPROACHES = 14
 
+# So many shares of what may be merged, and how far they move at once at most.
+_MERGES, _FAR = 32, 0.4
+
 # So many paths of either kind are in a mixed-integer program from the start.
 _PATHS = 10
+
+# Where collectives may be merged, programs may take this share of the work: they take longer there,
+# and prove less.
+_SOLVED = 0.2
+
+# Prices of what may be merged that are in one from the start: those that prove most.
+_NEAREST = 3
 
 # So near to its bound, as a share of the gap that is good enough, the solver comes.
 _NEARLY = 0.25
@@ -144,7 +154,10 @@ class Settling:
         self.elimination = Elimination(self.dual)
         self.descent = Descent(problem, self.work)
         self.shares = None if problem.timeline is None else EventShares(problem.timeline)
+        self.merged = None if problem.merging is None else MergedShares(problem.merging)
+        self.additive = self.shares is None and self.merged is None
         self.small = exact.small(problem)
+        self.solved = 0.0  # work that programs have taken
         self.units = exact.units(problem)  # of work, about, for a program under one limit
         self.rng = np.random.default_rng(effort.seed)
         self.visited: list[Place] = []
@@ -173,6 +186,11 @@ class Settling:
     def _settle(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
         """Bound and solve the problem at fixed prices of bytes and joules; the best labelling found
         for them. Shares of events, where there are such, follow what is found."""
+        if self.merged is not None:
+            priced = replace(prices, events=self.merged.at(prices.bytes))
+            found_ = self._settle_at(priced, sweeps, known)
+            self.merged.follow(self._made(found_))
+            return found_
         if self.shares is None:
             return self._settle_at(prices, sweeps, known)
         if prices.events is not None:
@@ -215,10 +233,43 @@ class Settling:
         self._remember(best)
         return found
 
+    def _merged_free(self) -> Candidate:
+        """Settle where bytes cost nothing, with one share of collectives after another, until what
+        is merged costs as much as it is proven to."""
+        assert self.merged is not None
+        free = Prices(0.0, np.zeros(self.problem.times))
+        best: Place | None = None
+        mixture, far = self.merged.mixture, _FAR
+        found: Candidate | None = None
+        for k in range(_MERGES):
+            priced = replace(free, events=self.merged.at(free.bytes))
+            now = self._settle_at(priced, 3 if k else 40, [] if found is None else [found.rows])
+            found = now if found is None else min(found, now, key=lambda c: c.seconds)
+            here = self._here()
+            if best is None or here.cut.value > best.cut.value:
+                best, mixture, far = here, self.merged.mixture, min(_FAR, 1.2 * far)
+            else:
+                far *= 0.75
+            if share(found.seconds, best.cut.value) <= 0.5 * self.effort.gap or self._over():
+                break
+            self.merged.mixture = mixture
+            self.merged.follow(self._made(now), far)
+        assert best is not None and found is not None
+        self.merged.mixture = mixture
+        self._remember(best)
+        return found
+
     def _lengths(self, candidate: Candidate) -> Floats:
         """Seconds of every event."""
         self.work.add(*self.problem.evaluation)
         return self.problem.lengths(candidate.rows)
+
+    def _made(self, candidate: Candidate) -> Floats:
+        """How often every collective is made that may be merged."""
+        assert self.problem.merging is not None
+        self.work.add(*self.problem.evaluation)
+        made = self.problem.made(candidate.rows)
+        return np.bincount(made, minlength=len(self.problem.merging)).astype(np.float64)
 
     def _settle_at(self, prices: Prices, sweeps: int, known: Sequence[Ints] = ()) -> Candidate:
         """Bound and solve the problem at fixed prices; the best labelling found for them."""
@@ -247,8 +298,9 @@ class Settling:
     def _descended(self, found: Candidate, limit: float) -> Candidate:
         """What single moves make of a plan within a memory limit."""
         moved = self.consider(self.descent.into(found.rows, limit))
-        # Moves are judged by the sum of seconds, which is not what a longest path takes.
-        worse = self.shares is not None and moved.seconds > found.seconds
+        # Moves are judged by the sum of seconds, which is not what a longest path takes, nor what
+        # merged collectives do.
+        worse = not self.additive and moved.seconds > found.seconds
         return found if worse and found.peak <= limit else moved
 
     def consider(self, rows: Ints) -> Candidate:
@@ -257,11 +309,23 @@ class Settling:
         candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
         if np.isfinite(seconds):
             self.pool.add(seconds, profile)
+            self._merged_more(candidate, profile)
         if self.archive.add(candidate):
             self.gained = time.perf_counter()
             if self.report is not None:
                 self.report(self.archive, max(0.0, self.deadline - self.gained))
         return candidate
+
+    def _merged_more(self, candidate: Candidate, profile: Floats) -> None:
+        """Offer the same labelling with nothing merged, and with all that can be."""
+        if self.problem.merging is None:
+            return
+        rows = candidate.rows
+        made = self.problem.made(rows)
+        apart = self.problem.evaluate_apart(rows)[:2]
+        self.archive.add_apart(Candidate(rows, apart[0], candidate.peak, apart[1]))
+        every = self.problem.merging.grouped(made, profile, np.inf)
+        self.archive.add(Candidate(rows, apart[0] - every.seconds, every.peak, candidate.joules))
 
     def _used(self, candidate: Candidate) -> Floats:
         """Bytes at each time, then joules."""
@@ -307,11 +371,15 @@ class Settling:
     def _affordable(self) -> bool:
         """Whether there is work left for a solver, which cannot be ended by what it does."""
         left = min(self.effort.work, self.effort.seconds) - self.work.units
+        if self.merged is not None:
+            left = min(left, _SOLVED * self.effort.work - self.solved)
         return self.small and self.units <= left
 
     def _exactly(self, limit: float) -> None:
         """Settle one memory limit by mixed-integer programming, or note that the solver gave up."""
+        before = self.work.units
         self._solve(limit)
+        self.solved += self.work.units - before
         if self._gap(Limits(limit)) > self.effort.gap:
             self.archive.unsettled += (limit,)
 
@@ -330,7 +398,7 @@ class Settling:
                 return
             left = min(self.deadline - time.perf_counter(), LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
-        paths = [] if self.problem.timeline is None else self._paths()
+        paths = [] if self.additive else self._paths(limit)
         found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES, paths)
         self._told(found.by_clock)
         if found.rows is not None:
@@ -341,15 +409,14 @@ class Settling:
         if found.bound <= known * (1 + 1e-6):
             self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
 
-    def _paths(self) -> list[Floats]:
-        """Shares of events that have proven something, and those of what is fastest."""
-        timeline = self.problem.timeline
-        assert timeline is not None
+    def _paths(self, limit: float) -> list[Prices]:
+        """Prices that have proven something, and those of what is fastest."""
         places = [p for p in self.visited if p.prices.events is not None][-_PATHS:]
-        found = [p.prices.events for p in places if p.prices.events is not None]
-        for c in self.archive.corners()[:_PATHS]:
-            found.append(timeline.shares(self.problem.lengths(c.rows)))
-        return found
+        if self.merged is not None:
+            places = sorted(self.visited, key=lambda x: -x.cut.at(limit, np.inf))[:_NEAREST]
+            return [p.prices for p in places]
+        found = [p.prices for p in places]
+        return found + [exact.priced(self.problem, c.rows) for c in self.archive.corners()[:_PATHS]]
 
     def _told(self, by_clock: bool) -> None:
         """Note whether the clock ended the solver: the next program would take as long."""

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, fields
 
 import numpy as np
 
-from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
-from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.extract.problem.problem import Pair, Problem, Sent, Span, Use, Variable
+from tapestry_egg.extract.seconds.merging import Merging
+from tapestry_egg.extract.seconds.timeline import Timeline
 
 from .archive import Archive, Candidate
 from .dual import Cut, Prices
+
+_MERGING = tuple(f.name for f in fields(Merging))
 
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -54,26 +57,31 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
     parts: list[tuple[int, ...]] = []
     uses: list[tuple[int, int, int]] = []
     spans: list[tuple[int, int]] = []
+    sent: list[tuple[int, int]] = []
     every: list[Variable | Pair] = [*p.variables, *p.pairs]
     for part in every:
         ends = (-1, -1, -1, -1)
         if isinstance(part, Pair):
             ends = (part.a, part.b, line(part.label_a), line(part.label_b))
         costs = (table(part.seconds), table(part.joules))
-        parts.append((*ends, *costs, len(part.uses), len(part.spans)))
+        parts.append((*ends, *costs, len(part.uses), len(part.spans), len(part.sent)))
         uses += [(u.start, u.end, table(u.amount)) for u in part.uses]
         spans += [(x.event, table(x.amount)) for x in part.spans]
+        sent += [(line(x.events), table(x.which)) for x in part.sent]
     none = np.zeros(0, np.int64)
     timeline = p.timeline
+    merging = () if p.merging is None else _MERGING
     return {
+        **{f"merging_{k}": getattr(p.merging, k) for k in merging},
         "counts": np.array([len(p.variables), p.times, -1 if timeline is None else timeline.units]),
         "slowdown": np.array(0.0 if timeline is None else timeline.slowdown),
         "issue": none if timeline is None else timeline.issue,
         "arrive": none if timeline is None else timeline.arrive,
         "names": np.array([v.name for v in p.variables], dtype=np.str_),
-        "parts": np.array(parts, dtype=np.int64).reshape(-1, 8),
+        "parts": np.array(parts, dtype=np.int64).reshape(-1, 9),
         "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
         "spans": np.array(spans, dtype=np.int64).reshape(-1, 2),
+        "sent": np.array(sent, dtype=np.int64).reshape(-1, 2),
         "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 2),
         "tables": np.concatenate(tables).astype(np.float64) if tables else np.zeros(0),
         "sizes": np.array([len(x) for x in labels], dtype=np.int64),
@@ -90,9 +98,10 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
         x.reshape(s) for x, s in zip(np.split(data["tables"], ends[:-1]), shapes, strict=True)
     ]
     labels = np.split(data["labels"], np.cumsum(data["sizes"])[:-1])
-    last, last_span = np.cumsum(data["parts"][:, 6]), np.cumsum(data["parts"][:, 7])
+    last, last_span, last_sent = (np.cumsum(data["parts"][:, k]) for k in (6, 7, 8))
+    which = {n: tables[n].astype(np.int64) for n in set(data["sent"][:, 1].tolist())}
     made: list[Variable | Pair] = []
-    for k, (a, b, label_a, label_b, *costs, count, own) in enumerate(data["parts"].tolist()):
+    for k, (a, b, label_a, label_b, *costs, count, own, ways) in enumerate(data["parts"].tolist()):
         uses = tuple(
             Use(start, end, tables[amount])
             for start, end, amount in data["uses"][last[k] - count : last[k]].tolist()
@@ -101,19 +110,26 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
             Span(event, tables[amount])
             for event, amount in data["spans"][last_span[k] - own : last_span[k]].tolist()
         )
+        sent = tuple(
+            Sent(labels[events], which[n])
+            for events, n in data["sent"][last_sent[k] - ways : last_sent[k]].tolist()
+        )
         seconds, joules = (tables[n] for n in costs)
         if a < 0:
-            made.append(Variable(str(data["names"][k]), seconds, joules, uses, spans))
+            made.append(Variable(str(data["names"][k]), seconds, joules, uses, spans, sent))
         else:
             line = labels[label_a], labels[label_b]
-            made.append(Pair(a, b, *line, seconds, joules, uses, spans))
+            made.append(Pair(a, b, *line, seconds, joules, uses, spans, sent))
     found = [x for x in made if isinstance(x, Variable)]
     assert len(found) == variables
     pairs = tuple(x for x in made if isinstance(x, Pair))
     timeline = None
     if units >= 0:
         timeline = Timeline(units, data["issue"], data["arrive"], float(data["slowdown"]))
-    return Problem(tuple(found), pairs, times, timeline)
+    merging = None
+    if "merging_slot" in data:
+        merging = Merging(*(data[f"merging_{k}"] for k in _MERGING))
+    return Problem(tuple(found), pairs, times, timeline, merging)
 
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
@@ -124,6 +140,8 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
     return {
         "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
         "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
+        "apart_rows": np.array([c.rows for c in archive.apart], dtype=np.int64),
+        "apart_costs": np.array([c.costs for c in archive.apart]).reshape(-1, 3),
         "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 5),
         "by_clock": np.array(archive.by_clock),
         "unsettled": np.array(archive.unsettled, dtype=float),
@@ -137,10 +155,13 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
 
 def archive_from(data: dict[str, np.ndarray]) -> Archive:
     """The archive of `archive_arrays`."""
-    candidates = [
-        Candidate(rows, float(s), float(p), float(j))
-        for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
-    ]
+    candidates, apart = (
+        [
+            Candidate(rows, float(s), float(p), float(j))
+            for rows, (s, p, j) in zip(data[f"{k}rows"], data[f"{k}costs"], strict=True)
+        ]
+        for k in ("", "apart_")
+    )
     cuts = [Cut(*map(float, cut)) for cut in data["cuts"]]
     unsettled = tuple(data["unsettled"].tolist())
     places = [
@@ -157,4 +178,4 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
         )
     ]
     by_clock, spent = bool(data["by_clock"]), float(data["spent"])
-    return Archive(candidates, cuts, by_clock, unsettled, places, spent)
+    return Archive(candidates, cuts, by_clock, unsettled, places, spent, apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.nearby import division, nearby
-from tapestry_egg.extract.search.archive import shown
+from tapestry_egg.extract.search.archive import Archive, shown
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.progress import Phase
@@ -23,7 +24,7 @@ from .passes import (
     pose_problems,
     woven,
 )
-from .searches import search
+from .searches import search, search_merging
 from .state import State
 
 if TYPE_CHECKING:
@@ -71,7 +72,15 @@ def search_nearby(state: State) -> State:
     found = search(
         own.problems, Limits.of(dict(q.limits)), settings, q.executor, tell, known.reshape(-1, 3)
     )
-    results = tuple(NetworkResult(p, a) for p, a in zip(own.problems, found.archives, strict=True))
+    merged: Sequence[Archive | None] = [None] * len(own.problems)
+    if settings.merge and not found.interrupted:
+        limits = Limits.of(dict(q.limits))
+        merged, more = search_merging(own.problems, limits, settings, q.executor, q.tell)
+        own = replace(own, notes=own.notes + more)
+    results = tuple(
+        NetworkResult.of(p, a, m)
+        for p, a, m in zip(own.problems, found.archives, merged, strict=True)
+    )
     some = ", ".join(str(shape) for shape in shapes)
     note = f"meshes of three axes ({some}) were searched only near the plans of fewer, for one form"
     return replace(

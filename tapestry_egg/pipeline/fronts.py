@@ -13,16 +13,26 @@ from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
+from tapestry_egg.extract.search.archive import Archive
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
 from tapestry_egg.machine.target import Target
+from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
 from . import omissions
-from .searches import ended_by_clock, for_traffic, search, search_in_turn
+from .searches import (
+    MERGING,
+    ended_by_clock,
+    for_traffic,
+    search,
+    search_in_turn,
+    search_merging,
+    share_of,
+)
 from .state import Question, State
 
 
@@ -34,10 +44,12 @@ def search_problems(state: State) -> State:
         heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
     wanted = Limits.of(heeded)
     columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
+    merging = q.settings.merge and any(p.merging is not None for p in state.problems)
+    settings = share_of(q.settings, 1.0 - MERGING) if merging else q.settings
     found = search_in_turn(
         state.problems,
         wanted,
-        q.settings,
+        settings,
         q.executor,
         q.tell,
         state.raced,
@@ -53,14 +65,22 @@ def search_problems(state: State) -> State:
     notes += omissions.of_parts(q.unsearched_parts)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
-    results = [NetworkResult(p, a) for p, a in zip(state.problems, found.archives, strict=True)]
+    merged: Sequence[Archive | None] = [None] * len(state.problems)
+    if merging and not found.interrupted:
+        merged, more = search_merging(state.problems, wanted, q.settings, q.executor, q.tell)
+        notes += more
+    results = [
+        NetworkResult.of(p, a, m)
+        for p, a, m in zip(state.problems, found.archives, merged, strict=True)
+    ]
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     if "traffic" in finders and not found.interrupted:
         traffic = for_traffic(state.problems, q.machine)
         again = search(traffic, wanted, q.settings, q.executor, q.tell)
         notes += again.notes + ended_by_clock(q.settings, again.archives)
         results = [r.with_candidates(a) for r, a in zip(results, again.archives, strict=True)]
-    return replace(state, results=tuple(results), notes=notes, interrupted=found.interrupted)
+    interrupted = found.interrupted or INTERRUPTED in notes
+    return replace(state, results=tuple(results), notes=notes, interrupted=interrupted)
 
 
 def merge_front(state: State) -> State:

@@ -38,6 +38,8 @@ _TWICE = 2.0
 # The share of the work that problems may take which are raced against others, and of it what the
 # race itself may take.
 _RACED, _ENDS = 0.4, 0.3
+#: The share of the work that is spent on plans that merge collectives, where that is told.
+MERGING = 0.5
 # In so many turns work that was left over is spent where gaps are widest, each time on the problems
 # whose gaps are more than this share of the widest.
 _TURNS, _WIDE = 2, 0.5
@@ -71,7 +73,7 @@ def search_in_turn(
     beaten = 0
     for n in sorted(set(turns)):
         mine = [k for k, own in enumerate(turns) if own == n]
-        own = _share(settings, sum(weight(problems[k].problem) for k in mine) / total)
+        own = share_of(settings, sum(weight(problems[k].problem) for k in mine) / total)
         late = [mine.index(k) for k in raced if k in mine]
         some, known = [problems[k] for k in mine], _known(archives)
         found, others = _in_turn(some, limits, own, executor, tell, late, wanted, known)
@@ -81,6 +83,30 @@ def search_in_turn(
         if found.interrupted:
             break
     return Searched(archives, tuple(dict.fromkeys(notes)) + omissions.of_race(beaten))
+
+
+def search_merging(
+    problems: Sequence[PlanProblem],
+    limits: Limits | None,
+    settings: Settings,
+    executor: Executor | None,
+    tell: Progress,
+) -> tuple[Sequence[Archive | None], tuple[str, ...]]:
+    """What half of the work finds and proves of plans that merge collectives, and what is to be
+    said of it; of a problem that tells of none, or of too many, nothing."""
+    some = [k for k, p in enumerate(problems) if p.merging is not None]
+    found: list[Archive | None] = [None] * len(problems)
+    if some:
+        mine = [problems[k] for k in some]
+        own = share_of(settings, MERGING)
+        try:
+            searched = search(mine, limits, own, executor, tell, merging=True)
+        except KeyboardInterrupt:  # before anything was found: the other plans are there
+            return found, (INTERRUPTED,)
+        for k, archive in zip(some, searched.archives, strict=True):
+            found[k] = archive
+        return found, searched.notes + ended_by_clock(own, searched.archives)
+    return found, ()
 
 
 def _in_turn(
@@ -112,7 +138,7 @@ def _in_turn(
         if not mine or INTERRUPTED in notes:
             return
         rivals = np.concatenate([beside, _known(archives)])
-        own, some = _share(settings, share), [problems[k] for k in mine]
+        own, some = share_of(settings, share), [problems[k] for k in mine]
         searched = search(some, limits, own, executor, tell, rivals, ends)
         notes += searched.notes
         for k, archive in zip(mine, searched.archives, strict=True):
@@ -132,7 +158,7 @@ def _in_turn(
     return Searched(archives, notes), len(raced) - len(left)
 
 
-def _share(settings: Settings, share: float) -> Settings:
+def share_of(settings: Settings, share: float) -> Settings:
     """The settings with a share of the work, and of the time."""
     return replace(settings, seconds=settings.most_seconds * share, work=settings.most_work * share)
 
@@ -219,9 +245,10 @@ def search(
     ends: bool = False,
     begun: Sequence[Archive] | None = None,
     weights: Sequence[float] | None = None,
+    merging: bool = False,
 ) -> Searched:
     """Search all problems, side by side where processors allow; what was `begun` is gone on with,
-    and `weights` divide the work."""
+    and `weights` divide the work. With `merging` those are searched that merge collectives."""
     from tapestry_egg.extract.search.worker import search_all, so_far
 
     begin = time.perf_counter()
@@ -242,7 +269,7 @@ def search(
         ends=ends,
     )
     found = search_all(
-        [p.problem for p in problems],
+        [p.merging if merging and p.merging is not None else p.problem for p in problems],
         effort,
         limits,
         report,

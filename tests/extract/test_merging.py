@@ -65,7 +65,7 @@ def searched(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[te
     monkeypatch.setattr(fronts, "merge_collectives", seen)
     ws = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * LAYERS
     program = te.trace(step, ws, jax.ShapeDtypeStruct((rows, width), jnp.float32))
-    settings = te.Settings(work=0.3, recompute=0)
+    settings = te.Settings(work=0.6, recompute=0)
     books = ["sharding", "collectives"]
     return te.optimize(program, "h100:8", settings=settings, state={"": "[0]"}, books=books), kept
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
-from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.extract.search.transport import (
@@ -20,6 +19,7 @@ from tapestry_egg.extract.search.transport import (
     problem_from,
     unpacked,
 )
+from tapestry_egg.extract.seconds.timeline import Timeline
 
 TIMES = 4
 
