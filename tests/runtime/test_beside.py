@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime.compile import CompiledPlan
 from tests.runtime.lowered import numbers
 
 LAYERS, WIDTH, HIDDEN, ROWS = 4, 64, 256, 512
@@ -152,3 +154,20 @@ def test_xla_for_h100_hides_them(beside: te.Front) -> None:
         assert compared.peak_ratio <= 1.1
         hidden = {b.name for b in plan.lanes() if b.stream == "links" and b.hidden > 0}
         assert beside_products(compiled.as_text()) >= 0.4 * len(hidden)
+
+
+def test_a_compiler_without_an_option_compiles_without_them(beside: te.Front) -> None:
+    class Lowered:
+        def compile(self) -> str:
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option: 'xla_gpu'")
+
+    def again(tree: Any, with_options: bool) -> Any:
+        assert not with_options
+        return SimpleNamespace(lower=lambda: SimpleNamespace(compile=lambda: "without"))
+
+    run: Any = SimpleNamespace(plan=beside[0], _trace=again)
+    with pytest.warns(UserWarning, match="does not know an option"):
+        assert CompiledPlan._with_options(run, Lowered(), None) == "without"  # type: ignore[arg-type]
+    run.plan = replace(beside[0], origin=None)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        CompiledPlan._with_options(run, Lowered(), None)  # type: ignore[arg-type]
