@@ -33,7 +33,7 @@ from . import omissions
 from .state import Question, State
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.places.patched import Patched, Ways
+    from tapestry_egg.extract.places.programs import Patched, Ways
     from tapestry_egg.extract.problem.assemble import PlanProblem, Weights
     from tapestry_egg.extract.problem.problem import Ints
     from tapestry_egg.extract.problem.unit_choices import UnitChoices

@@ -25,7 +25,7 @@ from .settings import Settings
 from .words import Words
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.places.patched import Patched
+    from tapestry_egg.extract.places.programs import Patched
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.tracing.trace import Program

@@ -24,7 +24,8 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.places.axis import Names
-from tapestry_egg.extract.places.patched import Patched, patched
+from tapestry_egg.extract.places.patched import patched
+from tapestry_egg.extract.places.programs import Patched
 from tapestry_egg.extract.problem.boundary import Fixed
 from tapestry_egg.extract.problem.pins import Pin
 from tapestry_egg.graph.layout import Layout, MeshShape
