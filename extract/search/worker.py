@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Problem
-from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, capacity, completed, tell
+from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, capacity, completed
+from tapestry_egg.parallel.serving import tell
 from tapestry_egg.pareto import excess
 from tapestry_egg.quantities import TIME
 

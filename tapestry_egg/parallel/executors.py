@@ -13,10 +13,8 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import signal
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
@@ -31,25 +29,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-import msgspec
-
-from tapestry_egg import errors
 from tapestry_egg.errors import TapestryError
 
-from .child import Child, printed_aside, read_frame, write_frame
+from .child import Child
+from .serving import DONE, FAILED, REFUSED, STOPPED, error_of, receive, send
 
 #: Takes what a call says while it runs: the number of the call, and the data.
 Heard = Callable[[int, Any], None]
 
 #: The note on a result that an interruption cut short.
 INTERRUPTED = "interrupted: this is what was found until then"
-
-# What a frame from a worker holds: something said, the result, or why there is none.
-_SAID, _DONE, _REFUSED, _FAILED, _STOPPED = range(5)
-# What interrupts a call in its process; Ctrl-C itself reaches whoever asks.
-_STOP = signal.SIGUSR1
 
 
 class WorkerLost(BrokenExecutor):
@@ -190,7 +181,7 @@ class _Worker(Child):
 
     def __init__(self) -> None:
         self.around = _around()
-        super().__init__("tapestry_egg.parallel.executors:serve", threads=1)
+        super().__init__("tapestry_egg.parallel.serving:serve", threads=1)
         self._lock = threading.Lock()
 
     def result(self, call: _Call) -> Any:
@@ -198,14 +189,14 @@ class _Worker(Child):
         was interrupted, EOFError or OSError when the process is gone."""
         self._write([call.function, call.arguments])
         while True:
-            what, data = _read(self.source)
-            if what == _DONE:
+            what, data = receive(self.source)
+            if what == DONE:
                 return data
-            if what == _REFUSED:
-                raise _error(data)
-            if what == _STOPPED:
+            if what == REFUSED:
+                raise error_of(data)
+            if what == STOPPED:
                 raise CancelledError
-            if what == _FAILED:
+            if what == FAILED:
                 raise RuntimeError(f"{call.function} failed in a worker process\n{data}")
             if call.heard is not None:
                 call.heard(data)
@@ -216,7 +207,7 @@ class _Worker(Child):
 
     def _write(self, data: Any) -> None:
         with self._lock:
-            _write(self.to, data)
+            send(self.to, data)
 
 
 # Workers that wait for another executor's calls: to start one and import what a search needs takes
@@ -275,110 +266,6 @@ def _end_waiting(worker: _Worker) -> None:
 def _end_all() -> None:
     for worker, _ in _idle.copy():
         _end_waiting(worker)
-
-
-# Frames of MessagePack
-
-
-def _write(stream: IO[bytes], data: Any) -> None:
-    write_frame(stream, msgspec.msgpack.encode(data))
-
-
-def _read(stream: IO[bytes]) -> Any:
-    return msgspec.msgpack.decode(read_frame(stream))
-
-
-# In a worker
-
-_server: _Server | None = None
-
-
-def tell(data: Any) -> None:
-    """Say something to whoever waits for this call; heard only where this is a worker process."""
-    if _server is not None:
-        _server.write([_SAID, data])
-
-
-def serve() -> None:
-    """Make the calls that come on standard input; what is printed goes to standard error.
-
-    Ends with standard input, and so with the process that asks, in the middle of a call too.
-    """
-    global _server
-    _server = _Server()
-    _server.serve()
-
-
-class _Server:
-    """A worker process, seen from inside."""
-
-    def __init__(self) -> None:
-        self._sink = printed_aside()
-        self._calls: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        # Calls that have come, the last of them that was interrupted, and the one that runs.
-        self._come = self._stopped = self._at = 0
-        self._held = False
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(_STOP, lambda number, frame: self._check())
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def serve(self) -> None:
-        count = 0
-        while True:
-            name, arguments = self._calls.get()
-            count += 1
-            try:
-                self._at = count
-                self._check()
-                module, _, function = name.partition(":")
-                frame = [_DONE, getattr(import_module(module), function)(*arguments)]
-                self._at = 0
-            except TapestryError as error:
-                frame = [_REFUSED, _record(error)]
-            except KeyboardInterrupt:
-                frame = [_STOPPED, None]
-            except BaseException as error:
-                frame = [_FAILED, "".join(traceback.format_exception(error))]
-            self._at = 0
-            self.write(frame)
-
-    def write(self, frame: Any) -> None:
-        """Write a frame, whole whatever comes meanwhile."""
-        self._held = True
-        try:
-            _write(self._sink, frame)
-        finally:
-            self._held = False
-        self._check()
-
-    def _check(self) -> None:
-        """Raise KeyboardInterrupt, once, where the call that runs was interrupted."""
-        if 0 < self._at <= self._stopped and not self._held:
-            self._stopped = 0
-            raise KeyboardInterrupt
-
-    def _listen(self) -> None:
-        source = os.fdopen(os.dup(0), "rb")
-        with suppress(EOFError):
-            while True:
-                frame = _read(source)
-                if frame is None:
-                    self._stopped = self._come
-                    os.kill(os.getpid(), _STOP)
-                else:
-                    self._come += 1
-                    self._calls.put(frame)
-        os._exit(0)
-
-
-def _record(error: TapestryError) -> list[str]:
-    known = next(c for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
-    return [known.__name__, error.what, error.where, error.hint]
-
-
-def _error(record: Sequence[str]) -> TapestryError:
-    kind, what, where, hint = record
-    return getattr(errors, kind)(what, where=where, hint=hint)
 
 
 # For whoever has work

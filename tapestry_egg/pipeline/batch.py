@@ -26,7 +26,8 @@ import msgspec
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import GraphError, TapestryError
 from tapestry_egg.machine.objectives import OBJECTIVES, amounts, named
-from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, host_only, tell
+from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, host_only
+from tapestry_egg.parallel.serving import tell
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.scratch import locked, scratch
 

@@ -22,6 +22,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import StrategyRow, saturate
+from tapestry_egg.shard.way_costs import WayCosts
 from tests.extract.test_front import RULES, branches, fan, recurrence, scheduled, traced
 
 
@@ -104,22 +105,22 @@ def test_of_ways_that_read_and_give_the_same_all_stay_that_no_other_beats(
 
     plain = joiner().rows(number, unit)
     # As if every way came four times: slower for fewer joules, with less memory, and worse in all.
-    finish, costs, split = Joiner._finish, Joiner._costs, Joiner._split
+    finish, kernel, split = Joiner._finish, WayCosts.kernel, WayCosts.split
 
     def fourfold(self: Joiner, unit: Any, ways: Any, inner: Any) -> Any:
         return finish(self, unit, [w for w in ways for _ in range(4)], inner)
 
-    def costly(self: Joiner, *args: Any) -> Any:
-        seconds, joules = costs(self, *args)
+    def costly(self: WayCosts, *args: Any) -> Any:
+        seconds, joules = kernel(self, *args)
         kind = np.arange(len(seconds)) % 4
         return seconds * (1 + kind), np.where(kind == 1, 0.5, 1.0) * joules
 
-    def spacious(self: Joiner, unit: Any, gemm: Any, ways: int) -> Any:
+    def spacious(self: WayCosts, unit: Any, gemm: Any, ways: int) -> Any:
         return split(self, unit, gemm, ways) + np.where(np.arange(ways) % 4 == 2, 0.0, 1e6)
 
     monkeypatch.setattr(Joiner, "_finish", fourfold)
-    monkeypatch.setattr(Joiner, "_costs", costly)
-    monkeypatch.setattr(Joiner, "_split", spacious)
+    monkeypatch.setattr(WayCosts, "kernel", costly)
+    monkeypatch.setattr(WayCosts, "split", spacious)
     rows = joiner().rows(number, unit)
     assert len(rows) == 3 * len(plain)
     assert {*zip(rows.needs, rows.gives, strict=True)} == {

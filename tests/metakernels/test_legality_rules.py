@@ -31,7 +31,7 @@ from tapestry_egg.metakernels.signatures.splits import (
 )
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.zspace import Projection, ZRange
-from tests.extract.brute import all_cuts
+from tests.extract.brute_ways import all_cuts
 from tests.metakernels.test_legality import random_signature
 from tests.shard import test_saturate as saturation
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.parallel.executors import WorkerLost, tell
+from tapestry_egg.parallel.executors import WorkerLost
+from tapestry_egg.parallel.serving import tell
 
 
 def double(value: Any) -> Any:

@@ -29,7 +29,7 @@ from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.trace import Program, trace
 from tapestry_egg.zspace import Projection, ZRange
-from tests.extract.brute import all_cuts, every_layout, every_step, every_strategy
+from tests.extract.brute_ways import all_cuts, every_layout, every_step, every_strategy
 
 f32 = jnp.float32
 SHARDING, COLLECTIVES = load_book("sharding"), load_book("collectives")
