@@ -185,18 +185,12 @@ def recounted(front: Front, traced: Program, machine: Target) -> list[Plan]:
     from dataclasses import replace
 
     from tapestry_egg.extract.certify.recount import Ground, Walk
-    from tapestry_egg.schedule.flatten import flatten
-    from tapestry_egg.schedule.schedules import schedule
+    from tapestry_egg.schedule.of_plans import plan_schedule
 
-    grounds: dict[int, Ground] = {}
     found = []
-    for plan in front:
-        key = id(plan.graph)
-        if key not in grounds:
-            feedback = dict(plan.origin.feedback)
-            grounds[key] = Ground(schedule(flatten(plan.graph, feedback)), machine)
-        costs = Walk(plan, grounds[key]).certificate().costs
-        found.append(replace(plan, costs=costs, program=traced))
+    for plan in front:  # one that merges collectives has an order of its own
+        ground = Ground(plan_schedule(plan.body, dict(plan.origin.feedback)), machine)
+        found.append(replace(plan, costs=Walk(plan, ground).certificate().costs, program=traced))
     return found
 
 
@@ -237,7 +231,8 @@ def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[
     run = te.compile(plan, devices)
     path = None
     if cache:
-        text = run.lower().as_text() + importlib.metadata.version("jaxlib")
+        text = f"{run.lower().as_text()}{plan.compiler_options}"
+        text += importlib.metadata.version("jaxlib")
         path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
         if path.exists():
             return dict(json.loads(path.read_text("utf-8")))

@@ -370,7 +370,10 @@ def _compiler_options(plan: Plan, mesh: Mesh) -> dict[str, Any] | None:
     """What the compiler must do, or leave alone, for the plan to be carried out.
 
     XLA for CPU drops optimization barriers before its last merging of equal operations, which
-    would turn a second gather (made to save memory) back into the first.
+    would turn a second gather (made to save memory) back into the first. XLA for GPUs makes one
+    collective of any that do not wait for each other, up to 30 MiB: what enters and leaves a small
+    one then stays as long as a large one's. It does so where the plan does. And it would copy what
+    enters one sum of several into one array, and what leaves it out of it.
     """
     platform = mesh.devices.flat[0].platform
     if platform == "cpu":

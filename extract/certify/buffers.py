@@ -42,7 +42,7 @@ class Copied:
 
     `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`; it is on its way,
     and in memory, from tick `begin`, and made when tick `at` is over; `joined` with others, before
-    its reader's turn.
+    its reader's turn, and then `apart` from what it is made of.
     """
 
     need: Layout
@@ -53,6 +53,7 @@ class Copied:
     begin: int
     at: int
     joined: bool = False
+    apart: bool = False
 
 
 class Lives:
@@ -113,8 +114,8 @@ class Lives:
             whole = size(c.need)
             reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
             making = max((size(x) for x in c.blocks), default=0.0)
-            making += 0.0 if reduced else whole
-            making += size(have) if c.wire and not self.owns_memory(v) else 0.0
+            making += 0.0 if reduced and not c.apart else whole
+            making += size(have) if c.wire and self._is_nowhere(v) else 0.0
             found.append(Buffer(c.begin, at + 1, making, c.need, "making"))
             if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
                 continue
@@ -139,8 +140,45 @@ class Lives:
         root = self._root(self.schedule.units[u])
         if root.port in ("constant", "invariant") or self._passes_on(u):
             return False
+        if root.port == "carry" and v != root.outputs[-1]:  # where what the loop leaves will be
+            return False
+        if any(self._in_place(v, old) for old in self._rounds.get(v, [])):
+            return False
         olds = self._renewed.get(v, [])
-        return bool(root.port) or not olds or self._read_last(olds[-1]) > 2 * u + 1
+        if not olds or root.port in ("input", "state", "stream", "branch"):
+            return True
+        return self._read_last(olds[-1]) > self.made(v)
+
+    def _in_place(self, v: int, old: tuple[int, ...]) -> bool:
+        """Whether a round's next value is written where the old one was, which then is read no
+        more: before it is made, or by what makes it."""
+        u, read = self.maker[v], max(self._read_last(w) for w in old)
+        return read < self.made(v) - 1 or (read == 2 * u and bool(set(old) & self._under(v)))
+
+    def _under(self, v: int) -> set[int]:
+        """The values of v's type over which it may be written, were they read no more."""
+        u = self.maker[v]
+        unit, root = self.schedule.units[u], self._root(self.schedule.units[u])
+        if root.port == "carry":
+            read = {root.inputs[0]} if v == root.outputs[-1] else set()
+        elif root.port or len(unit.outputs) != 1 or self._is_reduced(v):
+            read = set()
+        elif root.signature.fusion == "loop":
+            read = set(self._fused.operands[u])
+        else:
+            read = {root.inputs[p] for p in root.signature.initial}
+        types = self.program.types
+        same = (types[v].shape, types[v].dtype)
+        return {w for w in read if (types[w].shape, types[w].dtype) == same}
+
+    def _is_reduced(self, v: int) -> bool:
+        """Whether a sum or the like is taken of a value, which then one kernel makes with it."""
+        roots = [self._root(self.schedule.units[u]) for u in self.users.get(v, [])]
+        return any(not x.port and x.signature.fusion == "reduce" for x in roots)
+
+    def _is_nowhere(self, v: int) -> bool:
+        """Whether a value is in no memory: a view, or computed by all that read it."""
+        return self._passes_on(self.maker[v])
 
     def birth(self, v: int) -> int:
         """The tick from which the value's array is there, that of its unit's run or the next."""
@@ -153,17 +191,11 @@ class Lives:
         made = self.made(v)
         if root.port == "stream" and self.users.get(v):
             return max(made, self.first_read(v))
-        if root.port or len(unit.outputs) != 1 or not self.owns_memory(v):
+        if v != unit.outputs[-1] or not self.owns_memory(v):
             return made
-        if root.signature.fusion == "loop":
-            read = set(self._fused.operands[u])
-        else:
-            read = {root.inputs[p] for p in root.signature.initial}
-        types = self.program.types
-        for w in read:
-            if (types[w].shape, types[w].dtype) == (types[v].shape, types[v].dtype):
-                if self.owns_memory(w) and self.death(w) == 2 * u:
-                    return 2 * u + 2
+        for w in self._under(v):
+            if self.owns_memory(w) and self.death(w) == 2 * u:
+                return max(made, 2 * u + 2)
         return made
 
     def death(self, v: int) -> int:
@@ -175,7 +207,7 @@ class Lives:
         if root.port in ("state", "input"):
             return self.end
         last = self._read_last(v)
-        if not root.port:
+        if root.port in ("", "carry", "stack"):
             last = max([last, *(self._read_last(old) for old in self._renewed.get(v, []))])
         return last
 
@@ -183,7 +215,9 @@ class Lives:
         return self._once("read", v, self._last_read)
 
     def _last_read(self, v: int) -> int:
-        last = self.made(v) - 1
+        last = self._there(v) - 1
+        for old in self._rounds.get(v, []):
+            last = max(last, *(self._read_last(w) for w in old))
         for u in self.users.get(v, []):
             last = max(last, self.read(u, v))
             unit = self.schedule.units[u]
@@ -205,9 +239,13 @@ class Lives:
     def _over(self, u: int) -> int:
         """The even tick of the last unit of the loop into which unit u, a port, brings a value that
         every round reads; -1 for all other units."""
-        root = self._root(self.schedule.units[u])
-        if root.port not in ("stream", "invariant"):
+        if self._root(self.schedule.units[u]).port not in ("stream", "invariant"):
             return -1
+        return self._loop_end(u)
+
+    def _loop_end(self, u: int) -> int:
+        """The even tick of the last unit of the loop of which unit u is a port; -1 for others."""
+        root = self._root(self.schedule.units[u])
         number = self.schedule.units[u].root
         loops = [
             (start, stop)
@@ -230,7 +268,7 @@ class Lives:
         leaves = root.port in _LEAVING or (
             root.port in ("carry", "stack", "branch") and self.body_of[v] != root.body
         )
-        return self.made(v) + 1 if leaves else 2 * u
+        return self._there(v) + 1 if leaves else 2 * u
 
     def first_read(self, v: int) -> int:
         maker = self.maker[v]
@@ -246,6 +284,17 @@ class Lives:
     def made(self, v: int) -> int:
         """The tick at which the unit runs that makes a value."""
         return self._once("made", v, self._runs)
+
+    def _there(self, v: int) -> int:
+        """The tick at which all of a value is there: what a loop leaves, when that is over."""
+        return self._once("there", v, self._whole)
+
+    def _whole(self, v: int) -> int:
+        u = self.maker[v]
+        root = self._root(self.schedule.units[u])
+        if root.port in ("carry", "stack") and v == root.outputs[-1]:
+            return self._loop_end(u) + 1
+        return self.made(v)
 
     def _runs(self, v: int) -> int:
         u = self.maker[v]
@@ -275,6 +324,21 @@ class Lives:
     @cached_property
     def _fused(self) -> Fusion:
         return fusion(self.schedule)
+
+    @cached_property
+    def _rounds(self) -> dict[int, list[tuple[int, ...]]]:
+        """A value that the next round of a loop begins with -> what this one has in its place; of
+        values that are stored when they are made."""
+        found: dict[int, list[tuple[int, ...]]] = {}
+        for unit in self.schedule.units:
+            if (x := self._root(unit)).port == "carry":
+                (_, v), u = x.inputs, self.maker[x.inputs[1]]
+                made = self._root(self.schedule.units[u])
+                given = made.port in ("constant", "invariant", "stream", "input", "state")
+                given = given or (made.port == "carry" and v != made.outputs[-1])
+                if not given and not self._passes_on(u):
+                    found.setdefault(v, []).append(tuple(x.outputs[:-1]))
+        return found
 
     @cached_property
     def _renewed(self) -> dict[int, list[int]]:

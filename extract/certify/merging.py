@@ -31,12 +31,15 @@ Kind = tuple[str, tuple[int, ...], str | None]
 class Joined:
     """What a copy has of the collective that makes it: of `every` bytes that enter it on a device,
     made from place `window[0]` to `window[1]` of the order; in memory from tick `begin`, and there
-    after tick `at`."""
+    after tick `at`. `copying` are the seconds in which all of it is copied into one array and out
+    of it; `apart` says that no member is written where it is read."""
 
     every: float
     window: tuple[int, int]
     begin: int
     at: int
+    copying: float
+    apart: bool
 
 
 class Unmerged(Exception):
@@ -137,4 +140,15 @@ def together(walk: Walk, moves: Sequence[Move]) -> Joined | None:
     at = max(made, min(walk.read_at(m) for m in moves))
     leave = any(streams.leaves(value, readers) for value, readers, _ in told)
     begin = at if streams.alone or leave else min(at, 2 * window[0])
-    return Joined(entering(walk, moves), window, begin, at)
+    every, took = entering(walk, moves), copying(walk, moves)
+    return Joined(every, window, begin, at, took, took > 0.0)
+
+
+def copying(walk: Walk, moves: Sequence[Move]) -> float:
+    """Seconds in which what enters one collective is copied into one array, and what leaves it out
+    of it: two kernels that read and write all of it."""
+    combiner, kind = walk.target.combiner, kind_of(walk, moves[0])
+    if len(moves) < 2 or combiner is None or kind is None or kind[0] not in combiner.contiguous:
+        return 0.0
+    traffic = 2.0 * entering(walk, moves)
+    return 2.0 * (traffic / walk.target.hbm_bytes_per_second + walk.target.launch_seconds)

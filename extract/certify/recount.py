@@ -27,6 +27,7 @@ from tapestry_egg.machine.energy import (
     collective_joules,
     dollars,
     idle_joules,
+    joules,
 )
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, exchanges
@@ -311,6 +312,10 @@ class Walk:
                 took = whole * (before / one.every)
                 spent = collective_dynamic_joules(*sent)
                 spent += idle_joules(took, self.mesh.devices, self.target)
+                copied = one.copying * (before / one.every)
+                traffic, devices = 4.0 * before if one.apart else 0.0, self.mesh.devices
+                spent += joules(0.0, traffic, 0.0, copied, devices, self.target)
+                took, local = took + copied, local + copied
             seconds, energy = seconds + took, energy + spent
             local += took if step.kind in ("slice", "to_partial") else 0.0
             wire += collective_wire_bytes(kind, before, self.mesh.parts(step.axes))
@@ -446,11 +451,12 @@ class Walk:
         one, at = self.with_others(move), self.read_at(move)
         readers, kept = self.readers_of(move), move.unit < 0
         begin = self.ground.streams.in_memory_from(move.value, readers, move.combines, at)
+        apart = False
         if one is not None:
-            begin, at = one.begin, one.at
+            begin, at, apart = one.begin, one.at, one.apart
         wire = self.copy(move)[2]
         return Copied(
-            move.need, tuple(units), kept, wire, tuple(blocks), begin, at, one is not None
+            move.need, tuple(units), kept, wire, tuple(blocks), begin, at, one is not None, apart
         )
 
     def read_at(self, move: Move) -> int:

@@ -18,6 +18,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import (
     Key,
     Kind,
+    copying,
     entering,
     kind_of,
     most_bytes,
@@ -244,7 +245,8 @@ class _Candidates:
     def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
         walk = self.walk
         amount = entering(walk, moves)
-        return float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
+        sent = float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
+        return sent + copying(walk, moves)
 
 
 def _ancestors(walk: Walk) -> list[int]:

@@ -24,6 +24,8 @@ from jax.interpreters import mlir
 
 from tapestry_egg.metakernels.signatures.signature import ROOM
 
+from .late_fills import filled
+
 #: What cuDNN's attention takes.
 _CUDNN_DTYPES = ("bfloat16", "float16")
 _CUDNN_WIDTH = 128
@@ -116,7 +118,7 @@ def flash_attention_backward(
 
     by_row = {"q": q.reshape(shape), "grad": grad.reshape(shape), "delta": delta}
     of_keys = _masks(by_row, mask, rows)
-    dk = dv = jnp.zeros(k.shape, wide)
+    dk, dv = (filled(x.shape, 0.0, wide, after=grad) for x in (k, v))
     made = []
     for begin, end, first, last in _parts(shape, keys, causal, window):
         parts = {n: x[:, begin:end] for n, x in by_row.items()}
@@ -229,25 +231,25 @@ def _in_blocks(
     shape: Sequence[int],
     sums: Any = (),
 ) -> Any:
-    """What `run` gives for blocks of rows, joined, and what it sums over them."""
+    """What `run` gives for blocks of rows, each put in its place, and what it sums over them."""
     rows = parts["q"].shape[1]
     size = _block_rows(rows, seen[1] - seen[0], shape)
     if size == rows:
         return run(low, parts=_cut(parts, of_keys, seen, 0, rows), sums=sums)
 
+    first = jax.eval_shape(lambda: run(low, parts=_cut(parts, of_keys, seen, 0, size), sums=sums))
+    places = jax.tree.map(
+        lambda x: filled((x.shape[0], rows, *x.shape[2:]), 0.0, x.dtype, after=parts["q"]), first[0]
+    )
+
     def step(carry: Any, j: Any) -> Any:
+        places, sums = carry
         some = _cut(parts, of_keys, seen, j * size, size)
-        made, carry = run(low + j * size, parts=some, sums=carry)
-        return carry, made
+        made, sums = run(low + j * size, parts=some, sums=sums)
+        write = partial(lax.dynamic_update_slice_in_dim, start_index=j * size, axis=1)
+        return (jax.tree.map(write, places, made), sums), None
 
-    sums, made = lax.scan(step, sums, jnp.arange(rows // size))
-    return jax.tree.map(_joined, made), sums
-
-
-def _joined(x: jax.Array) -> jax.Array:
-    """[block, batch, row, ...] as [batch, row, ...]."""
-    x = jnp.moveaxis(x, 0, 1)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
+    return lax.scan(step, (places, sums), jnp.arange(rows // size))[0]
 
 
 def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[..., Any]:

@@ -147,12 +147,18 @@ def _convolution(call: Call) -> list[jax.Array]:
     """A convolution over a dilated operand is the gradient of a strided one, for which cuDNN has a
     kernel. XLA sees that by the reversal of the window (`MatchBackwardInput` of its conv_rewriter),
     which a barrier or a copy of the window hides; else it stores the operand dilated and padded.
+
+    Where an operand is padded more on one side, a padded one is stored anyway. The barrier keeps
+    that from being shared by the convolution and its gradient, and held in between.
     """
     from jax import lax
 
     operand, window = call.operands
     space = call.params["dimension_numbers"].rhs_spec[2:]
     if all(d == 1 for d in call.params["lhs_dilation"]):
+        sides = zip(call.params["padding"], call.params["rhs_dilation"], strict=True)
+        if not all(low in range(high, high + d) for (low, high), d in sides):
+            operand, window = lax.optimization_barrier((operand, window))
         return call.bind(operand, window)
     turned = lax.optimization_barrier(lax.rev(window, space))
     return call.bind(operand, lax.rev(turned, space))

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.graph.arrays import decode_dtype
+from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.collectives import apply
 from tapestry_egg.plans.exchanges import sent_again
-from tapestry_egg.plans.fetch import Fetch, fetches, group_of, place
+from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
+from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
 from .kernels import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS, run_kernel
-from .order import BESIDE, SMALL, Tie, fills, last_reads, stored, ties
+from .order import SMALL, Tie, fills, last_reads, stored, ties
 from .precision import ROUNDING
-from .regions import NOT_FAILED, REGIONS
+from .regions import NOT_FAILED, REGIONS, Stacks
 
 if TYPE_CHECKING:
     import jax
 
     Arrays = Sequence[jax.Array]
+
+#: Bytes that lie together of which a memory is read without waste.
+_RUN = 128
 
 
 def lower(
@@ -44,11 +49,11 @@ def lower(
     """
     machine = plan.origin.machine if plan.origin else None
     beside = machine is not None and machine.slowdown is not None
-    return _LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside)
+    return LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside)
 
 
 @dataclass(frozen=True, eq=False)
-class _LocalBody:
+class LocalBody:
     """The local function of one graph: the program's, or that of a region."""
 
     body: BodyPlan
@@ -75,10 +80,10 @@ class _LocalBody:
 
     @cached_property
     def leaving(self) -> dict[int, tuple[Fetch, ...]]:
-        """Value -> the copies of it that leave the body and move bytes."""
+        """Value -> the copies of it that leave the body; they are made when it is."""
         found: dict[int, tuple[Fetch, ...]] = {}
         for f in self.reads[-1]:
-            if f.origin == "copy" and f.moves:
+            if f.origin == "copy":
                 found[f.value] = (*found.get(f.value, ()), f)
         return found
 
@@ -101,7 +106,7 @@ class _LocalBody:
         return after, before
 
     @cached_property
-    def regions(self) -> tuple[tuple[_LocalBody, ...], ...]:
+    def regions(self) -> tuple[tuple[LocalBody, ...], ...]:
         """Per operation, the local functions of its regions."""
         found = []
         for k, (op, strategy) in enumerate(
@@ -135,15 +140,22 @@ class _LocalBody:
     @cached_property
     def on_the_fly(self) -> dict[int, int]:
         """Value that is not stored -> the operation that a later reader can take again for it:
-        a plain one that reads its operands as they were produced."""
+        a plain one that reads its operands as they were produced, or small blocks of them."""
         return {
             op.outputs[0]: k
             for k, op in enumerate(self.body.graph.operations)
             if len(op.outputs) == 1
             and op.outputs[0] not in self.stored
             and not (op.regions or op.effectful)
-            and all(f.origin == "produced" for f in self.reads[k])
+            and all(f.have == f.need or self._is_cut_out(f) for f in self.reads[k])
         }
+
+    def _is_cut_out(self, f: Fetch) -> bool:
+        """Whether a copy is little and sends nothing."""
+        type_ = self.body.graph.values[f.value]
+        local = TensorType(f.need.local_shape(type_.shape, self.mesh), type_.dtype)
+        steps = self.body.copies[f.value, f.have, f.need]
+        return local.nbytes < SMALL and all(s.kind in ("slice", "to_partial") for s in steps)
 
     @cached_property
     def sources(self) -> dict[int, tuple[int, ...]]:
@@ -184,9 +196,55 @@ class _LocalBody:
         return frozenset(found)
 
     @cached_property
+    def turned(self) -> dict[int, dict[int, int]]:
+        """Per loop, operands whose slices are taken of what they are a transposition of, which
+        nothing stores: operand -> the operation that transposes."""
+        found: dict[int, dict[int, int]] = {}
+        graph = self.body.graph
+        for k, op in enumerate(graph.operations):
+            if op.kernel != "scan":
+                continue
+            first = op.params["num_consts"] + op.params["num_carry"]
+            for p, f in enumerate(self.reads[k]):
+                by = self.on_the_fly.get(f.value)
+                if p < first or f.origin != "produced" or by is None:
+                    continue
+                turns = graph.operations[by]
+                if turns.kernel == "transpose" and self._in_runs(turns, by):
+                    found.setdefault(k, {})[p] = by
+        return found
+
+    def _in_runs(self, turns: Operation, k: int) -> bool:
+        """Whether slices of what operation k transposes lie in runs that are worth reading."""
+        f, first = self.reads[k][0], turns.params["permutation"][0]
+        type_ = self.body.graph.values[f.value]
+        run = prod(f.need.local_shape(type_.shape, self.mesh)[first + 1 :]) * type_.itemsize
+        return run >= _RUN
+
+    @cached_property
     def last_read(self) -> dict[int, int]:
         """Value -> the last reader of it in any layout; the body's outputs read last."""
         return last_reads(self.reads, self.sources)
+
+    @cached_property
+    def read_as_made(self) -> dict[int, int]:
+        """The same but for the copies that are made before their readers' turn."""
+        own = [[f for f in reads if not self._early(k, f)] for k, reads in enumerate(self.reads)]
+        return last_reads(own, self.sources)
+
+    @cached_property
+    def made_early(self) -> dict[int, frozenset[Layout]]:
+        """Value -> the layouts of copies of it that are made before their readers' turn."""
+        found: dict[int, set[Layout]] = {}
+        for k, reads in enumerate(self.reads):
+            for f in reads:
+                if self._early(k, f):
+                    found.setdefault(f.value, set()).add(f.need)
+        return {v: frozenset(layouts) for v, layouts in found.items()}
+
+    def _early(self, k: int, f: Fetch) -> bool:
+        leaves = k == len(self.reads) - 1 and f.origin == "copy"
+        return bool(f.merged) or leaves
 
     @cached_property
     def derived(self) -> dict[int, tuple[int, ...]]:
@@ -203,14 +261,34 @@ class _LocalBody:
             report(outputs, failed, self.mesh, self.caller)
         return outputs
 
-    def run(self, arguments: Arrays, failed: Any) -> tuple[tuple[jax.Array, ...], Any]:
-        """The outputs, and whether a call has failed by now."""
+    @cached_property
+    def slices(self) -> dict[int, jax.ShapeDtypeStruct]:
+        """Outputs, by their places, that XLA for GPUs would hold until a round of a loop ends, and
+        only then put into the loop's stacks: arrays of some size."""
+        import jax
+
+        if self.platform not in GPUS:
+            return {}
+        found, graph = {}, self.body.graph
+        for q, (v, layout) in enumerate(zip(graph.outputs, self.body.outputs, strict=True)):
+            whole = graph.values[v]
+            local = TensorType(layout.local_shape(whole.shape, self.mesh), whole.dtype)
+            if not whole.dtype.startswith("key<") and local.nbytes >= SMALL:
+                found[q] = jax.ShapeDtypeStruct(local.shape, decode_dtype(whole.dtype))
+        return found
+
+    def run(
+        self, arguments: Arrays, failed: Any, stacks: Stacks | None = None
+    ) -> tuple[tuple[jax.Array, ...], Any]:
+        """The outputs, and whether a call has failed by now; in the place of outputs that are put
+        into `stacks`, nothing that is to be read."""
         import jax
 
         graph = self.body.graph
-        frame = _Frame(self, dict(zip(graph.inputs, arguments, strict=True)))
+        frame = Frame(self, dict(zip(graph.inputs, arguments, strict=True)), stacks=stacks)
         for v, constant in graph.constants.items():
             frame.produced[v] = jax.numpy.asarray(constant, constant.dtype)
+        frame.stack(graph.inputs)
         for k, op in enumerate(graph.operations):
             with jax.named_scope(op.scope or op.kernel):
                 frame.enter(op.remat, k)
@@ -219,10 +297,15 @@ class _LocalBody:
                 if k in self.fills:
                     operands = frame.not_before(k, operands)
                 strategy = self.body.strategies[k]
+                if k in self.turned and op.remat is None:
+                    operands = frame.turned(k, operands)
                 outputs, failed = self.run_operation(k, op, strategy, operands, failed)
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
-        return tuple(frame.operands(len(graph.operations))), failed
+        found = frame.operands(len(graph.operations))
+        for q in sorted(frame.unwritten()):
+            frame.write(q, found[q])
+        return tuple(found), failed
 
     def run_operation(
         self, k: int, op: Operation, strategy: Strategy, operands: Arrays, failed: Any
@@ -260,245 +343,3 @@ class _LocalBody:
                     where=where,
                 )
         return outputs, failed
-
-
-@dataclass
-class _Frame:
-    """The local arrays that exist while one body is being emitted."""
-
-    local: _LocalBody
-    produced: dict[int, jax.Array]
-    kept: dict[int, jax.Array] = field(default_factory=dict)
-    region: int | None = None  # the checkpoint region of the operation at hand
-    #: per checkpoint region, what it reads from outside, behind a barrier
-    barred: dict[int, tuple[dict[int, jax.Array], dict[int, jax.Array]]] = field(
-        default_factory=dict
-    )
-    made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
-    #: copies that leave, or were made with others, before their readers' turn
-    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)
-    #: those of them that kernels run beside, by the tie before which they were made
-    on_their_way: list[tuple[tuple[int, Layout], ...]] = field(default_factory=list)
-    #: what waited for a large kernel's operands, since the next one collects it while that one runs
-    ahead: set[int] = field(default_factory=set)
-    #: per kernel, the copies that its operations made
-    shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
-
-    def enter(self, region: int | None, k: int) -> None:
-        """Begin operation k, of a checkpoint region (or of none).
-
-        The region's inputs pass through one barrier, so that XLA neither merges the recomputation
-        with the first computation nor begins it before its cotangents are there. Where all inputs
-        were there long before, the result before operation k passes through it too.
-        """
-        self.region = region
-        if region is None or region in self.barred:
-            return
-        inputs = self.local.remat_inputs[region]
-        produced = {v: self.produced[v] for v in inputs if v in self.produced}
-        kept = {v: self.kept[v] for v in inputs if v in self.kept}
-        newest = max((self.made_by.get(v, -1) for v in inputs), default=-1)
-        late = {u: self.produced[u] for u in self._alive(k) if self.made_by[u] > newest}
-        produced, kept, late = _barrier((produced, kept, late))
-        self.barred[region] = produced, kept
-        self._renew(late, k)
-
-    def again(self, v: int, region: int) -> None:
-        """Compute a value that is not stored from what a region has of its sources: behind a
-        barrier of its own it would be stored from its first computation to here."""
-        produced = self.barred[region][0]
-        stack = [v]
-        while stack:
-            below = self.local.body.graph.operations[self.local.on_the_fly[stack[-1]]].inputs
-            missing = [w for w in below if self._outside(w, region) and w not in produced]
-            if not missing:
-                v = stack.pop()
-                produced[v] = self._compute(v, produced)
-            stack += missing
-
-    def _outside(self, v: int, region: int) -> bool:
-        """Whether a value is computed on the fly, by operations that are not the region's own."""
-        k = self.local.on_the_fly.get(v)
-        return k is not None and self.local.body.graph.operations[k].remat != region
-
-    def _renew(self, barred: dict[int, jax.Array], k: int) -> None:
-        """Put values behind a barrier for operation k and later ones, and what these read that is
-        computed on the fly from them."""
-        self.produced.update(barred)
-        made = self.local.on_the_fly
-        stale = {w for v in barred for w in self.local.derived.get(v, ()) if w in self.made_by}
-        order = sorted(stale, key=made.__getitem__)
-        wanted: set[int] = set()
-        for w in reversed(order):
-            if w in wanted or self.local.last_read.get(w, -1) >= k:
-                wanted |= {w, *self.local.body.graph.operations[made[w]].inputs}
-        for w in order:
-            if w in wanted:
-                self.produced[w] = self._compute(w, {})
-
-    def _compute(self, v: int, known: dict[int, jax.Array]) -> jax.Array:
-        """A value that is computed on the fly, from arrays in `known` where they are there."""
-        k = self.local.on_the_fly[v]
-        op, strategy = self.local.body.graph.operations[k], self.local.body.strategies[k]
-        own = {} if op.remat is None else self.barred[op.remat][0]
-        operands = []
-        for w in op.inputs:
-            store = next((s for s in (known, own) if w in s), self.produced)
-            operands.append(store[w])
-        outputs, _ = self.local.run_operation(k, op, strategy, operands, NOT_FAILED)
-        return outputs[0]
-
-    def _alive(self, k: int) -> tuple[int, ...]:
-        """The value computed last that is in memory and that operation k or a later one reads."""
-        for u in reversed(self.made_by):
-            if u in self.local.stored and self.local.last_read.get(u, -1) >= k:
-                return (u,)
-        return ()
-
-    def wait(self, k: int) -> None:
-        """Keep the plan's order: what operation k reads waits for the results before it."""
-        tie = self.local.ties.get(k)
-        if tie is None:
-            return
-        held = {
-            f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
-            for f in (*tie.held, *tie.ahead)
-        }
-        now = {v: store[v] for v, store in held.items() if v in store}
-        done = {v: self.produced[v] for v in tie.done if v in self.produced}
-        left = {key: x for key, x in self.left.items() if key[0] in done}
-        if self.local.beside:  # they are on their way while the next kernels run
-            self.on_their_way.append(tuple(left))
-            left = {}
-            if len(self.on_their_way) > BESIDE:
-                left = {key: self.left[key] for key in self.on_their_way.pop(0)}
-        if not now or not done:
-            return
-        now, done, left = _barrier((now, done, left))
-        self._renew(done, k)
-        self.left.update(left)
-        self.ahead |= {f.value for f in tie.ahead}
-        for v, x in now.items():
-            held[v][v] = x
-
-    def leave(self, k: int, outputs: Arrays) -> None:
-        op = self.local.body.graph.operations[k]
-        if k in self.local.made_whole:
-            outputs = _barrier(outputs)
-        for v, x in zip(op.outputs, outputs, strict=True):
-            self.produced[v] = x
-            self.made_by[v] = k
-            for f in self.local.leaving.get(v, ()):
-                if not f.merged:
-                    self.left[v, f.need] = self._copy(f, x)
-        self._join(self.local.joint[0].get(k, ()))
-
-    def _join(self, members: Sequence[Fetch]) -> None:
-        """Make copies that one collective makes: one after another, with nothing between them, as
-        compilers look for what they merge."""
-        for f in members:
-            self.left[f.value, f.need] = self._copy(f, self.produced[f.value])
-
-    def operands(self, k: int) -> list[jax.Array]:
-        """The operands of reader k, in the layouts that it needs."""
-        self._join(self.local.joint[1].get(k, ()))
-        reads = self.local.reads[k]
-        group = group_of(self.local.body, k)
-        own = {} if group < 0 else self.shared.setdefault(group, {})
-        if self.region is not None:
-            for f in reads:
-                if self._outside(f.value, self.region):
-                    self.again(f.value, self.region)
-        for f in reads:  # first, since tying a copy to another operand replaces that operand
-            if f.again and not f.merged:
-                own[f.value, f.need] = self._copy(f, self._late(f.value, k))
-        for f in reads:
-            at_end = k == len(self.local.reads) - 1
-            if (f.merged or at_end) and (f.value, f.need) in self.left:
-                own[f.value, f.need] = self.left[f.value, f.need]
-            elif f.origin == "copy" and not f.again:
-                own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
-        found = [
-            own[f.value, f.need]
-            if f.origin in ("own", "copy")
-            else self._store(f.origin, f.value)[f.value]
-            for f in reads
-        ]
-        again = self.local.sent_again
-        found = [_barrier(x) if (k, p) in again else x for p, x in enumerate(found)]
-        tie = self.local.ties.get(k)
-        if tie is not None and tie.arrived:
-            done = {v: self.produced[v] for v in tie.done if v in self.produced}
-            found, done = _barrier((found, done))
-            self._renew(done, k)
-        return found
-
-    def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
-        """Operands of operation k, not available before what was computed last before it.
-
-        XLA fills arrays that need nothing at once, several in one kernel at the program's start,
-        and then holds all of them until the last is read.
-        """
-        alive = self._alive(k)
-        if not alive:
-            return operands
-        late, waited = _barrier((operands, {u: self.produced[u] for u in alive}))
-        self._renew(waited, k)
-        return list(late)
-
-    def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
-        for step in f.steps:
-            x = apply(x, step, self.local.mesh, self.local.platform)
-        local = f.steps and f.steps[-1].kind in ("slice", "to_partial")
-        if local and x.size * x.dtype.itemsize >= SMALL:
-            x = _barrier(x)  # a block of its own: cut out inside a reader, it would keep the whole
-        if f.keep:
-            self.kept[f.value] = x
-        return x
-
-    def _store(self, origin: str, v: int) -> dict[int, jax.Array]:
-        """The table that holds value v, as produced or as kept, for the operation at hand."""
-        which = 0 if origin == "produced" else 1
-        if self.region is not None and v in self.barred[self.region][which]:
-            return self.barred[self.region][which]
-        return self.produced if which == 0 else self.kept
-
-    def _late(self, v: int, k: int) -> jax.Array:
-        """Value v, not available before reader k's other operands are.
-
-        A copy that moves the same bytes a second time is in the plan to save memory in between. XLA
-        would merge it with the first one; a barrier together with an operand that the reader waits
-        for anyway keeps the two apart and the second one late.
-        """
-        x = self._store("produced", v)[v]
-        if v in self.ahead:  # late enough, and apart from the first one
-            self.ahead.remove(v)
-            return x
-        tie = self._tie(v, k)
-        late: jax.Array
-        if tie is None:
-            late = _barrier(x)
-        else:
-            store, other = tie
-            late, store[other] = _barrier((x, store[other]))
-        return late
-
-    def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
-        """The array to tie a late copy of v to: the reader's operand computed last, if it computes
-        one, else whatever was computed last and is read again."""
-        others = [f for f in self.local.reads[k] if f.value != v and f.value in self.made_by]
-        if others:
-            f = max(others, key=lambda f: self.made_by[f.value])
-            return self._store("kept" if f.origin == "kept" else "produced", f.value), f.value
-        alive = [u for u in self.made_by if u != v and self.local.last_read.get(u, -1) >= k]
-        if alive:
-            u = max(alive, key=self.made_by.__getitem__)
-            return self._store("produced", u), u
-        return None
-
-
-def _barrier(tree: Any) -> Any:
-    """`lax.optimization_barrier` of a pytree of arrays; of nothing, nothing."""
-    import jax
-
-    return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree

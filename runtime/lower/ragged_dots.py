@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .late_fills import filled
+
 
 def by_group(
     lhs: jax.Array,
@@ -65,9 +67,7 @@ def by_group(
     shape = jax.eval_shape(
         lambda x, y: dot(x, lax.index_in_dim(y, 0, group, keepdims=False), inner, outer), lhs, rhs
     )
-    # Rows of no group stay zero. An array of zeros that waits for nothing would be made at once.
-    zero, lhs = lax.optimization_barrier((jnp.zeros((), shape.dtype), lhs))
-    nothing = lax.broadcast_in_dim(zero, shape.shape, ())
+    nothing = filled(shape.shape, 0, shape.dtype, after=lhs)  # as rows of no group stay
     return lax.scan(part, nothing, (jnp.arange(rhs.shape[group]), *spans))[0]
 
 

@@ -5,7 +5,8 @@ Of a region's operands, its outputs, and whether a call in it has failed by now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,8 +22,48 @@ class LocalFunction(Protocol):
     def calls(self) -> bool:
         """Whether some call in it may fail, and all devices must know."""
 
-    def run(self, arguments: Arrays, failed: Any) -> tuple[tuple[jax.Array, ...], Any]:
+    @property
+    def slices(self) -> Mapping[int, jax.ShapeDtypeStruct]:
+        """Outputs, by their places, that are worth storing at once where a loop stacks them."""
+
+    def run(
+        self, arguments: Arrays, failed: Any, stacks: Stacks | None = None
+    ) -> tuple[tuple[jax.Array, ...], Any]:
         """The outputs, and whether a call has failed by now."""
+
+
+@dataclass
+class Stacks:
+    """What a round of a loop stacks: `arrays[q]` is that of output q, and the round's slice of it
+    is at place `number`. Written as soon as a slice is there, it holds no memory of its own."""
+
+    number: jax.Array
+    arrays: dict[int, jax.Array]
+
+    def write(self, q: int, x: jax.Array) -> None:
+        """Put the round's slice into the stack of output q."""
+        from jax import lax
+
+        self.arrays[q] = lax.dynamic_update_index_in_dim(self.arrays[q], x, self.number, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """A stack as it lies in memory; its dims in the `order` given are those of the stack.
+
+    A loop that takes slices of the transposed stack would have a copy of all of it made first.
+    """
+
+    array: jax.Array
+    order: tuple[int, ...]
+
+    def slice(self, number: jax.Array) -> jax.Array:
+        """What the stack has at a place of its first dim."""
+        from jax import lax
+
+        first, *rest = self.order
+        one = lax.dynamic_index_in_dim(self.array, number, first, keepdims=False)
+        return lax.transpose(one, [d - (d > first) for d in rest])
 
 
 #: No call has failed. Where no call may, nothing else goes through loops and branches.
@@ -39,21 +80,44 @@ def _scan(
     consts = operands[: params["num_consts"]]
     rest = operands[params["num_consts"] :]
     carries = params["num_carry"]
+    streams = rest[carries:]
+    turned = [x for x in streams if isinstance(x, Turned)]
+    early = {q: x for q, x in regions[0].slices.items() if q >= carries}
 
-    def step(carry: tuple[Any, Any], slices: Any) -> tuple[tuple[Any, Any], Any]:
-        before, failed = carry
-        outputs, failed = regions[0].run((*consts, *before, *slices), failed)
-        return (list(outputs[:carries]), failed), list(outputs[carries:])
+    def step(carry: tuple[Any, Any, Any], given: Any) -> tuple[tuple[Any, Any, Any], Any]:
+        (before, failed, arrays), (number, straight) = carry, given
+        found = iter(straight)
+        slices = [x.slice(number) if isinstance(x, Turned) else next(found) for x in streams]
+        stacks = Stacks(number, dict(arrays)) if early else None
+        outputs, failed = regions[0].run((*consts, *before, *slices), failed, stacks)
+        late = [x for q, x in enumerate(outputs) if q >= carries and q not in early]
+        return (list(outputs[:carries]), failed, stacks.arrays if stacks else {}), late
 
-    (final, failed), stacked = lax.scan(
+    (final, failed, arrays), late = lax.scan(
         step,
-        (list(rest[:carries]), _flag(failed, regions)),
-        list(rest[carries:]),
+        (list(rest[:carries]), _flag(failed, regions), _empty(early, params["length"], operands)),
+        (
+            lax.iota("int32", params["length"]) if turned or early else None,
+            [x for x in streams if not isinstance(x, Turned)],
+        ),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*final, *stacked], failed
+    found = iter(late)
+    every = range(carries, carries + len(arrays) + len(late))
+    return [*final, *(arrays[q] if q in arrays else next(found) for q in every)], failed
+
+
+def _empty(
+    slices: Mapping[int, jax.ShapeDtypeStruct], length: int, operands: Arrays
+) -> dict[int, jax.Array]:
+    """Stacks to be written, not made before a loop's operands are."""
+    from .late_fills import filled
+
+    known = [x for x in operands if not isinstance(x, Turned)]
+    after = known[-1] if known else 0
+    return {q: filled((length, *x.shape), 0, x.dtype, after=after) for q, x in slices.items()}
 
 
 def _while(

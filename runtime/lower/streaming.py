@@ -25,6 +25,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from .late_fills import filled
+
 #: Bytes of a block's scores by platform: what caches hold beside the operands, so that a block that
 #: is stored between two products is not read from memory. On CPUs 4 MiB were fastest of 2 to 16.
 _ROOM = {"cpu": 4 << 20}
@@ -167,7 +169,8 @@ def dot_logsumexp(
         shift = _finite(new)
         return new, total * _weight(top, shift) + jnp.exp(s - shift).sum(axes, keepdims=True)
 
-    top, total = at.run(step, (jnp.full(rows, -jnp.inf, wide), jnp.zeros(rows, wide)))
+    begin = (filled(rows, -jnp.inf, wide, after=x), filled(rows, 0.0, wide, after=x))
+    top, total = at.run(step, begin)
     return (
         (_finite(top) + jnp.log(total))
         .reshape([n for d, n in enumerate(rows) if d not in axes])
@@ -214,7 +217,7 @@ def exp_dot(
             return carry + made
         return lax.dynamic_update_slice_in_dim(carry, made, start, dims.index(at.dim))
 
-    return at.run(step, jnp.zeros(result.shape, result.dtype)).astype(dtype)
+    return at.run(step, filled(result.shape, 0.0, result.dtype, after=z)).astype(dtype)
 
 
 def attention(
@@ -262,7 +265,8 @@ def attention(
         sums = sums * _of_rows(old, v, values, swapped) + made
         return new, total * old + weights.sum(axes, keepdims=True), sums
 
-    begin = (jnp.full(rows, -jnp.inf, wide), jnp.zeros(rows, wide), jnp.zeros(result.shape, wide))
+    numbers = ((rows, -jnp.inf), (rows, 0.0), (result.shape, 0.0))
+    begin = tuple(filled(shape, number, wide, after=x) for shape, number in numbers)
     _, total, sums = at.run(step, begin)
     return (sums / _of_rows(total, v, values, swapped)).astype(dtype)
 

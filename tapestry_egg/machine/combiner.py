@@ -3,7 +3,8 @@
 XLA puts collectives of one kind, over the same devices, that do not wait for each other, into one
 launch (`AllReduceCombiner`, `ReduceScatterCombiner`, `AllGatherCombiner`), as long as they have no
 more bytes together than its options say (`xla_gpu_all_reduce_combine_threshold_bytes` and so on; 30
-MiB by default on GPUs).
+MiB by default on GPUs). What one sum of several is made of is first copied into one array
+(`AllReduceContiguous`), and its results out of that.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ _KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 @dataclass(frozen=True, slots=True)
 class Combiner:
     """The kinds of collectives that are made into one, up to so many bytes of payload together:
-    what enters them on one device, of all-gathers what leaves them."""
+    what enters them on one device, of all-gathers what leaves them. Of the kinds `contiguous` all
+    that enters is one array."""
 
     bytes: int
     kinds: tuple[str, ...]
+    contiguous: tuple[str, ...] = ()
 
     def check(self, where: str) -> None:
         """Raises TargetError for a kind that is never made into one, and for no bytes."""
-        for kind in self.kinds:
+        for kind in (*self.kinds, *self.contiguous):
             if kind not in _KINDS:
                 raise TargetError(
                     f"{kind!r} is none of {', '.join(_KINDS)}", where=f"{where}.kinds"
@@ -38,7 +41,8 @@ class Combiner:
 
 def read_combiner(table: Table, where: str) -> Combiner:
     """The figures of a target's file."""
-    found = Combiner(int(table.number("bytes", whole=True)), table.texts("kinds"))
+    contiguous = table.texts("contiguous") if "contiguous" in table.keys() else ()
+    found = Combiner(int(table.number("bytes", whole=True)), table.texts("kinds"), contiguous)
     table.finish()
     found.check(where)
     return found

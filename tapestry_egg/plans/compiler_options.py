@@ -15,26 +15,29 @@ if TYPE_CHECKING:
 
 _MERGED = "xla_gpu_{}_combine_threshold_bytes"
 _BESIDE = "xla_gpu_enable_latency_hiding_scheduler"
+_FREELY = 1 << 17  # bytes that may be merged though no plan says so
 
 
 def compiler_options(plan: Plan) -> dict[str, int | bool]:
     """The options by name; none where the compiler of the plan's target merges nothing, or the
     machine is not known.
 
-    Where collectives run beside kernels, those that wait for others are beside nothing: no more
-    bytes are merged than the largest collective that the plan has merged.
+    No more bytes are merged than the largest collective that the plan has merged: what enters and
+    leaves a small one would stay as long as a large one's, and what enters one sum of several be
+    copied into one array, and what leaves it out of it. Little is merged freely, which saves
+    launches, but for where collectives run beside kernels: those that wait for others are beside
+    nothing.
     """
     machine = plan.origin.machine if plan.origin else None
     if machine is None or machine.combiner is None:
         return {}
-    combiner = machine.combiner
-    if machine.slowdown is None:
-        return {_MERGED.format(kind): combiner.bytes for kind in combiner.kinds}
+    kinds, beside = machine.combiner.kinds, machine.slowdown is not None
     together: dict[tuple[str, int], int] = defaultdict(int)
     for c in plan.collectives:
         if c.merged:
             together[c.kind, c.merged] += c.payload_bytes
-    most = {kind: 1 for kind in combiner.kinds}
+    most = dict.fromkeys(kinds, 1 if beside else _FREELY)
     for (kind, _), payload in together.items():
         most[kind] = max(most.get(kind, 1), payload)
-    return {_BESIDE: True, **{_MERGED.format(k): n for k, n in most.items() if k in combiner.kinds}}
+    merged: dict[str, int | bool] = {_MERGED.format(k): most[k] for k in kinds}
+    return {_BESIDE: True, **merged} if beside else merged

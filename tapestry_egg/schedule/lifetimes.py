@@ -7,10 +7,14 @@ instruction that defines it to its last reader, and
 
 - inputs live throughout, and so do the program's results once made; a donated input's buffer
   serves the new state that takes its place, if nothing reads the old one after that;
-- an elementwise result takes over the buffer of an operand of the same type that dies there, and
-  so does a scatter that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
+- an elementwise result takes over the buffer of an operand of the same type that dies there, unless
+  the kernel that makes it reduces it, too, and a scatter that of what it scatters into
+  (HloDataflowAnalysis: CanShareOperandBuffer);
 - what a loop reads from outside, stacks whose slices it takes among it, is live until its last
   round is over; a slice is taken where it is read first;
+- what a loop carries has one buffer from its begin to the last reader of what it leaves there; a
+  round's next value is written into it, unless the old one is still to be read by then: the next
+  one has a buffer of its own until it is;
 - views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
   both keep alive what they read.
 """
@@ -30,13 +34,16 @@ from .schedules import Schedule
 class Lifetimes:
     """Where value v lives: from tick `made[v]`, read last by what happens at `last[v]` and one
     tick later. `reads_at[u, v]` is the tick of the copies that unit u makes of v, `reads_until`
-    that of the last unit that reads v, or such a copy, by way of u."""
+    that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
+    of its own: an alias, a constant, a view, what is computed where it is read; the last two are
+    `nowhere` as they are."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
     reads_at: dict[tuple[int, int], int]
     reads_until: dict[tuple[int, int], int]
-    free: tuple[bool, ...]  # takes no memory of its own (alias, view, constant, fused)
+    free: tuple[bool, ...]
+    nowhere: tuple[bool, ...]
     times: int
 
 
@@ -54,6 +61,9 @@ class _Lives:
         self.made = [0] * n
         self.last = [-1] * n
         self.free = [False] * n
+        self.nowhere = [False] * n
+        self._ends: dict[int, int] = {}  # of a loop's first instance
+        self.ready = [0] * n  # the tick at which all of a value is there
         self.reads_at: dict[tuple[int, int], int] = {}
         self.reads_until: dict[tuple[int, int], int] = {}
         self.spans = sorted(_region_units(schedule), key=lambda s: s[1] - s[0])
@@ -62,6 +72,7 @@ class _Lives:
         self._make()
         self._read()
         self._hold()
+        self._carry()
         self._slice()
         self._boundary()
         self._take_over()
@@ -71,6 +82,7 @@ class _Lives:
             self.reads_at,
             self.reads_until,
             tuple(self.free),
+            tuple(self.nowhere),
             self.end,
         )
 
@@ -84,6 +96,12 @@ class _Lives:
                     self.made[v] = 2 * begin[0] + 1 if begin else 2 * u + 1
                 if root.port in ("constant", "invariant"):
                     self.free[v] = True
+                self.ready[v] = self.made[v]
+            if root.port in ("carry", "stack"):
+                self.ready[unit.outputs[-1]] = self._loop_ends(unit.root) + 1
+            if root.port == "carry":
+                for v in unit.outputs[:-1]:
+                    self.free[v] = True
 
     def _read(self) -> None:
         """What leaves the program, or a region, is read when it is made."""
@@ -94,11 +112,11 @@ class _Lives:
                 at_once = root.port in ("state", "output") or (
                     root.port in ("carry", "stack", "branch") and inside
                 )
-                at = self.made[v] + 1 if at_once else 2 * u
+                at = self.ready[v] + 1 if at_once else 2 * u
                 self.reads_at[u, v] = at
                 self.last[v] = max(self.last[v], self.end if root.port == "output" else at)
         self.reads_until = dict(self.reads_at)
-        for k, t in enumerate(self.made):
+        for k, t in enumerate(self.ready):
             self.last[k] = max(self.last[k], t - 1)
 
     def _hold(self) -> None:
@@ -111,10 +129,32 @@ class _Lives:
             over = self._loop_ends(unit.root) if port in ("invariant", "stream") else 0
             for v in unit.outputs if passes or over else ():
                 self.free[v] = self.free[v] or passes
+                self.nowhere[v] = self.nowhere[v] or (passes and not port)
                 for _, _, source in unit.reads:
                     until = max(self.reads_until[u, source], self.last[v] if passes else 0, over)
                     self.reads_until[u, source] = until
                     self.last[source] = max(self.last[source], until)
+
+    def _carry(self) -> None:
+        """A round's next value waits for the last reader of the old one."""
+        for old, following in self._carried():
+            self.last[following] = max(self.last[following], *(self.last[v] for v in old))
+
+    def _carried(self) -> list[tuple[tuple[FlatId, ...], FlatId]]:
+        """Per carry of a loop, what a round reads of it, and its next value, if that is stored when
+        it is made: no view, and nothing that the round was given."""
+        found = []
+        for unit in self.schedule.units:
+            root = self.program.instances[unit.root]
+            if root.port == "carry":
+                following = root.inputs[1]
+                u = self.schedule.producer[following]
+                maker = self.program.instances[self.schedule.units[u].root]
+                left = maker.port in ("carry", "stack") and following == maker.outputs[-1]
+                computed = not maker.port and not self.nowhere[following]
+                if left or computed or maker.port == "branch":
+                    found.append((root.outputs[:-1], following))
+        return found
 
     def _loop_ends(self, port: int) -> int:
         """The tick of the copies for the last unit of the loop that a port belongs to; 0 for those
@@ -124,9 +164,10 @@ class _Lives:
             if b == body and first <= port < stop:
                 if self.program.bodies[b].graph.operations[k].kernel == "cond":
                     return 0
-                return 2 * max(
-                    u for u, unit in enumerate(self.schedule.units) if first <= unit.root < stop
-                )
+                if first not in self._ends:
+                    units = enumerate(self.schedule.units)
+                    self._ends[first] = 2 * max(u for u, x in units if first <= x.root < stop)
+                return self._ends[first]
         return 0
 
     def _slice(self) -> None:
@@ -148,7 +189,7 @@ class _Lives:
                 maker = self.program.instances[
                     self.schedule.units[self.schedule.producer[new]].root
                 ]
-                if not maker.port:
+                if not maker.port or maker.port in ("carry", "stack"):
                     # Written where the old state was, unless that is still to be read; a view of
                     # something else is not written at all.
                     self.free[new] = self.free[new] or self.last[old] <= self.made[new]
@@ -160,24 +201,38 @@ class _Lives:
 
     def _take_over(self) -> None:
         """Results that are written over an operand that nothing reads any more."""
-        types = self.program.types
+        for old, following in self._carried():
+            maker = self.schedule.producer[following]
+            read = max(self.last[v] for v in old)
+            dying = read == 2 * maker and not self._over(maker, following).isdisjoint(old)
+            if read < self.made[following] - 1 or dying:
+                self.free[following] = True
         for u, unit in enumerate(self.schedule.units):
-            root = self.program.instances[unit.root]
-            if root.port or len(unit.outputs) != 1 or self.free[unit.outputs[0]]:
+            if not unit.outputs or self.free[unit.outputs[-1]]:
                 continue
-            (v,) = unit.outputs
-            initial = {root.inputs[p] for p in root.signature.initial}
-            loop = root.signature.fusion == "loop"
-            dying = [
-                w
-                for w in (self.fusion.operands[u] if loop else initial)
-                if self.last[w] == 2 * u
-                and not self.free[w]
-                and types[w].shape == types[v].shape
-                and types[w].dtype == types[v].dtype
-            ]
-            if dying:
+            v = unit.outputs[-1]
+            if any(self.last[w] == 2 * u and not self.free[w] for w in self._over(u, v)):
                 self.made[v] = max(self.made[v], 2 * u + 2)
+
+    def _over(self, u: int, v: FlatId) -> set[FlatId]:
+        """What value v, that unit u makes, may be written over, if nothing reads it any more."""
+        unit, types = self.schedule.units[u], self.program.types
+        root = self.program.instances[unit.root]
+        if root.port == "carry":
+            return {root.inputs[0]} if v == root.outputs[-1] else set()
+        if root.port or len(unit.outputs) != 1:
+            return set()
+        using = self.schedule.readers[v]
+        if any(self._reduces(r) for r in using):  # one kernel makes it and reduces it
+            return set()
+        loop = root.signature.fusion == "loop"
+        read = self.fusion.operands[u] if loop else {root.inputs[p] for p in root.signature.initial}
+        like = types[v].shape, types[v].dtype
+        return {w for w in read if (types[w].shape, types[w].dtype) == like}
+
+    def _reduces(self, u: int) -> bool:
+        root = self.program.instances[self.schedule.units[u].root]
+        return not root.port and root.signature.fusion == "reduce"
 
 
 def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:

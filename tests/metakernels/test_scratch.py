@@ -58,3 +58,30 @@ def test_a_gradient_of_pooling_holds_where_windows_chose(stride: int, numbers: f
     found = signature("select_and_scatter_add", jax.grad(pooled), (8, 4))
     assert found.scratch is not None
     assert found.scratch.bytes_at(found.extents) == numbers * 8 // stride * 4
+
+
+@pytest.mark.parametrize(
+    ("padding", "held"),
+    # Nothing where cuDNN pads both sides alike, else the padded operand, 9 × 9.
+    [((1, 1), [0, 0, 0]), ((0, 1), [2 * 4 * 81, 2 * 4 * 81, 2 * 4 * 81])],
+)
+def test_a_convolution_padded_on_one_side_holds_a_padded_operand(
+    padding: tuple[int, int], held: list[int]
+) -> None:
+    """So do both gradients: that by the operand is cut out of a padded one."""
+
+    def total(x: jax.Array, k: jax.Array) -> jax.Array:
+        y = lax.conv_general_dilated(x, k, (2, 2), (padding, padding))
+        return (y * y).sum()
+
+    shapes = ((2, 4, 8, 8), (3, 4, 3, 3))
+    arguments = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    graph = te.trace(jax.grad(total, (0, 1)), *arguments).graph
+    found = []
+    for op in graph.operations:
+        if op.kernel == "conv_general_dilated":
+            types = [[graph.values[v] for v in vs] for vs in (op.inputs, op.outputs)]
+            made = registry.signature(op.kernel, op.params, *types)
+            assert made.scratch is not None
+            found.append(made.scratch.bytes_at(made.extents))
+    assert found == pytest.approx([4 * n for n in held], rel=0.01)

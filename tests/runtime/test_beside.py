@@ -113,7 +113,7 @@ def test_what_the_compiler_is_told(beside: te.Front) -> None:
             assert (most > 1) == (kind in merged)
     serial = replace(beside[0].origin.machine, overlaps=False)
     plan = replace(beside[0], origin=replace(beside[0].origin, machine=serial))
-    assert set(plan.compiler_options.values()) == {31457280}
+    assert set(plan.compiler_options.values()) == {131072}  # no gradient is as small
     on_tpu = replace(beside[0].origin, machine=load_target("v5e:2x4"))
     assert replace(beside[0], origin=on_tpu).compiler_options == {}
     assert replace(beside[0], origin=None).compiler_options == {}

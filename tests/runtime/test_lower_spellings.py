@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.trace import trace
@@ -83,6 +84,29 @@ def test_a_convolution_of_a_dilated_operand_reads_a_reversed_window() -> None:
     assert maker[convolution.invars[1]] == "rev"  # and not through a barrier
 
 
+@pytest.mark.parametrize(("padding", "waits"), [((0, 1), True), ((1, 1), False)])
+def test_operands_padded_on_one_side_are_padded_by_each_convolution(
+    padding: tuple[int, int], waits: bool
+) -> None:
+    """cuDNN pads both sides alike, so XLA pads: once for a convolution and its gradient, and holds
+    the padded operand in between, were it the same for both."""
+
+    def fn(x: Any, k: Any) -> Any:
+        def total(k: Any) -> Any:
+            y = lax.conv_general_dilated(x, k, (2, 2), (padding, padding))
+            return (y * y).sum()
+
+        return jax.grad(total)(k)
+
+    arguments = (numbers(2, 4, 8, 8), numbers(3, 4, 3, 3, seed=1))
+    jaxpr = jax.make_jaxpr(_local(fn, arguments, "cuda"))(*arguments).jaxpr
+    maker = {v: e.primitive.name for e in _equations(jaxpr) for v in e.outvars}
+    read = [e.invars[0] for e in _equations(jaxpr) if e.primitive.name == "conv_general_dilated"]
+    assert len(read) == 2
+    assert [maker.get(v) == "optimization_barrier" for v in read] == [waits, waits]
+    same(_local(fn, arguments, "cuda")(*arguments)[0], fn(*arguments), 1e-3)
+
+
 def test_arrays_are_filled_when_the_results_before_them_are_there() -> None:
     """Filled at the start, both would be in memory at once."""
     rows = np.arange(256) % 7
@@ -131,3 +155,75 @@ def test_what_is_split_is_split_at_once() -> None:
     assert [v.aval.shape for v in barrier.outvars] == [(4, 8), (4, 8)]
     assert not _barriers(fn, (numbers(8, 8),), "cpu")
     same(_local(fn, (numbers(8, 8),), "cuda")(numbers(8, 8))[0], fn(numbers(8, 8))[0])
+
+
+def _looped(fn: Callable[..., Any], arguments: Any, platform: str) -> Callable[..., Any]:
+    """The same of a program with loops, by a plan for one device."""
+    front = te.optimize(
+        te.trace(fn, *arguments),
+        "h100:1",
+        settings=te.Settings(work=0.1),
+        books=["sharding", "collectives"],
+    )
+    return lower(front.best("seconds"), platform=platform)
+
+
+def _equations(jaxpr: Any) -> list[Any]:
+    """Those of a jaxpr in their order, of loops and calls those inside."""
+    found = []
+    for e in jaxpr.eqns:
+        inner = e.params.get("jaxpr") if e.primitive.name in ("scan", "jit") else None
+        found += _equations(inner.jaxpr) if inner is not None else [e]
+    return found
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_loop_takes_slices_of_what_is_not_transposed(reverse: bool) -> None:
+    """Else a transposed copy of all of it is in memory while the loop runs."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def step(c: Any, given: Any) -> Any:
+            a, b = given
+            return jnp.tanh(c + a @ w + b), c
+
+        blocks = x.reshape(16, 8, 32, 4).transpose(1, 0, 3, 2)
+        return lax.scan(step, blocks[0], (blocks, blocks + 1.0), reverse=reverse)
+
+    arguments = (numbers(128, 128), numbers(32, 32, seed=1))
+    turned = [
+        e.outvars[0].aval.shape
+        for e in _equations(jax.make_jaxpr(_looped(fn, arguments, "cuda"))(*arguments).jaxpr)
+        if e.primitive.name == "transpose"
+    ]
+    assert turned.count((16, 4, 32)) == 1  # a slice, inside the loop
+    for got, wanted in zip(_looped(fn, arguments, "cuda")(*arguments), fn(*arguments), strict=True):
+        same(got, wanted)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_a_loop_stacks_is_stacked_when_it_is_made(reverse: bool) -> None:
+    """Else the slices of all stacks are in memory at the end of a round, beside the stacks."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def step(c: Any, row: Any) -> Any:
+            a = c @ w
+            b = jnp.sin(a) @ w
+            return jnp.tanh(b + row[0]), (a, c, row[0, :2], b, a.T)
+
+        return lax.scan(step, x[0], x, reverse=reverse)
+
+    arguments = (numbers(3, 64, 64), numbers(64, 64, seed=1))
+    jaxpr = jax.make_jaxpr(_looped(fn, arguments, "cuda"))(*arguments).jaxpr
+    names = [e.primitive.name for e in _equations(jaxpr)]
+    products = [k for k, n in enumerate(names) if n == "dot_general"]
+    writes = [k for k, n in enumerate(names) if n == "dynamic_update_slice"]
+    assert len(writes) == 4  # two numbers are not worth it
+    # What was carried in and the first product, before the second begins.
+    assert sum(k < products[1] for k in writes) >= 2
+    barriers = [k for k, n in enumerate(names) if n == "optimization_barrier"]
+    assert any(writes[1] < k < products[1] for k in barriers)
+    got, wanted = _looped(fn, arguments, "cuda")(*arguments), jax.tree.leaves(fn(*arguments))
+    for a, b in zip(got, wanted, strict=True):
+        same(a, b)
+    plain = jax.make_jaxpr(_looped(fn, arguments, "cpu"))(*arguments).jaxpr
+    assert "dynamic_update_slice" not in [e.primitive.name for e in _equations(plain)]

@@ -200,6 +200,39 @@ def test_what_a_loop_reads_from_outside_lives_until_its_last_round() -> None:
     assert lives.last[inner] < over
 
 
+ROUNDS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "over the old one": jnp.tanh,
+    "beside the old one": lambda c: c @ c,
+    "after the old one": lambda c: jnp.sort(c @ c),
+    "of the old one and another": lambda c: (c @ c) @ c,
+    "by a loop in it": lambda c: jax.lax.fori_loop(0, 2, lambda _, x: jnp.sort(x @ x), c),
+    "stacked by a loop in it": lambda c: jax.lax.scan(lambda s, r: (s, r - s), c[0], c)[1],
+}
+
+
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_a_loop_carries_has_one_buffer_and_the_next_round_another_if_it_must(
+    name: str, donated: bool
+) -> None:
+    """Against XLA's own buffer assignment, and the certificate's account."""
+
+    def f(x: jax.Array) -> Any:
+        return (jax.lax.scan(lambda c, _: (ROUNDS[name](c), None), x, None, length=3)[0],)
+
+    of = scheduled(f, X, donate=(0,) if donated else ())
+    lives, counted = lifetimes(of), Lives(of, of.program.body_of)
+    compiled = jax.jit(f, donate_argnums=(0,) if donated else ()).lower(X).compile()
+    has = compiled.memory_analysis()
+    bytes_ = has.argument_size_in_bytes + has.output_size_in_bytes + has.temp_size_in_bytes
+    assert max(held(of, lives)) == pytest.approx(bytes_ - has.alias_size_in_bytes, rel=0.01)
+    for v in range(len(of.program.types)):
+        if of.producer[v] >= 0:
+            assert counted.owns_memory(v) == (not lives.free[v]), v
+            if not lives.free[v]:
+                assert (counted.birth(v), counted.death(v)) == (lives.made[v], lives.last[v]), v
+
+
 @cache
 def problem(devices: int) -> PlanProblem:
     """A training step of two dense layers over a line of devices."""

@@ -1,0 +1,314 @@
+"""The local arrays of one body of a plan while it is emitted, and what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.fetch import Fetch, group_of
+
+from .kernels import GPUS
+from .order import BESIDE, SMALL
+from .regions import NOT_FAILED, Stacks, Turned
+
+if TYPE_CHECKING:
+    import jax
+
+    from .lower import LocalBody
+
+    Arrays = Sequence[jax.Array]
+
+
+@dataclass
+class Frame:
+    """The local arrays that exist while one body is being emitted."""
+
+    local: LocalBody
+    produced: dict[int, jax.Array]
+    kept: dict[int, jax.Array] = field(default_factory=dict)
+    region: int | None = None  # the checkpoint region of the operation at hand
+    #: per checkpoint region, what it reads from outside, behind a barrier
+    barred: dict[int, tuple[dict[int, jax.Array], dict[int, jax.Array]]] = field(
+        default_factory=dict
+    )
+    made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
+    #: copies that leave, or were made with others, before their readers' turn
+    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)
+    #: those of them that kernels run beside, by the tie before which they were made
+    on_their_way: list[tuple[tuple[int, Layout], ...]] = field(default_factory=list)
+    #: what waited for a large kernel's operands, since the next one collects it while that one runs
+    ahead: set[int] = field(default_factory=set)
+    stacks: Stacks | None = None  # that this round of a loop writes
+    written: dict[int, bool] = field(default_factory=dict)  # stack -> whether a kernel waits for it
+    #: per kernel, the copies that its operations made
+    shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
+
+    def enter(self, region: int | None, k: int) -> None:
+        """Begin operation k, of a checkpoint region (or of none).
+
+        The region's inputs pass through one barrier, so that XLA neither merges the recomputation
+        with the first computation nor begins it before its cotangents are there. Where all inputs
+        were there long before, the result before operation k passes through it too.
+        """
+        self.region = region
+        if region is None or region in self.barred:
+            return
+        inputs = self.local.remat_inputs[region]
+        produced = {v: self.produced[v] for v in inputs if v in self.produced}
+        kept = {v: self.kept[v] for v in inputs if v in self.kept}
+        newest = max((self.made_by.get(v, -1) for v in inputs), default=-1)
+        late = {u: self.produced[u] for u in self._alive(k) if self.made_by[u] > newest}
+        produced, kept, late = barrier((produced, kept, late))
+        self.barred[region] = produced, kept
+        self._renew(late, k)
+
+    def again(self, v: int, region: int) -> None:
+        """Compute a value that is not stored from what a region has of its sources: behind a
+        barrier of its own it would be stored from its first computation to here."""
+        produced = self.barred[region][0]
+        stack = [v]
+        while stack:
+            below = self.local.body.graph.operations[self.local.on_the_fly[stack[-1]]].inputs
+            missing = [w for w in below if self._outside(w, region) and w not in produced]
+            if not missing:
+                v = stack.pop()
+                produced[v] = self._compute(v, produced)
+            stack += missing
+
+    def _outside(self, v: int, region: int) -> bool:
+        """Whether a value is computed on the fly, by operations that are not the region's own."""
+        k = self.local.on_the_fly.get(v)
+        return k is not None and self.local.body.graph.operations[k].remat != region
+
+    def _renew(self, barred: dict[int, jax.Array], k: int) -> None:
+        """Put values behind a barrier for operation k and later ones, and what these read that is
+        computed on the fly from them."""
+        self.produced.update(barred)
+        made = self.local.on_the_fly
+        stale = {w for v in barred for w in self.local.derived.get(v, ()) if w in self.made_by}
+        order = sorted(stale, key=made.__getitem__)
+        wanted: set[int] = set()
+        for w in reversed(order):
+            if w in wanted or self.local.last_read.get(w, -1) >= k:
+                wanted |= {w, *self.local.body.graph.operations[made[w]].inputs}
+        for w in order:
+            if w in wanted:
+                self.produced[w] = self._compute(w, {})
+
+    def _compute(self, v: int, known: dict[int, jax.Array]) -> jax.Array:
+        """A value that is computed on the fly, from arrays in `known` where they are there."""
+        k = self.local.on_the_fly[v]
+        op, strategy = self.local.body.graph.operations[k], self.local.body.strategies[k]
+        own = {} if op.remat is None else self.barred[op.remat][0]
+        operands = []
+        for f in self.local.reads[k]:
+            x = next((s for s in (known, own) if f.value in s), self.produced)[f.value]
+            steps = self.local.body.copies[f.value, f.have, f.need] if f.have != f.need else ()
+            for step in steps:
+                x = apply(x, step, self.local.mesh, self.local.platform)
+            operands.append(x)
+        outputs, _ = self.local.run_operation(k, op, strategy, operands, NOT_FAILED)
+        return outputs[0]
+
+    def _alive(self, k: int) -> tuple[int, ...]:
+        """The value computed last that is in memory and that operation k or a later one reads."""
+        for u in reversed(self.made_by):
+            if u in self.local.stored and self.local.last_read.get(u, -1) >= k:
+                return (u,)
+        return ()
+
+    def wait(self, k: int) -> None:
+        """Keep the plan's order: what operation k reads waits for the results before it."""
+        tie = self.local.ties.get(k)
+        if tie is None:
+            return
+        held = {
+            f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
+            for f in (*tie.held, *tie.ahead)
+        }
+        now = {v: store[v] for v, store in held.items() if v in store}
+        known = [v for v in tie.done if v in self.produced]
+        left = {key: x for key, x in self.left.items() if key[0] in known}
+        beside = self.local.beside
+        # What only copies are read of that are there already waits no more.
+        done = {v: self.produced[v] for v in known if beside or self._is_read(v, k)}
+        if beside:  # they are on their way while the next kernels run
+            self.on_their_way.append(tuple(left))
+            left = {}
+            if len(self.on_their_way) > BESIDE:
+                left = {key: self.left[key] for key in self.on_their_way.pop(0)}
+        late = (
+            {q: self.stacks.arrays[q] for q, waits in self.written.items() if not waits}
+            if self.stacks
+            else {}
+        )
+        if not now or not (done or left or late):
+            return
+        now, done, left, late = barrier((now, done, left, late))
+        if self.stacks is not None:
+            self.stacks.arrays.update(late)
+            self.written.update(dict.fromkeys(late, True))
+        self._renew(done, k)
+        self.left.update(left)
+        self.ahead |= {f.value for f in tie.ahead}
+        for v, x in now.items():
+            held[v][v] = x
+
+    def _is_read(self, v: int, k: int) -> bool:
+        """Whether a value is read as it was made by operation k or a later one."""
+        missing = any((v, need) not in self.left for need in self.local.made_early.get(v, ()))
+        return missing or self.local.read_as_made.get(v, -1) >= k
+
+    def leave(self, k: int, outputs: Arrays) -> None:
+        op = self.local.body.graph.operations[k]
+        if k in self.local.made_whole:
+            outputs = barrier(outputs)
+        for v, x in zip(op.outputs, outputs, strict=True):
+            self.produced[v] = x
+            self.made_by[v] = k
+            for f in self.local.leaving.get(v, ()):
+                if not f.merged:
+                    self.left[v, f.need] = self._copy(f, x)
+        self.stack(op.outputs)
+        self._join(self.local.joint[0].get(k, ()))
+
+    def stack(self, made: Sequence[int]) -> None:
+        """Put what of a loop's stacks is there now into them."""
+        for q in self.unwritten():
+            f = self.local.reads[-1][q]
+            if f.value in made and (f.origin == "produced" or (f.value, f.need) in self.left):
+                self.write(q, self.left.get((f.value, f.need), self.produced[f.value]))
+
+    def unwritten(self) -> set[int]:
+        """The outputs that are to be put into stacks and are not yet."""
+        return set() if self.stacks is None else self.stacks.arrays.keys() - self.written.keys()
+
+    def write(self, q: int, x: jax.Array) -> None:
+        """Put output q of this round into its stack."""
+        assert self.stacks is not None, "asked before"
+        self.stacks.write(q, x)
+        self.written[q] = False
+
+    def _join(self, members: Sequence[Fetch]) -> None:
+        """Make copies that one collective makes: one after another, with nothing between them, as
+        compilers look for what they merge. They are taken out of what the collective gives at once,
+        which else stays as long as the last of them is not read."""
+        made = [self._copy(f, self.produced[f.value]) for f in members]
+        made = barrier(made) if self.local.platform in GPUS else made
+        self.left.update(((f.value, f.need), x) for f, x in zip(members, made, strict=True))
+
+    def operands(self, k: int) -> list[jax.Array]:
+        """The operands of reader k, in the layouts that it needs."""
+        self._join(self.local.joint[1].get(k, ()))
+        reads = self.local.reads[k]
+        group = group_of(self.local.body, k)
+        own = {} if group < 0 else self.shared.setdefault(group, {})
+        if self.region is not None:
+            for f in reads:
+                if self._outside(f.value, self.region):
+                    self.again(f.value, self.region)
+        for f in reads:  # first, since tying a copy to another operand replaces that operand
+            if f.again and not f.merged:
+                own[f.value, f.need] = self._copy(f, self._late(f.value, k))
+        for f in reads:
+            at_end = k == len(self.local.reads) - 1
+            if (f.merged or at_end) and (f.value, f.need) in self.left:
+                own[f.value, f.need] = self.left[f.value, f.need]
+            elif f.origin == "copy" and not f.again:
+                own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
+        found = [
+            own[f.value, f.need]
+            if f.origin in ("own", "copy")
+            else self._store(f.origin, f.value)[f.value]
+            for f in reads
+        ]
+        again = self.local.sent_again
+        found = [barrier(x) if (k, p) in again else x for p, x in enumerate(found)]
+        tie = self.local.ties.get(k)
+        if tie is not None and tie.arrived:
+            done = {v: self.produced[v] for v in tie.done if v in self.produced}
+            found, done = barrier((found, done))
+            self._renew(done, k)
+        return found
+
+    def turned(self, k: int, operands: list[Any]) -> list[Any]:
+        """Operands of a loop; in the place of stacks that are transposed, what those are of."""
+        graph = self.local.body.graph
+        for p, by in self.local.turned[k].items():
+            turns = graph.operations[by]
+            order = tuple(turns.params["permutation"])
+            operands[p] = Turned(self.produced[turns.inputs[0]], order)
+        return operands
+
+    def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
+        """Operands of operation k, not available before what was computed last before it.
+
+        XLA fills arrays that need nothing at once, several in one kernel at the program's start,
+        and then holds all of them until the last is read.
+        """
+        alive = self._alive(k)
+        if not alive:
+            return operands
+        late, waited = barrier((operands, {u: self.produced[u] for u in alive}))
+        self._renew(waited, k)
+        return list(late)
+
+    def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
+        for step in f.steps:
+            x = apply(x, step, self.local.mesh, self.local.platform)
+        local = f.steps and f.steps[-1].kind in ("slice", "to_partial")
+        if local and x.size * x.dtype.itemsize >= SMALL:
+            x = barrier(x)  # a block of its own: cut out inside a reader, it would keep the whole
+        if f.keep:
+            self.kept[f.value] = x
+        return x
+
+    def _store(self, origin: str, v: int) -> dict[int, jax.Array]:
+        """The table that holds value v, as produced or as kept, for the operation at hand."""
+        which = 0 if origin == "produced" else 1
+        if self.region is not None and v in self.barred[self.region][which]:
+            return self.barred[self.region][which]
+        return self.produced if which == 0 else self.kept
+
+    def _late(self, v: int, k: int) -> jax.Array:
+        """Value v, not available before reader k's other operands are.
+
+        A copy that moves the same bytes a second time is in the plan to save memory in between. XLA
+        would merge it with the first one; a barrier together with an operand that the reader waits
+        for anyway keeps the two apart and the second one late.
+        """
+        x = self._store("produced", v)[v]
+        if v in self.ahead:  # late enough, and apart from the first one
+            self.ahead.remove(v)
+            return x
+        tie = self._tie(v, k)
+        late: jax.Array
+        if tie is None:
+            late = barrier(x)
+        else:
+            store, other = tie
+            late, store[other] = barrier((x, store[other]))
+        return late
+
+    def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
+        """The array to tie a late copy of v to: the reader's operand computed last, if it computes
+        one, else whatever was computed last and is read again."""
+        others = [f for f in self.local.reads[k] if f.value != v and f.value in self.made_by]
+        if others:
+            f = max(others, key=lambda f: self.made_by[f.value])
+            return self._store("kept" if f.origin == "kept" else "produced", f.value), f.value
+        alive = [u for u in self.made_by if u != v and self.local.last_read.get(u, -1) >= k]
+        if alive:
+            u = max(alive, key=self.made_by.__getitem__)
+            return self._store("produced", u), u
+        return None
+
+
+def barrier(tree: Any) -> Any:
+    """`lax.optimization_barrier` of a pytree of arrays; of nothing, nothing."""
+    import jax
+
+    return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
