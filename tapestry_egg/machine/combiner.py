@@ -15,7 +15,8 @@ from tapestry_egg.errors import TargetError
 
 from .target_table import Table
 
-_KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+#: The kinds that XLA for GPUs makes into one.
+MERGED_KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Combiner:
     def check(self, where: str) -> None:
         """Raises TargetError for a kind that is never made into one, and for no bytes."""
         for kind in (*self.kinds, *self.contiguous):
-            if kind not in _KINDS:
+            if kind not in MERGED_KINDS:
                 raise TargetError(
-                    f"{kind!r} is none of {', '.join(_KINDS)}", where=f"{where}.kinds"
+                    f"{kind!r} is none of {', '.join(MERGED_KINDS)}", where=f"{where}.kinds"
                 )
         if self.bytes <= 0:
             raise TargetError(f"{self.bytes!r} is out of range", where=f"{where}.bytes")

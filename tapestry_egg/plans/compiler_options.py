@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tapestry_egg.machine.combiner import MERGED_KINDS
+
 if TYPE_CHECKING:
     from .plan import Plan
 
@@ -26,18 +28,19 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
     leaves a small one would stay as long as a large one's, and what enters one sum of several be
     copied into one array, and what leaves it out of it. Little is merged freely, which saves
     launches, but for where collectives run beside kernels: those that wait for others are beside
-    nothing.
+    nothing. XLA is told of every kind, also of those that the machine, which a file describes, has
+    none merged of: it would merge them up to 30 MiB.
     """
     machine = plan.origin.machine if plan.origin else None
     if machine is None or machine.combiner is None:
         return {}
-    kinds, beside = machine.combiner.kinds, machine.slowdown is not None
+    beside = machine.slowdown is not None
     together: dict[tuple[str, int], int] = defaultdict(int)
     for c in plan.collectives:
         if c.merged:
             together[c.kind, c.merged] += c.payload_bytes
-    most = dict.fromkeys(kinds, 1 if beside else _FREELY)
+    most = dict.fromkeys(MERGED_KINDS, 1 if beside else _FREELY)
     for (kind, _), payload in together.items():
-        most[kind] = max(most.get(kind, 1), payload)
-    merged: dict[str, int | bool] = {_MERGED.format(k): most[k] for k in kinds}
+        most[kind] = max(most[kind], payload)
+    merged: dict[str, int | bool] = {_MERGED.format(k): n for k, n in most.items()}
     return {_BESIDE: True, **merged} if beside else merged

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from benchmarks.bench_tables import monotone_floor
 from tapestry_egg.errors import TargetError
@@ -22,7 +25,7 @@ from tapestry_egg.machine.tables.files import TableFile, packaged_table, users_t
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.tables.kriging import solved
 from tapestry_egg.machine.tables.matmuls import errors_by_dtype, matmul_table
-from tapestry_egg.machine.tables.series import Series, rising, scatter
+from tapestry_egg.machine.tables.series import Series, _nonnegative, rising, scatter
 from tapestry_egg.machine.target import Target, load_target
 
 BF16 = "bfloat16"
@@ -163,6 +166,34 @@ def test_the_floor_that_no_monotone_time_comes_below() -> None:
     assert monotone_floor([[3.0, 1.0]], 1.0) == pytest.approx(0.5, abs=1e-6)
     assert monotone_floor([[1.0, 2.0], [1.0, 9.0, 2.0, 3.0]], 0.8) == pytest.approx(0, abs=1e-6)
     assert monotone_floor([[1.0, 9.0, 2.0, 3.0]], 1.0) == pytest.approx(7 / 11, abs=1e-6)
+
+
+def test_coefficients_of_the_trend_are_the_least_squares_none_below_0() -> None:
+    """SciPy's, wherever the search begins."""
+    rng = np.random.default_rng(0)
+    for k in range(300):
+        rows = int(rng.integers(1, 12))
+        columns, values = rng.normal(size=(rows, 3)), rng.normal(size=rows)
+        if k % 3 == 0:  # one depends on the others
+            columns[:, 2] = columns[:, 0] + columns[:, 1]
+        near = rng.integers(0, 2, 3).astype(float)
+        x, (y, left) = _nonnegative(columns, values, near), nnls(columns, values)
+        assert x.min() >= 0
+        assert np.linalg.norm(columns @ x - values) == pytest.approx(left, rel=1e-9, abs=1e-12)
+        if rows > 3 and k % 3:
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def test_seconds_of_a_table_take_no_import_of_scipy() -> None:
+    code = (
+        "import sys; from tapestry_egg.machine.target import load_target; "
+        "from tapestry_egg.machine.costs import collective_seconds; "
+        "from tapestry_egg.graph.layout import MeshShape; "
+        "mesh = MeshShape(('x',), (8,)); "
+        "collective_seconds('all_reduce', 1e6, (0,), mesh, load_target('h100:8')); "
+        "sys.exit('scipy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", ["h100", "b200", "gb200"])

@@ -15,6 +15,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import TargetError
+from tapestry_egg.machine.combiner import Combiner
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime.compile import CompiledPlan
@@ -114,6 +115,13 @@ def test_what_the_compiler_is_told(beside: te.Front) -> None:
     serial = replace(beside[0].origin.machine, overlaps=False)
     plan = replace(beside[0], origin=replace(beside[0].origin, machine=serial))
     assert set(plan.compiler_options.values()) == {131072}  # no gradient is as small
+    # Whatever a file says of a machine, XLA is told of every kind that it merges.
+    for overlaps, least in ((False, 131072), (True, 1)):
+        told = Combiner(bytes=1 << 50, kinds=("all_gather",))
+        other = replace(serial, combiner=told, overlaps=overlaps)
+        plan = replace(beside[0], origin=replace(beside[0].origin, machine=other), collectives=())
+        thresholds = [v for k, v in plan.compiler_options.items() if k.endswith("_bytes")]
+        assert thresholds == [least] * 3
     on_tpu = replace(beside[0].origin, machine=load_target("v5e:2x4"))
     assert replace(beside[0], origin=on_tpu).compiler_options == {}
     assert replace(beside[0], origin=None).compiler_options == {}
