@@ -32,7 +32,7 @@ def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[flo
     columns = [_columns([p]) for p in signature.inputs]
     pairs = [(p, q) for p in range(len(columns)) for q in range(p + 1, len(columns))]
     p, q = next((p, q) for p, q in pairs if (columns[p] & columns[q]) - kept)
-    # What one index point alone sums: the window of a convolution, 1 elsewhere.
+    # What one index point alone sums: a window whose places are no index dims, 1 elsewhere.
     points = [prod(signature.inputs[x].shape) for x in (p, q)]
     sizes = [1.0, 1.0, 1.0, float(min(points))]  # batch, m, n, k
     for d, size in enumerate(extents):
@@ -46,12 +46,21 @@ def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[flo
 
 
 def is_product(signature: OperationSignature) -> bool:
-    """Whether a contraction sums products of single elements of its two operands, no windows."""
+    """Whether a contraction sums products of single elements of its two operands, no windows: what
+    it sums over runs along dims of their own."""
     kept = _columns(signature.outputs)
     columns = [_columns([p]) for p in signature.inputs]
     points = [prod(p.shape) for p in signature.inputs]
+    sizes = signature.extents
     return any(
-        (columns[p] & columns[q]) - kept and 1 in (points[p], points[q])
+        (summed := (columns[p] & columns[q]) - kept)
+        and 1 in (points[p], points[q])
+        and all(
+            sum(sizes[e] > 1 for e, b in enumerate(row) if b) < 2
+            for x in (p, q)
+            for row in signature.inputs[x].matrix
+            if any(row[d] and sizes[d] > 1 for d in summed)
+        )
         for p in range(len(columns))
         for q in range(p)
     )

@@ -92,6 +92,8 @@ EDITS = [
      ":+ max(1, $extent[$d] - 1) if"),
     ("offset", "conv_general_dilated", "contraction", "* @y[$d] - $low[$d] //",
      "* @y[$d] - ($low[$d] + 1) //"),
+    ("places mixed up", "conv_general_dilated", "contraction", "[$step[$d] * @w[index(",
+     "[$window[$d] - $step[$d] - $step[$d] * @w[index("),
     ("groups mixed up", "conv_general_dilated", "contraction", "$inner * @g + @k,", "@g + @k,"),
     # window
     ("box smaller", "reduce_window_sum", "window", ":+ $extent[$d] if",

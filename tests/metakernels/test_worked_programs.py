@@ -7,6 +7,7 @@ example gives, and every number is read off the graphs and signatures that traci
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import jax
@@ -208,25 +209,26 @@ def test_x14_dilation_is_two_dense_convolutions_of_strided_views() -> None:
     dilated = traced(lambda x, f: conv(x, f, 2), image.shape, window.shape)
     s = only(dilated, "conv_general_dilated")
     assert s.output_types[0].shape == (1, 1, 1, 6)
-    assert s.inputs[0].shape[-1] == 5  # of which three are used
+    w = dim(s, "w1")
+    one = ZRange.from_shape(tuple(n if d == w else 1 for d, n in enumerate(s.extents)))
+    assert s.inputs[0].image(one).shape[-1] == 5  # of which three are used
     views = [Projection(((2,),), (first,), (1,)) for first in (0, 1)]  # X[.., 0::2], X[.., 1::2]
     dense = traced(lambda x, f: conv(x, f, 1), (1, 1, 3, 5), window.shape)
     own = only(dense, "conv_general_dilated")
-    assert own.output_types[0].shape[-1] == 3 and own.inputs[0].shape[-1] == 3
+    assert own.output_types[0].shape[-1] == 3 and own.extents[dim(own, "w1")] == 3
     halves = []
     for first, view in enumerate(views):
         (part,) = execute(dense, [np.ascontiguousarray(image[..., first::2]), window])
         halves.append(part)
         # Output j of this half reads the box that output 2j + first of the whole reads.
         j = dim(own, "y1")
-        window_of = Projection(((1,),), (0,), (own.inputs[0].shape[-1],))
-        for at in range(3):
-            index = tuple(at * 2 + first if d == j else 0 for d in range(len(own.index)))
-            (start,), (end,) = (
-                s.inputs[0].point(index).start[-1:],
-                s.inputs[0].point(index).end[-1:],
-            )
-            assert view.compose(window_of).point((at,)) == ZRange((start,), (end,))
+        window_of = Projection(((1, 1),), (0,), (1,))  # place p of the window at position j
+        for at, place in product(range(3), repeat=2):
+            index = [0] * len(own.index)
+            index[j], index[w] = at * 2 + first, place
+            read = s.inputs[0].point(tuple(index))
+            own_box = ZRange(read.start[-1:], read.end[-1:])
+            assert view.compose(window_of).point((at, place)) == own_box
     (whole,) = execute(dilated, [image, window])
     np.testing.assert_array_equal(np.stack(halves, axis=-1).reshape(whole.shape), whole)
 

@@ -224,6 +224,89 @@ def test_case_26_devices_send_the_edges_of_their_blocks() -> None:
     assert plan.costs.peak_bytes < 4.2 * 1024 * 128 * 64 * 4, "no device holds the image"
 
 
+def lacked(out: int, parts: int, stride: int, hole: int, low: int) -> tuple[list[int], list[int]]:
+    """Rows that a device sends, one way and the other, for a convolution of windows of three and
+    for its gradient with respect to the operand: by what each device reads, counted out."""
+
+    def sides(made: int, read: int, reads: Callable[[int], list[int]]) -> list[int]:
+        own, block, most = made // parts, read // parts, [0, 0]
+        for j in range(parts):
+            rows = [r for i in range(j * own, (j + 1) * own) for r in reads(i) if 0 <= r < read]
+            most[0] = max(most[0], j * block - min(rows))
+            most[1] = max(most[1], max(rows) + 1 - (j + 1) * block)
+        return [n for n in most if n]
+
+    def back(i: int) -> list[int]:
+        return [p for p in range(out) if i in [stride * p + hole * k - low for k in range(3)]]
+
+    forward = sides(out, out * stride, lambda p: [stride * p + hole * k - low for k in range(3)])
+    return forward, sides(out * stride, out, back)
+
+
+#: Mesh, rows, columns, stride and hole of two convolutions one after another.
+STEPS = {
+    "rows": (ROWS, 32, 16, 1, 1),
+    "rows and columns": (MeshShape(("x", "y"), (2, 4)), 30, 60, 1, 1),
+    "strides": (ROWS, 64, 16, 2, 1),
+    "holes": (ROWS, 64, 16, 1, 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_case_26_a_train_step_sends_edges_and_sums_gradients_of_weights(name: str) -> None:
+    """Both convolutions, the gradient of what is between them and those of both kernels take the
+    edges of blocks; the gradients of kernels are summed, and nothing is gathered."""
+    mesh, rows, columns, stride, hole = STEPS[name]
+    x, w, v = normal(1, rows, columns, 4), 0.3 * normal(3, 3, 4, 4), 0.3 * normal(3, 3, 4, 4)
+
+    def convolution(x: Array, w: Array) -> Array:
+        return lax.conv_general_dilated(
+            *(x, w, (stride, stride), "SAME"), rhs_dilation=(hole, hole), dimension_numbers=NHWC
+        )
+
+    def step(x: Array, w: Array, v: Array) -> tuple[Array, Array]:
+        loss = lambda w, v: (convolution(jnp.tanh(convolution(x, w)), v) ** 2).sum()  # noqa: E731
+        one, two = jax.grad(loss, (0, 1))(w, v)
+        return w - 0.1 * one, v - 0.1 * two
+
+    whole = (None,) * 4
+    pins = {f: whole for f in ("[1]", "[2]", "result[0]", "result[1]")}
+    pins["[0]"] = (None, "x", "y" if len(mesh.sizes) > 1 else None, None)
+    program = te.trace(step, x, w, v)
+    front = te.optimize(
+        program,
+        "cpu:8",
+        objectives=("seconds", "wire_bytes"),
+        pins=pins,
+        mesh_shapes=[mesh],
+        settings=QUICK,
+    )
+    plan = front.best("wire_bytes")
+    run = te.compile(plan, jax.devices()[:8])
+    for got, want in zip(run(x, w, v), step(x, w, v), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert compare(plan, run.lower().compile()).equal
+
+    extents, parts = (rows, columns), (*mesh.sizes, 1)[:2]
+    low = [max(0, (n // stride - 1) * stride + 2 * hole + 1 - n) // 2 for n in extents]
+    sent = []  # bytes of every permute
+    for times, shrunk, backward in ((2, 1, False), (2, stride, False), (1, stride**2, True)):
+        have = [n // shrunk for n in extents]  # of what is read
+        edges = [
+            lacked(*(n if backward else n // stride, m, stride, hole, a))[backward]
+            for n, m, a in zip(have, parts, low, strict=True)
+        ]
+        wide = have[1] // parts[1]
+        sent += times * [4 * 4 * n * wide for n in edges[0]]
+        if parts[1] > 1:  # columns go with the rows that came
+            sent += times * [4 * 4 * n * (have[0] // parts[0] + sum(edges[0])) for n in edges[1]]
+    assert sorted(c.payload_bytes for c in plan.collectives if c.kind == "permute") == sorted(sent)
+    others = [c for c in plan.collectives if c.kind != "permute"]
+    assert all(c.payload_bytes <= w.nbytes for c in others), "only of kernels"
+    assert plan.costs.wire_bytes == sum(sent) + 2 * (w.nbytes + v.nbytes) * 7 / 8
+
+
 @pytest.mark.slow
 def test_plans_that_exchange_rows_are_read_back_and_certified(tmp_path: Path) -> None:
     pins = dict.fromkeys(("[0]", "result"), (None, "x", None, None))

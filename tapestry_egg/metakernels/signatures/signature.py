@@ -55,8 +55,9 @@ class GemmDims:
     """Index dims of a contraction, sorted as those of a batched product of matrices.
 
     `lhs` and `rhs` number the two operands; `batch` dims run through both and the output, `m` only
-    through `lhs`, `n` only through `rhs`, `k` through both and no output. At one index point
-    `window` products are summed (the window of a convolution has no index dims).
+    through `lhs`, `n` only through `rhs`, `k` through both and no output (the places in the window
+    of a convolution, too). At one index point `window` products are summed: of windows whose places
+    are no index dims.
     """
 
     lhs: int
@@ -207,7 +208,16 @@ class OperationSignature:
     def is_product(self) -> bool:
         """Whether it is a plain product of matrices, or one for every group of rows: no window runs
         over both operands."""
-        return self.gemm is not None and self.gemm.window == 1
+        gemm = self.gemm
+        if gemm is None or gemm.window > 1:
+            return False
+        long = {d for d, dim in enumerate(self.index) if dim.size > 1}
+        moving = [
+            {d for d in long if row[d]}
+            for p in (gemm.lhs, gemm.rhs)
+            for row in self.inputs[p].matrix
+        ]
+        return not any(len(dims) > 1 and dims & set(gemm.k) for dims in moving)
 
     def beyond(self, p: int) -> str | int | None:
         """What lies outside operand p; None where nothing may reach there."""

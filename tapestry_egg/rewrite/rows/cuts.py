@@ -89,7 +89,7 @@ class Rows:
                 continue
             row, q = projection.matrix[dims[0]], p - len(sig.inputs)
             step = row[index]
-            if len(dims) > 1 or step < 1 or sum(map(bool, row)) > 1:
+            if len(dims) > 1 or step < 1 or min(row) < 0:
                 return None
             if q >= 0 and each_of(sig, projection, sig.output_types[q], dims[0], index) is None:
                 return None

@@ -73,7 +73,7 @@ def padded_along(graph: BlockGraph, number: int, index: int, extent: int) -> Blo
 def _best(graph: BlockGraph, parts: int, in_all: bool = False) -> _Region | None:
     """The region that saves most, if one saves enough; `in_all` as for `shared`."""
     work = _Work(graph, parts, in_all)
-    if in_all and not any(s.gemm and s.gemm.window > 1 for s in work.signatures.values()):
+    if in_all and not any(s.gemm and not s.is_product for s in work.signatures.values()):
         return None  # the same again
     given = work.seconds(None)
     best: _Region | None = None
@@ -178,7 +178,7 @@ def shared(
 def _of_large_tensors(sig: OperationSignature) -> set[int]:
     """The index dims of an operation that all its large tensors have."""
     own = set(range(len(sig.index)))
-    if sig.gemm is None or sig.gemm.window == 1:
+    if sig.gemm is None or sig.is_product:
         return own
     projections = (*sig.inputs, *sig.outputs)
     sizes = [t.nbytes for t in (*sig.input_types, *sig.output_types)]
@@ -337,11 +337,20 @@ def _along(sig: OperationSignature, op: Operation, v: int, long: _Long) -> tuple
             continue
         row = projection.matrix[long.dim]
         found = major(sig, projection, type_, long.dim)
-        if found is None and p < len(op.inputs) and sum(map(bool, row)) == 1 and max(row) > 0:
-            found = row.index(max(row)), max(row)
+        if found is None and p < len(op.inputs):
+            found = _sliding(sig, row)
         if found is not None and long.extent % found[1] == 0:
             return found[0], long.extent // found[1]
     return None
+
+
+def _sliding(sig: OperationSignature, row: tuple[int, ...]) -> tuple[int, int] | None:
+    """The index dim along which a window moves, of those that move along a dim the one that moves
+    furthest, and its step."""
+    if min(row) < 0 or not any(row):
+        return None
+    index = max(range(len(row)), key=lambda d: row[d] * (sig.index[d].size - 1))
+    return (index, row[index]) if row[index] else None
 
 
 def _neutral(sig: OperationSignature, rows: Rows, index: int) -> str | None:
