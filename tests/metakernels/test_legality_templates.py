@@ -24,8 +24,8 @@ from tapestry_egg.metakernels.signatures.splits import (
     split,
 )
 from tapestry_egg.tracing.trace import trace
+from tests.metakernels.brute_splits import brute
 from tests.metakernels.covers import operations
-from tests.metakernels.test_legality import brute
 
 Array = Any
 

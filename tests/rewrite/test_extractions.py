@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -122,14 +123,10 @@ def test_every_choice_is_made_once(seed: int) -> None:
     roots = [count - 1]
 
     def live(pick: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        seen: set[int] = set()
-        stack = list(roots)
-        while stack:
-            c = stack.pop()
-            if c not in seen:
-                seen.add(c)
-                stack += nodes[c][pick[c]][1].operands
-        return tuple((c, pick[c]) for c in sorted(seen))
+        reads = nx.DiGraph((c, d) for c, k in enumerate(pick) for d in nodes[c][k][1].operands)
+        reads.add_nodes_from(roots)
+        computed = set(roots).union(*(nx.descendants(reads, c) for c in roots))
+        return tuple((c, pick[c]) for c in sorted(computed))
 
     expected = {live(p) for p in product(*(range(len(n)) for n in nodes))}
     found = [live(tuple(p)) for p in choices(nodes, base, roots)]
