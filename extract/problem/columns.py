@@ -6,15 +6,11 @@ worked out once, however deep the program is: equal units get the very same arra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tapestry_egg.graph.layout import Layout
-from tapestry_egg.machine.costs import LOCAL
-from tapestry_egg.plans.plan import Change
 from tapestry_egg.schedule.order import read_position
 
 from .copies import CopyTable
@@ -98,17 +94,12 @@ class Columns:
         by no more than so many collectives of any kind. Of infinitely many: every copy."""
 
         def compare() -> NDArray[np.bool_]:
-            layouts = table.layouts
-            reached = np.isfinite(table.seconds) & ~np.eye(len(layouts), dtype=np.bool_)
+            reached = np.isfinite(table.seconds) & ~np.eye(len(table.layouts), dtype=np.bool_)
             if collectives == np.inf:
                 return reached
-            found = np.zeros_like(reached)
-            for a, b in np.argwhere(reached & (table.wire > 0)).tolist():
-                have, kept = layouts[a], layouts[b]
-                found[a, b] = _collects(have, kept) or (
-                    not kept.partial and _sends(table.path(have, kept)) <= collectives
-                )
-            return found
+            whole = np.array([not x.partial for x in table.layouts], dtype=np.bool_)
+            few = whole[None, :] & (table.sends <= collectives)
+            return reached & (table.wire > 0) & (table.collects | few)
 
         return self.once(compare, "sharable", table, collectives)
 
@@ -124,18 +115,3 @@ class Columns:
             distinct = sorted(set(places.values()))
             self._others[v] = tuple(order), tuple(distinct.index(places[r]) for r in order)
         return self._others[v]
-
-
-def _collects(have: Layout, kept: Layout) -> bool:
-    if kept.partial:
-        return False
-    combined = set(have.partial)
-    return all(
-        fewer == axes[: len(fewer)]
-        or (fewer[: len(axes)] == axes and set(fewer[len(axes) :]) <= combined)
-        for axes, fewer in zip(have.dims, kept.dims, strict=True)
-    )
-
-
-def _sends(steps: Sequence[Change]) -> int:
-    return sum(step.kind not in LOCAL for step in steps)

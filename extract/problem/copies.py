@@ -50,24 +50,71 @@ class CopyTable:
         return {layout: i for i, layout in enumerate(self.layouts)}
 
     @cached_property
+    def _sums(self) -> tuple[NDArray[np.int64], list[frozenset[int]]]:
+        """[layouts]: the number of what each is partial over, and what that is."""
+        number = {x: k for k, x in enumerate(dict.fromkeys(x.partial for x in self.layouts))}
+        sums = np.array([number[x.partial] for x in self.layouts], dtype=np.int64)
+        return sums, [frozenset(x) for x in number]
+
+    @cached_property
     def in_place(self) -> NDArray[np.bool_]:
         """[a, b]: whether b is a with partial values reduced, nothing else: XLA's all-reduce may
         write where it reads."""
-        return np.array(
-            [
-                [a.dims == b.dims and set(b.partial) < set(a.partial) for b in self.layouts]
-                for a in self.layouts
-            ],
-            dtype=np.bool_,
-        ).reshape(len(self.layouts), len(self.layouts))
+        dims = {x: k for k, x in enumerate(dict.fromkeys(x.dims for x in self.layouts))}
+        own = np.array([dims[x.dims] for x in self.layouts], dtype=np.int64)
+        sums, over = self._sums
+        fewer = np.array([[b < a for b in over] for a in over], dtype=np.bool_)
+        return np.asarray((own[:, None] == own) & fewer[sums[:, None], sums])
 
     @cached_property
     def combines(self) -> NDArray[np.bool_]:
         """[a, b]: whether partial values of a are combined on the way to b."""
-        return np.array(
-            [[bool(set(a.partial) - set(b.partial)) for b in self.layouts] for a in self.layouts],
+        sums, over = self._sums
+        some = np.array([[bool(a - b) for b in over] for a in over], dtype=np.bool_)
+        return np.asarray(some[sums[:, None], sums])
+
+    @cached_property
+    def sends(self) -> NDArray[np.int64]:
+        """[a, b]: of how many collectives the cheapest copy is made; 0 where there is none."""
+        steps = np.zeros_like(self.following)  # of a step, 1 where it is a collective
+        for (a, b), step in self.step_of.items():
+            steps[a, b] = step.kind not in LOCAL
+        count: NDArray[np.int64] = np.zeros_like(self.following)
+        to = np.broadcast_to(np.arange(len(self.layouts)), self.following.shape)
+        at = np.where(self.following < 0, to, to.T)
+        while (at != to).any():
+            after = np.where(at == to, to, self.following[at, to])
+            count += np.where(at == to, 0, steps[at, after])
+            at = after
+        return count
+
+    @cached_property
+    def collects(self) -> NDArray[np.bool_]:
+        """[a, b]: whether all that is done on the way from a to b is that what is spread out over
+        devices is gathered, or combined and perhaps left in parts."""
+        every = dict.fromkeys(d for x in self.layouts for d in x.dims)
+        cuts = {axes: k for k, axes in enumerate(every)}
+        sums, over = self._sums
+        fits = np.array(
+            [
+                [
+                    [
+                        fewer == axes[: len(fewer)]
+                        or (fewer[: len(axes)] == axes and combined.issuperset(fewer[len(axes) :]))
+                        for fewer in cuts
+                    ]
+                    for axes in cuts
+                ]
+                for combined in over
+            ],
             dtype=np.bool_,
-        ).reshape(len(self.layouts), len(self.layouts))
+        ).reshape(len(over), len(cuts), len(cuts))  # a scalar has no dims
+        whole = np.array([not x.partial for x in self.layouts], dtype=np.bool_)
+        found = np.broadcast_to(whole[None, :], (len(self.layouts),) * 2).copy()
+        for k in range(len(self.tensor.shape)):
+            at = np.array([cuts[x.dims[k]] for x in self.layouts], dtype=np.int64)
+            found &= fits[sums[:, None], at[:, None], at[None, :]]
+        return found
 
     def path(self, source: Layout, target: Layout) -> tuple[Change, ...]:
         """The elementary steps of the cheapest copy."""
@@ -143,21 +190,29 @@ def copy_table(
             scratch[a, b] = 0.0
             step_of[a, b] = step
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
+    # What is less than the first takes less, than the second no more, but for rounding.
+    less, most, light = seconds * (1 - 1e-12), seconds * (1 + 1e-12), wire * (1 - 1e-12)
+    through, more = np.empty((n, n)), np.empty((n, n))
+    better, lighter, equal = (np.empty((n, n), dtype=np.bool_) for _ in range(3))
     for k in range(n):
-        through = seconds[:, k, None] + seconds[None, k, :]
-        via = np.maximum(np.maximum(scratch[:, k, None], scratch[None, k, :]), float(local[k]))
-        equal = np.isfinite(seconds) & (through <= seconds * (1 + 1e-12))
-        more = wire[:, k, None] + wire[None, k, :]
-        better = (through < seconds * (1 - 1e-12)) | (equal & (more < wire * (1 - 1e-12)))
+        np.add(seconds[:, k, None], seconds[None, k, :], out=through)
+        np.add(wire[:, k, None], wire[None, k, :], out=more)
+        np.less(through, less, out=better)
+        np.less_equal(through, most, out=equal)
+        np.less(more, light, out=lighter)
+        better |= equal & lighter
         better[k, :] = better[:, k] = False
         if not better.any():
             continue
-        seconds[better] = through[better]
-        inside[better] = (inside[:, k, None] + inside[None, k, :])[better]
-        wire[better] = more[better]
-        joules[better] = (joules[:, k, None] + joules[None, k, :])[better]
-        scratch[better] = via[better]
-        following[better] = np.broadcast_to(following[:, k, None], (n, n))[better]
+        here = np.nonzero(better)
+        left, right = here[0], here[1]
+        now, fewer = through[here], more[here]
+        seconds[here], less[here], most[here] = now, now * (1 - 1e-12), now * (1 + 1e-12)
+        wire[here], light[here] = fewer, fewer * (1 - 1e-12)
+        inside[here] = inside[left, k] + inside[k, right]
+        joules[here] = joules[left, k] + joules[k, right]
+        scratch[here] = np.maximum(np.maximum(scratch[left, k], scratch[k, right]), float(local[k]))
+        following[here] = following[left, k]
     found = (seconds, inside, joules, wire, scratch)
     return CopyTable(tensor, usable, local, *found, following, step_of)
 
