@@ -56,7 +56,18 @@ class Saturated:
 
 
 _ORDER = ("fold", "sharding", "collectives")
-_TABLES = ("strategy", "layout", "change", "Whole", "Cut", "Beside", "Digits", "Pass")
+_TABLES = (
+    "strategy",
+    "layout",
+    "change",
+    "Whole",
+    "Cut",
+    "Beside",
+    "Digits",
+    "Points",
+    "Below",
+    "Pass",
+)
 
 
 def saturate(
@@ -129,19 +140,25 @@ def _strategies(
     built = {row[-1]: ({}, ()) for row in tables["Whole"]}
     parts = {row[-1]: ("cut", row[:-1]) for row in tables["Cut"]}
     parts |= {row[-1]: ("cut", row[:-1]) for row in tables["Beside"]}
+    below = {row[-1]: row[:-1] for row in tables["Points"]}
+    below |= {row[-1]: row[:-1] for row in tables["Below"]}
     parts |= {row[-1]: ("digits", row[:-1]) for row in tables["Digits"]}
     parts |= {row[-1]: ("pass", row[:-1]) for row in tables["Pass"]}
 
+    def digits(token: Any) -> dict[int, tuple[int, ...]]:
+        *above, number, which = below[token]
+        return {**(digits(above[0]) if above else {}), number: lists[which]}
+
     def build(token: Any) -> Any:
         if token not in built:
-            kind, (inner, number, which, *below) = parts[token]
+            kind, (inner, *rest) = parts[token]
             cuts, passes = build(inner)
             if kind == "digits":
-                built[token] = ({**cuts, number: lists[which], below[0]: lists[below[1]]}, passes)
+                built[token] = ({**cuts, **digits(rest[0])}, passes)
             elif kind == "cut":
-                built[token] = ({**cuts, number: lists[which]}, passes)
+                built[token] = ({**cuts, rest[0]: lists[rest[1]]}, passes)
             else:
-                built[token] = (cuts, (*passes, (number, lists[which])))
+                built[token] = (cuts, (*passes, (rest[0], lists[rest[1]])))
         return built[token]
 
     at: dict[tuple[int, Any], dict[int, int]] = {}

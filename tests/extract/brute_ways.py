@@ -81,29 +81,31 @@ def cut_layout(
     *,
     is_output: bool,
     beside: frozenset[int] = frozenset(),
-    digits: tuple[int, int] | None = None,
+    digits: tuple[int, ...] = (),
 ) -> Layout | None:
     """The layout in which a tensor is read or made when index dims are cut so.
 
     Per cut, the tensor dim that falls into blocks is sharded; a cut of which the image does not
     depend, or of which it is neither blocks nor constant (gathered; operands only), shards nothing.
     By cuts in `beside` an operand is sharded, too, whose images are near its blocks; by those of
-    two `digits` a dim whose blocks are the images of both.
+    `digits`, major to minor, a dim whose blocks are the images of some that follow one another.
     None where the devices' boxes are then not their blocks (outputs), or not inside (operands), and
     where an output does not follow a map dim, or follows a reduce dim.
     """
-    near, with_digits = False, digits
+    near, together = False, set()
     dims: list[tuple[int, ...]] = [()] * len(shape)
-    if digits is not None:
-        k = block_digits(projection, shape, extents, cuts, mesh, digits)
-        if k is not None:
-            dims[k] = cuts[digits[0]] + cuts[digits[1]]
-        elif any(row[digits[0]] and row[digits[1]] for row in projection.matrix):
+    for k, row in enumerate(projection.matrix):
+        own = tuple(d for d in digits if row[d])
+        if len(own) < 2:
+            continue
+        first = digits.index(own[0])
+        follow = digits[first : first + len(own)] == own
+        if not follow or block_digits(projection, shape, extents, cuts, mesh, own) != k:
             return None
-        else:
-            digits = None
+        dims[k] = sum((cuts[d] for d in own), ())
+        together |= set(own)
     for d, axes in enumerate(cuts):
-        if not axes or (digits is not None and d in digits):
+        if not axes or d in together:
             continue
         one = tuple(axes if e == d else () for e in range(len(cuts)))
         images = [projection.image(b) for b in index_boxes(extents, one, mesh)]
@@ -123,7 +125,7 @@ def cut_layout(
         if d in beside and not is_output and not fits and not constant:
             fits = [k for k in range(len(shape)) if stands_beside(images, shape, axes, mesh, k)]
             near = near or bool(fits)
-        if with_digits and d in with_digits and not fits and not constant:
+        if d in digits and not fits and not constant:
             return None
         if is_output and mesh.parts(axes) > 1 and constant == (roles[d] == "map"):
             return None
@@ -150,13 +152,13 @@ def block_digits(
     extents: tuple[int, ...],
     cuts: tuple[tuple[int, ...], ...],
     mesh: MeshShape,
-    digits: tuple[int, int],
+    digits: tuple[int, ...],
 ) -> int | None:
-    """The tensor dim whose blocks, by the axes of one index dim and then of another, are the images
-    of the blocks of both."""
+    """The tensor dim whose blocks, by the axes of one index dim and then of the others, are the
+    images of the blocks of all."""
     one = tuple(axes if d in digits else () for d, axes in enumerate(cuts))
     images = [projection.image(b) for b in index_boxes(extents, one, mesh)]
-    axes = cuts[digits[0]] + cuts[digits[1]]
+    axes: tuple[int, ...] = sum((cuts[d] for d in digits), ())
     for k, n in enumerate(shape):
         layout = Layout(tuple(axes if e == k else () for e in range(len(shape))))
         if n % mesh.parts(axes) == 0 and falls_into_blocks(
@@ -166,21 +168,28 @@ def block_digits(
     return None
 
 
-def pairs_of_digits(
+def chains_of_digits(
     signature: OperationSignature, cuts: tuple[tuple[int, ...], ...], mesh: MeshShape
-) -> list[tuple[int, int]]:
-    """Map dims that are cut into single points, each with one that is the next digit somewhere."""
+) -> list[tuple[int, ...]]:
+    """Map dims of which each is somewhere the next digit after those before it, and all but the
+    last are cut into single points."""
     dims = [d for d, axes in enumerate(cuts) if axes and signature.index[d].role == "map"]
     ports = [*zip(signature.inputs, signature.input_types, strict=True)]
     ports += [*zip(signature.outputs, signature.output_types, strict=True)]
-    return [
-        (d, e)
-        for d, e in permutations(dims, 2)
-        if mesh.parts(cuts[d]) == signature.extents[d]
-        and any(
-            block_digits(f, t.shape, signature.extents, cuts, mesh, (d, e)) is not None
+
+    def follows(above: tuple[int, ...], d: int) -> bool:
+        return any(
+            block_digits(f, t.shape, signature.extents, cuts, mesh, (*above[-n:], d)) is not None
             for f, t in ports
+            for n in range(1, len(above) + 1)
         )
+
+    return [
+        chain
+        for count in range(2, len(dims) + 1)
+        for chain in permutations(dims, count)
+        if all(mesh.parts(cuts[d]) == signature.extents[d] for d in chain[:-1])
+        and all(follows(chain[:n], chain[n]) for n in range(1, count))
     ]
 
 
@@ -235,8 +244,8 @@ def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strate
             continue
         own = [d for d, axes in enumerate(cuts) if axes]
         near = [frozenset(x) for n in range(len(own) + 1) for x in combinations(own, n)]
-        for beside, digits in product(near, [None, *pairs_of_digits(signature, cuts, mesh)]):
-            if digits is not None and not beside.isdisjoint(digits):
+        for beside, digits in product(near, [(), *chains_of_digits(signature, cuts, mesh)]):
+            if not beside.isdisjoint(digits):
                 continue
             plain = [
                 cut_layout(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations
+from math import prod
 from random import Random
 
 import numpy as np
@@ -75,7 +76,7 @@ def as_the_rule_sees(
 ) -> Split | None:
     """What the rules should make of some cuts; None where they should make nothing of them.
 
-    They see one index dim at a time, or two `digits`, and even parts only. Operands that do not
+    They see one index dim at a time, or `digits`, and even parts only. Operands that do not
     fall into such parts are gathered, and those that do with margins, or lie near such, but for
     cuts of the dims `beside`.
     """
@@ -87,13 +88,19 @@ def as_the_rule_sees(
     both = split(s, {d: axes[d] for d in digits}) if digits else None
 
     def as_digits(side: str, q: int, d: int, projection: Projection) -> Access | None:
-        """How both digits make blocks of a port; None where they share none of its dims."""
+        """How digits make blocks of a port together; None where they share none of its dims."""
         if both is None or d not in digits:
             return None
-        minor = getattr(both, side)[q].get(digits[1])
-        if isinstance(minor, Blocks) and minor.above == digits[:1] and not (minor.lo or minor.hi):
-            return Blocks(minor.dim, 0, 0, minor.above if d == digits[1] else ())
-        if any(row[digits[0]] and row[digits[1]] for row in projection.matrix):
+        found = getattr(both, side)[q]
+        for e in reversed(digits):
+            last = found.get(e)
+            if isinstance(last, Blocks) and last.above and d in (*last.above, e):
+                run = (*last.above, e)
+                first = digits.index(run[0])
+                if run != digits[first : first + len(run)] or last.lo or last.hi:
+                    raise NotShared
+                return Blocks(last.dim, 0, 0, run[: run.index(d)])
+        if any(row[d] and any(row[e] for e in digits if e != d) for row in projection.matrix):
             raise NotShared
         return None
 
@@ -146,24 +153,30 @@ def as_the_rule_sees(
     return replace(joint, inputs=inputs, outputs=outputs)
 
 
-def pairs(s: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Iterator[tuple[int, int]]:
-    """Dims of which the second is the digit below the first, which is cut into single points."""
-    maps = [d for d, axes in enumerate(cuts) if axes and s.index[d].role == "map"]
-    for d, e in permutations(maps, 2):
-        if mesh.parts(cuts[d]) != s.extents[d] or s.extents[e] % mesh.parts(cuts[e]):
+def chains(
+    s: OperationSignature, cuts: Cuts, mesh: MeshShape, above: tuple[int, ...] = ()
+) -> Iterator[tuple[int, ...]]:
+    """Dims of which each is the digit below the one before, and all but the last are cut into
+    single points."""
+    for e in (d for d, axes in enumerate(cuts) if axes and s.index[d].role == "map"):
+        if e in above or s.extents[e] % mesh.parts(cuts[e]):
             continue
-        both = split(s, {f: tuple(mesh.sizes[a] for a in cuts[f]) for f in (d, e)})
-        if any(
-            isinstance(a := port.get(e), Blocks) and (a.above, a.lo, a.hi) == ((d,), 0, 0)
-            for port in (*both.inputs, *both.outputs)
-        ):
-            yield d, e
+        own = (*above, e)
+        if above:
+            joint = split(s, {f: tuple(mesh.sizes[a] for a in cuts[f]) for f in own})
+            found = [p[e] for p in (*joint.inputs, *joint.outputs) if isinstance(p.get(e), Blocks)]
+            runs = [a.above for a in found if isinstance(a, Blocks) and (a.lo, a.hi) == (0, 0)]
+            if not any(run and run == above[-len(run) :] for run in runs):
+                continue
+            yield own
+        if mesh.parts(cuts[e]) == s.extents[e]:
+            yield from chains(s, cuts, mesh, own)
 
 
 def expected(s: OperationSignature, mesh: MeshShape) -> Iterator[Strategy]:
     for cuts in all_cuts(len(s.index), len(mesh.sizes)):
         own = [d for d, axes in enumerate(cuts) if axes]
-        for digits in [(), *pairs(s, cuts, mesh)]:
+        for digits in [(), *chains(s, cuts, mesh)]:
             others = [d for d in own if d not in digits]
             for beside in (x for n in range(len(others) + 1) for x in combinations(others, n)):
                 seen = as_the_rule_sees(s, cuts, mesh, beside, digits)
@@ -196,6 +209,33 @@ def test_the_rules_derive_the_even_splits_with_and_without_margins(
     assert found.saturated
     for number, s in enumerate(found.encoding.signatures):
         assert saturation.derived(found, number) == set(expected(s, mesh)), s
+
+
+@pytest.mark.slow
+def test_the_rules_derive_what_three_digits_of_a_dim_share() -> None:
+    """Three digits together on one side, apart or in other order on the other."""
+    mesh, sizes = MeshShape(("x", "y", "z"), (2, 2, 2)), (2, 2, 4)
+    index = tuple(IndexDim(f"i{d}", n, "map") for d, n in enumerate(sizes))
+
+    def put_together(dims: tuple[tuple[int, ...], ...]) -> tuple[Projection, TensorType]:
+        """A tensor each of whose dims has some index dims as its digits, major to minor."""
+        matrix = [[0] * 3 for _ in dims]
+        for row, own in zip(matrix, dims, strict=True):
+            for n, d in enumerate(own):
+                row[d] = prod(sizes[e] for e in own[n + 1 :])
+        form = Projection(tuple(map(tuple, matrix)), (0,) * len(dims), (1,) * len(dims))
+        return form, TensorType(tuple(prod(sizes[d] for d in own) for own in dims), "float32")
+
+    one, whole = put_together(((0, 1, 2),))
+    signatures = [
+        OperationSignature("reshape", index, (one,), (two,), (whole,), (type_,), reads=(None,))
+        for two, type_ in map(put_together, [((0,), (1,), (2,)), ((2,), (0, 1))])
+    ]
+    found = saturation.saturated(signatures, mesh)
+    for number, s in enumerate(found.encoding.signatures):
+        derived = saturation.derived(found, number)
+        assert derived == set(expected(s, mesh)), s
+        assert any(len(x.needs[0].dims[0]) == 3 and all(x.cuts) for x in derived)
 
 
 def test_a_shift_into_padding_is_off_its_blocks() -> None:

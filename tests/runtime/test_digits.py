@@ -24,6 +24,7 @@ from tests.shard.test_saturate import saturated
 
 Array = Any
 MESH = MeshShape(("x", "y"), (4, 2))
+EIGHTHS = MeshShape(("x", "y", "z"), (2, 2, 2))
 QUICK = Settings(work=1.0, recompute=0, forms=0)
 
 
@@ -81,6 +82,30 @@ def test_a_product_makes_heads_that_two_axes_share() -> None:
         assert compare(plan, run.lower().compile()).equal
 
 
+@pytest.mark.slow
+def test_three_digits_of_a_dim_are_cut_and_nothing_moves() -> None:
+    """A dim of (a·b·c) elements taken apart, each part cut over an axis of its own."""
+    x, b = normal(256), normal(2, 2, 64)
+    flat = (("x", "y", "z"),)
+
+    def function(x: Array, b: Array) -> Array:
+        return jnp.tanh(x.reshape(2, 2, 64) + b).reshape(256) * 2.0
+
+    front = te.optimize(
+        te.trace(function, x, b),
+        "cpu:8",
+        mesh_shapes=[EIGHTHS],
+        pins={"[0]": flat, "[1]": ("x", "y", "z"), "result": flat},
+        settings=QUICK,
+    )
+    plan = front.best("peak_bytes")
+    assert not plan.collectives
+    assert plan.costs.peak_bytes < 4 * 256, "no device has all of it"
+    run = te.compile(plan, jax.devices()[:8])
+    np.testing.assert_allclose(run(x, b), function(x, b), rtol=1e-6)
+    assert compare(plan, run.lower().compile()).equal
+
+
 def reshaped(rng: Random) -> tuple[Any, Array]:
     """A reshape between two ways to put the same digits together."""
     digits = [rng.choice([2, 2, 4, 4, 8, 3, 6]) for _ in range(rng.choice([2, 3, 4]))]
@@ -96,23 +121,24 @@ def reshaped(rng: Random) -> tuple[Any, Array]:
 
 
 @pytest.mark.slow
-def test_every_reshape_that_two_digits_cut_gives_its_elements() -> None:
+@pytest.mark.parametrize(("mesh", "seeds"), [(MESH, 24), (EIGHTHS, 6)], ids=str)
+def test_every_reshape_that_digits_cut_gives_its_elements(mesh: MeshShape, seeds: int) -> None:
     tried = 0
-    for seed in range(24):
+    for seed in range(seeds):
         function, x = reshaped(Random(seed))
         program = trace(function, x)
         if len(program.graph.operations) != 1:
             continue
         signature = signature_of(program.graph, program.graph.operations[0])
-        (found,) = saturated([signature], MESH).strategies
+        (found,) = saturated([signature], mesh).strategies
         for row in found:
             strategy = Strategy(row.cuts, row.layouts[:1], row.layouts[1:])
-            check_strategy(signature, strategy, MESH)
+            check_strategy(signature, strategy, mesh)
             layouts = (*strategy.needs, *strategy.gives)
             if row.passes or all(x in strategy.cuts for one in layouts for x in one.dims):
                 continue
-            body = finish(program.graph, MESH, strategy.needs, strategy.gives, (strategy,))
-            plan = replace(make_plan(body, MESH), program=program)
+            body = finish(program.graph, mesh, strategy.needs, strategy.gives, (strategy,))
+            plan = replace(make_plan(body, mesh), program=program)
             run = te.compile(plan, jax.devices()[:8])
             np.testing.assert_array_equal(np.asarray(run(x)), np.asarray(function(x)))
             tried += 1
