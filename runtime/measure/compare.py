@@ -34,7 +34,7 @@ class Comparison:
     merged, so counts may differ.
 
     `promoted_bytes` of the compiled payload were left out of the rows: XLA's CPU compiler carries
-    16-bit reductions out in 32 bits.
+    reductions of 16-bit values, and all collectives of bfloat16, out in 32 bits.
     """
 
     rows: tuple[Row, ...]
@@ -84,7 +84,7 @@ class Comparison:
         ]
         if self.promoted_bytes:
             lines.append(
-                f"XLA widened 16-bit reductions to 32 bits: {self.promoted_bytes:,} bytes more"
+                f"XLA widened 16-bit values to 32 bits: {self.promoted_bytes:,} bytes more"
             )
         return "\n".join([*(line.rstrip() for line in lines), *self.warnings])
 

@@ -29,8 +29,9 @@ KINDS = {
 class CompiledCollective:
     """One collective of an executable. Bytes are per device and per execution.
 
-    `count` multiplies loops out. `promoted` marks a reduction of 16-bit values that XLA carries
-    out in 32 bits, as its CPU compiler does: the payload is twice what the program asked for.
+    `count` multiplies loops out. `promoted` marks one of 16-bit values that XLA carries out in 32
+    bits, as its CPU compiler does with reductions, and with all else of bfloat16: the payload is
+    twice what the program asked for.
     """
 
     kind: str
@@ -217,7 +218,7 @@ def _busy(module: Module) -> frozenset[str]:
             for i in computation.instructions if computation else ():
                 called = i.called
                 if i.opcode == "while":
-                    called += (i.attributes["body"].lstrip("%"),)
+                    called += tuple(i.attributes[k].lstrip("%") for k in ("body", "condition"))
                 if _kind(i) or i.opcode in FLOPS or any([visit(c) for c in called]):
                     found[name] = True
         return found[name]
@@ -235,18 +236,20 @@ def _walk(scope: _Scope, busy: frozenset[str]) -> _Work:
             flops = FLOPS[i.opcode](scope.computation, i)
             total += _Work(flops=flops, flops_once=flops)
         elif i.opcode == "while":
-            body = i.attributes["body"].lstrip("%")
-            if body not in busy:
+            body, condition = (i.attributes[k].lstrip("%") for k in ("body", "condition"))
+            if body not in busy and condition not in busy:
                 continue
-            work = _walk(scope.call(body, i.operands, loop=True), busy)
+            work, test = (
+                _walk(scope.call(c, i.operands, loop=True), busy) for c in (body, condition)
+            )
             trips = _trips(scope, i)
             if trips is None:
-                total += replace(work, repeats=("",) * len(work.repeats))
+                total += work.times(1) + test.times(1)
                 total += _Work(
                     warnings=(f"{i.name}: trips unknown, taken once ({_place(scope, i)})",)
                 )
             else:
-                total += work.times(trips)
+                total += work.times(trips) + test.times(trips + 1)
         elif i.opcode == "conditional":
             operands = i.operands[1:]
             branches = [
@@ -301,9 +304,66 @@ def _collective(scope: _Scope, i: Instruction) -> _Work:
         name=i.name,
         op_name=i.op_name,
         source=scope.module.source(i),
-        promoted=i.attributes.get("to_apply", "").endswith("_promoted"),
+        promoted=i.attributes.get("to_apply", "").endswith("_promoted") or _is_widened(scope, i),
     )
     return _Work((found,), repeats=(f"{kind} {channel} {chain.group(1)}" if chain else "",))
+
+
+# Where a compiler has no collective of bfloat16, it converts on its own account, before and after.
+
+_SAME = ("copy", "bitcast", "get-tuple-element")
+
+
+def _is_widened(scope: _Scope, i: Instruction) -> bool:
+    """Whether a collective has values of bfloat16 in a wider type: all that enter are converted
+    from it by what no operation of the program stands for, and all that leave are made it again."""
+    module, own = scope.module, scope.computation
+    entered = [o for o in i.operands if o in own.by_name]
+    return (
+        bool(entered)
+        and all([_was_narrow(module, own, o) for o in entered])
+        and _is_narrowed(module, own, i.name)
+    )
+
+
+def _was_narrow(module: Module, computation: Computation, name: str) -> bool:
+    i = computation.by_name[name]
+    while i.opcode in ("fusion", *_SAME):
+        if i.opcode == "fusion":
+            computation = module.computations[i.called[0]]
+            i = computation.root
+            continue
+        made = computation.by_name[i.operands[0]]
+        if i.opcode == "get-tuple-element" and made.opcode == "fusion":
+            computation = module.computations[made.called[0]]
+            made = computation.by_name[computation.root.operands[int(i.attributes["index"])]]
+        elif i.opcode == "get-tuple-element":
+            return False
+        i = made
+    if i.opcode != "convert" or i.op_name:
+        return False
+    return computation.by_name[i.operands[0]].arrays[0].dtype == "bf16"
+
+
+def _is_narrowed(module: Module, computation: Computation, name: str) -> bool:
+    readers = [i for i in computation.instructions if name in i.operands]
+    for i in readers:
+        if i.opcode == "fusion":
+            inner = module.computations[i.called[0]]
+            places = [p for p, o in enumerate(i.operands) if o == name]
+            parameters = [
+                x.name
+                for x in inner.instructions
+                if x.opcode == "parameter" and int(x.argument) in places
+            ]
+            if not all([_is_narrowed(module, inner, x) for x in parameters]):
+                return False
+        elif i.opcode in _SAME or i.opcode in ("slice", "transpose"):
+            if not _is_narrowed(module, computation, i.name):
+                return False
+        elif i.opcode != "convert" or i.arrays[0].dtype != "bf16":
+            return False
+    return bool(readers)
 
 
 def _as_reduce_scatter(work: _Work) -> _Work:

@@ -101,6 +101,18 @@ def test_a_loop_of_unknown_length_counts_once_and_says_so() -> None:
     assert len(stats.warnings) == 1 and "trips unknown" in stats.warnings[0]
 
 
+def test_what_a_loop_sends_to_know_whether_it_goes_on_counts_with_it() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        def more(s: Any) -> jax.Array:
+            return lax.pmax(s.max(), MESH) > 1
+
+        return lax.while_loop(more, lambda s: s / 2, x)
+
+    stats = hlo_stats(compiled(f, (P("x"),), P("x"), ((8, 8), F32)))
+    assert stats.by_kind() == {("all_reduce", 8): 4}
+    assert len(stats.warnings) == 1 and "trips unknown" in stats.warnings[0]
+
+
 def test_a_conditional_counts_its_dearest_branch() -> None:
     def f(x: jax.Array, n: jax.Array) -> jax.Array:
         return lax.switch(
@@ -121,6 +133,34 @@ def test_sixteen_bit_reductions_that_the_cpu_widens_are_marked() -> None:
     stats = hlo_stats(compiled(lambda x: lax.psum(x, "y"), (P(),), P(), ((8,), jnp.bfloat16)))
     (c,) = stats.collectives
     assert c.promoted and c.payload_bytes == 8 * 4
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, F32])
+def test_sixteen_bit_values_that_the_cpu_sends_in_32_bits_are_marked(dtype: Any) -> None:
+    """Gathered, exchanged, passed on: halved where marked, payloads are those that were asked for.
+    What the program itself converts stays what it is."""
+
+    def f(x: jax.Array) -> Any:  # [8, 16] on each device
+        a = lax.all_gather(jnp.tanh(x), "x", axis=0, tiled=True)
+        b = lax.all_to_all(x, "y", 0, 1, tiled=True)
+        c = lax.ppermute(x, "y", [(i, (i + 1) % 4) for i in range(4)])
+        d = lax.all_gather(x.astype(F32), MESH, axis=0, tiled=True)
+        return a + 1, b + 1, c + 1, d + 1
+
+    out = (P(None, "y"), P("x", "y"), P("x", "y"), P())
+    stats = hlo_stats(compiled(f, (P("x", "y"),), out, ((16, 64), dtype)))
+    size = np.dtype(dtype).itemsize
+    asked = {
+        ("all_gather", 2): 2 * 8 * 16 * size,
+        ("all_to_all", 4): 8 * 16 * size,
+        ("permute", 4): 8 * 16 * size,
+        ("all_gather", 8): 8 * 8 * 16 * 4,
+    }
+    found = {
+        (c.kind, c.group): c.payload_bytes // (2 if c.promoted else 1) for c in stats.collectives
+    }
+    assert found == asked
+    assert any(c.promoted for c in stats.collectives) == (dtype == jnp.bfloat16)
 
 
 def test_donated_arguments_are_aliased() -> None:
