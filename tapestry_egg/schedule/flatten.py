@@ -20,6 +20,7 @@ So a loop's carry keeps one layout because one identity has one strategy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -39,6 +40,9 @@ from tapestry_egg.zspace import Projection
 
 if TYPE_CHECKING:
     from tapestry_egg.plans.plan import RuleStep
+
+#: The number of an argument or of a result, at the beginning of a path.
+_PLACE = re.compile(r"^\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -156,10 +160,11 @@ def stack_signature(
 def feedback_pairs(graph: BlockGraph, state: Mapping[str, str] | None = None) -> dict[int, int]:
     """Which outputs feed back as which inputs: output position -> input position.
 
-    A donated input pairs with the output of the same pytree path and type; `state` adds pairs by
-    path or prefix, `{"[0]": "[1]"}` for output [0], and all that is in it, that becomes argument
-    [1]. Raises ExtractError for a path of `state` that no output or no input has, and for a pair of
-    two types.
+    A donated input pairs with the output of the same pytree path and type, else with the only one
+    of its type whose path is the same but for the number of the argument or of the result: the
+    cache `[1]['keys']` with `[0]['keys']`. `state` adds pairs by path or prefix, `{"[0]": "[1]"}`
+    for output [0], and all that is in it, that becomes argument [1]. Raises ExtractError for a path
+    of `state` that no output or no input has, and for a pair of two types.
     """
     inputs = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
     outputs = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
@@ -197,9 +202,32 @@ def feedback_pairs(graph: BlockGraph, state: Mapping[str, str] | None = None) ->
             named_pairs[j] = i
         elif same and donated:
             pairs[j] = i
-    # What the user says goes before what the names suggest.
+    # What the user says goes before what the names suggest, and whole names before their ends.
     taken = set(named_pairs.values())
-    return {**{j: i for j, i in pairs.items() if i not in taken}, **named_pairs}
+    found = {**{j: i for j, i in pairs.items() if i not in taken}, **named_pairs}
+    return {**found, **_elsewhere(graph, inputs, outputs, found)}
+
+
+def _elsewhere(
+    graph: BlockGraph, inputs: Sequence[str], outputs: Sequence[str], found: Mapping[int, int]
+) -> dict[int, int]:
+    """Donated inputs that have no output yet, and outputs of their type whose names end as theirs,
+    each the only one for the other."""
+    given = set(found.values())
+    by_output: dict[int, list[int]] = {}
+    by_input: dict[int, list[int]] = {}
+    for i, v in enumerate(graph.inputs):
+        if not graph.donated or not graph.donated[i] or i in given:
+            continue
+        for j, w in enumerate(graph.outputs):
+            a, b = graph.values[v], graph.values[w]
+            ends = (outputs[j], _PLACE.sub("", outputs[j]))
+            if j in found or (a.shape, a.dtype) != (b.shape, b.dtype):
+                continue
+            if _PLACE.sub("", inputs[i]) in ends:
+                by_output.setdefault(j, []).append(i)
+                by_input.setdefault(i, []).append(j)
+    return {j: i for j, (i, *others) in by_output.items() if not others and len(by_input[i]) == 1}
 
 
 def is_below(path: str, name: str) -> bool:

@@ -14,7 +14,8 @@ instruction that defines it to its last reader, and
   round is over; a slice is taken where it is read first;
 - what a loop carries has one buffer from its begin to the last reader of what it leaves there; a
   round's next value is written into it, unless the old one is still to be read by then: the next
-  one has a buffer of its own until it is;
+  one has a buffer of its own until it is; where a loop leaves a new state, what it begins with is
+  in the old one's place, too;
 - views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
   both keep alive what they read.
 """
@@ -194,10 +195,25 @@ class _Lives:
                     # something else is not written at all.
                     self.free[new] = self.free[new] or self.last[old] <= self.made[new]
                     self.last[new] = max(self.last[new], self.last[old])
+                    self._hand_on(new, old)
                 self.made[old], self.last[old] = 0, self.end
             elif root.port == "input":
                 (v,) = root.outputs
                 self.made[v], self.last[v] = 0, self.end
+
+    def _hand_on(self, new: FlatId, old: FlatId) -> None:
+        """What a loop begins with and leaves as a new state is in the old one's place before that:
+        a loop's carry has one buffer."""
+        while self.free[new]:
+            loop = self.schedule.producer[new]
+            root = self.program.instances[self.schedule.units[loop].root]
+            if root.port != "carry" or new != root.outputs[-1]:
+                return
+            new = root.inputs[0]
+            maker = self.program.instances[self.schedule.units[self.schedule.producer[new]].root]
+            if maker.port not in ("", "carry", "stack") or self.last[new] != 2 * loop:
+                return
+            self.free[new] = self.free[new] or self.last[old] <= self.made[new]
 
     def _take_over(self) -> None:
         """Results that are written over an operand that nothing reads any more."""

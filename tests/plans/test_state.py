@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -37,6 +40,37 @@ def test_what_the_user_says_goes_before_donation() -> None:
     said = feedback_pairs(graph, {"[2]": "[1]"})
     assert {graph.output_names[j] for j in said} == {"[2]['a']", "[2]['b']"}
     assert len(set(said.values())) == len(said)
+
+
+def test_donated_arguments_become_results_elsewhere_of_the_same_path() -> None:
+    """As XLA pairs them, which gives each the buffer of the one argument that it may have."""
+
+    def decode(params, cache, token):
+        keys = cache["keys"] + params["w"] * token
+        return {"keys": keys, "values": cache["values"] * 2.0}, keys.sum()
+
+    w = jnp.ones((4, 2))
+    given = ({"w": w}, {"keys": w, "values": w}, jnp.ones(()))
+    program = te.trace(decode, *given, donate_argnums=1)
+    graph = program.graph
+    pairs = feedback_pairs(graph)
+    names = {graph.output_names[j]: graph.input_names[i] for j, i in pairs.items()}
+    assert names == {"[0]['keys']": "[1]['keys']", "[0]['values']": "[1]['values']"}
+    text = jax.jit(decode, donate_argnums=1).lower(*given).compile().as_text()
+    header = text[: text.index("\n")]
+    aliased = dict(re.findall(r"\{(\d+)\}: \((\d+), \{\}", header))
+    assert {int(j): int(i) for j, i in aliased.items()} == pairs
+
+
+def test_a_path_that_two_results_end_with_tells_of_no_pair() -> None:
+    def twice(x, y, z, w):
+        return x.sum(), {"a": w["a"] * y}, {"a": w["a"] - z}
+
+    x, w = jnp.ones(3), {"a": jnp.ones(3)}
+    program = te.trace(twice, x, x, x, w, donate_argnums=3)
+    assert feedback_pairs(program.graph) == {}
+    program = te.trace(lambda ws, x: [w * x for w in ws], [x, x], 2.0, donate_argnums=0)
+    assert feedback_pairs(program.graph) == {0: 0, 1: 1}  # the first argument alone is the result
 
 
 @pytest.mark.parametrize(

@@ -210,15 +210,19 @@ ROUNDS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+@pytest.mark.parametrize("loops", [1, 3])
 @pytest.mark.parametrize("donated", [False, True])
 @pytest.mark.parametrize("name", ROUNDS)
 def test_what_a_loop_carries_has_one_buffer_and_the_next_round_another_if_it_must(
-    name: str, donated: bool
+    name: str, donated: bool, loops: int
 ) -> None:
-    """Against XLA's own buffer assignment, and the certificate's account."""
+    """Against XLA's own buffer assignment, and the certificate's account. What several loops hand
+    on to each other is one buffer, and that of the argument if it is donated."""
 
     def f(x: jax.Array) -> Any:
-        return (jax.lax.scan(lambda c, _: (ROUNDS[name](c), None), x, None, length=3)[0],)
+        for _ in range(loops):
+            x = jax.lax.scan(lambda c, _: (ROUNDS[name](c), None), x, None, length=3)[0]
+        return (x,)
 
     of = scheduled(f, X, donate=(0,) if donated else ())
     lives, counted = lifetimes(of), Lives(of, of.program.body_of)
