@@ -85,16 +85,16 @@ class Problem:
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
         f = self._flat
-        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
-        pair += f.label_b[f.b_start + rows[f.pair_b]]
-        seconds = f.seconds[f.row_start + rows].sum()
-        seconds += f.pair_seconds[f.pair_start + pair].sum()
+        pair = f.label_a.take(f.a_start + rows[f.pair_a]) * f.width
+        pair += f.label_b.take(f.b_start + rows[f.pair_b])
+        seconds = f.seconds.take(f.row_start + rows).sum()
+        seconds += f.pair_seconds.take(f.pair_start + pair).sum()
         if self.timeline is not None and np.isfinite(seconds):
             seconds = self.timeline.seconds(f.lengths(rows, pair, len(self.timeline)))
-        joules = f.joules[f.joule_start + rows].sum()
-        joules += f.pair_joules[f.pair_joule_start + pair].sum()
-        own = f.use_amount[f.use_start + rows[f.use_of]]
-        shared = f.pair_use_amount[f.pair_use_start + pair[f.pair_use_of]]
+        joules = f.joules.take(f.joule_start + rows).sum()
+        joules += f.pair_joules.take(f.pair_joule_start + pair).sum()
+        own = f.use_amount.take(f.use_start + rows[f.use_of])
+        shared = f.pair_use_amount.take(f.pair_use_start + pair[f.pair_use_of])
         steps = np.bincount(f.begin, np.concatenate((own, shared)), self.times + 1)
         steps -= np.bincount(f.stop, np.concatenate((own, shared)), self.times + 1)
         profile = np.cumsum(steps, dtype=np.float64)[: self.times]
@@ -104,17 +104,17 @@ class Problem:
         """Seconds of every event of the timeline, for one row per variable."""
         f = self._flat
         assert self.timeline is not None
-        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
-        pair += f.label_b[f.b_start + rows[f.pair_b]]
+        pair = f.label_a.take(f.a_start + rows[f.pair_a]) * f.width
+        pair += f.label_b.take(f.b_start + rows[f.pair_b])
         return f.lengths(rows, pair, len(self.timeline))
 
     def serial(self, rows: Ints) -> float:
         """The sum of all seconds of one row per variable, as if nothing ran beside anything."""
         f = self._flat
-        pair = f.label_a[f.a_start + rows[f.pair_a]] * f.width
-        pair += f.label_b[f.b_start + rows[f.pair_b]]
-        seconds = f.seconds[f.row_start + rows].sum()
-        return float(seconds + f.pair_seconds[f.pair_start + pair].sum())
+        pair = f.label_a.take(f.a_start + rows[f.pair_a]) * f.width
+        pair += f.label_b.take(f.b_start + rows[f.pair_b])
+        seconds = f.seconds.take(f.row_start + rows).sum()
+        return float(seconds + f.pair_seconds.take(f.pair_start + pair).sum())
 
     @cached_property
     def evaluation(self) -> tuple[int, int]:

@@ -35,11 +35,11 @@ class Side:
         """Per label, the last axis: the least value among its rows."""
         if self.identity:
             return rows
-        return np.minimum.reduceat(rows[..., self.order], self.starts, axis=-1)
+        return np.minimum.reduceat(rows.take(self.order, axis=-1), self.starts, axis=-1)
 
     def spread(self, labels: Floats) -> Floats:
         """Per row, the last axis: the value of its label."""
-        return labels if self.identity else labels[..., self.labels]
+        return labels if self.identity else labels.take(self.labels, axis=-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -217,13 +217,15 @@ class Dual:
         numbers = range(len(batches))
         for n in numbers if forward else reversed(numbers):
             batch = batches[n]
-            belief = beliefs[n] = self.costs[rows_of[n]]
+            belief = beliefs[n] = self.costs.take(rows_of[n])
+            giving = False
             for s in batch.slots:
                 belief += self._side(s).spread(self._incoming(s)[s.at])
-            least = belief.min(axis=1)
-            bound += float(least.sum())
+                giving = giving or s.later == forward
+            least = np.minimum.reduce(belief, axis=1)
+            bound += float(np.add.reduce(least))
             belief -= least[:, None]
-            if all(s.later != forward for s in batch.slots):
+            if not giving:
                 continue
             given = belief * batch.share
             for s in batch.slots:
@@ -231,10 +233,10 @@ class Dual:
                     continue
                 outgoing = self._side(s).least(given) - self._incoming(s)[s.at]
                 message = self._through(self.tables.kinds[s.kind].table[s.at], outgoing, s.is_a)
-                low = message.min(axis=1)
+                low = np.minimum.reduce(message, axis=1)
                 message -= low[:, None]
                 (self.to_b if s.is_a else self.to_a)[s.kind][s.at] = message
-                bound += float(low.sum())
+                bound += float(np.add.reduce(low))
         return bound, beliefs
 
     def _through(self, tables: Floats, outgoing: Floats, is_a: bool) -> Floats:
@@ -243,11 +245,15 @@ class Dual:
         Some tables at a time, so that the sums stay in the processor's cache.
         """
         members, la, lb = tables.shape
-        message = np.empty((members, lb if is_a else la))
         outgoing = outgoing[:, :, None] if is_a else outgoing[:, None, :]
         count = max(1, _TOGETHER // (la * lb))
         if self.sums.size < count * la * lb:
             self.sums = np.empty(count * la * lb)
+        if members <= count:
+            whole = self.sums[: tables.size].reshape(tables.shape)
+            np.add(outgoing, tables, out=whole)
+            return np.asarray(np.minimum.reduce(whole, axis=1 if is_a else 2))
+        message = np.empty((members, lb if is_a else la))
         for k in range(0, members, count):
             some = slice(k, min(k + count, members))
             sums = self.sums[: (some.stop - k) * la * lb].reshape(-1, la, lb)
@@ -273,7 +279,7 @@ class Dual:
         """A labelling: in order, the best row given earlier choices and later ones' messages."""
         rows = np.zeros(len(self.problem.variables), dtype=np.int64)
         for batch, at in zip(self.batches, self.rows_of, strict=True):
-            cost = self.costs[at]
+            cost = self.costs.take(at)
             for s in batch.slots:
                 if s.later:
                     cost += self._side(s).spread(self._incoming(s)[s.at])

@@ -170,7 +170,7 @@ class Elimination:
         for level in self.levels:
             for some in _equal(sizes[level.scope], self.cells):
                 scope, shape = level.scope[some], sizes[level.scope[some[0]]].tolist()
-                own = dual.costs[dual.row_start[scope[:, 0], None] + domains[scope[:, 0]]]
+                own = dual.costs.take(dual.row_start[scope[:, 0], None] + domains[scope[:, 0]])
                 total = own[:, : shape[0]].reshape(-1, shape[0], *(1,) * (len(shape) - 1))
                 for places, numbers in level.pairs:
                     m, n = (shape[places.index(axis)] for axis in (0, 1))
@@ -197,11 +197,11 @@ class Elimination:
 
     def _tables(self, domains: Ints) -> Floats:
         """The cost of every pair of the core over two domains, the earlier variable's first."""
-        first = self.first_label[self.first_start[:, None] + domains[self.first]] * self.first_step
-        second = self.second_label[self.second_start[:, None] + domains[self.second]]
-        second = second * self.second_step
+        first = self.first_label.take(self.first_start[:, None] + domains[self.first])
+        second = self.second_label.take(self.second_start[:, None] + domains[self.second])
+        first, second = first * self.first_step, second * self.second_step
         at = self.start[:, None, None] + first[:, :, None] + second[:, None, :]
-        return self.dual.tables.flat[at]
+        return self.dual.tables.flat.take(at)
 
 
 def _shape(variables: Sequence[int], scope: Sequence[int]) -> Shape:

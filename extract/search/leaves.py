@@ -129,7 +129,7 @@ class Leaves:
         for g in self.groups:
             table = self.tables.kinds[g.kind].table[g.at]
             mine, theirs = self._ends(g)
-            least = mine.least(costs[g.own])
+            least = mine.least(costs.take(g.own))
             if g.is_a:
                 up = (least[:, :, None] + table).min(axis=1)
             else:
@@ -147,7 +147,7 @@ class Leaves:
             mine, theirs = self._ends(g)
             labels = theirs.labels[rows[g.others]]
             toward = picked(self.tables.kinds[g.kind].table[g.at], labels, not g.is_a)
-            rows[g.members] = (costs[g.own] + mine.spread(toward)).argmin(axis=1)
+            rows[g.members] = (costs.take(g.own) + mine.spread(toward)).argmin(axis=1)
         return rows
 
     def _ends(self, g: _Group) -> tuple[Side, Side]:
