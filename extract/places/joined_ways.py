@@ -2,8 +2,8 @@
 
 A row is beaten by another one that takes no more in anything, whatever the rest of the program
 does: seconds (of every event, where there are such), joules and bytes at every moment, of its own
-and in each pair for each row of the other end. Beaten rows go before variables are joined, after,
-and last among the rows of all ways; a way without rows is beaten by the others together.
+and in each pair for each row of the other end. Beaten rows go before variables are joined, and
+after, among those of one way.
 """
 
 from __future__ import annotations

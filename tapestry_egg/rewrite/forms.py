@@ -131,6 +131,7 @@ def forms(
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f.seconds / least, 6), len(f.built.rules)))
     others: dict[float, Form] = {}
+    unproven = 0
     slight = {
         round(f.seconds / least, 6)
         for f in found
@@ -142,9 +143,13 @@ def forms(
             continue
         built, steps = _whole(inner.graph, folded, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
-        others[place] = Form(built.graph, names, saturated, (*inner.steps, *steps))
+        form = Form(built.graph, names, saturated, (*inner.steps, *steps))
+        if _is_proven(graph, form, rules):  # else no file with a plan of it would be read
+            others[place] = form
+        else:
+            unproven += 1
     searched = list(others.values())[: MOST_FORMS - 1]
-    left = inner.others + len(others) - len(searched)
+    left = inner.others + len(others) + unproven - len(searched)
     little = inner.slight + len(slight)
     if not room or folded:
         told = replace(given_form, others=left, slight=little, unseen=room > 0)
@@ -189,7 +194,7 @@ def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) 
 def _is_proven(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
     """Whether a form follows from the program as it must when a plan is read from a file: what some
     chains of rules make, its proof does not find again."""
-    from .equivalence import check_equivalent  # most first calls have no such form
+    from .equivalence import check_equivalent  # most first calls have no other form
 
     try:
         check_equivalent(graph, form.graph, set(form.rules), lambda: rules)

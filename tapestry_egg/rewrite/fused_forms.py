@@ -7,9 +7,9 @@ it holds less memory. So is the program with dims padded that devices cannot sha
 product in blocks of rows, and with its batch in micro-batches: what a number of these saves, and
 what it costs, is estimated on one device. Where nobody says how many, they are searched only where
 memory seems short: the fewest that fit well, one between these and the fewest that can, and the
-fewest that save nearly all that any number can. There the product that reads most, in blocks of
-what it sums, is a form, too, if its operands, gathered in blocks over a square of devices, are much
-beside what a device holds.
+fewest that save nearly all that any number can. There the products that read most, in blocks of
+what they sum, are a form, too, if the operands of the largest, gathered in blocks over a square of
+devices, are much beside what a device holds.
 """
 
 from __future__ import annotations

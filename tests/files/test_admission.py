@@ -465,6 +465,23 @@ def test_a_form_is_equal_by_structure_or_by_the_rules_that_it_names() -> None:
         assert not equal(given, form_of(given, other, *arguments), rule)
 
 
+@pytest.mark.slow
+def test_fronts_hold_no_form_that_is_not_read_again(tmp_path: Path) -> None:
+    """What is best on one device shares a·b and c·b among four products, unproven."""
+
+    def products(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        u, v = (x @ a) @ b, (x @ c) @ b
+        return (u + v) * d + (x @ (a * 2)) @ b, u, v, (a + c) @ b
+
+    shapes = [(32, 24), (24, 40), (40, 24), (24, 40), (32, 24)]
+    program = trace(products, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    quick = Settings(work=0.3, recompute=0, workers=1, forms=0)
+    front = optimize(program, "h100:8", mesh_shapes=[MeshShape(("x",), (8,))], settings=quick)
+    save(front, tmp_path / "products.front.json")
+    assert len(load(tmp_path / "products.front.json").plans) == len(front.plans)
+    assert any("form" in note for note in front.notes)
+
+
 def test_order_and_repetition_do_not_matter_but_operands_do() -> None:
     given = graph_of(lambda x, y: jnp.sin(x) + jnp.cos(y), struct(4), struct(4))
     a, b, *rest = given.operations
