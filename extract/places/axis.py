@@ -13,26 +13,36 @@ from dataclasses import dataclass
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.metakernels.signatures.parameters import hashable
+from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.schedules import Schedule
 
 Key = int
 
 
-class Names:
-    """Numbers for the units and values of programs that share the values numbered below `count`:
-    equal ones are the same in all. `stands` says for which of those values new ones of a program
-    stand."""
+BodyName = tuple[tuple[int, ...], ...]
 
-    def __init__(self, count: int, stands: Callable[[Schedule], Mapping[int, int]]) -> None:
-        self.count, self.stands = count, stands
+
+class Names:
+    """Numbers for the units and values of programs that share those values of each body that are
+    numbered below `counts`, or all where it has no count: equal ones are the same in all. `stands`
+    says for which of those values new ones of a program stand. Bodies are named by what the
+    operations give that they are regions of, from the program inwards, and their place there."""
+
+    def __init__(
+        self,
+        counts: Mapping[BodyName, int],
+        stands: Callable[[Schedule], Mapping[BodyName, Mapping[int, int]]],
+    ) -> None:
+        self.counts, self.stands = counts, stands
         self._number: dict[object, int] = {}
         self._known: dict[int, tuple[PlanProblem, tuple[Key, ...]]] = {}
 
     def of(self, posed: PlanProblem) -> tuple[Key, ...]:
         """The number of every variable of a program's problem."""
         if id(posed) not in self._known:
-            value = self._values(posed.choices.schedule)
-            own = self._units(posed.choices.schedule, value)
+            bodies = _bodies(posed.choices.schedule.program)
+            value = self._values(posed.choices.schedule, bodies)
+            own = self._units(posed.choices.schedule, value, bodies)
             beside = {s.variable: s.value for s in posed.sharing if s.variable >= len(own)}
             more = range(len(own), len(posed.problem.variables))
             own += [self._name("value", value[beside[v]]) for v in more]
@@ -42,31 +52,34 @@ class Names:
     def _name(self, *parts: object) -> Key:
         return self._number.setdefault(parts, len(self._number))
 
-    def _values(self, schedule: Schedule) -> list[Key]:
+    def _values(self, schedule: Schedule, bodies: Sequence[BodyName]) -> list[Key]:
         """Of every value: itself, if all programs have it, else what it is made of."""
         program = schedule.program
+        stands = self.stands(schedule)
         named = [-1] * len(program.types)
-        for b, body in enumerate(program.bodies):
-            for local, v in enumerate(body.values):
-                if b or local < self.count:
-                    named[v] = self._name("given", b, local)
-        main = program.bodies[0]
-        for local, other in self.stands(schedule).items():
-            named[main.values[local]] = self._name("given", 0, other)
         times: dict[Key, int] = {}
-        for op in main.graph.operations:
-            reads = tuple(named[main.values[u]] for u in op.inputs)
-            for q, local in enumerate(op.outputs):
-                if named[main.values[local]] < 0:
-                    made = self._name(op.kernel, hashable(op.params), reads, q)
-                    times[made] = times.get(made, 0) + 1
-                    named[main.values[local]] = self._name("made", made, times[made])
-        for local in main.graph.constants:
-            if local >= self.count:
-                named[main.values[local]] = self._name("constant", local)
+        for name, body in zip(bodies, program.bodies, strict=True):
+            count = self.counts.get(name, len(body.values))
+            for local, v in enumerate(body.values):
+                if local < count:
+                    named[v] = self._name("given", name, local)
+            for local, other in stands.get(name, {}).items():
+                named[body.values[local]] = self._name("given", name, other)
+            for op in body.graph.operations:
+                reads = tuple(named[body.values[u]] for u in op.inputs)
+                for q, local in enumerate(op.outputs):
+                    if named[body.values[local]] < 0:
+                        made = self._name(name, op.kernel, hashable(op.params), reads, q)
+                        times[made] = times.get(made, 0) + 1
+                        named[body.values[local]] = self._name("made", made, times[made])
+            for local in body.graph.constants:
+                if local >= count:
+                    named[body.values[local]] = self._name("constant", name, local)
         return named
 
-    def _units(self, schedule: Schedule, value: Sequence[Key]) -> list[Key]:
+    def _units(
+        self, schedule: Schedule, value: Sequence[Key], bodies: Sequence[BodyName]
+    ) -> list[Key]:
         program = schedule.program
         times: dict[Key, int] = {}
         found = []
@@ -75,7 +88,7 @@ class Names:
                 (
                     program.instances[i].signature.kernel,
                     program.instances[i].port,
-                    program.instances[i].body,
+                    bodies[program.instances[i].body],
                     tuple(value[v] for v in program.instances[i].inputs),
                     tuple(value[v] for v in program.instances[i].outputs),
                 )
@@ -85,6 +98,18 @@ class Names:
             times[made] = times.get(made, 0) + 1
             found.append(self._name("one of", made, times[made]))
         return found
+
+
+def _bodies(program: FlatProgram) -> list[BodyName]:
+    """The name of every body."""
+    named: list[BodyName] = []
+    for body in program.bodies:
+        if body.parent < 0:
+            named.append(())
+            continue
+        own = program.bodies[body.parent].graph.operations[body.operation].outputs
+        named.append((*named[body.parent], own, (body.region,)))
+    return named
 
 
 @dataclass(frozen=True)

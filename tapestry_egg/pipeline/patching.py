@@ -22,8 +22,9 @@ from tapestry_egg.graph.ids import SignatureId
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.progress import Phase
-from tapestry_egg.rewrite.extractions import Patches
+from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.operand_rounding import rounded
+from tapestry_egg.rewrite.patches import BodyName, Patches
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import Encoding, encode_together
 from tapestry_egg.shard.strategies import Saturated, saturate
@@ -54,7 +55,7 @@ def join_patches(state: State) -> State:
             continue
         q.tell(Phase("extract", state.at(k), k / len(state.networks)))
         if form not in programs:
-            programs[form] = Programs(q, patches, state.schedules[form])
+            programs[form] = Programs(q, state.forms[form], patches, state.schedules[form])
         own = Posed(programs[form], state.shapes[shape])
         made = patched(
             own,
@@ -73,10 +74,10 @@ def join_patches(state: State) -> State:
 class Programs:
     """The programs that the places of a form make, with their units, each made once."""
 
-    def __init__(self, question: Question, patches: Patches, given: Schedule) -> None:
-        self.question, self.patches = question, patches
+    def __init__(self, question: Question, form: Form, patches: Patches, given: Schedule) -> None:
+        self.question, self.form, self.patches = question, form, patches
         self.known: dict[Ways, Schedule | None] = {(0,) * len(patches): given}
-        self._stands: dict[int, Mapping[int, int]] = {}
+        self._stands: dict[int, Mapping[BodyName, Mapping[int, int]]] = {}
 
     @property
     def single(self) -> list[Ways]:
@@ -97,14 +98,16 @@ class Programs:
             if built is not None:
                 graph = rounded(prepare(built.graph), dict(q.machine.operands))
                 made = scheduled(graph, q.pairs)
-                steps = self.patches.steps(ways)
-                program = replace(made.program, rules=built.rules, steps=steps)
+                rules = tuple(sorted({*self.form.rules, *built.rules}))
+                steps = (*self.form.steps, *built.steps)
+                program = replace(made.program, rules=rules, steps=steps)
                 self.known[ways] = found = replace(made, program=program)
-                self._stands[id(found)] = self.patches.stands(built)
+                self._stands[id(found)] = built.stands
         return self.known[ways]
 
-    def stands(self, schedule: Schedule) -> Mapping[int, int]:
-        """New values of a program -> those of the one as given that they stand for."""
+    def stands(self, schedule: Schedule) -> Mapping[BodyName, Mapping[int, int]]:
+        """Of every body the new values of a program -> those of the one as given that they stand
+        for."""
         return self._stands.get(id(schedule), {})
 
 

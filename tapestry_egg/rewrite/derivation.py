@@ -169,10 +169,9 @@ def replay(
     `rules` are rules by name. Steps inside regions are taken there; recomputations are made from
     the numbers that they hold. Raises RuleError for a step that its rules do not allow.
     """
+    from tapestry_egg.rewrite.recomputation.second_instances import retake
     from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
     from tapestry_egg.tracing.constants import prepare
-
-    from .second_instances import retake
 
     # Rules that unite nothing only derive facts (an order, say) that others ask for.
     known = {name: r for name, r in rules.items() if isinstance(r, Rule)}
@@ -192,7 +191,7 @@ def replay(
                 raise _refused(number, step, graph)
             out.append(now)
             continue
-        inner = _inside(now, step.region)
+        inner = inside(now, step.region)
         used = [known[name] for name in step.rules if name in known]
         explored = explore(inner, [*always, *used])
         terms, catalogue = explored.terms, explored.catalogue
@@ -210,7 +209,7 @@ def replay(
                 break
         if found is None:
             raise _refused(number, step, graph)
-        now = _with_region(now, step.region, found)
+        now = with_region(now, step.region, found)
         out.append(now)
     return out
 
@@ -253,18 +252,20 @@ def _alternatives(terms: Terms, first: Sequence[int]) -> Iterator[dict[ClassId, 
     yield from ({c: k, d: m} for c, k in single for d, m in single if c < d)
 
 
-def _inside(graph: BlockGraph, region: Sequence[int]) -> BlockGraph:
+def inside(graph: BlockGraph, region: Sequence[int]) -> BlockGraph:
+    """The graph of a region: numbers of operation and region, from the outermost inwards."""
     for k in range(0, len(region), 2):
         graph = graph.operations[region[k]].regions[region[k + 1]]
     return graph
 
 
-def _with_region(graph: BlockGraph, region: Sequence[int], body: BlockGraph) -> BlockGraph:
+def with_region(graph: BlockGraph, region: Sequence[int], body: BlockGraph) -> BlockGraph:
+    """The graph with another one in the place of one of its regions."""
     if not region:
         return body
     number, which, *rest = region
     op = graph.operations[number]
-    inner = _with_region(op.regions[which], rest, body)
+    inner = with_region(op.regions[which], rest, body)
     regions = tuple(inner if k == which else r for k, r in enumerate(op.regions))
     operations = list(graph.operations)
     operations[number] = replace(op, regions=regions)

@@ -24,8 +24,9 @@ from tapestry_egg.work import Work
 from .choose import as_written, bypass, choose
 from .derivation import derive, digest
 from .explore import BUDGET, Explored, explore, is_wide
-from .extractions import Extraction, Patches, extractions, find_patches
+from .extractions import FORMS, Extraction, extractions
 from .folded_program import Folded, class_weights, fold, unfold
+from .patches import Built, Patches, Path, Places, find_places
 from .rebuild import Rebuilt, rebuild
 from .requests import Applied
 
@@ -71,6 +72,8 @@ class Form:
     states: int = 0  # dims of the program's state that were not tried as its batch
     # The places of it that can be computed in several ways, all of which are searched together.
     patches: Patches | None = field(default=None, compare=False)
+    # Those in its regions, while these are made forms of.
+    inner: tuple[tuple[Path, Places], ...] = field(default=(), compare=False)
     unseen: bool = False  # whether there are choices among the rules' terms that were not looked at
 
 
@@ -81,9 +84,12 @@ def forms(
     budget: Budget = BUDGET,
     least_gain: float = LEAST_GAIN,
     room: int = 0,
+    region: bool = False,
 ) -> tuple[Form, ...]:
     """The graph as given, and up to two forms of it that take less time on one device, best first;
-    then those that the rules hold besides (`extractions`), as many as have `room` operations.
+    then those that the rules hold besides (`extractions`), as many as have `room` operations. Where
+    these are too many to search each on its own, or where the body of a loop has such, they are
+    ways to compute places of the program (`patches`), as they always are of a `region`.
 
     The former save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
@@ -93,7 +99,7 @@ def forms(
     rules = [r for b in books for r in b.rules if r.ruleset in PROGRAM_RULESETS]
     if not rules:
         return (Form(graph),)
-    inner = _with_regions(graph, books, target, budget)
+    inner = _with_regions(graph, books, target, budget, room)
     folded = fold(inner.graph)
     small = folded.graph if folded else inner.graph
     explored = explore(small, rules, budget)
@@ -152,33 +158,58 @@ def forms(
     left = inner.others + len(others) + unproven - len(searched)
     little = inner.slight + len(slight)
     if not room or folded:
-        told = replace(given_form, others=left, slight=little, unseen=room > 0)
+        patches = Patches(graph, inner.inner).within(room)
+        told = replace(
+            given_form,
+            others=left + patches.left,
+            slight=little,
+            unseen=room > 0,
+            patches=patches if patches else None,
+        )
         return (told, *searched)
     every = [least_seconds(a.signature, target) for a in explored.catalogue]
     known = [small, *(f.graph for f in searched)]
+
+    def proven(built: Rebuilt) -> bool:
+        return _is_proven(graph, Form(built.graph, built.rules), rules)
+
+    if region:
+        mine = find_places(graph, explored.terms, explored.catalogue, every, proven)
+        told = replace(
+            given_form,
+            others=0 if mine.complete else left,
+            slight=0 if mine.complete else little,
+            patches=Patches(graph, (((), mine), *inner.inner)),
+            unseen=not mine.complete,
+        )
+        return (told, *searched)
     made = extractions(small, explored.terms, explored.catalogue, every, known, room)
-    patches = None
-    if inner.graph is graph and (made.more or not made.complete):
+    patches = Patches(graph)
+    if inner.inner or made.more or not made.complete:
+        mine = find_places(graph, explored.terms, explored.catalogue, every, proven)
+        patches = Patches(graph, (((), mine), *inner.inner))
+        few = patches.programs(min(FORMS, room // max(1, graph.size) - 1))
+        if inner.inner and few is not None and mine.complete:
+            offered = _few(searched, few, saturated)
+            extra = [f for f in offered if _is_proven(graph, f, rules)]
+            left = patches.left + len(offered) - len(extra)
+            told = replace(given_form, others=left, slight=0, views=made.views, unseen=inner.unseen)
+            return (told, *searched, *extra)
         # Too many to search each on its own: together, as ways of the places where they differ.
-
-        def proven(built: Rebuilt) -> bool:
-            return _is_proven(graph, Form(built.graph, built.rules), rules)
-
-        patches = find_patches(graph, explored.terms, explored.catalogue, every, proven, room)
-        if patches:
-            held = patches.holds
-            made = extractions(small, explored.terms, explored.catalogue, every, known, room, held)
+        patches = patches.within(room)
+        held = patches.parts[0][1].holds
+        made = extractions(small, explored.terms, explored.catalogue, every, known, room, held)
     offered = [_extra(inner, explored, e, saturated) for e in made.found]
     extra = [f for f in offered if _is_proven(graph, f, rules)]
     # Where all forms were looked at, these are among them.
-    beside = patches.left if patches and not made.complete else 0
+    beside = sum(part.left for path, part in patches.parts if path or not made.complete)
     told = replace(
         given_form,
         others=inner.others + made.more + len(offered) - len(extra) + beside,
         slight=inner.slight,
         untried=inner.untried if made.complete else given_form.untried,
         views=made.views,
-        unseen=not made.complete,
+        unseen=not made.complete or inner.unseen,
         patches=patches if patches else None,
     )
     return (told, *searched, *extra)
@@ -189,6 +220,13 @@ def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) 
     steps = derive(inner.graph, explored.terms, explored.catalogue, found.pick)
     names = tuple(sorted({*inner.rules, *found.built.rules}))
     return Form(found.built.graph, names, saturated, (*inner.steps, *steps), extra=True)
+
+
+def _few(searched: Sequence[Form], built: Sequence[Built], saturated: bool) -> list[Form]:
+    """Some programs as forms, without those that are searched already."""
+    known = {digest(f.graph) for f in searched}
+    made = [Form(b.graph, b.rules, saturated, b.steps, extra=True) for b in built]
+    return [f for f in made if digest(f.graph) not in known]
 
 
 def _is_proven(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
@@ -220,9 +258,10 @@ def _whole(
 
 
 def _with_regions(
-    graph: BlockGraph, books: Sequence[RuleBook], target: Target, budget: Budget
+    graph: BlockGraph, books: Sequence[RuleBook], target: Target, budget: Budget, room: int
 ) -> Form:
-    """The graph with the best form of every region in its place.
+    """The graph with the best form of every region in its place, and where there is `room` for
+    other forms the places of the regions.
 
     Regions stay as they are that all together take too little of the program's time for any form of
     them to matter: the predicates of loops, say.
@@ -232,23 +271,27 @@ def _with_regions(
     saturated = True
     operations: list[Operation] = []
     steps: list[RuleStep] = []
-    known: dict[str, Form] = {}
+    known: dict[object, tuple[Form, ...]] = {}
+    places: list[tuple[Path, Places]] = []
     timeline: list[Tick] = []
     seen: list[tuple[Form, ...]] = []  # of every region that the rules saw, its forms
 
-    def best(region: BlockGraph) -> Form:
+    def best(number: int, which: int, region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
-        key = digest(region)
+        key = digest(region), tuple(region.values[v] for v in region.inputs)
         if key not in known:
-            found = forms(region, books, target, budget)
-            known[key] = found[:2][-1]
+            found = forms(region, books, target, budget, room=room, region=True)
+            known[key] = found
             timeline.extend(found[0].timeline)
             seen.append(found)
-        return known[key]
+        own = known[key][0].patches
+        if own is not None:
+            places.extend(p for p in own.inside(number, which) if len(p[1]))
+        return known[key][:2][-1]
 
     for number, op in enumerate(graph.operations):
         bodies = [
-            best(region) if (number, k) in worth else Form(region)
+            best(number, k, region) if (number, k) in worth else Form(region)
             for k, region in enumerate(op.regions)
         ]
         operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
@@ -268,7 +311,9 @@ def _with_regions(
         tuple(timeline),
         any(f.by_clock for f in own),
         regions=left + sum(f.regions for f in own),
-        others=sum(found[0].others + len(found[2:]) for found in seen),
+        others=sum(found[0].others + (0 if room else len(found[2:])) for found in seen),
+        inner=tuple(places),
+        unseen=any(f.unseen for f in own),
         slight=sum(f.slight for f in own),
         repeated=sum(f.repeated for f in own),
         untried=sum(f.untried for f in own),

@@ -24,6 +24,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
+from tapestry_egg.rewrite.recomputation.checkpoints import Flow
 from tapestry_egg.rewrite.rows import even_parts
 from tapestry_egg.rewrite.streams import blocks, contractions, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
@@ -31,7 +32,6 @@ from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 from tapestry_egg.schedule.schedules import scheduled
 
-from .checkpoints import Flow
 from .derivation import digest
 from .explore import BUDGET
 from .forms import LEAST_GAIN, MOST_FORMS, Form, forms

@@ -17,13 +17,13 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.quantities import BYTES
+from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
+from tapestry_egg.rewrite.recomputation.second_instances import Recomputation, with_second_instances
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 
-from .checkpoints import Checkpoints, Flow
 from .derivation import digest
 from .forms import Form
-from .second_instances import Recomputation, with_second_instances
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "recompute"

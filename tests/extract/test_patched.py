@@ -33,8 +33,8 @@ from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite.explore import explore
-from tapestry_egg.rewrite.extractions import Patches, find_patches
 from tapestry_egg.rewrite.forms import Form, _is_proven
+from tapestry_egg.rewrite.patches import Patches, find_places
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, load_books
 from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
@@ -160,7 +160,8 @@ def network(drawn: Drawn, frozen: int = -1, target: Target = TARGET) -> tuple[Pa
     def proven(built: Any) -> bool:
         return _is_proven(graph, Form(built.graph, built.rules), RULES)
 
-    found = find_patches(graph, explored.terms, explored.catalogue, least, proven, 10_000)
+    own = find_places(graph, explored.terms, explored.catalogue, least, proven)
+    found = Patches(graph, (((), own),))
     counts = [1 if p == frozen else len(place) for p, place in enumerate(found.places)]
     question: Any = SimpleNamespace(
         machine=target,
@@ -169,7 +170,7 @@ def network(drawn: Drawn, frozen: int = -1, target: Target = TARGET) -> tuple[Pa
         settings=Settings(),
         words=SimpleNamespace(fixed=Fixed(drawn.pins())),
     )
-    programs = Programs(question, found, scheduled(prepare(graph), {}))
+    programs = Programs(question, Form(graph), found, scheduled(prepare(graph), {}))
     made = patched(Posed(programs, MESH), counts, Names(found.values, programs.stands))
     assert made is not None
     return made, found

@@ -158,7 +158,7 @@ def test_forms_that_rules_hold_and_are_not_searched_are_counted(
     assert forms_of(QUICK) == []
     (more,) = forms_of(replace(QUICK, forms=1))
     assert more == "2 more forms of the program were not searched"
-    monkeypatch.setattr(extractions, "_LOOKED_AT", 0)
+    monkeypatch.setattr(extractions, "LOOKED_AT", 0)
     assert "of the forms that the rules hold, not all were looked at" in forms_of(QUICK)
 
 
