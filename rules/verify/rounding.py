@@ -16,6 +16,7 @@ may do so where nothing but sums, products and numerators follows: what then is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -75,10 +76,9 @@ def _furthest(
 ) -> Array:
     """How far one end moves as one tensor does, up or down."""
     shape = first[name].shape
-    rng = np.random.default_rng(0)
     ways: list[Array | complex] = [1.0, -1.0]
     if not alone:
-        ways += [rng.normal(size=shape) for _ in range(_DRAWS)]
+        ways += _apart(shape)
     if first[name].dtype.kind == "c":  # either part is rounded by itself
         ways += [complex(1, -1), complex(-1, 1)]
     far = np.zeros(first[end].shape)
@@ -87,6 +87,13 @@ def _furthest(
             there = program.after(first, name, _moved(first[name], rounding, least, by), end)
             far = np.fmax(far, np.abs(there - first[end]))
     return far
+
+
+@lru_cache(maxsize=64)
+def _apart(shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Ways in which the elements of a tensor move, each by its own; the same for all of a shape."""
+    rng = np.random.default_rng(0)
+    return tuple(rng.normal(size=shape) for _ in range(_DRAWS))
 
 
 def _moved(x: Array, rounding: float, least: float, by: Array | complex) -> Array:

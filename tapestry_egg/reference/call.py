@@ -84,7 +84,8 @@ def wide(x: Array) -> Array:
     """The same values in the widest dtype of their kind, in which references compute."""
     if x.dtype.kind in "biu":
         return x
-    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    own = np.complex128 if x.dtype.kind == "c" else np.float64
+    return x if x.dtype == own and x.flags.c_contiguous else x.astype(own)
 
 
 def zero(monoid: str, dtype: np.dtype[Any]) -> Any:
