@@ -171,6 +171,22 @@ class LocalBody:
         """Values that are in memory as they are, not computed where they are read."""
         return stored(self.body.graph)
 
+    def invariants_sent(self, count: int) -> tuple[int, ...]:
+        """Which of its first `count` inputs, the same in every step of a loop, collectives send:
+        themselves, or what is computed of such inputs alone."""
+        graph = self.body.graph
+        made_of = {v: frozenset((k,)) for k, v in enumerate(graph.inputs[:count])}
+        made_of |= {v: frozenset[int]() for v in graph.constants}
+        sent: set[int] = set()
+        for op, reads in zip((*graph.operations, None), self.reads, strict=True):
+            for f in reads:
+                if any(s.kind not in ("slice", "to_partial") for s in f.steps):
+                    sent |= made_of.get(f.value, frozenset())
+            if op is not None and not op.effectful and made_of.keys() >= set(op.inputs):
+                own = frozenset[int]().union(*(made_of[v] for v in op.inputs))
+                made_of |= dict.fromkeys(op.outputs, own)
+        return tuple(sorted(sent))
+
     @cached_property
     def sent_again(self) -> frozenset[tuple[int, int]]:
         """Operands of operations, of which rows are sent that were sent before."""

@@ -26,6 +26,9 @@ class LocalFunction(Protocol):
     def slices(self) -> Mapping[int, jax.ShapeDtypeStruct]:
         """Outputs, by their places, that are worth storing at once where a loop stacks them."""
 
+    def invariants_sent(self, count: int) -> tuple[int, ...]:
+        """Which of the first inputs collectives send, where so many are the same in every step."""
+
     def run(
         self, arguments: Arrays, failed: Any, stacks: Stacks | None = None
     ) -> tuple[tuple[jax.Array, ...], Any]:
@@ -81,6 +84,7 @@ def _scan(
     rest = operands[params["num_consts"] :]
     carries = params["num_carry"]
     streams = rest[carries:]
+    sent = regions[0].invariants_sent(len(consts))
     turned = [x for x in streams if isinstance(x, Turned)]
     early = {q: x for q, x in regions[0].slices.items() if q >= carries}
 
@@ -89,7 +93,8 @@ def _scan(
         found = iter(straight)
         slices = [x.slice(number) if isinstance(x, Turned) else next(found) for x in streams]
         stacks = Stacks(number, dict(arrays)) if early else None
-        outputs, failed = regions[0].run((*consts, *before, *slices), failed, stacks)
+        arguments = _in_each_step(consts, before, slices, sent)
+        outputs, failed = regions[0].run(arguments, failed, stacks)
         late = [x for q, x in enumerate(outputs) if q >= carries and q not in early]
         return (list(outputs[:carries]), failed, stacks.arrays if stacks else {}), late
 
@@ -129,6 +134,7 @@ def _while(
     asked, run = operands[:n], operands[n : n + m]
     test, body = regions
     failed = _flag(failed, regions)
+    sent = body.invariants_sent(len(run))
     if test.calls:  # a condition has no room for a flag: ask before the loop and in its body
 
         def verdict(carry: Arrays, failed: Any) -> tuple[Any, Any]:
@@ -136,7 +142,7 @@ def _while(
             return go & (failed == 0), failed
 
         def again(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            outputs, failed = body.run((*run, *state[0]), state[2])
+            outputs, failed = body.run(_in_each_step(run, state[0], (), sent), state[2])
             return list(outputs), *verdict(outputs, failed)
 
         first = list(operands[n + m :])
@@ -150,11 +156,32 @@ def _while(
         return go & (state[1] == 0) if body.calls else go
 
     def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        outputs, failed = body.run((*run, *state[0]), state[1])
+        outputs, failed = body.run(_in_each_step(run, state[0], (), sent), state[1])
         return list(outputs), failed
 
     final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
     return final, failed
+
+
+def _in_each_step(
+    consts: Arrays, carries: Arrays, slices: Arrays, sent: Sequence[int]
+) -> list[jax.Array]:
+    """The arguments of a loop's body: what is the same in every step, carried, and cut out.
+
+    What is `sent` of the first is not available before something of a step's own: XLA would send it
+    once, before the loop, and hold what it gathered until the loop's end, where the plan has it
+    sent in every step and held for a moment.
+    """
+    import jax
+
+    own, others = list(consts), [*carries, *slices]
+    if sent and others:
+        some = range(len(carries) or len(others))
+        k = min(some, key=lambda k: (others[k].size * others[k].dtype.itemsize, k))
+        late, others[k] = jax.lax.optimization_barrier(([own[i] for i in sent], others[k]))
+        for i, x in zip(sent, late, strict=True):
+            own[i] = x
+    return own + others
 
 
 def _cond(
