@@ -153,7 +153,9 @@ def machines(runs: Sequence[Run], found: Predictions, console: Console) -> dict[
     for layout in dict.fromkeys(run.name.rpartition(" ")[0] for run in runs):
         pair = [(r, found.get(r.key())) for r in runs if r.name.rpartition(" ")[0] == layout]
         seconds = [
-            rows.pipelined(run, made.seconds) for run, made in pair if isinstance(made, Prediction)
+            rows.pipelined(run, tables.with_attention(run, made))
+            for run, made in pair
+            if isinstance(made, Prediction)
         ]
         if len(seconds) < 2:
             continue

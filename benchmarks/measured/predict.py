@@ -12,6 +12,9 @@ from . import programs
 from .programs import Cut, arguments, pins, train_step
 from .rows import Run
 
+#: What fused attention is called, forward and backward.
+ATTENTION = ("flash_attention", "flash_attention_backward")
+
 #: Above any memory, so that what does not fit is predicted, too.
 _NO_LIMIT = {"peak_bytes": 1e15}
 
@@ -24,7 +27,8 @@ class Prediction:
     Of the seconds, `data_seconds` are those of collectives over data parallel groups, and
     `reducing_seconds` those of them that sum gradients. Where scores are stored, `softmax_seconds`
     are those of the kernels between the scores and the weights of attention, and
-    `fused_softmax_seconds` what one kernel for all of them takes (`fused_softmax`).
+    `fused_softmax_seconds` what one kernel for all of them takes (`fused_softmax`). Fused attention
+    takes `attention_seconds`, for so many flops forward and backward on one device.
     """
 
     seconds: float
@@ -38,6 +42,9 @@ class Prediction:
     reducing_seconds: float = 0.0
     softmax_seconds: float = 0.0
     fused_softmax_seconds: float = 0.0
+    attention_seconds: float = 0.0
+    attention_flops: float = 0.0
+    attention_backward_flops: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -69,6 +76,7 @@ def predict(run: Run) -> Prediction:
     costs = plan.costs
     moved = planned_collectives(plan)
     over_data = [(c.kind, seconds_of(c, plan)) for c in moved if c.axes == ("d",)]
+    forward, backward = (kernels(plan, name) for name in ATTENTION)
     reduced = [s for kind, s in over_data if kind in ("all_reduce", "reduce_scatter")]
     return Prediction(
         seconds=costs.seconds,
@@ -82,7 +90,17 @@ def predict(run: Run) -> Prediction:
         reducing_seconds=sum(reduced),
         softmax_seconds=softmax(plan) if run.model.stored else 0.0,
         fused_softmax_seconds=fused_softmax(run) if run.model.stored else 0.0,
+        attention_seconds=forward[0] + backward[0],
+        attention_flops=forward[1],
+        attention_backward_flops=backward[1],
     )
+
+
+def kernels(plan: Plan, name: str) -> tuple[float, float]:
+    """Seconds and flops, on one device, of all kernels that end with an operation of a name."""
+    parts = [x for x in plan.costs_by("kernel").parts if x.kind == "kernel"]
+    named = [x for x in parts if x.name.rpartition(" + ")[2] == name]
+    return sum(x.seconds for x in named), sum(x.flops for x in named)
 
 
 def softmax(plan: Plan) -> float:

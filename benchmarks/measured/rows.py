@@ -10,6 +10,12 @@ from statistics import median
 
 from .programs import Model
 
+#: Flop/s of FlashAttention-2 with its deterministic backward pass, causal, 16 heads of 128, 8192
+#: keys, on an H100 (Dao-AILab/flash-attention, pull request 1893). Blackwell GPUs run the same
+#: instructions: on B200 its forward pass takes 0.85 to 0.9 of the time (tritonbench, pull request
+#: 171; flash-attention, issue 1589), and no one has published the deterministic backward pass.
+DETERMINISTIC_ATTENTION = (306e12, 166e12)
+
 #: Bytes of one device of the machine that the runs were made on.
 CAPACITY = 80e9
 
@@ -37,6 +43,7 @@ class Run:
     remat: str = "none"
     stages: int = 1  # of a pipeline, which is no part of the program: see `pipelined`
     interleaved: int = 1  # parts of a stage
+    attention: tuple[float, float] | None = None  # flop/s of another kernel, forward and backward
     seconds: float = 0.0
     peak_bytes: float = 0.0
     ran: bool = True
@@ -191,7 +198,9 @@ def seven_billion(chip: str) -> Run:
 def seven_billion_pipelined(directory: Path) -> Iterator[Run]:
     """The same model as Megatron-LM's tests ran it on one host of H100 and of GB200: tp1·pp4 over
     two copies, each stage in parts of one layer. The program is a stage, with embedding and loss,
-    which paces the others."""
+    which paces the others. In the tests' deterministic mode Transformer Engine takes no cuDNN
+    attention on Blackwell before cuDNN 9.18.1 (its pull requests 2130, 2584), but
+    FlashAttention-2."""
     for x in read(directory, "megatron_lm_golden.csv"):
         chip = x["platform"].removeprefix("dgx_")
         if x["test"] != "gpt3_7b_tp1_pp4_memory_speed" or chip not in ("h100", "gb200"):
@@ -209,6 +218,7 @@ def seven_billion_pipelined(directory: Path) -> Iterator[Run]:
             micro_batches=int(x["gbs"]) // int(x["mbs"]) // data,
             stages=stages,
             interleaved=layers // int(x["vp_layers"]),
+            attention=DETERMINISTIC_ATTENTION if chip == "gb200" and x["det"] == "True" else None,
             seconds=float(x["step_s_median"]),
         )
 

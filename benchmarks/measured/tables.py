@@ -37,6 +37,15 @@ class Judged:
         return self.predicted.peak_bytes <= CAPACITY
 
 
+def with_attention(run: Run, made: Prediction) -> float:
+    """Seconds of a run's devices, whose attention may have been another kernel's."""
+    if run.attention is None:
+        return made.seconds
+    forward, backward = run.attention
+    taken = made.attention_flops / forward + made.attention_backward_flops / backward
+    return made.seconds - made.attention_seconds + taken
+
+
 def judged(
     runs: Sequence[Run], found: Mapping[str, Prediction | str], launch: float, host: float = 1.0
 ) -> list[Judged]:

@@ -98,6 +98,17 @@ def judged(seconds: float, measured: float, peak: float = 1e9, **changes: Any) -
     return tables.Judged(known, made, seconds, 0.0)
 
 
+def test_another_attention_kernel_takes_what_its_rates_say() -> None:
+    made = Prediction(
+        *(9.0, 9.0, 1e9, 0.0, 0.0, 10.0, 0.0),
+        attention_seconds=2.0,
+        attention_flops=6e12,
+        attention_backward_flops=8e12,
+    )
+    assert tables.with_attention(run(), made) == 9.0
+    assert tables.with_attention(run(attention=(2e12, 4e12)), made) == 9.0 - 2.0 + 3.0 + 2.0
+
+
 def test_errors_and_the_one_factor() -> None:
     rows_ = [judged(1.0, 2.0, micro_batch=k, group=("1B", "1")) for k in range(4)]
     assert tables.factor(rows_) == pytest.approx(2.0)
