@@ -35,6 +35,9 @@ _WALK, _FEWEST = 0.5, 5
 # prices are sought between the same two plans.
 _RAISES, _CHORDS = 6, 5
 
+# So many mixtures are made for each step.
+_MIXTURES = 4
+
 # So many passes at prices of bytes alone.
 _LAST_PASSES = 3
 
@@ -91,7 +94,8 @@ class Search(Settling):
         if self.effort.ends:
             self._least_joules()
             return self.archive
-        self._balance()
+        if self.mixtures is None:
+            self._balance()
         self._narrow()
         if self.small:
             self._close()
@@ -104,6 +108,8 @@ class Search(Settling):
             archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
         )
         self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
+        for candidate in archive.candidates if self.mixtures is not None else ():
+            self.consider(candidate.rows)
         self._settle(Prices(0.0, np.zeros(self.problem.times)), _BEGIN, self._some_rows())
         self._remember(self._here())
         self._narrow()
@@ -335,6 +341,9 @@ class Search(Settling):
         best = self._nearest(limits)
         if best.messages is not None:
             self.dual.resume(best.messages)
+        if self.mixtures is not None and self.mixtures.shortest(limits.peak, limits.joules):
+            self._remember(self._mixed(limits, best, _MIXTURES * steps))
+            return
         prices, scale, reached = best.prices, 1.0, -np.inf
         if self.shares is not None and prices.events is not None:
             self.shares.proving = prices.events

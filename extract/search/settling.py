@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from tapestry_egg.work import Work
 
 from . import exact
 from .archive import Archive, Candidate
-from .balance import Pool
+from .balance import Mixtures, Pool, between
 from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
@@ -44,8 +45,18 @@ _REMEMBERED = 64
 # Passes among the layers that stand for equal ones, whenever prices change.
 REHEARSALS = 8
 
-# So many shares of events are tried for the fastest plan.
-_APPROACHES = 14
+# Where collectives run beside kernels: so many mixtures are made for the fastest plan, which may
+# take this share of the work, with so many passes at the prices of each; a mixture that is within
+# the first share of `gap` of its bound is met, a bound that rises by less than the second share so
+# many times in turn has stopped rising.
+_APPROACHES, _APPROACHING, _MIXED_PASSES = 40, 0.2, 3
+_MET, _RISEN, _VAIN = 0.25, 0.02, 8
+
+# So many parts of a mixture are put into a plan, between so many places.
+_PARTS, _CUTS = 6, 16
+
+# Calls that it takes to find that a labelling is not legal.
+_PER_CROSSING = 30
 
 # So many paths of either kind are in a mixed-integer program from the start.
 _PATHS = 10
@@ -143,7 +154,9 @@ class Settling:
         self.dual = Dual(problem, self.work)
         self.elimination = Elimination(self.dual)
         self.descent = Descent(problem, self.work)
-        self.shares = None if problem.timeline is None else EventShares(problem.timeline)
+        timeline = problem.timeline
+        self.shares = None if timeline is None else EventShares(timeline)
+        self.mixtures = None if timeline is None else Mixtures(timeline, self.work)
         self.small = exact.small(problem)
         self.units = exact.units(problem)  # of work, about, for a program under one limit
         self.rng = np.random.default_rng(effort.seed)
@@ -189,31 +202,66 @@ class Settling:
 
         return min(found, key=paid)
 
-    def _approached(self, prices: Prices, known: Sequence[Ints] = ()) -> Candidate:
-        """Settle at prices of bytes and joules with one share of events after another, until the
-        best bound is near the best labelling."""
+    def _approached(self, prices: Prices) -> Candidate:
+        """The best labelling found at prices of mixtures within no limits; `prices` have no shares
+        of events yet."""
         assert self.shares is not None
-        best: Place | None = None
-        far, least = 1.0, np.inf
-        found: Candidate | None = None
-        for k in range(_APPROACHES):
-            start = replace(prices, events=self.shares.proving)
-            now = self._settle(start, 40 if not k else 3, known if found is None else [found.rows])
-            if now.seconds < least:
-                found, least = now, now.seconds
-            here = self._here()
-            if best is None or here.cut.value > best.cut.value:
-                best, far = here, min(1.0, 1.2 * far)
-            else:
-                far *= 0.8
-            if share(least, best.cut.value) <= 0.5 * self.effort.gap or self._over():
+        found = self._settle_at(replace(prices, events=self.shares.proving), 40)
+        most = self.work.units + _APPROACHING * min(self.effort.work, self.effort.seconds)
+        place = self._mixed(Limits(np.inf), self._here(), _APPROACHES, most)
+        assert place.prices.events is not None
+        self.shares.proving = self.shares.finding = place.prices.events
+        self._remember(place)
+        return min(self.archive.candidates, key=lambda c: c.costs, default=found)
+
+    def _mixed(self, limits: Limits, best: Place, steps: int, most: float = np.inf) -> Place:
+        """Settle half way from the prices that prove most within limits to those of the shortest
+        mixture of what is known, one time after the other, until the `most` work is done; where
+        most is proven in the end."""
+        assert self.mixtures is not None and self.problem.timeline is not None
+        if best.prices.events is None:
+            even = replace(best.prices, events=self.problem.timeline.evenly())
+            best = replace(best, prices=even)
+        reached = best.cut.at(limits.peak, limits.joules)
+        mixture, vain = None, 0
+        for _ in range(steps):
+            if self._over() or self._gap(limits) <= self.effort.gap or vain == _VAIN:
                 break
-            assert best.prices.events is not None and found is not None
-            self.shares.proving = best.prices.events
-            self.shares.follow(self._lengths(now), 0.5 * far)
-        assert best is not None and found is not None
-        self._remember(best)
-        return found
+            if self.work.units > most:
+                break
+            mixture = self.mixtures.shortest(limits.peak, limits.joules)
+            if mixture is None or share(mixture.seconds, reached) <= _MET * self.effort.gap:
+                break
+            self._settle_at(between(best.prices, mixture.prices), _MIXED_PASSES, mixture.parts[:2])
+            bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
+            vain = 0 if share(bound, reached) > _RISEN * self.effort.gap else vain + 1
+            if bound > reached:
+                best, reached = self._here(), bound
+                self.gained = time.perf_counter()
+        if mixture is not None and self._gap(limits) > self.effort.gap:
+            self._crossed(mixture.parts[:_PARTS], limits)
+        return best
+
+    def _crossed(self, parts: Sequence[Ints], limits: Limits) -> None:
+        """Put stretches of the parts of a mixture into the fastest plan within limits: parts are
+        good in some places each, and their sum at fixed prices does not tell which."""
+        best = self.archive.best(limits.peak, limits.joules)
+        if best is None:
+            return
+        for other in parts:
+            places = np.flatnonzero(other != best.rows)
+            cuts = np.unique(np.linspace(0, len(places), _CUTS + 1).astype(np.int64))
+            for i, j in combinations(cuts.tolist(), 2):
+                if self._over():
+                    return
+                rows = best.rows.copy()
+                rows[places[i:j]] = other[places[i:j]]
+                self.work.add(_PER_CROSSING, 8 * len(self.problem.pairs))
+                if not np.isfinite(self.problem.serial(rows)):
+                    continue
+                found = self.consider(rows)
+                if limits.hold(found) and found.seconds < best.seconds:
+                    best = found
 
     def _lengths(self, candidate: Candidate) -> Floats:
         """Seconds of every event."""
@@ -257,6 +305,8 @@ class Settling:
         candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
         if np.isfinite(seconds):
             self.pool.add(seconds, profile)
+            if self.mixtures is not None:
+                self.mixtures.add(rows, self._lengths(candidate), profile, joules)
         if self.archive.add(candidate):
             self.gained = time.perf_counter()
             if self.report is not None:
@@ -330,7 +380,7 @@ class Settling:
                 return
             left = min(self.deadline - time.perf_counter(), LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
-        paths = [] if self.problem.timeline is None else self._paths()
+        paths = [] if self.problem.timeline is None else self._paths(limit)
         found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES, paths)
         self._told(found.by_clock)
         if found.rows is not None:
@@ -341,12 +391,15 @@ class Settling:
         if found.bound <= known * (1 + 1e-6):
             self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
 
-    def _paths(self) -> list[Floats]:
-        """Shares of events that have proven something, and those of what is fastest."""
-        timeline = self.problem.timeline
-        assert timeline is not None
-        places = [p for p in self.visited if p.prices.events is not None][-_PATHS:]
-        found = [p.prices.events for p in places if p.prices.events is not None]
+    def _paths(self, limit: float) -> list[Floats]:
+        """Shares of events that prove most within a limit, paths that matter for mixtures there,
+        and those of what is fastest."""
+        timeline, mixtures = self.problem.timeline, self.mixtures
+        assert timeline is not None and mixtures is not None
+        mixtures.shortest(limit, np.inf)
+        places = sorted(self.visited, key=lambda x: -x.cut.at(limit, np.inf))[:_PATHS]
+        found = [x.prices.events for x in places if x.prices.events is not None]
+        found += mixtures.paths[-_PATHS:]
         for c in self.archive.corners()[:_PATHS]:
             found.append(timeline.shares(self.problem.lengths(c.rows)))
         return found
