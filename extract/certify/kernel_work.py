@@ -21,7 +21,12 @@ from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.split_k import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import ROOM, OperationSignature, evaluate
+from tapestry_egg.metakernels.signatures.signature import (
+    LEAST,
+    ROOM,
+    OperationSignature,
+    evaluate,
+)
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.units import Unit
@@ -140,6 +145,9 @@ def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Tar
     if not takes.blocks:
         return beside
     scores, row = (evaluate(x, extents) for x in (takes.scores, takes.row))
+    if takes.along:
+        longest = max(extents[d] for d in takes.along)
+        return takes.blocks * min(max(ROOM, scores * LEAST / longest), scores) + beside
     rows = max(1.0, ROOM / row) * row
     return takes.blocks * min(scores, rows) + beside
 

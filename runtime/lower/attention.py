@@ -252,7 +252,12 @@ def _in_blocks(
     return lax.scan(step, (places, sums), jnp.arange(rows // size))[0]
 
 
-def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[..., Any]:
+def runs_on_cudnn(dtype: Any, width: int) -> bool:
+    """Whether cuDNN has attention of a dtype over heads of a width."""
+    return dtype.name in _CUDNN_DTYPES and width % 8 == 0 and width <= _CUDNN_WIDTH
+
+
+def by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[..., Any]:
     """The call of cuDNN's kernel; `elsewhere` for what it has not, or another JAX."""
     plain = 3 if name == "fwd" else 6
 
@@ -261,13 +266,7 @@ def _by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[
 
         kernel = getattr(cudnn, f"_dot_product_attention_{name}_p", None)
         width = operands[0].shape[-1]
-        if (
-            kernel is None
-            or operands[0].dtype.name not in _CUDNN_DTYPES
-            or len(operands) != plain
-            or width % 8
-            or width > _CUDNN_WIDTH
-        ):
+        if kernel is None or len(operands) != plain or not runs_on_cudnn(operands[0].dtype, width):
             return elsewhere(*operands, **params)
         none = jnp.zeros(0, operands[0].dtype)
         mask = cudnn.MaskType.CAUSAL if params["causal"] else cudnn.MaskType.NO_MASK
@@ -324,7 +323,7 @@ def _primitive(name: str, half: str, run: Callable[..., list[jax.Array]]) -> Pri
 
     made.def_abstract_eval(typed)
     mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=True))
-    cuda = mlir.lower_fun(_by_cudnn(half, run), multiple_results=True)
+    cuda = mlir.lower_fun(by_cudnn(half, run), multiple_results=True)
     mlir.register_lowering(made, cuda, platform="cuda")
     cpu = mlir.lower_fun(_widened(run), multiple_results=True)
     mlir.register_lowering(made, cpu, platform="cpu")

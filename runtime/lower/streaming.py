@@ -6,9 +6,8 @@ Scores x·w are made, used and forgotten in blocks along their longest dim that 
 has, so that a block stays in a cache. A softmax over several blocks carries
 the greatest score so far, the sum of exponentials and the weighted sum, as in Milakov and
 Gimelshein, "Online normalizer calculation for softmax" (2018) and Rabe and Staats, "Self-attention
-does not need O(n²) memory" (2021). Attention without a mask is `jax.nn.dot_product_attention`
-where that holds no more than a block of scores at a time: on GPUs in 16 bits, where cuDNN does it,
-and where all scores are one block.
+does not need O(n²) memory" (2021). Attention without a mask is cuDNN's on GPUs that have it in
+16 bits, and `jax.nn.dot_product_attention` where all scores are one block.
 """
 
 from __future__ import annotations
@@ -25,17 +24,13 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from tapestry_egg.metakernels.signatures.signature import LEAST, ROOM
+
+from .attention import by_cudnn, flash_attention, runs_on_cudnn
 from .late_fills import filled
 
-#: Bytes of a block's scores by platform: what caches hold beside the operands, so that a block that
-#: is stored between two products is not read from memory. On CPUs 4 MiB were fastest of 2 to 16.
-_ROOM = {"cpu": 4 << 20}
-_ROOM_ELSEWHERE = 32 << 20
-#: The least extent of a block, below which products become slow.
-_LEAST = 32
-#: What cuDNN's attention takes.
-_CUDNN_DTYPES = ("bfloat16", "float16")
-_CUDNN_HEAD = 128
+#: Bytes and least extent of a block of scores: of the plan, whatever machine traces it.
+_ROOM, _LEAST = ROOM, LEAST
 
 Numbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -68,8 +63,7 @@ class _Scores:
         own = own or [d for d in dims]
         dim = max(own, key=lambda d: self.shape[d])
         row = 4 * prod(self.shape) // max(1, self.shape[dim])
-        room = _ROOM.get(jax.default_backend(), _ROOM_ELSEWHERE)
-        size = max(_LEAST, 1 << max(0, (room // max(1, row)).bit_length() - 1))
+        size = max(_LEAST, 1 << max(0, (_ROOM // max(1, row)).bit_length() - 1))
         return _Blocks(dim, self.shape[dim], min(size, self.shape[dim]))
 
     def block(self, dim: int, start: Any, size: int) -> jax.Array:
@@ -232,8 +226,9 @@ def attention(
     swapped: int,
     dtype: Any,
     mask_dims: Sequence[int] = (),
+    cudnn: bool = False,
 ) -> jax.Array:
-    """softmax(x·w)·v, the scores being `fill` where `mask` does not hold."""
+    """softmax(x·w)·v, the scores being `fill` where `mask` does not hold; by cuDNN where it is."""
     of = _Scores(x, w, scores)
     (pc, vc), (pb, vb) = values
     axes, rank = tuple(pc), len(of.shape)
@@ -244,7 +239,7 @@ def attention(
     )
     at = of.along(axes)
     if mask is None:
-        called = _dot_product_attention(of, v, values, swapped, at)
+        called = _dot_product_attention(of, v, values, swapped, at, cudnn)
         if called is not None:
             return called.astype(dtype)
     own = {**dict(zip(pb, vb, strict=True)), **dict(zip(pc, vc, strict=True))}
@@ -272,9 +267,9 @@ def attention(
 
 
 def _dot_product_attention(
-    of: _Scores, v: jax.Array, values: Numbers, swapped: int, at: _Blocks
+    of: _Scores, v: jax.Array, values: Numbers, swapped: int, at: _Blocks, cudnn: bool
 ) -> jax.Array | None:
-    """By JAX's own attention, where its layout can be had and it needs no more memory."""
+    """By cuDNN's or JAX's attention, where its layout can be had and it needs no more memory."""
     (pc, vc), (pb, vb) = values
     (xk, wk), (xb, wb) = of.numbers
     rank = len(of.shape)
@@ -285,12 +280,7 @@ def _dot_product_attention(
     (free,) = (d for d in range(v.ndim) if d not in (*vc, *vb))
     if v.shape[free] != of.x.shape[xk[0]]:
         return None
-    cudnn = (
-        jax.default_backend() == "gpu"
-        and v.dtype.name in _CUDNN_DTYPES
-        and v.shape[free] <= _CUDNN_HEAD
-        and v.shape[free] % 8 == 0
-    )
+    cudnn = cudnn and runs_on_cudnn(v.dtype, v.shape[free])
     if not cudnn and at.size < at.extent:
         return None
     (query,) = (d for d in range(of.x.ndim) if d not in (*xk, *xb))
@@ -302,19 +292,24 @@ def _dot_product_attention(
         a = jnp.transpose(a, (row, *batch, feature))
         return a.reshape(1, a.shape[0], lead, a.shape[-1])
 
-    out = jax.nn.dot_product_attention(
+    operands = (
         btnh(of.x, xb, query, xk[0]),
         btnh(of.w, wb, key, wk[0]),
         btnh(v, vb, vc[0], free),
-        scale=1.0,
-        implementation="cudnn" if cudnn else "xla",
     )
+    if cudnn:
+        fused = by_cudnn("fwd", flash_attention)
+        out = fused(*operands, scale=1.0, causal=False, window=0, fill=0.0)[0]
+    else:
+        out = jax.nn.dot_product_attention(*operands, scale=1.0, implementation="xla")
     batch = [of.shape[d] for d in range(len(xb))]
     out = out[0].transpose(1, 2, 0) if swapped else out[0].transpose(1, 0, 2)
     return out.reshape(*batch, *out.shape[1:])
 
 
-def _primitive(name: str, run: Callable[..., jax.Array]) -> Primitive:
+def _primitive(
+    name: str, run: Callable[..., jax.Array], cuda: Callable[..., jax.Array] | None = None
+) -> Primitive:
     made = Primitive(name)
     made.def_impl(run)
 
@@ -325,6 +320,8 @@ def _primitive(name: str, run: Callable[..., jax.Array]) -> Primitive:
 
     made.def_abstract_eval(typed)
     mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=False))
+    if cuda is not None:
+        mlir.register_lowering(made, mlir.lower_fun(cuda, multiple_results=False), platform="cuda")
     return made
 
 
@@ -332,7 +329,7 @@ softmax_p = _primitive("softmax", softmax)
 logsumexp_p = _primitive("logsumexp", logsumexp)
 dot_logsumexp_p = _primitive("dot_logsumexp", dot_logsumexp)
 exp_dot_p = _primitive("exp_dot", exp_dot)
-attention_p = _primitive("attention", attention)
+attention_p = _primitive("attention", attention, partial(attention, cudnn=True))
 
 #: Kernel -> its primitive.
 PRIMITIVES: Mapping[str, Primitive] = {

@@ -344,8 +344,13 @@ def _scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scra
     blocks = texts["blocks"](names)
     if not isinstance(blocks, int | float) or not 0.0 <= blocks < math.inf:
         raise texts["blocks"].error(f"{blocks!r} is not a number of blocks")
-    scores, row = (_polynomial(texts[k], scope) for k in ("scores", "row"))
-    return Scratch(float(blocks), scores, row, beside)
+    scores = _polynomial(texts["scores"], scope)
+    if "along" not in texts:
+        return Scratch(float(blocks), scores, _polynomial(texts["row"], scope), beside)
+    along = _polynomial(texts["along"], scope)
+    if len(along) != 1:
+        raise texts["along"].error("is no product of index dims")
+    return Scratch(float(blocks), scores, (), beside, along[0][1])
 
 
 def _reads(

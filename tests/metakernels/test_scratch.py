@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,12 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.runtime.lower import streaming
+
+S = jax.ShapeDtypeStruct
 
 
 def signature(kernel: str, fn: Callable[..., Any], *shapes: tuple[int, ...]) -> OperationSignature:
@@ -85,3 +90,54 @@ def test_a_convolution_padded_on_one_side_holds_a_padded_operand(
             assert made.scratch is not None
             found.append(made.scratch.bytes_at(made.extents))
     assert found == pytest.approx([4 * n for n in held], rel=0.01)
+
+
+def streamed(kernel: str, of: dict[str, Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """A kernel over scores of `rows` × `keys`, and its operands."""
+    x, w = S((of["rows"], 32), jnp.float32), S((32, of["keys"]), jnp.float32)
+    scores = (((1,), (0,)), ((), ()))
+    if kernel == "dot_logsumexp":
+        run = partial(streaming.dot_logsumexp_p.bind, scores=scores, axes=(1,), dtype="float32")
+        return run, [x, w]
+    by_key = (((1,), (0,)), ((), ()))
+    products = {"scores": scores, "values": by_key, "swapped": 0, "dtype": "float32"}
+    v = S((of["keys"], 32), jnp.float32)
+    if kernel == "attention":
+        return partial(streaming.attention_p.bind, **products), [x, w, v]
+    z = S((of["rows"],), jnp.float32)
+    return partial(streaming.exp_dot_p.bind, shift=(0,), **products), [x, w, z, v]
+
+
+@pytest.mark.parametrize("of", [{"rows": 512, "keys": 8192}, {"rows": 16384, "keys": 2048}])
+@pytest.mark.parametrize("kernel", ["dot_logsumexp", "exp_dot", "attention"])
+def test_kernels_that_stream_hold_a_block_of_scores(kernel: str, of: dict[str, Any]) -> None:
+    """As XLA allocates it: 4 MiB of 16, and 256 columns of 16384 rows, 16 of 128."""
+    run, operands = streamed(kernel, of)
+    (op,) = te.trace(run, *operands).graph.operations
+    types = [operands, [jax.eval_shape(run, *operands)]]
+    tensors = [[TensorType(t.shape, t.dtype.name) for t in ts] for ts in types]
+    found = registry.signature(op.kernel, op.params, *tensors)
+    assert found.scratch is not None
+    temporary = jax.jit(run).lower(*operands).compile().memory_analysis().temp_size_in_bytes
+    assert temporary == pytest.approx(found.scratch.bytes_at(found.extents), rel=0.3)
+
+
+def test_blocks_are_the_plans_whatever_machine_lowers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowered(platform: str) -> str:
+        run, operands = streamed("exp_dot", {"rows": 1024, "keys": 8192})
+        traced = jax.jit(lambda *xs: run(*xs)).trace(*operands)
+        return str(traced.lower(lowering_platforms=(platform,)).as_text())
+
+    here = {p: lowered(p) for p in ("cpu", "cuda")}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert {p: lowered(p) for p in ("cpu", "cuda")} == here
+    assert here["cpu"] == here["cuda"]
+
+
+@pytest.mark.parametrize(("dtype", "by"), [("bfloat16", True), ("float32", False)])
+def test_attention_for_gpus_is_cudnns_on_a_machine_without(dtype: str, by: bool) -> None:
+    run, operands = streamed("attention", {"rows": 512, "keys": 8192})
+    given = [S(x.shape, jnp.dtype(dtype)) for x in operands]
+    traced = jax.jit(run).trace(*given)
+    assert ("fmha" in traced.lower(lowering_platforms=("cuda",)).as_text()) == by
+    assert "fmha" not in traced.lower(lowering_platforms=("cpu",)).as_text()

@@ -100,7 +100,8 @@ def test_plans_with_attention_agree_with_jax(function: Callable[..., Any]) -> No
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 32, whatever the memory."""
-    monkeypatch.setitem(streaming._ROOM, "cpu", 1)
+    monkeypatch.setattr(streaming, "_ROOM", 1)
+    monkeypatch.setattr(streaming, "_LEAST", 32)
 
 
 @pytest.mark.slow

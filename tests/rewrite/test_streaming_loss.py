@@ -66,7 +66,8 @@ def test_loss_and_gradients_are_those_of_jax(
     loss: Callable[..., Any], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one block, and in many, of which the last is smaller: 8200 are 256 of 32, and 8."""
-    monkeypatch.setitem(streaming._ROOM, "cpu", room)
+    monkeypatch.setattr(streaming, "_ROOM", room)
+    monkeypatch.setattr(streaming, "_LEAST", 32)
     shapes = arguments(1024, 16, 8200)
     if loss is tied:
         shapes[1] = S((8200, 16), jnp.float32)

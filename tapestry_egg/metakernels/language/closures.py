@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.metakernels.signatures.values import FUNCTIONS, Row
+from tapestry_egg.metakernels.signatures.values import FUNCTIONS, Cost, Row
 
 from .faults import Fault
 from .positional import DROP, INSERT, AugmentedRow, Diagonal, Fill
@@ -235,7 +235,7 @@ def _membership(wanted: bool) -> Callable[[Node], Compiled]:
     return compile_membership
 
 
-_INDEXED = (tuple, dict, Mapping)  # a dict is one without asking what a mapping is
+_INDEXED = (tuple, dict, Mapping, Cost)  # a dict is one without asking what a mapping is
 
 
 def _subscript(tree: Node) -> Compiled:
@@ -247,7 +247,7 @@ def _subscript(tree: Node) -> Compiled:
         if not isinstance(values, _INDEXED):
             raise Fault(at, f"{values!r} cannot be indexed")
         try:
-            if isinstance(key, tuple):
+            if isinstance(key, tuple) and not isinstance(values, Cost):
                 return tuple(values[k] for k in key)
             return values[key]
         except _CAUGHT:

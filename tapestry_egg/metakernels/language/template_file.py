@@ -49,7 +49,8 @@ for the local boxes and everything else keeps its value. Parameters are names to
 `$params` holds them all, also where another name hides one, and `$kernel` is the kernel's name.
 `scratch:` has four parts: how many `blocks` of scores are in memory at a time, and as polynomials
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
-kernel that has no scores only says `beside`.
+kernel that has no scores only says `beside`. In the place of `row` stands `along`, the product of
+those index dims of which the longest is cut into blocks.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
 projection, that of the tensor. The language of the texts is described in docs/template-language.md.
 """
@@ -164,8 +165,11 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
 
 def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
     found = file.expressions(node, "`scratch`")
-    if set(found) not in ({"blocks", "scores", "row", "beside"}, {"beside"}):
-        raise file.error(node, "`scratch` has the parts blocks, scores, row and beside, or beside")
+    by_row, along = {"blocks", "scores", "row", "beside"}, {"blocks", "scores", "along", "beside"}
+    if set(found) not in (by_row, along, {"beside"}):
+        raise file.error(
+            node, "`scratch` has the parts blocks, scores, row or along, and beside, or beside"
+        )
     return found
 
 

@@ -18,8 +18,13 @@ Fusion = Literal["view", "loop", "reduce", "kernel"]
 #: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
 #: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
 Polynomial = tuple[tuple[float, tuple[int, ...]], ...]
-#: Bytes of the scores that attention in blocks computes at a time.
+#: Bytes of the scores that kernels in blocks compute at a time: what caches hold beside operands,
+#: so that a block that is stored between two products is not read from memory. On CPUs 4 MiB were
+#: the fastest of 2 to 16.
 ROOM = 4 << 20
+#: The least extent of a block of scores along the dim that is cut into blocks: with fewer, what is
+#: read for a product takes longer than the product.
+LEAST = 256
 
 
 #: Kernels that call into Python.
@@ -270,18 +275,22 @@ class Scratch:
 
     Of one that runs in blocks of its scores a block holds as many rows as have `ROOM`, one at
     least; `blocks` of them are there at a time, and what `beside` says. Others have no blocks. All
-    in index extents.
+    in index extents. Blocks lie along the longest of the index dims `along`, if there are any, and
+    have `LEAST` of it.
     """
 
     blocks: float
     scores: Polynomial
     row: Polynomial
     beside: Polynomial
+    along: tuple[int, ...] = ()
 
     def bytes_at(self, extents: tuple[int, ...]) -> float:
         """On a device whose part of the index space has these extents."""
-        room = max(float(ROOM), evaluate(self.row, extents))
-        block = min(evaluate(self.scores, extents), room)
+        scores, least = evaluate(self.scores, extents), evaluate(self.row, extents)
+        if self.along:
+            least = LEAST * scores / max(extents[d] for d in self.along)
+        block = min(scores, max(float(ROOM), least))
         return self.blocks * block + evaluate(self.beside, extents)
 
 

@@ -91,6 +91,12 @@ class Cost:
 
     __rmul__ = __mul__
 
+    def __getitem__(self, places: tuple[int, ...] | int) -> Cost:
+        """The extents of some dims of a group, in the place of all of them."""
+        ((one, dims),) = self.terms
+        chosen = places if isinstance(places, tuple) else (places,)
+        return Cost(((one, tuple(dims[k] for k in chosen)),))
+
 
 @dataclass(frozen=True, slots=True)
 class RoleOf:
