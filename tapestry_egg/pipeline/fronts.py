@@ -105,8 +105,8 @@ def certify_front(state: State) -> State:
     """
     q = state.question
     assert state.front is not None
-    made = {id(s): s for r in state.every_result if (s := r.assembled.choices.schedule)}
-    every = [*state.schedules, *(s for s in made.values() if s not in state.schedules)]
+    of_results = [r.assembled.choices.schedule for r in state.every_result]
+    every = list({id(s): s for s in (*state.schedules, *of_results)}.values())
     return replace(state, front=certified(state.front, every, q.machine, q.limits, q.pairs))
 
 

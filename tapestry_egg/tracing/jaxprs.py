@@ -21,9 +21,9 @@ from tapestry_egg.metakernels.signatures.signature import CALLS
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
-from .empty import is_constant, joined_operands, unchanged_operand
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
+from .needless import is_constant, joined_operands, made_once, unchanged_operand
 from .scans import with_counts
 from .shard_maps import opened, over_whole_arrays
 
@@ -386,8 +386,10 @@ class _Flattener:
     # ---- the finished graph --------------------------------------------------------------------
 
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
-        """Keep what reaches an output or has an effect, and number its values densely."""
-        kept, needed = reached(self.operations, outputs)
+        """Keep what reaches an output or has an effect, equal operations once, and number values
+        densely."""
+        operations, outputs = made_once(self.operations, self.values, outputs, self.constants)
+        kept, needed = reached(operations, outputs)
         constants = [v for v in self.constants if v in needed]
         order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
         number = {v: i for i, v in enumerate(order)}

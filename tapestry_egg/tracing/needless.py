@@ -1,0 +1,78 @@
+"""Operations that need not be made: those of tensors without elements, and those made before.
+
+A result without elements, as programs that halve their arrays end in, is a constant, and an operand
+without elements adds nothing. Left in the graph, such operations would have no points to cut, and
+keep their other operands whole. What a function computes twice (a mean, and the mean within a
+variance; the forward pass in a rule for gradients) XLA computes once, and what that needs is sent
+once. A plan that priced both would promise bytes that nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.parameters import exact
+
+
+def is_constant(outputs: Sequence[TensorType]) -> bool:
+    """Whether an operation without effects computes nothing: no result has an element."""
+    return bool(outputs) and all(t.size == 0 and not t.dtype.startswith("key<") for t in outputs)
+
+
+def unchanged_operand(
+    kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType
+) -> int | None:
+    """The operand that an operation gives back as it is, since nothing is written into it or
+    joined to it; None where it does more."""
+    found: int | None = None
+    if kernel == "dynamic_update_slice" or kernel.startswith("scatter"):
+        written = inputs[1] if kernel == "dynamic_update_slice" else inputs[2]
+        found = 0 if written.size == 0 else None
+    elif kernel == "concatenate":
+        kept = joined_operands(kernel, inputs)
+        found = kept[0] if len(kept) == 1 else None
+    return found if found is not None and inputs[found] == output else None
+
+
+def joined_operands(kernel: str, inputs: Sequence[TensorType]) -> tuple[int, ...]:
+    """The operands that an operation needs: of those that are joined, the ones with elements."""
+    everything = tuple(range(len(inputs)))
+    if kernel != "concatenate":
+        return everything
+    return tuple(p for p in everything if inputs[p].size) or everything[:1]
+
+
+def made_once(
+    operations: Iterable[Operation],
+    types: Sequence[TensorType],
+    outputs: Iterable[int],
+    constants: Iterable[int] = (),
+) -> tuple[list[Operation], list[int]]:
+    """The operations without those that do what one before them does on the same operands, and the
+    outputs as these make them.
+
+    Left as they are: operations with regions, effects, or calls into Python; those of different
+    `jax.checkpoint` regions, which XLA keeps apart, too; and what is made of `constants` alone,
+    which each reader fills in when it wants it.
+    """
+    stands: dict[int, int] = {}  # value -> the equal one before it
+    known: dict[Any, tuple[int, ...]] = {}
+    filled = set(constants)
+    kept: list[Operation] = []
+    for op in operations:
+        inputs = tuple([stands.get(v, v) for v in op.inputs])
+        if filled.issuperset(inputs):
+            filled.update(op.outputs)
+        elif not (op.regions or registry.runs_once(op)):
+            made = tuple([types[v] for v in op.outputs])
+            key = op.kernel, inputs, made, op.remat, exact(op.params)
+            first = known.setdefault(key, op.outputs)
+            if first is not op.outputs:
+                stands.update(zip(op.outputs, first, strict=True))
+                continue
+        kept.append(op if inputs == op.inputs else replace(op, inputs=inputs))
+    return kept, [stands.get(v, v) for v in outputs]

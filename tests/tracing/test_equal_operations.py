@@ -1,0 +1,82 @@
+"""What a function computes twice is one operation, as XLA makes it one, and is sent for once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.runtime import compare
+
+Array = Any
+X = np.random.default_rng(0).normal(size=(2048, 16)).astype(np.float32)
+
+
+def kernels(function: Any, *arguments: Any) -> list[str]:
+    return [op.kernel for op in te.trace(function, *arguments).graph.operations]
+
+
+def normalised(x: Array) -> Array:
+    """The mean is computed, and computed again within the variance."""
+    return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3)
+
+
+def test_what_is_computed_twice_is_one_operation() -> None:
+    assert kernels(lambda x: jnp.tanh(x * 2.0) + jnp.tanh(x * 2.0), X) == ["mul", "tanh", "add"]
+    assert kernels(lambda x: (jnp.sin(x), jnp.sin(x)), X) == ["sin"]
+
+
+def test_what_differs_in_anything_stays_two() -> None:
+    assert kernels(lambda x: x.sum(0)[None, :8] + x.sum(1)[:8, None], X).count("reduce_sum") == 2
+    # Zeros of either sign, and integers beside floats of the same value.
+    assert kernels(lambda x: (x * 0.0, x * -0.0), X).count("mul") == 2
+    assert kernels(lambda x: (x**2, jnp.power(x, 2.0)), X).count("integer_pow") < 2
+
+
+def test_constants_are_filled_where_they_are_read() -> None:
+    assert kernels(lambda x: (x + jnp.arange(16.0)) * jnp.arange(16.0), X).count("iota") == 2
+
+
+def test_calls_into_python_are_made_as_often_as_written() -> None:
+    made = jax.ShapeDtypeStruct(X.shape, X.dtype)
+
+    def twice(x: Array) -> Array:
+        one, two = (jax.pure_callback(lambda a: a, made, x) for _ in range(2))
+        return one + two
+
+    assert kernels(twice, X).count("pure_callback") == 2
+
+
+def test_what_a_checkpoint_computes_again_stays_apart() -> None:
+    def loss(x: Array) -> Array:
+        return jax.checkpoint(lambda x: jnp.sin(jnp.tanh(x @ x.T @ x)))(x).sum()
+
+    def kept(x: Array) -> Array:
+        return jnp.sin(jnp.tanh(x @ x.T @ x)).sum()
+
+    again = kernels(jax.value_and_grad(loss), X).count("dot_general")
+    assert again == kernels(jax.value_and_grad(kept), X).count("dot_general") + 2
+
+
+@pytest.mark.slow
+def test_sums_that_two_operations_share_are_sent_once() -> None:
+    """XLA's module holds what is planned, of rows cut over eight devices."""
+    program = te.trace(normalised, X)
+    front = te.optimize(
+        program,
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={"[0]": ("x", None), "result": ("x", None)},
+        settings=Settings(work=1.0, recompute=0, forms=0),
+    )
+    plan = front.best("seconds")
+    run = te.compile(plan, jax.devices()[:8])
+    assert [c.kind for c in plan.collectives] == ["all_reduce", "all_reduce"]
+    assert compare(plan, run.lower().compile()).equal
+    np.testing.assert_allclose(run(X), normalised(X), rtol=1e-5, atol=1e-5)
