@@ -17,7 +17,8 @@ from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
 from .ground import Ground, Legal
-from .recount import Certificate, Walk
+from .recount import Walk
+from .verdict import Certificate
 
 #: Costs recomputed here may differ from the plan's by this share: sums in another order.
 _TOLERANCE = 1e-6

@@ -15,7 +15,8 @@ from tapestry_egg.plans.plan import Plan
 
 from .certificate import walked
 from .longest_path import Step
-from .recount import Certificate, Move, Walk
+from .recount import Move, Walk
+from .verdict import Certificate
 
 _INDEX = re.compile(r"\[\d+\]")
 

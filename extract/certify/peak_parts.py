@@ -6,7 +6,8 @@ from tapestry_egg.plans.peak import Peak, PeakPart
 from tapestry_egg.plans.plan import Plan
 
 from .certificate import walked
-from .recount import Certificate, Walk
+from .recount import Walk
+from .verdict import Certificate
 
 
 def peak(plan: Plan) -> Peak:

@@ -9,7 +9,6 @@ which operations run as one kernel, and in which order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial, reduce
 
 import numpy as np
@@ -31,60 +30,20 @@ from tapestry_egg.machine.energy import (
 )
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, exchanges
-from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
+from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground
 from .kernel_work import Work, block_bytes, kernel_scratch, kernel_work
 from .legality import Illegal, check_layout, check_strategy
-from .longest_path import Sending, Step
+from .longest_path import Sending
 from .margins import margin_bytes, margin_work
 from .merging import Joined, Key, Unmerged, joined
 from .moves import InTwo, in_two, inner_moves, sum_in_memory
 from .moves import Move as Move
 from .ports import PortLayouts, port_layouts
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Costs of a plan, recomputed: per device and step, except `joules` (the whole mesh).
-
-    `profile[t]` are the bytes alive while unit t of the schedule runs. `serial_seconds` are the sum
-    of all kernels and copies, `step` says what runs when.
-    """
-
-    seconds: float
-    joules: float
-    flops: float
-    wire_bytes: float
-    peak_bytes: int
-    profile: tuple[float, ...]
-    serial_seconds: float
-    dollars: float
-    step: Step = field(compare=False, repr=False)
-
-    @property
-    def costs(self) -> Costs:
-        """What a plan should say of itself."""
-        return Costs(
-            self.seconds,
-            self.peak_bytes,
-            self.joules,
-            self.wire_bytes,
-            self.flops,
-            self.dollars,
-            self.serial_seconds,
-        )
-
-
-class Refused(ExtractError):
-    """A plan is not legal; `at` are the numbers of the body and of the operation, which is that of
-    their end where the body's outputs are meant."""
-
-    def __init__(self, what: str, at: tuple[int, int], *, where: str = "", hint: str = "") -> None:
-        super().__init__(what, where=where, hint=hint)
-        self.at = at
+from .verdict import Certificate, Refused
 
 
 class Walk:

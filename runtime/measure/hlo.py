@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any, Protocol
 
 from tapestry_egg.plans.collectives import wire_bytes
 
 from .hlo_flops import FLOPS
 from .hlo_text import Computation, Instruction, Module, parse, split
+from .trip_counts import Scope, trips
 
 #: XLA's opcodes and our words for them.
 KINDS = {
@@ -180,31 +180,9 @@ class _Work:
         )
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """A computation as called: its parameters are `arguments`, values of the callers' scopes.
-
-    In the body of a loop only those elements of the parameter that every trip passes on unchanged
-    have the value that the caller gave.
-    """
-
-    module: Module
-    computation: Computation
-    arguments: tuple[tuple[_Scope, str], ...] = ()
-    loop: bool = False
-
-    def call(self, name: str, operands: tuple[str, ...], *, loop: bool = False) -> _Scope:
-        return _Scope(
-            self.module,
-            self.module.computations[name],
-            tuple((self, o) for o in operands),
-            loop,
-        )
-
-
 def _work(module: Module) -> _Work:
     busy = _busy(module)
-    return _walk(_Scope(module, module.computations[module.entry]), busy)
+    return _walk(Scope(module, module.computations[module.entry]), busy)
 
 
 def _busy(module: Module) -> frozenset[str]:
@@ -227,7 +205,7 @@ def _busy(module: Module) -> frozenset[str]:
     return frozenset(name for name, counts in found.items() if counts)
 
 
-def _walk(scope: _Scope, busy: frozenset[str]) -> _Work:
+def _walk(scope: Scope, busy: frozenset[str]) -> _Work:
     total = _Work()
     for i in scope.computation.instructions:
         if _kind(i):
@@ -242,14 +220,14 @@ def _walk(scope: _Scope, busy: frozenset[str]) -> _Work:
             work, test = (
                 _walk(scope.call(c, i.operands, loop=True), busy) for c in (body, condition)
             )
-            trips = _trips(scope, i)
-            if trips is None:
+            times = trips(scope, i)
+            if times is None:
                 total += work.times(1) + test.times(1)
                 total += _Work(
                     warnings=(f"{i.name}: trips unknown, taken once ({_place(scope, i)})",)
                 )
             else:
-                total += work.times(trips) + test.times(trips + 1)
+                total += work.times(times) + test.times(times + 1)
         elif i.opcode == "conditional":
             operands = i.operands[1:]
             branches = [
@@ -269,7 +247,7 @@ def _walk(scope: _Scope, busy: frozenset[str]) -> _Work:
     return total
 
 
-def _place(scope: _Scope, i: Instruction) -> str:
+def _place(scope: Scope, i: Instruction) -> str:
     return scope.module.source(i) or i.op_name or scope.computation.name
 
 
@@ -280,7 +258,7 @@ def _kind(i: Instruction) -> str | None:
     return KINDS.get(i.opcode.removesuffix("-start"))
 
 
-def _collective(scope: _Scope, i: Instruction) -> _Work:
+def _collective(scope: Scope, i: Instruction) -> _Work:
     kind = _kind(i)
     assert kind is not None
     table = scope.computation.by_name
@@ -314,7 +292,7 @@ def _collective(scope: _Scope, i: Instruction) -> _Work:
 _SAME = ("copy", "bitcast", "get-tuple-element")
 
 
-def _is_widened(scope: _Scope, i: Instruction) -> bool:
+def _is_widened(scope: Scope, i: Instruction) -> bool:
     """Whether a collective has values of bfloat16 in a wider type: all that enter are converted
     from it by what no operation of the program stands for, and all that leave are made it again."""
     module, own = scope.module, scope.computation
@@ -416,109 +394,3 @@ def _largest_cycle(pairs: str) -> int:
         leader[find(int(a))] = find(int(b))
     members = [find(x) for x in leader]
     return max((members.count(x) for x in set(members)), default=1)
-
-
-# Trips of a loop
-
-
-def _trips(scope: _Scope, loop: Instruction) -> int | None:
-    """How often a while loop runs: XLA's annotation, or its induction worked out; else None."""
-    known = re.search(r'known_trip_count"?\s*[:=]\s*\{"?n"?\s*[:=]\s*"?(\d+)', loop.rest)
-    if known:
-        return int(known.group(1))
-    condition = loop.attributes["condition"].lstrip("%")
-    body = scope.call(loop.attributes["body"].lstrip("%"), loop.operands)
-    first = _comparison(scope.call(condition, loop.operands))
-    second = _comparison(body.call(condition, (body.computation.root.name,)))
-    if first is None or second is None or first[2] != second[2]:
-        return None
-    direction, start, bound = first
-    step = second[1] - start
-    if direction in ("GT", "GE"):
-        start, bound, step = -start, -bound, -step
-    if direction in ("LE", "GE"):
-        bound += 1
-    if direction == "NE" and step and (bound - start) % step == 0:
-        return max(0, (bound - start) // step)
-    if direction in ("LT", "LE", "GT", "GE") and step > 0:
-        return max(0, ceil((bound - start) / step))
-    return None
-
-
-def _comparison(scope: _Scope) -> tuple[str, int, int] | None:
-    """The comparison that a condition is, at its scope's values: direction and both sides."""
-    root: Instruction = scope.computation.root
-    for _ in range(8):
-        if root.opcode == "compare":
-            sides = [_evaluate(scope, o) for o in root.operands]
-            if sides[0] is None or sides[1] is None:
-                return None
-            return root.attributes.get("direction", ""), sides[0], sides[1]
-        if root.opcode in ("fusion", "call"):
-            scope = scope.call(root.called[0], root.operands)
-            root = scope.computation.root
-        elif root.opcode in _PASSES:
-            root = scope.computation.by_name[root.operands[0]]
-        else:
-            return None
-    return None
-
-
-_PASSES = ("copy", "bitcast", "convert", "reshape", "optimization-barrier", "copy-done")
-
-
-def _evaluate(scope: _Scope, name: str, depth: int = 0) -> int | None:
-    """Value of an integer scalar that is constant on entry, or None."""
-    i = scope.computation.by_name.get(name)
-    if i is None or depth > 64:
-        return None
-    if i.opcode == "constant":
-        return int(i.argument) if re.fullmatch(r"-?\d+", i.argument) else None
-    if i.opcode in _PASSES:
-        return _evaluate(scope, i.operands[0], depth + 1)
-    if i.opcode == "parameter":
-        place = int(i.argument)
-        if scope.loop or place >= len(scope.arguments):
-            return None
-        return _evaluate(*scope.arguments[place], depth + 1)
-    if i.opcode == "get-tuple-element":
-        return _element(scope, i.operands[0], int(i.attributes["index"]), depth + 1)
-    if i.opcode in ("add", "subtract"):
-        a, b = (_evaluate(scope, o, depth + 1) for o in i.operands)
-        if a is None or b is None:
-            return None
-        return a + b if i.opcode == "add" else a - b
-    if i.opcode in ("fusion", "call"):
-        inner = scope.call(i.called[0], i.operands)
-        return _evaluate(inner, inner.computation.root.name, depth + 1)
-    return None
-
-
-def _element(scope: _Scope, name: str, index: int, depth: int) -> int | None:
-    i = scope.computation.by_name.get(name)
-    if i is None or depth > 64:
-        return None
-    if i.opcode == "tuple":
-        return _evaluate(scope, i.operands[index], depth + 1)
-    if i.opcode in _PASSES:
-        return _element(scope, i.operands[0], index, depth + 1)
-    if i.opcode == "parameter":
-        place = int(i.argument)
-        if place >= len(scope.arguments) or (scope.loop and not _invariant(scope, i.name, index)):
-            return None
-        return _element(*scope.arguments[place], index, depth + 1)
-    return None
-
-
-def _invariant(scope: _Scope, parameter: str, index: int) -> bool:
-    """Whether every trip of a loop body hands element `index` on as it came."""
-    root = scope.computation.root
-    if root.opcode != "tuple" or index >= len(root.operands):
-        return False
-    i = scope.computation.by_name.get(root.operands[index])
-    return (
-        i is not None
-        and i.opcode == "get-tuple-element"
-        and i.operands[0] == parameter
-        and int(i.attributes["index"]) == index
-    )

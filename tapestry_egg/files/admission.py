@@ -25,7 +25,8 @@ from tapestry_egg.errors import (
 )
 from tapestry_egg.extract.certify.certificate import said_and_true
 from tapestry_egg.extract.certify.ground import Ground, Legal
-from tapestry_egg.extract.certify.recount import Refused, Walk
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Refused
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import objective

@@ -12,7 +12,8 @@ from tapestry_egg.extract.certify.certificate import ground_of
 from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.peak_parts import peak_of
-from tapestry_egg.extract.certify.recount import Certificate, Walk
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
 from tapestry_egg.plans.plan import Plan

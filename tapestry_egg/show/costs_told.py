@@ -8,7 +8,8 @@ from tapestry_egg.columns import columns, percent, starred, told_once
 from tapestry_egg.extract.certify.certificate import walked
 from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.peak_parts import peak_of
-from tapestry_egg.extract.certify.recount import Certificate, Walk
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.cost_table import CostPart, cost_table
 from tapestry_egg.plans.peak import Peak

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tapestry_egg.columns import columns, percent, short_paths, shortened, told_once
-from tapestry_egg.extract.certify.recount import Certificate, Walk
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.objectives import COSTS, SECONDS
 from tapestry_egg.machine.topology import part

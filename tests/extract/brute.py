@@ -12,7 +12,8 @@ from functools import cache
 from itertools import product
 
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.recount import Certificate, Refused, Walk
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Certificate, Refused
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target

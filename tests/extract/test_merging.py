@@ -16,7 +16,8 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.recount import Certificate, Walk
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan

@@ -11,7 +11,7 @@ import pytest
 import tapestry_egg as te
 from models import mlp
 from tapestry_egg.errors import ExtractError, PlanError
-from tapestry_egg.extract.certify.recount import Certificate
+from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.machine.objectives import (

@@ -1,0 +1,85 @@
+"""A form in a file is believed where it follows from the program by the rules that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.rewrite.equivalence import check_equivalent
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.tracing.trace import trace
+
+RULES = [r for b in load_books(DEFAULT_BOOKS) for r in b.rules]
+
+
+def struct(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def graph_of(fn: Callable[..., Any], *arguments: Any) -> BlockGraph:
+    return trace(fn, *arguments).graph
+
+
+def form_of(given: BlockGraph, fn: Callable[..., Any], *arguments: Any) -> BlockGraph:
+    """A program traced on its own, its new values numbered after those of the one given."""
+    form = graph_of(fn, *arguments)
+    number = {v: v for v in form.inputs}
+    number |= {v: len(given.values) + v for op in form.operations for v in op.outputs}
+    values = (*given.values, *form.values)
+    operations = tuple(
+        replace(
+            op,
+            inputs=tuple(number[v] for v in op.inputs),
+            outputs=tuple(number[v] for v in op.outputs),
+        )
+        for op in form.operations
+    )
+    outputs = tuple(number[v] for v in form.outputs)
+    return replace(form, values=values, operations=operations, outputs=outputs)
+
+
+def equal(given: BlockGraph, form: BlockGraph, *rules: str) -> bool:
+    try:
+        check_equivalent(given, replace(form, name=given.name), rules, lambda: RULES)
+    except PlanError:
+        return False
+    return True
+
+
+def test_a_form_is_equal_by_structure_or_by_the_rules_that_it_names() -> None:
+    arguments = struct(8, 16), struct(16, 16), struct(16, 16)
+    given = graph_of(lambda x, w, v: x @ w + x @ v, *arguments)
+    form = form_of(given, lambda x, w, v: x @ (w + v), *arguments)
+    rule = "sum-of-contractions-rhs"
+    assert equal(given, given) and not equal(given, form)
+    assert equal(given, form, rule)
+    for other in (lambda x, w, v: x @ (w - v), lambda x, w, v: x @ (w + w)):
+        assert not equal(given, form_of(given, other, *arguments), rule)
+
+
+def test_order_and_repetition_do_not_matter_but_operands_do() -> None:
+    given = graph_of(lambda x, y: jnp.sin(x) + jnp.cos(y), struct(4), struct(4))
+    a, b, *rest = given.operations
+    assert equal(given, replace(given, operations=(b, a, *rest)))
+    assert not equal(given, replace(given, operations=(replace(a, inputs=b.inputs), b, *rest)))
+    twice = graph_of(lambda x, y: jnp.sin(x) + jnp.cos(y) + jnp.sin(x), struct(4), struct(4))
+    assert not equal(given, twice)
+
+
+def test_effects_are_neither_lost_nor_added() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        jax.debug.print("{x}", x=x)
+        return x * 2.0
+
+    given = graph_of(fn, struct(4))
+    effect = next(op for op in given.operations if op.effectful)
+    without = tuple(op for op in given.operations if op is not effect)
+    assert equal(given, given)
+    assert not equal(given, replace(given, operations=without))
+    assert not equal(given, replace(given, operations=(*given.operations, effect)))
