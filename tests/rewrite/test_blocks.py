@@ -83,6 +83,41 @@ def test_logits_are_there_a_block_at_a_time(loss: Callable[..., Array], dtype: A
         assert np.abs(a - b).max() <= (1e-5 if dtype == jnp.float32 else 1e-2) * np.abs(b).max()
 
 
+def remade(x: Array, w: Array, labels: Array) -> Array:
+    """The loss is computed again for its gradient."""
+    return jax.checkpoint(lambda x, w: integers((x @ w).astype(jnp.float32), labels).mean())(x, w)
+
+
+def in_a_loop(x: Array, w: Array, labels: Array) -> Array:
+    """Each layer has a loss of its own."""
+
+    def layer(x: Array, c: Array) -> tuple[Array, Array]:
+        return jnp.tanh(x * c), remade(x, w, labels)
+
+    return jax.lax.scan(layer, x, jnp.array([0.5, 0.75], x.dtype))[1].sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("loss", [remade, in_a_loop])
+def test_logits_that_are_made_twice_are_so_in_blocks(
+    loss: Callable[..., Array], dtype: Any
+) -> None:
+    """XLA's temporaries hold less than the logits take in float32."""
+    shapes = arguments(dtype)
+    graph = trace(jax.value_and_grad(loss, (0, 1)), *shapes).graph
+    made = blocks.with_blocks(graph)
+    verify_graph(made)
+    assert largest(made) * 16 == largest(graph)
+    xs = draw(shapes, below=VOCABULARY)
+    runs = [jax.jit(emit(g)).lower(*shapes).compile() for g in (graph, made)]
+    whole, part = (r.memory_analysis().temp_size_in_bytes for r in runs)
+    assert whole > 4 * 256 * VOCABULARY > part
+    for got, want in zip(runs[1](*xs), runs[0](*xs), strict=True):
+        a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        assert np.abs(a - b).max() <= (1e-5 if dtype == jnp.float32 else 1e-2) * np.abs(b).max()
+
+
 def table_with_a_start(x: Array, w: Array, labels: Array) -> Array:
     """Rows are added to a table that is not zero: it counts once."""
     return jnp.ones((8, w.shape[1]), x.dtype).at[labels].add(jax.nn.softmax(x @ w))
