@@ -22,7 +22,7 @@ from tapestry_egg.extract.problem.problem import Floats, Ints
 from .archive import Archive, Candidate, shown
 from .balance import hull, slope
 from .dual import Cut, Prices
-from .price_steps import mixed, stepped, weights_after
+from .price_steps import mixed, stepped, toward, weights_after
 from .products import dot
 from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
 
@@ -64,6 +64,20 @@ _PER_BOUND = 300
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
 
+# So often prices follow what is used beyond a pair of limits without much gain; then, those at
+# which known labellings balance.
+_TRIES = 3
+
+# So many passes at prices towards which known labellings balance.
+_LONG = 8
+
+# So far from the best prices towards those at which known labellings balance is the first step, and
+# the longest; a bound within this share of the gap of what they balance at is as good as any.
+_FAR, _FARTHEST, _MET = 0.3, 0.6, 0.1
+
+# What is within no mixture of known labellings is as if it took so many times the slowest's time.
+_BEYOND = 10.0
+
 
 class Search(Settling):
     """Anytime search of one problem; call `run`, then read `archive`."""
@@ -104,6 +118,8 @@ class Search(Settling):
             archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
         )
         self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
+        for c in self.archive.candidates:
+            self.pool.add(c.seconds, self._evaluated(c.rows)[2], c.joules)
         self._settle(Prices(0.0, np.zeros(self.problem.times)), _BEGIN, self._some_rows())
         self._remember(self._here())
         self._narrow()
@@ -251,18 +267,23 @@ class Search(Settling):
             tried = tries.get(limits, 0) > 0
             if tried and limits.joules == np.inf and self._affordable():
                 self._exactly(limits.peak)
-                tries[limits] = 3
+                tries[limits] = _TRIES + 1
                 continue
-            self.approach(limits, 2 * self.effort.steps)
+            balanced = tries.get(limits, 0) == _TRIES
+            self.approach(limits, 2 * self.effort.steps, balanced)
             left = self._gap(limits)
-            if not left < _LITTLE * gap and not self.small:
-                tries[limits] = 3  # once more would be the same again
+            if balanced:
+                tries[limits] = _TRIES + (left >= 0.8 * gap)
+            elif not left < _LITTLE * gap and not self.small:
+                tries[limits] = _TRIES  # once more would be the same again
             elif not left < 0.8 * gap:
                 tries[limits] = tries.get(limits, 0) + 1
 
     def _widest(self, tries: dict[Limits, int]) -> tuple[float, Limits] | None:
         """The largest gap of a plan that a front would show, and the limits to close it at."""
         out = None
+        # Known plans balance only where seconds are a sum; programs settle small problems.
+        most = _TRIES - (self.shares is not None or self.small)
         found = np.array([c.costs for c in self.archive.candidates]).reshape(-1, 3)
         every = np.concatenate([found, self.rivals])
         self.work.add(0, _PER_BOUND * len(every) * len(self.archive.cuts))
@@ -272,7 +293,7 @@ class Search(Settling):
             for gap, limits in ((by_peak, Limits(peak)), (own, Limits(peak, joules))):
                 if limits.joules < np.inf and own < 1.5 * by_peak:
                     continue
-                if gap > self.effort.gap and tries.get(limits, 0) < 3:
+                if gap > self.effort.gap and tries.get(limits, 0) <= most:
                     out = max(out, (gap, limits), key=lambda x: x[0]) if out else (gap, limits)
         return out
 
@@ -330,12 +351,16 @@ class Search(Settling):
         above = [c for c in self.archive.candidates if c.peak > limit]
         return min(above, key=lambda c: c.peak, default=None)
 
-    def approach(self, limits: Limits, steps: int) -> None:
-        """Adjust the prices for one pair of limits, from the best for them so far."""
+    def approach(self, limits: Limits, steps: int, balanced: bool = False) -> None:
+        """Adjust the prices for one pair of limits, from the best for them so far: by what is used
+        beyond them, or, `balanced`, towards those at which known labellings balance.
+
+        The former finds plans within the limits, the latter comes near to what prices can prove.
+        """
         best = self._nearest(limits)
         if best.messages is not None:
             self.dual.resume(best.messages)
-        prices, scale, reached = best.prices, 1.0, -np.inf
+        prices, scale, reached, far = best.prices, 1.0, -np.inf, _FAR
         if self.shares is not None and prices.events is not None:
             self.shares.proving = prices.events
         found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
@@ -343,17 +368,26 @@ class Search(Settling):
         for k in range(steps):
             if self._over():
                 break
-            found = self._settle(prices, 1 if k else 3, [found.rows])
+            found = self._settle(prices, _LONG if balanced else 1 if k else 3, [found.rows])
             used = mixed(used, self._used(found))
             bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
             if bound >= reached:
                 if bound > reached and k:
                     self.gained = time.perf_counter()
                 best, reached, scale = self._here(), bound, _LONGER * scale
+                far = min(_FARTHEST, _LONGER * far)
             else:
-                scale *= _SHORTER
+                scale, far = _SHORTER * scale, _SHORTER * far
             if self._gap(limits) <= self.effort.gap:
                 break
+            balance = None
+            if balanced:
+                balance = self.pool.balance(limits.peak, self.work, limits.joules, _BEYOND)
+            if balance is not None:
+                if share(balance.seconds, reached) <= _MET * self.effort.gap:
+                    break  # no prices prove more
+                prices = toward(best.prices, balance.bytes, balance.joule, far)
+                continue
             prices = stepped(best.prices, used, limits.peak, limits.joules, scale)
             if self.shares is not None and best.prices.events is not None:
                 self.shares.proving = best.prices.events
