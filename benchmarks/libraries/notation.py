@@ -1,4 +1,5 @@
-"""Libraries that only spell: einops, opt_einsum, jmp (precision), chex (pytrees)."""
+"""Libraries that only spell: einops, opt_einsum, jmp (precision), chex and tree_math (pytrees),
+jaxtyping (types)."""
 
 from __future__ import annotations
 
@@ -116,3 +117,50 @@ def chex_filter() -> Program:
 
     start = Belief(mean=jnp.zeros((64, 4)), covariance=jnp.tile(jnp.eye(4), (64, 1, 1)))
     return filtered, (start, jax.random.normal(jax.random.key(0), (50, 64, 2)))
+
+
+def tree_math_conjugate_gradients() -> Program:
+    """Twenty steps of conjugate gradients on vectors that are pytrees."""
+    import tree_math as tm
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    matrix = jax.random.normal(keys[0], (256, 96)) / 16.0
+    start = {"w": jax.random.normal(keys[1], (96, 32)), "b": jax.random.normal(keys[2], (32,))}
+
+    def solved(matrix, right):
+        @tm.unwrap
+        def apply(x):
+            return {"w": matrix.T @ (matrix @ x["w"]) + 0.1 * x["w"], "b": 2.0 * x["b"]}
+
+        def step(_, state):
+            x, residual, direction = state
+            image = apply(direction)
+            squared = residual @ residual
+            rate = squared / (direction @ image)
+            left = residual - rate * image
+            return x + rate * direction, left, left + (left @ left) / squared * direction
+
+        b = tm.Vector(right)
+        return jax.lax.fori_loop(0, 20, step, (0.0 * b, b, b))[0].tree
+
+    return solved, (matrix, start)
+
+
+def jaxtyping_layer() -> Program:
+    """A gated layer and its gradients, with shapes that are checked while it is traced."""
+    from beartype import beartype
+    from jaxtyping import Array, Float, jaxtyped
+
+    @jaxtyped(typechecker=beartype)
+    def gated(
+        x: Float[Array, "batch time wide"],  # noqa: F722
+        up: Float[Array, "wide two hidden"],  # noqa: F722
+        down: Float[Array, "hidden wide"],  # noqa: F722
+    ) -> Float[Array, "batch time wide"]:  # noqa: F722
+        gate, value = jnp.einsum("btw,wkh->kbth", x, up)
+        return x + (jax.nn.silu(gate) * value) @ down
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (8, 64, 96))
+    up, down = 0.1 * jax.random.normal(keys[1], (96, 2, 256)), jnp.ones((256, 96)) / 256
+    return jax.grad(lambda x, up, down: jnp.mean(gated(x, up, down) ** 2), (1, 2)), (x, up, down)
