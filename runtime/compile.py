@@ -18,8 +18,8 @@ from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.lower.host_calls import Caller
-from tapestry_egg.runtime.lower.kernels import GPUS
 from tapestry_egg.runtime.lower.lower import lower
+from tapestry_egg.runtime.lower.spellings import GPUS
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.constraints import active_mesh, contract_of

@@ -10,9 +10,9 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.collectives import apply
 from tapestry_egg.plans.fetch import Fetch, group_of
 
-from .kernels import GPUS
 from .order import BESIDE, SMALL
 from .regions import NOT_FAILED, Stacks, Turned
+from .spellings import GPUS
 
 if TYPE_CHECKING:
     import jax

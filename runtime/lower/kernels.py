@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tapestry_egg.errors import PlanError, TemplateError
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -19,8 +21,7 @@ from tapestry_egg.plans.collectives import zero
 from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
-from .pooling import lie_side_by_side, unpooled
-from .ragged_dots import by_group
+from .spellings import GPUS, SPELLINGS
 
 if TYPE_CHECKING:
     import jax
@@ -125,58 +126,8 @@ def _run(
 
 def _bound(call: Call) -> list[jax.Array]:
     """A kernel on its operands as they are, as the compiler of its platform takes it best."""
-    spelled = SPELLINGS.get(call.kernel) if call.platform in GPUS else None
+    spelled = SPELLINGS.get("gpu" if call.platform in GPUS else call.platform, {}).get(call.kernel)
     return spelled(call) if spelled else call.bind(*call.operands)
-
-
-def _ragged_dot(call: Call) -> list[jax.Array]:
-    return [by_group(*call.operands, **call.params)]
-
-
-def _pooling_gradient(call: Call) -> list[jax.Array]:
-    window, strides, padding = (
-        call.params[k] for k in ("window_dimensions", "window_strides", "padding")
-    )
-    if not lie_side_by_side(window, strides, padding):
-        return call.bind(*call.operands)
-    source, operand = call.operands
-    return [unpooled(source, operand, str(call.params["select_prim"]), window)]
-
-
-def _convolution(call: Call) -> list[jax.Array]:
-    """A convolution over a dilated operand is the gradient of a strided one, for which cuDNN has a
-    kernel. XLA sees that by the reversal of the window (`MatchBackwardInput` of its conv_rewriter),
-    which a barrier or a copy of the window hides; else it stores the operand dilated and padded.
-
-    Where an operand is padded more on one side, a padded one is stored anyway. The barrier keeps
-    that from being shared by the convolution and its gradient, and held in between.
-    """
-    from jax import lax
-
-    operand, window = call.operands
-    space = call.params["dimension_numbers"].rhs_spec[2:]
-    if all(d == 1 for d in call.params["lhs_dilation"]):
-        sides = zip(call.params["padding"], call.params["rhs_dilation"], strict=True)
-        if not all(low in range(high, high + d) for (low, high), d in sides):
-            operand, window = lax.optimization_barrier((operand, window))
-        return call.bind(operand, window)
-    turned = lax.optimization_barrier(lax.rev(window, space))
-    return call.bind(operand, lax.rev(turned, space))
-
-
-#: JAX's names of platforms that XLA's compiler for GPUs serves.
-GPUS = ("cuda", "gpu", "rocm")
-#: Kernel -> how it is said to that compiler.
-SPELLINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
-    "conv_general_dilated": _convolution,
-    "ragged_dot_general": _ragged_dot,
-    "select_and_scatter_add": _pooling_gradient,
-}
-#: What that compiler computes again inside every product that reads it, which keeps what it was
-#: made of, besides the array that others read.
-TAKEN_INTO_PRODUCTS = frozenset({"concatenate"})
-#: Whose results it makes one by one where they are read, holding the whole operand until the last.
-CUT_WHERE_READ = frozenset({"split"})
 
 
 def _local_params(
@@ -323,9 +274,22 @@ def _dynamic_update_slice(call: Call) -> list[jax.Array]:
             margins[k] = (m, m, 0)
             first = starts[k] - jnp.asarray(call.output_offset(k), jnp.int32)
             starts[k] = jnp.clip(first + m, 0, operand.shape[k] + m)
-    wide = lax.pad(operand, jnp.zeros((), operand.dtype), margins)
-    (out,) = call.bind(wide, update, *starts)
-    return [lax.pad(out, jnp.zeros((), out.dtype), [(-a, -b, 0) for a, b, _ in margins])]
+    (out,) = call.bind(_with_margins(operand, margins), update, *starts)
+    own = [(a, a + n) for n, (a, *_) in zip(operand.shape, margins, strict=True)]
+    return [lax.slice(out, *zip(*own, strict=True))] if own else [out]
+
+
+def _with_margins(x: jax.Array, margins: Sequence[tuple[int, int, int]]) -> jax.Array:
+    """The array with zeros around it; of random keys, with words of zeros."""
+    import jax
+    from jax import lax
+
+    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return lax.pad(x, np.zeros((), x.dtype), margins)
+    words = jax.random.key_data(x)
+    inside = [(0, 0, 0)] * (words.ndim - x.ndim)
+    wide = lax.pad(words, np.zeros((), words.dtype), [*margins, *inside])
+    return jax.random.wrap_key_data(wide, impl=jax.random.key_impl(x))
 
 
 def _select_and_scatter_add(call: Call) -> list[jax.Array]:

@@ -20,10 +20,11 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
-from .kernels import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS, run_kernel
+from .kernels import run_kernel
 from .order import SMALL, Tie, fills, last_reads, stored, ties
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
+from .spellings import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS
 
 if TYPE_CHECKING:
     import jax

@@ -23,8 +23,9 @@ from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 
 from .pieces import Class, New, Piece, piece_of, proven
 
-# Operations of the program around a group that its rules may look at: first few, then many.
-_NEAR = (48, 400)
+# Operations of the program around a group that its rules may look at: first few, then more. A loss
+# under an embedding that is also the last product's operand needs some 80.
+_NEAR = (48, 96, 400)
 # Passes over a form; each takes in what the last has found to stand for a value of the program.
 _MOST_PASSES = 50
 
@@ -345,13 +346,15 @@ class _Proof:
         if named and all(self._fits(b, v) for b, v in self.group.pairs):
             # Rules that unite nothing derive facts (an order, say) that others ask for.
             named += [r for r in known if r not in named and "(union" not in r.egg]
-            few, many = _NEAR
+            few, more, many = _NEAR
             for rules, most, stop in (
                 (named, few, True),
                 (named, few, False),
+                (named, more, False),
                 (named, many, False),
                 (known, few, True),
                 (known, few, False),
+                (known, more, False),
             ):
                 if proven(self._piece(most, stop), rules):
                     return

@@ -103,6 +103,11 @@ def test_rows_that_were_added_add_nothing(name: str) -> None:
     assert any(op.kernel in sums for g in masked for op in g.operations)
 
 
+def test_a_number_that_is_taken_out_of_what_grows() -> None:
+    """What takes it out has no index dims."""
+    assert padded(lambda x, y: 2.0 * lax.squeeze(x @ y, (0, 1)), normal(1, 4), normal(4, 1))
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))

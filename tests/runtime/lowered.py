@@ -14,7 +14,7 @@ import numpy as np
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime import compare, compile, planned_collectives
-from tapestry_egg.tracing.trace import trace
+from tapestry_egg.tracing.trace import Program, trace
 from tests.plans.plans import (
     all_cuts,
     finish,
@@ -59,6 +59,27 @@ def check(plan: Plan, *args: Any) -> None:
     assert comparison.equal, f"\n{comparison}"
 
 
+def repeated(fn: Callable[..., Any], times: int, *args: Any) -> Program:
+    """A program of one operation so many times, each for results of its own; traced, it is one,
+    unless it reads constants alone."""
+    program = trace(lambda *a: [fn(*a) for _ in range(times)], *args)
+    graph = program.graph
+    if len(graph.operations) == times:
+        return program
+    (op,) = graph.operations
+    values, operations, outputs = list(graph.values), [op], list(graph.outputs)
+    each = len(outputs) // times
+    for k in range(1, times):
+        number = {v: len(values) + q for q, v in enumerate(op.outputs)}
+        values += [graph.values[v] for v in op.outputs]
+        operations.append(replace(op, outputs=tuple(number.values())))
+        outputs[k * each : (k + 1) * each] = [number[v] for v in outputs[:each]]
+    made = replace(
+        graph, values=tuple(values), operations=tuple(operations), outputs=tuple(outputs)
+    )
+    return replace(program, graph=made)
+
+
 def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2) -> None:
     """Run `fn`, one operation, under many of its strategies at once, and compare."""
     graph = trace(fn, *args).graph
@@ -67,9 +88,8 @@ def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2) -> None:
     assert len(strategies) >= least
     random.Random(0).shuffle(strategies)
     strategies = strategies[:8]
-    program = trace(lambda *a: [fn(*a) for _ in strategies], *args)
+    program = repeated(fn, len(strategies), *args)
     graph = program.graph
-    assert len(graph.operations) == len(strategies)
     inputs = tuple(Layout.replicated(graph.values[v].rank) for v in graph.inputs)
     outputs = tuple(Layout.replicated(graph.values[v].rank) for v in graph.outputs)
     body = finish(graph, MESH, inputs, outputs, tuple(strategies))

@@ -18,7 +18,7 @@ from tapestry_egg.runtime.lower.kernels import _counters
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import all_cuts, finish, make_plan, plan_by_hand, signature_of
-from tests.runtime.lowered import MESH, X, Y, numbers, same
+from tests.runtime.lowered import MESH, X, Y, numbers, repeated, same
 
 pytestmark = pytest.mark.slow  # to compile
 
@@ -32,7 +32,7 @@ def strategies_of(fn: Any, *args: Any, least: int, most: int = 8) -> None:
     strategies = all_cuts(signature_of(graph, op), MESH)
     assert len(strategies) >= least
     strategies = random.Random(0).sample(strategies, min(most, len(strategies)))
-    program = trace(lambda *a: [fn(*a) for _ in strategies], *args)
+    program = repeated(fn, len(strategies), *args)
     layouts = [
         tuple(Layout.replicated(program.graph.values[v].rank) for v in ids)
         for ids in (program.graph.inputs, program.graph.outputs)

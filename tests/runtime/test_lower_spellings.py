@@ -227,3 +227,17 @@ def test_what_a_loop_stacks_is_stacked_when_it_is_made(reverse: bool) -> None:
         same(a, b)
     plain = jax.make_jaxpr(_looped(fn, arguments, "cpu"))(*arguments).jaxpr
     assert "dynamic_update_slice" not in [e.primitive.name for e in _equations(plain)]
+
+
+@pytest.mark.slow
+def test_transforms_on_a_cpu_lie_row_major() -> None:
+    """What is gathered into columns would lie by columns, which XLA for CPU does not transform."""
+    x = numbers(64, 64)
+    transformed = _local(lambda x: jnp.fft.fft2(x).real, (x,), "cpu")
+
+    def columns(x: Any) -> Any:
+        return lax.all_gather(transformed(x)[0], "x", axis=1, tiled=True)
+
+    mesh, whole = jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(columns, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    same(jax.jit(mapped)(x), np.tile(np.fft.fft2(x).real.astype(np.float32), 8), 1e-3)

@@ -171,7 +171,7 @@ def _along(sig: OperationSignature, op: Operation, v: int, long: Long) -> tuple[
 def _sliding(sig: OperationSignature, row: tuple[int, ...]) -> tuple[int, int] | None:
     """The index dim along which a window moves, of those that move along a dim the one that moves
     furthest, and its step."""
-    if min(row) < 0 or not any(row):
+    if not any(row) or min(row) < 0:
         return None
     index = max(range(len(row)), key=lambda d: row[d] * (sig.index[d].size - 1))
     return (index, row[index]) if row[index] else None

@@ -1,0 +1,77 @@
+"""How kernels are said to the compilers of some platforms, which take them best, or only, so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from .pooling import lie_side_by_side, unpooled
+from .ragged_dots import by_group
+
+if TYPE_CHECKING:
+    import jax
+
+    from .kernels import Call
+
+
+def _ragged_dot(call: Call) -> list[jax.Array]:
+    return [by_group(*call.operands, **call.params)]
+
+
+def _pooling_gradient(call: Call) -> list[jax.Array]:
+    window, strides, padding = (
+        call.params[k] for k in ("window_dimensions", "window_strides", "padding")
+    )
+    if not lie_side_by_side(window, strides, padding):
+        return call.bind(*call.operands)
+    source, operand = call.operands
+    return [unpooled(source, operand, str(call.params["select_prim"]), window)]
+
+
+def _convolution(call: Call) -> list[jax.Array]:
+    """A convolution over a dilated operand is the gradient of a strided one, for which cuDNN has a
+    kernel. XLA sees that by the reversal of the window (`MatchBackwardInput` of its conv_rewriter),
+    which a barrier or a copy of the window hides; else it stores the operand dilated and padded.
+
+    Where an operand is padded more on one side, a padded one is stored anyway. The barrier keeps
+    that from being shared by the convolution and its gradient, and held in between.
+    """
+    from jax import lax
+
+    operand, window = call.operands
+    space = call.params["dimension_numbers"].rhs_spec[2:]
+    if all(d == 1 for d in call.params["lhs_dilation"]):
+        sides = zip(call.params["padding"], call.params["rhs_dilation"], strict=True)
+        if not all(low in range(high, high + d) for (low, high), d in sides):
+            operand, window = lax.optimization_barrier((operand, window))
+        return call.bind(operand, window)
+    turned = lax.optimization_barrier(lax.rev(window, space))
+    return call.bind(operand, lax.rev(turned, space))
+
+
+def _transform(call: Call) -> list[jax.Array]:
+    """XLA for CPU transforms only what lies row-major, and does not see to it that it does."""
+    from jax.experimental.layout import Layout, with_layout_constraint
+
+    def laid(x: jax.Array) -> jax.Array:
+        return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+    return [laid(y) for y in call.bind(*map(laid, call.operands))]
+
+
+#: JAX's names of platforms that XLA's compiler for GPUs serves.
+GPUS = ("cuda", "gpu", "rocm")
+#: Kernel -> how it is said to the compiler of a platform.
+SPELLINGS: Mapping[str, Mapping[str, Callable[[Call], list[jax.Array]]]] = {
+    "gpu": {
+        "conv_general_dilated": _convolution,
+        "ragged_dot_general": _ragged_dot,
+        "select_and_scatter_add": _pooling_gradient,
+    },
+    "cpu": {"fft": _transform},
+}
+#: What that compiler computes again inside every product that reads it, which keeps what it was
+#: made of, besides the array that others read.
+TAKEN_INTO_PRODUCTS = frozenset({"concatenate"})
+#: Whose results it makes one by one where they are read, holding the whole operand until the last.
+CUT_WHERE_READ = frozenset({"split"})
