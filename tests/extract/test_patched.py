@@ -41,6 +41,7 @@ from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.tracing.constants import prepare
 from tapestry_egg.tracing.trace import trace
 from tests.extract import brute
+from tests.extract.labellings import agreeing
 from tests.reference.exact import exact
 
 BOOKS = load_books(("algebra", "fusion", "sharding", "collectives"))
@@ -222,21 +223,14 @@ def test_every_labelling_is_one_of_its_own_program_at_the_same_costs(
     target = replace(TARGET, overlaps=overlaps)
     assert (target.slowdown is not None) == overlaps
     made, found = network(Drawn(3, how), target=target)
-    rng, seen, legal = np.random.default_rng(0), set(), 0
-    sizes = [len(v) for v in made.problem.variables]
-    for _ in range(300):
-        rows = rng.integers(0, sizes)
-        posed, own = made.own(rows)
-        one, other = made.problem.evaluate(rows), posed.problem.evaluate(own)
-        np.testing.assert_allclose(one[:2], other[:2], rtol=1e-9)
-        assert one[2].max() == pytest.approx(other[2].max(), rel=1e-9)
-        built = found.built(made.ways(rows))
+    drawn = list(agreeing(made, 300))
+    for ways, posed, _ in drawn:
+        built = found.built(ways)
         assert built is not None
         same = [op.kernel for op in posed.choices.schedule.program.bodies[0].graph.operations]
         assert sorted(same) == sorted(op.kernel for op in prepare(built.graph).operations)
-        seen.add(made.ways(rows))
-        legal += np.isfinite(one[0])
-    assert len(seen) == 4 and legal > 50
+    assert len({ways for ways, *_ in drawn}) == 4
+    assert sum(legal for *_, legal in drawn) > 50
 
 
 # The whole way
