@@ -199,6 +199,11 @@ def entry(
     return None if made is None else made.template
 
 
+def draws(kernel: str) -> bool:
+    """Whether a kernel gives other numbers each time that it runs on the same operands."""
+    return kernel == "rng_uniform"
+
+
 def runs_once(op: Operation) -> bool:
     """Whether one device runs an operation for all: it has effects, or calls into Python, where
     equal operands may give unequal results."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Prepared, TensorType
+from tapestry_egg.metakernels import registry
 
 from .plain import handles_in
 
@@ -28,7 +29,7 @@ def may_prepare(kernel: str, inputs: Sequence[TensorType], outputs: Sequence[Ten
 
     What draws random numbers stays where it is, and so do types without bytes on the host.
     """
-    if kernel == "rng_uniform" or not (inputs or kernel == "iota"):
+    if registry.draws(kernel) or not (inputs or kernel == "iota"):
         return False
     if any(t.dtype.startswith(("key<", "float0")) for t in (*inputs, *outputs)):
         return False

@@ -55,10 +55,13 @@ def made_once(
     """The operations without those that do what one before them does on the same operands, and the
     outputs as these make them.
 
-    Left as they are: operations with regions, effects, or calls into Python; those of different
-    `jax.checkpoint` regions, which XLA keeps apart, too; and what is made of `constants` alone,
-    which each reader fills in when it wants it.
+    Left as they are: operations with regions, effects, or calls into Python; what draws numbers;
+    those of different `jax.checkpoint` regions, which XLA keeps apart, too; what is made of
+    `constants` alone, which each reader fills in when it wants it; and those of several outputs,
+    each of which may be asked to lie in its own way.
     """
+    outputs = list(outputs)
+    leaving = set(outputs)
     stands: dict[int, int] = {}  # value -> the equal one before it
     known: dict[Any, tuple[int, ...]] = {}
     filled = set(constants)
@@ -67,12 +70,15 @@ def made_once(
         inputs = tuple([stands.get(v, v) for v in op.inputs])
         if filled.issuperset(inputs):
             filled.update(op.outputs)
-        elif not (op.regions or registry.runs_once(op)):
+        elif not (op.regions or registry.runs_once(op) or registry.draws(op.kernel)):
             made = tuple([types[v] for v in op.outputs])
             key = op.kernel, inputs, made, op.remat, exact(op.params)
             first = known.setdefault(key, op.outputs)
-            if first is not op.outputs:
-                stands.update(zip(op.outputs, first, strict=True))
+            apart = not leaving.isdisjoint(first) and not leaving.isdisjoint(op.outputs)
+            if first is not op.outputs and not apart:
+                same = dict(zip(op.outputs, first, strict=True))
+                leaving.update(same[v] for v in op.outputs if v in leaving)
+                stands.update(same)
                 continue
         kept.append(op if inputs == op.inputs else replace(op, inputs=inputs))
     return kept, [stands.get(v, v) for v in outputs]
