@@ -115,7 +115,7 @@ class Lives:
             reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
             making = max((size(x) for x in c.blocks), default=0.0)
             making += 0.0 if reduced and not c.apart else whole
-            making += size(have) if c.wire and self._is_nowhere(v) else 0.0
+            making += size(have) if c.wire and not self.owns_memory(v) else 0.0
             found.append(Buffer(c.begin, at + 1, making, c.need, "making"))
             if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
                 continue
@@ -141,13 +141,27 @@ class Lives:
         if root.port in ("constant", "invariant") or self._passes_on(u):
             return False
         if root.port == "carry" and v != root.outputs[-1]:  # where what the loop leaves will be
-            return False
+            return self._is_copied(root)
         if any(self._in_place(v, old) for old in self._rounds.get(v, [])):
             return False
         olds = self._renewed.get(v, [])
         if not olds or root.port in ("input", "state", "stream", "branch"):
             return True
         return self._read_last(olds[-1]) > self.made(v)
+
+    def _is_copied(self, carry: Instance) -> bool:
+        """Whether a carry's next value is there before the round, in another carry or lying
+        otherwise: it is then copied, and the copy held until all carries are written."""
+        v, same = carry.inputs[1], True
+        while True:
+            unit = self.schedule.units[self.maker[v]]
+            whole = [self.program.instances[i] for i in unit.members]
+            if whole[-1].port or {x.signature.fusion for x in whole} != {"view"}:
+                break
+            v, same = next(source for *_, source in unit.reads), False
+        if whole[-1].port != "carry" or v == whole[-1].outputs[-1]:
+            return False
+        return not same or v not in carry.outputs
 
     def _in_place(self, v: int, old: tuple[int, ...]) -> bool:
         """Whether a round's next value is written where the old one was, which then is read no
@@ -176,10 +190,6 @@ class Lives:
         roots = [self._root(self.schedule.units[u]) for u in self.users.get(v, [])]
         return any(not x.port and x.signature.fusion == "reduce" for x in roots)
 
-    def _is_nowhere(self, v: int) -> bool:
-        """Whether a value is in no memory: a view, or computed by all that read it."""
-        return self._passes_on(self.maker[v])
-
     def birth(self, v: int) -> int:
         """The tick from which the value's array is there, that of its unit's run or the next."""
         return self._once("birth", v, self._birth)
@@ -207,6 +217,8 @@ class Lives:
         if root.port in ("state", "input"):
             return self.end
         last = self._read_last(v)
+        if root.port == "carry" and v != root.outputs[-1] and self._is_copied(root):
+            last = max(last, self._loop_end(self.maker[v]) + 1)
         if root.port in ("", "carry", "stack"):
             last = max([last, *(self._read_last(old) for old in self._renewed.get(v, []))])
         return last

@@ -62,7 +62,7 @@ class Memory:
         `read`.
         """
         table, first = self.columns.table(v), self.first(v)
-        nowhere = self.lives.nowhere[v]
+        free = self.lives.free[v]
 
         def amounts() -> tuple[tuple[Floats, Floats], list[tuple[int, Floats]], Floats]:
             holds = copy >= 0
@@ -71,11 +71,11 @@ class Memory:
             lasting = [
                 (e, np.where(until == e, size, 0.0)) for e in sorted(set(until[holds].tolist()))
             ]
-            every = np.where(holds, _making(table, have, some, nowhere), 0.0)
+            every = np.where(holds, _making(table, have, some, free), 0.0)
             making = self._apart(table, have, some, every)
             return making, lasting, np.where(holds, -1.0 * table.local_bytes[have], 0.0)
 
-        making, lasting, drop = self.once(amounts, "kept", table, have, copy, until, nowhere)
+        making, lasting, drop = self.once(amounts, "kept", table, have, copy, until, free)
         uses = [
             Use(self._begin(None, v, combines, first), first + 1, part)
             for combines, part in zip((False, True), making, strict=True)
@@ -96,7 +96,7 @@ class Memory:
         `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
         whether some copy is kept at all.
         """
-        table, nowhere = self.columns.table(v), self.lives.nowhere[v]
+        table, free = self.columns.table(v), self.lives.free[v]
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
 
@@ -108,7 +108,7 @@ class Memory:
                 for n in layouts:
                     b = np.full(len(have), n)
                     there = (have == b) | (kept == b)
-                    every = np.where(there, 0.0, _making(table, have, b, nowhere))
+                    every = np.where(there, 0.0, _making(table, have, b, free))
                     for part, more in zip(making, self._apart(table, have, b, every), strict=True):
                         part[:, j] += more
                     live[:, j] += np.where(there | state, 0.0, 1.0 * table.local_bytes[b])
@@ -119,7 +119,7 @@ class Memory:
             returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
             return making, live, *returns, np.where(~takes & ~some, -own, 0.0)
 
-        key = (table, have, kept, holds, wanted, nowhere, state)
+        key = (table, have, kept, holds, wanted, free, state)
         making, live, returns, stays, gone = self.once(amounts, "reads", *key)
         at = self.lives.reads_at[reader, v]
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
@@ -193,17 +193,18 @@ class Memory:
         return min(self.lives.reads_until[reader, v] + 2, self.times)
 
 
-def _making(table: CopyTable, have: Ints, need: Ints, nowhere: bool) -> Floats:
+def _making(table: CopyTable, have: Ints, need: Ints, free: bool) -> Floats:
     """Bytes beside the produced array while a copy of it is made.
 
     The copy and the largest block on the way; an all-reduce writes where it reads. Of a value
-    that is `nowhere`, as its readers compute it, also what is sent: for that it must exist.
+    that has no memory of its own (`free`) also what is sent: it must exist for that, and as it is
+    produced, not as it lies in the place of what it takes over.
     """
     wire = table.wire[have, need]
     legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
     extra = np.where(table.in_place[have, need], 0.0, 1.0 * table.local_bytes[need])
     extra = extra + np.where(legal, table.scratch[have, need], 0.0)
-    if nowhere:
+    if free:
         extra = extra + np.where(sent, 1.0 * table.local_bytes[have], 0.0)
     return np.where(legal, extra, 0.0)
 

@@ -86,7 +86,8 @@ def _scan(
     streams = rest[carries:]
     sent = regions[0].invariants_sent(len(consts))
     turned = [x for x in streams if isinstance(x, Turned)]
-    early = {q: x for q, x in regions[0].slices.items() if q >= carries}
+    length = params["length"]
+    early = {q: x for q, x in regions[0].slices.items() if q >= carries and length}
 
     def step(carry: tuple[Any, Any, Any], given: Any) -> tuple[tuple[Any, Any, Any], Any]:
         (before, failed, arrays), (number, straight) = carry, given
@@ -100,12 +101,12 @@ def _scan(
 
     (final, failed, arrays), late = lax.scan(
         step,
-        (list(rest[:carries]), _flag(failed, regions), _empty(early, params["length"], operands)),
+        (list(rest[:carries]), _flag(failed, regions), _empty(early, length, operands)),
         (
-            lax.iota("int32", params["length"]) if turned or early else None,
+            lax.iota("int32", length) if turned or early else None,
             [x for x in streams if not isinstance(x, Turned)],
         ),
-        length=params["length"],
+        length=length,
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
@@ -176,7 +177,8 @@ def _in_each_step(
 
     own, others = list(consts), [*carries, *slices]
     if sent and others:
-        some = range(len(carries) or len(others))
+        every = range(len(carries) or len(others))
+        some = [k for k in every if others[k].size] or every  # XLA drops a tie to nothing
         k = min(some, key=lambda k: (others[k].size * others[k].dtype.itemsize, k))
         late, others[k] = jax.lax.optimization_barrier(([own[i] for i in sent], others[k]))
         for i, x in zip(sent, late, strict=True):

@@ -14,8 +14,8 @@ instruction that defines it to its last reader, and
   round is over; a slice is taken where it is read first;
 - what a loop carries has one buffer from its begin to the last reader of what it leaves there; a
   round's next value is written into it, unless the old one is still to be read by then: the next
-  one has a buffer of its own until it is; where a loop leaves a new state, what it begins with is
-  in the old one's place, too;
+  one has a buffer of its own until it is; what another carry hands over is copied before that is
+  overwritten; where a loop leaves a new state, what it begins with is in the old one's place, too;
 - views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
   both keep alive what they read.
 """
@@ -29,6 +29,7 @@ from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
 from .schedules import Schedule
+from .units import Unit
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,13 @@ class Lifetimes:
     """Where value v lives: from tick `made[v]`, read last by what happens at `last[v]` and one
     tick later. `reads_at[u, v]` is the tick of the copies that unit u makes of v, `reads_until`
     that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
-    of its own: an alias, a constant, a view, what is computed where it is read; the last two are
-    `nowhere` as they are."""
+    of its own: an alias, a constant, a view, what is computed where it is read."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
     reads_at: dict[tuple[int, int], int]
     reads_until: dict[tuple[int, int], int]
     free: tuple[bool, ...]
-    nowhere: tuple[bool, ...]
     times: int
 
 
@@ -62,7 +61,7 @@ class _Lives:
         self.made = [0] * n
         self.last = [-1] * n
         self.free = [False] * n
-        self.nowhere = [False] * n
+        self.nowhere = [False] * n  # a view, or computed where it is read
         self._ends: dict[int, int] = {}  # of a loop's first instance
         self.ready = [0] * n  # the tick at which all of a value is there
         self.reads_at: dict[tuple[int, int], int] = {}
@@ -83,7 +82,6 @@ class _Lives:
             self.reads_at,
             self.reads_until,
             tuple(self.free),
-            tuple(self.nowhere),
             self.end,
         )
 
@@ -102,7 +100,7 @@ class _Lives:
                 self.ready[unit.outputs[-1]] = self._loop_ends(unit.root) + 1
             if root.port == "carry":
                 for v in unit.outputs[:-1]:
-                    self.free[v] = True
+                    self.free[v] = not self._handed_over(unit)
 
     def _read(self) -> None:
         """What leaves the program, or a region, is read when it is made."""
@@ -140,6 +138,25 @@ class _Lives:
         """A round's next value waits for the last reader of the old one."""
         for old, following in self._carried():
             self.last[following] = max(self.last[following], *(self.last[v] for v in old))
+        for unit in self.schedule.units:
+            root = self.program.instances[unit.root]
+            if root.port == "carry" and self._handed_over(unit):
+                for v in unit.outputs[:-1]:
+                    self.last[v] = max(self.last[v], self._loop_ends(unit.root) + 1)
+
+    def _handed_over(self, unit: Unit) -> bool:
+        """Whether the next value of a carry is a view of what a round began with, or what it began
+        with in another carry."""
+        (_, v), own = self.program.instances[unit.root].inputs, unit.outputs[:-1]
+        direct = True
+        while True:
+            maker = self.schedule.units[self.schedule.producer[v]]
+            members = [self.program.instances[i] for i in maker.members]
+            if members[-1].port or any(m.signature.fusion != "view" for m in members):
+                break
+            direct, v = False, maker.reads[0][2]
+        given = members[-1].port == "carry" and v != maker.outputs[-1]
+        return given and not (direct and v in own)
 
     def _carried(self) -> list[tuple[tuple[FlatId, ...], FlatId]]:
         """Per carry of a loop, what a round reads of it, and its next value, if that is stored when

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.certify.contractions import is_contraction, is_product
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.registry import signature_of
+from tapestry_egg.runtime import hlo_stats
 
 
 @pytest.mark.slow
@@ -82,3 +86,34 @@ def test_attention_in_blocks_has_them_in_memory(dtype: str) -> None:
     else:
         assert peak.running == "flash_attention_backward"
         assert found == 3 * (4 << 20) + 4 * 4 * rows * heads * width
+
+
+SHAPES = ((512, 512), (512, 64), (64, 512))
+
+
+def product(c: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return (a * jnp.max(jnp.sort(c, axis=1))) @ b
+
+
+def rounds(c: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, _: (product(c, a, b), None), c, None, length=3)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [product, rounds])
+def test_what_is_sent_into_the_place_of_an_old_value_stands_beside_it_first(fn: Any) -> None:
+    """A product that devices sum is eight times what is left of it in the place of a new state, or
+    of a round's next value."""
+    program = te.trace(
+        fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in SHAPES), donate_argnums=0
+    )
+    front = te.optimize(
+        program,
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={"[0]": ("x", None), "[1]": (None, "x"), "[2]": ("x", None), "result": ("x", None)},
+        settings=te.Settings(work=1.0, recompute=0, forms=0),
+    )
+    for plan in front:
+        compiled = hlo_stats(te.compile(plan, jax.devices()[:8]).lower().compile())
+        assert compiled.peak_bytes <= 1.1 * plan.costs.peak_bytes, plan.name

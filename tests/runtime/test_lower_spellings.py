@@ -241,3 +241,19 @@ def test_transforms_on_a_cpu_lie_row_major() -> None:
     mesh, whole = jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec()
     mapped = jax.shard_map(columns, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
     same(jax.jit(mapped)(x), np.tile(np.fft.fft2(x).real.astype(np.float32), 8), 1e-3)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_loop_of_no_rounds_stacks_nothing(length: int) -> None:
+    """Slices of some size are put into their stack as soon as they are there, if there are any."""
+    x, w = numbers(3, 64, 64), numbers(64, 64, seed=1)
+
+    def fn(x: Any, w: Any) -> Any:
+        def step(c: Any, row: Any) -> Any:
+            made = c @ w
+            return jnp.tanh(made + row[0]), made
+
+        return lax.scan(step, x[0], x[:length])
+
+    for got, want in zip(_looped(fn, (x, w), "cuda")(x, w), jax.tree.leaves(fn(x, w)), strict=True):
+        same(got, want, 1e-5)

@@ -1,0 +1,68 @@
+"""What a loop gathers in every round though it is the same in all is gathered inside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.runtime import compare
+from tapestry_egg.runtime.measure.hlo_text import parse
+from tests.runtime.lowered import numbers, same
+
+Array = Any
+
+
+def twice(y: Array, w: Array, v: Array) -> Array:
+    return jnp.tanh(jnp.tanh(y @ w) @ v)
+
+
+def in_while(w: Array, v: Array, x: Array) -> Array:
+    return lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, twice(s[1], w, v)), (0, x))[1]
+
+
+def in_while_beside_nothing(w: Array, v: Array, x: Array) -> Any:
+    """The least of what is carried has no elements."""
+    begin = (0, x, jnp.zeros(0))
+    return lax.while_loop(
+        lambda s: s[0] < 5, lambda s: (s[0] + 1, twice(s[1], w, v), s[2] * 2), begin
+    )[1:]
+
+
+def in_scan_beside_nothing(w: Array, v: Array, x: Array) -> Any:
+    begin = (x, jnp.zeros(0))
+    return lax.scan(lambda s, _: ((twice(s[0], w, v), s[1] * 2), None), begin, None, length=5)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [in_while, in_while_beside_nothing, in_scan_beside_nothing])
+def test_what_a_loop_gathers_in_every_round_is_gathered_inside_it(fn: Callable[..., Any]) -> None:
+    arguments = (0.06 * numbers(256, 256), 0.06 * numbers(256, 256, seed=1), numbers(512, 256))
+    front = te.optimize(
+        te.trace(fn, *arguments),
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={f"[{i}]": ("x", None) for i in range(3)},
+        settings=Settings(work=1.0, recompute=0, forms=0),
+    )
+    plan = front.best("peak_bytes")
+    gathers = [c for c in plan.collectives if c.kind == "all_gather"]
+    assert len(gathers) == 2 and all(c.reader.startswith("dot_general") for c in gathers)
+    run = te.compile(plan, jax.devices()[:8])
+    compiled = run.lower().compile()
+    module = parse(compiled.as_text())
+    inside = {
+        name: sum(i.opcode == "all-gather" for i in computation.instructions)
+        for name, computation in module.computations.items()
+    }
+    assert inside[module.entry] == 0 and sum(inside.values()) == 2
+    comparison = compare(plan, compiled)
+    assert comparison.equal, f"\n{comparison}"
+    same(run(*arguments), jax.jit(fn)(*arguments), 1e-3)
