@@ -91,6 +91,8 @@ class CompiledPlan:
     )
     # Digests of the modules that they were compiled from, where several processes compare them.
     _modules: dict[Any, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # Whether the executable for a structure takes flat arrays.
+    _flat: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Those that have run: where the mesh is of several processes, they have met over it.
     _running: dict[Any, Callee] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -125,7 +127,7 @@ class CompiledPlan:
     @property
     def output_shardings(self) -> Any:
         """The shardings of the result."""
-        return self.program.unflatten(self.out_shardings)
+        return self.program.results(self.out_shardings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan. Raises TraceError for another structure of arguments than was traced,
@@ -158,7 +160,7 @@ class CompiledPlan:
         names = graph.input_names or [f"argument {i}" for i in range(len(leaves))]
         arrays = [checked(x, t, n) for x, t, n in zip(leaves, types, names, strict=True)]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):  # inside the user's own jit
-            return self.program.unflatten(self._mapped(*arrays), like=(args, kwargs)), None, False
+            return self.program.unflatten(self._mapped(*arrays), tree), None, False
         callee, first = self._running.get(tree), False
         if callee is None:
             callee, first = Callee(self._start(tree, arrays)), True
@@ -172,22 +174,54 @@ class CompiledPlan:
                 placed.append(x if as_it_is else placed_as(array, sharding, given_up))
         self.moves.count(leaves, placed, names)
         moved = any(a is not b for a, b in zip(placed, leaves, strict=True))
+        if self._is_flat(tree):
+            outputs, _, _ = callee.ask(tuple(placed), {})
+            return self.program.unflatten(self._named(outputs), tree), None, False
         if moved:
             args, kwargs = jax.tree.unflatten(tree, placed)
         result, fast, _ = callee.ask(args, kwargs)
         if self._leaving is not self.out_shardings:
-            return self._named(result), None, False
+            leaves, back = jax.tree.flatten(result)
+            return jax.tree.unflatten(back, self._named(leaves)), None, False
         return result, None if moved else fast, first and moved
 
-    def _named(self, result: Any) -> Any:
-        """The result on the user's mesh, where the executable itself cannot give it so: the same
+    def _named(self, outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """The outputs on the user's mesh, where the executable itself cannot give them so: the same
         pieces under other names."""
         import jax
 
         if self._leaving is self.out_shardings:
-            return result
-        leaves, tree = jax.tree.flatten(result)
-        return jax.tree.unflatten(tree, jax.device_put(leaves, list(self.out_shardings)))
+            return outputs
+        placed: list[jax.Array] = jax.device_put(list(outputs), list(self.out_shardings))
+        return placed
+
+    def _is_flat(self, tree: Any) -> bool:
+        """Whether the executable takes and gives flat arrays, as the user's classes refuse what
+        stands for arrays where it is made: types of arguments, shardings of results."""
+        if tree not in self._flat:
+            try:
+                tree.unflatten(self._types)
+                tree.unflatten(self._entering)
+                self.program.unflatten(self._leaving, tree)
+                self._flat[tree] = False
+            except Exception:  # whatever a constructor raises
+                self._flat[tree] = True
+        return self._flat[tree]
+
+    @cached_property
+    def _types(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Of the arguments, with how they enter."""
+        import jax
+
+        from tapestry_egg.graph.arrays import decode_dtype
+
+        types = [self.plan.graph.values[v] for v in self.plan.graph.inputs]
+        return tuple(
+            jax.ShapeDtypeStruct(
+                t.shape, decode_dtype(t.dtype), sharding=sharding, weak_type=t.weak
+            )
+            for t, sharding in zip(types, self._entering, strict=True)
+        )
 
     def trace(self) -> jax.stages.Traced:
         """The plan as a jaxpr, in the signature of the user's function without static arguments."""
@@ -267,26 +301,26 @@ class CompiledPlan:
     def _trace(self, tree: Any, with_options: bool = True) -> jax.stages.Traced:
         import jax
 
-        from tapestry_egg.graph.arrays import decode_dtype
-
         graph = self.plan.graph
-        types = [graph.values[v] for v in graph.inputs]
-        like, _ = known = tree.unflatten(
-            jax.ShapeDtypeStruct(
-                t.shape, decode_dtype(t.dtype), sharding=sharding, weak_type=t.weak
-            )
-            for t, sharding in zip(types, self._entering, strict=True)
-        )
+        args: tuple[Any, ...] = self._types
+        kwargs: dict[str, Any] = {}
+        numbers: tuple[int, ...] = tuple(i for i, d in enumerate(graph.donated) if d)
+        keywords: tuple[str, ...] = ()
+        leaving: Any = self._leaving
+        flat = self._is_flat(tree)
+        if not flat:
+            args, kwargs = tree.unflatten(self._types)
+            numbers, keywords = donated_arguments(tree, graph.donated)
+            leaving = self.program.unflatten(self._leaving, tree)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             outputs = self._mapped(*jax.tree.leaves((args, kwargs)))
-            return self.program.unflatten(outputs, like=known)
+            return outputs if flat else self.program.unflatten(outputs, tree)
 
         step.__name__ = step.__qualname__ = re.sub(r"\W", "_", graph.name) or "step"
-        numbers, keywords = donated_arguments(tree, graph.donated)
         jitted = jax.jit(
             step,
-            out_shardings=self.program.unflatten(self._leaving, like=known),
+            out_shardings=leaving,
             donate_argnums=numbers or None,
             donate_argnames=keywords or None,
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
@@ -294,7 +328,7 @@ class CompiledPlan:
         )
         _compute_constants(graph)  # on a device that is there: the mesh may only be described
         with jax.set_mesh(self.mesh):
-            traced: jax.stages.Traced = jitted.trace(*like, **known[1])
+            traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
 
     @cached_property

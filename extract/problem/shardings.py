@@ -6,12 +6,12 @@ stands for all of the arguments or results below it, as in `jax.jit`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapestry_egg.errors import ExtractError
-from tapestry_egg.graph.pytrees import build, leaf_count
+from tapestry_egg.errors import ExtractError, GraphError
+from tapestry_egg.graph.pytrees import along_prefix, build, leaf_count
 from tapestry_egg.machine.mesh_contract import Dims, MeshContract
 from tapestry_egg.tracing.constraints import contract_of, spec_dims
 from tapestry_egg.tracing.trace import Program
@@ -38,13 +38,10 @@ def input_shardings(program: Program, shardings: Any) -> list[Leaf]:
         return []
     if isinstance(shardings, Leaves):
         return _plain(shardings)
-    tree = program.in_treedef
-    count = leaf_count(program.in_tree)
-    args, kwargs = _whole(tree, program.in_tree, count)
     if isinstance(shardings, list):
         shardings = tuple(shardings)
     prefix = (shardings, None) if isinstance(shardings, tuple) else (shardings, shardings)
-    return _leaves("in_shardings", prefix, (args, kwargs))
+    return _leaves("in_shardings", prefix, _structure(program.in_treedef, program.in_tree))
 
 
 def output_shardings(program: Program, shardings: Any) -> list[Leaf]:
@@ -56,8 +53,8 @@ def output_shardings(program: Program, shardings: Any) -> list[Leaf]:
         return []
     if isinstance(shardings, Leaves):
         return _plain(shardings)
-    count = leaf_count(program.out_tree)
-    return _leaves("out_shardings", shardings, _whole(program.out_treedef, program.out_tree, count))
+    structure = _structure(program.out_treedef, program.out_tree)
+    return _leaves("out_shardings", shardings, structure)
 
 
 def sharding_pins(program: Program, leaves: Sequence[Leaf], output: bool = False) -> list[Pin]:
@@ -106,51 +103,32 @@ def _plain(leaves: Leaves) -> list[Leaf]:
     return [(i, PartitionSpec(*d)) for i, d in enumerate(leaves.dims) if d is not None]
 
 
-def _whole(treedef: Any, plain: Any, count: int) -> Any:
-    """The structure with the number of every leaf in its place."""
+def _structure(treedef: Any, plain: Any) -> Any:
+    """The structure as traced, or of plain containers in place of classes that a file names."""
     if treedef is not None:
-        import jax
-
-        return jax.tree.unflatten(treedef, range(count))
-    return build(plain, iter(range(count)), {})
-
-
-def _leaves(word: str, prefix: Any, whole: Any) -> list[Leaf]:
+        return treedef
     import jax
 
-    tree: Any
-    shardings, tree = jax.tree.flatten(prefix, is_leaf=_is_leaf)
+    return jax.tree.structure(build(plain, iter(range(leaf_count(plain))), {}))
+
+
+def _leaves(word: str, prefix: Any, structure: Any) -> list[Leaf]:
     try:
-        below = tree.flatten_up_to(whole)
-    except (ValueError, TypeError) as e:
+        entries = along_prefix(prefix, structure)
+    except GraphError as e:
         raise ExtractError(
-            f"the structure does not fit: {str(e).splitlines()[0]}",
+            e.what,
             where=word,
             hint="It is a prefix of the structure of the "
             + ("arguments." if word == "in_shardings" else "result."),
         ) from None
-    return list(_numbered(shardings, below))
-
-
-def _numbered(shardings: Sequence[Any], below: Sequence[Any]) -> Iterator[Leaf]:
-    import jax
-
-    for sharding, part in zip(shardings, below, strict=True):
-        # A Format has the sharding beside the memory layout, which is XLA's affair.
-        inner = getattr(sharding, "sharding", sharding)
-        for position in jax.tree.leaves(part):
-            yield position, _said(inner)
+    # A Format has the sharding beside the memory layout, which is XLA's affair.
+    return [(i, _said(getattr(x, "sharding", x))) for i, x in enumerate(entries)]
 
 
 def _said(sharding: Any) -> Any:
     """None for what leaves the choice open: None, and JAX's words for unspecified and auto."""
     return None if type(sharding).__name__ in ("UnspecifiedValue", "AUTO") else sharding
-
-
-def _is_leaf(x: Any) -> bool:
-    from jax.sharding import PartitionSpec, Sharding
-
-    return x is None or isinstance(x, PartitionSpec | Sharding)
 
 
 def _is_spec(spec: Any) -> bool:

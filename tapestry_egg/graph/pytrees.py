@@ -129,6 +129,50 @@ def build(plain: Any, leaves: Iterator[Any], known: Mapping[str, Any]) -> Any:
     return tuple(items)
 
 
+def along_prefix(prefix: Any, treedef: Any) -> list[Any]:
+    """The entry of a prefix that stands for each leaf of a structure; entries are whatever is no
+    container, None and `PartitionSpec`s.
+
+    Structures are compared, and no pytree is made: the user's classes may refuse what is no array.
+    Raises GraphError where the structure has no such prefix.
+    """
+    import jax
+
+    def entry(x: Any) -> bool:
+        kinds = jax.sharding.PartitionSpec, jax.sharding.Sharding
+        return x is None or isinstance(x, kinds) or jax.tree_util.all_leaves([x])
+
+    given, structure = jax.tree.flatten(prefix, is_leaf=entry)
+    entries = iter(given)
+    found: list[Any] = []
+
+    def spread(part: Any, whole: Any, path: str) -> None:
+        if part.node_data() is None:
+            found.extend([next(entries)] * whole.num_leaves)
+            return
+        if unlike := _unlike(part, whole):
+            raise GraphError(f"the structure does not fit at {path or 'the top'}: {unlike}")
+        for i, (a, b) in enumerate(zip(part.children(), whole.children(), strict=True)):
+            spread(a, b, f"{path}[{i}]")
+
+    spread(structure, treedef, "")
+    return found
+
+
+def _unlike(part: Any, whole: Any) -> str:
+    """In words, how the outermost containers of two structures differ; empty where they do not."""
+    cls, own = part.node_data()
+    if whole.node_data() is None:
+        return f"{cls.__name__} given for an array"
+    other, data = whole.node_data()
+    if cls is not other:
+        return f"{cls.__name__} given for {other.__name__}"
+    sizes = len(part.children()), len(whole.children())
+    if sizes[0] != sizes[1]:
+        return f"{cls.__name__} of {sizes[0]} given for one of {sizes[1]}"
+    return "" if own == data else f"{cls.__name__} with {own!r} given for one with {data!r}"
+
+
 def known_of(treedef: Any) -> dict[str, Any]:
     """The user's classes in a JAX `PyTreeDef`, for `build`.
 

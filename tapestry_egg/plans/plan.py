@@ -388,7 +388,7 @@ class Plan:
         from .specs import partition_spec
 
         specs = [partition_spec(layout, self.mesh) for layout in self.out_shardings]
-        return (self.program or Program.of(self.graph)).unflatten(specs)
+        return (self.program or Program.of(self.graph)).results(specs)
 
     def specs(self) -> dict[str, Any]:
         """The layouts of arguments and results as plain data: the `mesh` with its axes, and below

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from tapestry_egg.errors import TraceError
+from tapestry_egg.errors import GraphError, TraceError
+from tapestry_egg.graph.pytrees import along_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,17 @@ class Signature:
             (*((i, args[i]) for i in sorted(fixed)), *((k, kwargs[k]) for k in sorted(names))),
         )
 
+    def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, ...]:
+        """Whether each array of a call is donated, static arguments left out."""
+        import jax
+
+        count = len(args)
+        given = {i % count for i in self.donate_argnums if -count <= i < count}
+        fixed = {at for at, _ in self.split(args, kwargs).static}
+        parts = [(i in given, a) for i, a in enumerate(args) if i not in fixed]
+        parts += [(k in self.donate_argnames, kwargs[k]) for k in sorted(kwargs) if k not in fixed]
+        return tuple(flag for flag, part in parts for _ in jax.tree.leaves(part))
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
@@ -55,6 +67,16 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     static: tuple[tuple[int | str, Any], ...] = ()
+
+    def whole(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Traced arguments with the static ones back in their places."""
+        every = list(args)
+        for at, value in self.static:  # positions come in order
+            if isinstance(at, int):
+                every.insert(at, value)
+        return tuple(every), kwargs | {k: v for k, v in self.static if isinstance(k, str)}
 
 
 def read_signature(
@@ -225,46 +247,31 @@ def argument_shardings(
     """
     if prefix is None:
         return ()
+    import jax
+
     if kwargs:
         raise TraceError(
             f"they speak of positional arguments, {next(iter(kwargs))!r} is passed by keyword",
             where="in_shardings",
             hint="Pass it by position, or use pins=, which go by path.",
         )
-    return result_shardings(tuple(prefix) if isinstance(prefix, list) else prefix, args, "in")
+    tree = jax.tree.structure(args)
+    return result_shardings(tuple(prefix) if isinstance(prefix, list) else prefix, tree, "in")
 
 
-def result_shardings(prefix: Any, whole: Any, side: str = "out") -> tuple[Any, ...]:
-    """The same for a pytree of any kind."""
-    import jax
-
+def result_shardings(prefix: Any, tree: Any, side: str = "out") -> tuple[Any, ...]:
+    """The same for any structure."""
     if prefix is None:
         return ()
-
-    def entry(x: Any) -> bool:
-        return x is None or isinstance(x, jax.sharding.PartitionSpec) or not _is_node(x)
-
-    found: list[Any] = []
     try:
-        jax.tree.map(
-            lambda x, part: found.extend([getattr(x, "sharding", x)] * len(jax.tree.leaves(part))),
-            prefix,
-            whole,
-            is_leaf=entry,
-        )
-    except ValueError as e:
+        found = along_prefix(prefix, tree)
+    except GraphError as e:
         raise TraceError(
-            f"they do not fit: {str(e).splitlines()[0]}",
+            e.what,
             where=f"{side}_shardings",
             hint="Give one sharding per argument or result, or a pytree of them for its parts.",
         ) from None
-    return tuple(found)
-
-
-def _is_node(x: Any) -> bool:
-    import jax
-
-    return not jax.tree_util.all_leaves([x])
+    return tuple(getattr(entry, "sharding", entry) for entry in found)
 
 
 def on_meshes(leaves: Sequence[Any]) -> tuple[Any, ...]:

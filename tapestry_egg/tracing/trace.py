@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,29 +83,35 @@ class Program:
             )
         return leaves
 
-    def arguments(self, leaves: Iterable[Any]) -> Any:
-        """(args, kwargs) without static arguments, with `leaves` for the graph's inputs."""
+    def arguments(self, said: Iterable[Any]) -> Any:
+        """(args, kwargs) without static arguments, with what is said of the graph's inputs.
+
+        Raises TraceError where a class of the user's refuses what is no array.
+        """
         import jax
 
-        if self.in_treedef is not None:
-            return jax.tree.unflatten(self.in_treedef, leaves)
-        return build(self.in_tree, iter(leaves), {})
+        if self.in_treedef is None:
+            return build(self.in_tree, iter(said), {})
+        with _refusals("arguments"):
+            return jax.tree.unflatten(self.in_treedef, said)
 
-    def unflatten(self, outputs: Iterable[Any], like: Any = None) -> Any:
+    def results(self, said: Iterable[Any]) -> Any:
+        """The pytree of the result, with what is said of the graph's outputs; raises as well."""
+        with _refusals("results"):
+            return self.unflatten(said)
+
+    def unflatten(self, outputs: Iterable[Any], given: Any = None) -> Any:
         """The user's result, from the graph's outputs.
 
-        `like` is any pytree that contains the user's classes, such as the arguments of the call;
-        a program that was loaded from a file finds namedtuples and other nodes in it.
+        `given` is the structure of any pytree that contains the user's classes, such as the
+        arguments of the call: a program that was loaded from a file finds namedtuples and other
+        nodes in it.
         """
         import jax
 
         if self.out_treedef is not None:
             return jax.tree.unflatten(self.out_treedef, outputs)
-        return build(self.out_tree, iter(outputs), known_of(jax.tree.structure(like)))
-
-    def results(self) -> Any:
-        """The pytree of the result, with numbers of outputs for arrays."""
-        return self.unflatten(range(len(self.graph.outputs)))
+        return build(self.out_tree, iter(outputs), known_of(given) if given else {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it was traced, on this process's default device."""
@@ -114,7 +121,10 @@ class Program:
         if run is None:
             run = emit(self.graph)
             object.__setattr__(self, "_run", run)
-        return self.unflatten(run(*self.flatten(*args, **kwargs)), like=(args, kwargs))
+        import jax
+
+        leaves = self.flatten(*args, **kwargs)
+        return self.unflatten(run(*leaves), jax.tree.structure((args, kwargs)))
 
     def dynamic(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -171,6 +181,19 @@ def trace(
     return trace_signature(signature, args, kwargs, name)
 
 
+@contextmanager
+def _refusals(of: str) -> Iterator[None]:
+    """Errors of the user's constructors, told as what they are."""
+    try:
+        yield
+    except Exception as e:  # whatever they raise
+        raise TraceError(
+            f"a class in them takes nothing but arrays ({type(e).__name__}: {_brief(str(e))})",
+            where=of,
+            hint="Ask for what is flat: in_shardings, out_shardings, specs().",
+        ) from e
+
+
 _TRACING = ContextVar("tracing", default=False)
 
 
@@ -183,84 +206,112 @@ def trace_signature(
     signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
 ) -> Program:
     """`trace` of a function whose static and donated arguments are known."""
+    import jax
+
     call = signature.split(args, kwargs)
     static = {at for at, _ in call.static}
     positions = [i for i in range(len(args)) if i not in static]
     within = _TRACING.set(True)
     try:
         with available():
-            traced = _traced(signature, args, kwargs, static)
+            traced = _traced(signature, args, kwargs, call)
     except (TypeError, ValueError, OverflowError) as e:
         _check_arguments(call, positions, e)
         raise
     finally:
         _TRACING.reset(within)
     called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
-    return _program(traced, positions, call.static, called or "program")
+    leaves, tree = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
+    donated = signature.donated(args, kwargs)
+    return _program(traced, leaves, tree, donated, positions, call.static, called or "program")
 
 
-def _traced(
-    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[Any]
-) -> Any:
+def _traced(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
     """JAX's trace. Where the layouts in types do not tell how a result lies, and JAX asks for
     `out_sharding=`, arguments are traced without theirs: the plan lays results out."""
+    import jax
+
     try:
         return signature.jitted.trace(*args, **kwargs)
     except Exception as error:
         if type(error).__name__ != "ShardingTypeError":  # JAX has no public name for it
             raise
-        free = [a if i in static else without_layouts(a) for i, a in enumerate(args)]
-        named = {k: a if k in static else without_layouts(a) for k, a in kwargs.items()}
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+
+        def flat(*arrays: Any) -> Any:
+            given, named = call.whole(*jax.tree.unflatten(tree, arrays))
+            return signature.jitted(*given, **named)
+
+        flat.__name__ = flat.__qualname__ = getattr(signature.fn, "__name__", "program")
         try:
-            return signature.jitted.trace(*free, **named)
+            return jax.jit(flat).trace(*map(without_layout, leaves))
         except Exception:
             raise error from None
 
 
-def without_layouts(tree: Any) -> Any:
-    """Arguments as JAX sees them where no axes of a mesh are Explicit: without layouts in their
-    types."""
+def without_layout(leaf: Any) -> Any:
+    """An argument as JAX sees it where no axes of a mesh are Explicit: without a layout in its
+    type."""
     import jax
 
-    def free(leaf: Any) -> Any:
-        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
-        if not getattr(mesh, "explicit_axes", ()):
-            return leaf
-        weak = bool(getattr(leaf, "weak_type", False))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
-
-    return jax.tree.map(free, tree)
+    mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+    if not getattr(mesh, "explicit_axes", ()):
+        return leaf
+    weak = bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
 
 
 def _program(
-    traced: Any, positions: Sequence[int], static: tuple[tuple[int | str, Any], ...], name: str
+    traced: Any,
+    leaves: Sequence[tuple[tuple[Any, ...], Any]],
+    in_tree: Any,
+    donated: Sequence[bool],
+    positions: Sequence[int],
+    static: tuple[tuple[int | str, Any], ...],
+    name: str,
 ) -> Program:
-    import jax
+    """The program of a trace, of which `leaves` are the arguments with their paths.
 
+    JAX's own account of them (`args_info`) is not asked for: it puts them into pytrees of the
+    user's, whose classes may refuse what is no array.
+    """
     from .jaxprs import block_graph
 
     if traced.jaxpr.in_avals and any(hasattr(a, "inner_aval") for a in traced.jaxpr.in_avals):
         raise TraceError(
             "an argument is a mutable reference", hint="Pass its value and return the new value."
         )
-    infos, _ = jax.tree_util.tree_flatten_with_path(
-        traced.args_info, is_leaf=lambda x: hasattr(x, "donated")
-    )
-    if len(infos) != len(traced.jaxpr.in_avals):
+    if len(leaves) != len(traced.jaxpr.in_avals):
         raise TraceError(
             "the function closes over a value of another trace that is not finished",
             hint="Pass it as an argument instead.",
         )
-    results = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
-    outputs, _ = jax.tree_util.tree_flatten_with_path(results)
     graph = replace(
         block_graph(traced.jaxpr.jaxpr, traced.jaxpr.consts, name),
-        input_names=tuple(_input_name(path, positions) for path, _ in infos),
-        output_names=tuple(jax.tree_util.keystr(path) for path, _ in outputs),
-        donated=tuple(bool(info.donated) for _, info in infos),
+        input_names=tuple(_input_name(path, positions) for path, _ in leaves),
+        output_names=_paths(traced.out_tree, traced.jaxpr.out_avals),
+        donated=tuple(donated),
     )
-    in_tree, out_tree = encode_treedef(traced.in_tree), encode_treedef(traced.out_tree)
-    return Program(graph, in_tree, out_tree, static, traced.in_tree, traced.out_tree)
+    out_tree = traced.out_tree
+    return Program(
+        graph, encode_treedef(in_tree), encode_treedef(out_tree), static, in_tree, out_tree
+    )
+
+
+def _paths(tree: Any, avals: Sequence[Any]) -> tuple[str, ...]:
+    """The path of every leaf. Only an object of the user's class tells them, so one is made, as JAX
+    makes it: of tracers."""
+    import jax
+
+    found: list[str] = []
+
+    def see(*leaves: Any) -> tuple[()]:
+        paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))
+        found.extend(jax.tree_util.keystr(path) for path, _ in paths)
+        return ()
+
+    jax.eval_shape(see, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    return tuple(found)
 
 
 def _input_name(path: tuple[Any, ...], positions: Sequence[int]) -> str:

@@ -59,7 +59,7 @@ def assert_same(expected: Any, given: Any) -> None:
 def run(program: Program, c: Case) -> Any:
     flat = program.flatten(*c.args, **c.kwargs)
     outputs = jax.jit(emit(program), keep_unused=True, compiler_options=QUICK)(*flat)
-    return program.unflatten(outputs, like=(c.args, c.kwargs))
+    return program.unflatten(outputs, jax.tree.structure((c.args, c.kwargs)))
 
 
 def operations(graph: BlockGraph) -> Iterator[Operation]:
@@ -96,7 +96,7 @@ def test_emitted_program_is_the_traced_one(
     again = jax.jit(emit(loaded)).lower(*flat).as_text()
     assert again == once
     outputs = jax.tree.leaves(expected)
-    rebuilt = loaded.unflatten(outputs, like=(c.args, c.kwargs))
+    rebuilt = loaded.unflatten(outputs, jax.tree.structure((c.args, c.kwargs)))
     assert jax.tree.structure(rebuilt) == jax.tree.structure(expected) or name == "nnx"
 
 

@@ -199,7 +199,7 @@ class Optimized:
             self._request,
             state=self._state(program.graph),
             in_shardings=argument_shardings(signature.in_shardings, given, named),
-            out_shardings=result_shardings(signature.out_shardings, program.results()),
+            out_shardings=result_shardings(signature.out_shardings, program.out_treedef),
             committed=on_meshes(leaves),
         )
         return _Planned(program, plan_program(program, request), request)
