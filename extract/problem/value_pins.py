@@ -5,7 +5,9 @@
 A value is named by its number as plans and graphs print it (`40/%3` is %3 in the loop that is
 operation 40, `40:1/%3` in its second region), by the line that makes it, where only one value of
 that line is read by other lines, or as a result, by its path. Such a pin is a constraint of the
-program: the value exists in that layout, stored, and all that reads it reads it from there.
+program: the value exists in that layout, stored, and all that reads it reads it from there. Where
+one value is several results or an argument (`lambda x: (x, x)`), the pin of a result is of that
+result alone, which is a copy if others lie otherwise.
 """
 
 from __future__ import annotations
@@ -41,26 +43,41 @@ class ValuePin:
     pin: Pin
 
 
-def split_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pins, tuple[ValuePin, ...]]:
-    """The pins of inputs, by path, and those of values that the program computes.
+@dataclass(frozen=True, slots=True)
+class SplitPins:
+    """Pins of inputs, by path; of values that the program computes; and of single results."""
+
+    inputs: Pins
+    inside: tuple[ValuePin, ...] = ()
+    results: tuple[Pin, ...] = ()
+
+
+def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
+    """The pins by what they are of.
 
     Raises ExtractError for a number that no value has, for a line that makes none or several, and
     for a layout that does not fit the value.
     """
     inputs: dict[str, Spec] = {}
     inside: dict[tuple[Path, int], ValuePin] = {}
+    results: list[Pin] = []
     names = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
     for word, spec in (pins or {}).items():
         found = _named(graph, word.strip())
         if found is None:
-            inputs[word] = spec
+            _pin_input(inputs, word, spec, word)
             continue
         path, value = found
-        if not path and value in graph.inputs:
-            inputs[names[graph.inputs.index(value)]] = spec
-            continue
         tensor = nested(graph, path).values[value]
         pin = pin_of(-1, word.strip(), tensor, spec, f"pins[{word!r}]")
+        alone = value not in graph.inputs and graph.outputs.count(value) == 1
+        if _is_result(word.strip()) and not alone:
+            at = _position(graph, word.strip())
+            results.append(replace(pin, position=at, output=True))
+            continue
+        if not path and value in graph.inputs:
+            _pin_input(inputs, names[graph.inputs.index(value)], spec, word)
+            continue
         other = inside.setdefault((path, value), ValuePin(path, value, pin))
         if other.pin.dims != pin.dims:
             raise ExtractError(
@@ -68,7 +85,17 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pins, tuple[ValueP
                 where=f"{other.pin.where}, {pin.where}",
                 hint="Give one of them.",
             )
-    return inputs, tuple(inside.values())
+    return SplitPins(inputs, tuple(inside.values()), tuple(results))
+
+
+def _pin_input(inputs: dict[str, Spec], path: str, spec: Spec, word: str) -> None:
+    if path in inputs and tuple(inputs[path]) != tuple(spec):
+        raise ExtractError(
+            f"argument {path} is pinned by its path and by its number, in different layouts",
+            where=f"pins[{word!r}]",
+            hint="Give one of them.",
+        )
+    inputs[path] = spec
 
 
 def constrained(graph: BlockGraph, pins: tuple[ValuePin, ...]) -> BlockGraph:
@@ -132,8 +159,8 @@ def _named(graph: BlockGraph, word: str) -> tuple[Path, int] | None:
     """Where the value of a name is; None for a name that is none of these."""
     if number := _NUMBER.match(word):
         return _numbered(graph, word, number[1], int(number[2]))
-    if word == _RESULT or word.startswith((f"{_RESULT}[", f"{_RESULT}.")):
-        return (), _result(graph, word)
+    if _is_result(word):
+        return (), graph.outputs[_position(graph, word)]
     if line := _LINE.match(word):
         return _made_at(graph, word, line[1], int(line[2]))
     return None
@@ -163,7 +190,12 @@ def _numbered(graph: BlockGraph, word: str, inside: str, value: int) -> tuple[Pa
     return tuple(path), value
 
 
-def _result(graph: BlockGraph, word: str) -> int:
+def _is_result(word: str) -> bool:
+    return word == _RESULT or word.startswith((f"{_RESULT}[", f"{_RESULT}."))
+
+
+def _position(graph: BlockGraph, word: str) -> int:
+    """Which result a word names."""
     path = word.removeprefix(_RESULT)
     names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
     if path not in names:
@@ -173,7 +205,7 @@ def _result(graph: BlockGraph, word: str) -> int:
             where=f"pins[{word!r}]",
             hint=f"Results are named by their paths behind `{_RESULT}`: {choice}.",
         )
-    return graph.outputs[names.index(path)]
+    return names.index(path)
 
 
 def _made_at(graph: BlockGraph, word: str, file: str, line: int) -> tuple[Path, int]:

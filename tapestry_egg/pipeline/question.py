@@ -83,9 +83,9 @@ def read_question(
     wanted = tuple(k if k in OBJECTIVES_BY_NAME else objective(k) for k in objectives)
     counts, omitted = _devices(machine, wanted, bounds, settings.front)
     program, block_graph = _split(graph)
-    pins, inside = split_pins(block_graph, pins)
-    if inside:
-        block_graph = constrained(block_graph, inside)
+    split = split_pins(block_graph, pins)
+    if split.inside:
+        block_graph = constrained(block_graph, split.inside)
         program = replace(program, graph=block_graph)
     sets = permitted(load_books(books), numerics)
     ensure_verified(sets, executor)
@@ -93,13 +93,14 @@ def read_question(
         program,
         machine,
         mesh,
-        pins,
+        split.inputs,
         in_shardings,
         out_shardings,
         mesh_shapes,
         settings.first_axes,
         counts,
-        [p.pin for p in inside],
+        [p.pin for p in split.inside],
+        split.results,
     )
     return Question(
         graph=block_graph,

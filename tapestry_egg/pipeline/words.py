@@ -59,9 +59,10 @@ def read_words(
     max_axes: int,
     devices: Sequence[int] = (),
     inside: Sequence[Pin] = (),
+    results: Sequence[Pin] = (),
 ) -> Words:
     """Read the keywords of `optimize` that speak of layouts, and the program's constraints, among
-    which those are that stand for pins of values `inside` it.
+    which those are that stand for pins of values `inside` it. `results` are pins of single results.
 
     `devices` are the numbers of them that plans may have (default: all), the largest first. Warns
     once of constraints that no mesh can heed. Raises TargetError for a mesh of another number of
@@ -81,7 +82,7 @@ def read_words(
     whole = Program.of(graph) if isinstance(program, BlockGraph) else program
     ins, outs = input_shardings(whole, in_shardings), output_shardings(whole, out_shardings)
     given = [*read_pins(graph, pins), *sharding_pins(whole, ins)]
-    given += sharding_pins(whole, outs, output=True)
+    given += [*sharding_pins(whole, outs, output=True), *results]
     contract = None
     if not mesh_shapes or mesh is not None:
         contract = _contract(mesh, meshes_of([*ins, *outs]), graph, machine)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg.columns import columns, shortened
 from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.problem.pins import Pin, Pins, fitting, read_pins
-from tapestry_egg.extract.problem.value_pins import ValuePin, split_pins
+from tapestry_egg.extract.problem.value_pins import split_pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES, SECONDS
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -203,12 +203,12 @@ class _Tensor:
 def _tensors(account: Account, pins: Pins) -> list[_Tensor]:
     """The tensors that pins name: arguments, then what the program computes."""
     graph, bodies = account.plan.graph, account.program.bodies
-    arguments, inside = split_pins(graph, pins)
+    split = split_pins(graph, pins)
     found = []
-    for pin in read_pins(graph, arguments):
-        local = graph.inputs[pin.position]
+    for pin in (*read_pins(graph, split.inputs), *split.results):
+        local = (graph.outputs if pin.output else graph.inputs)[pin.position]
         found.append(_Tensor(pin.name, pin, bodies[0].values[local], 0, local))
-    for one in inside:
+    for one in split.inside:
         body = account.body_at(one.path)
         value = bodies[body].values[one.value]
         name = one.pin.name
@@ -220,6 +220,8 @@ def _tensors(account: Account, pins: Pins) -> list[_Tensor]:
 
 def _lying(account: Account, tensor: _Tensor) -> str:
     """How a tensor lies, and where it does not exist as such."""
+    if tensor.pin.output:
+        return account.show(account.plan.out_shardings[tensor.pin.position])
     lives = account.walk.ground.lives
     layout = account.show(account.walk.given[tensor.value])
     if tensor.value in lives.maker and lives.owns_memory(tensor.value):
@@ -230,20 +232,22 @@ def _lying(account: Account, tensor: _Tensor) -> str:
 def _lies(other: Plan, plan: Plan, pins: Pins) -> bool:
     """Whether tensors of another plan lie as pinned. What is computed inside can be told only of
     plans of the same form."""
-    inside: tuple[ValuePin, ...]
-    arguments, inside = split_pins(plan.graph, pins)
+    split = split_pins(plan.graph, pins)
     if not all(
-        other.in_shardings[p.position].show(other.mesh) == str(p)
-        for p in read_pins(plan.graph, arguments)
+        (other.out_shardings if p.output else other.in_shardings)[p.position].show(other.mesh)
+        == str(p)
+        for p in (*read_pins(plan.graph, split.inputs), *split.results)
     ):
         return False
-    if not inside:
+    if not split.inside:
         return True
     if not same_form(plan, other):
         return False
     account = Account(other, "why not")
     return all(
-        account.show(account.walk.given[t.value]) == str(t.pin) for t in _tensors(account, pins)
+        account.show(account.walk.given[t.value]) == str(t.pin)
+        for t in _tensors(account, pins)
+        if not t.pin.output
     )
 
 

@@ -3,10 +3,15 @@ the program."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TargetError
@@ -31,7 +36,8 @@ LINE = step.__code__.co_firstlineno + 1
 
 
 def named(word: str, *spec: str | None) -> tuple[object, ...]:
-    inputs, inside = split_pins(GRAPH, {word: spec})
+    split = split_pins(GRAPH, {word: spec})
+    inputs, inside = split.inputs, split.inside
     return (dict(inputs), *((p.path, p.value, p.pin.dims) for p in inside))
 
 
@@ -78,7 +84,7 @@ def test_pins_are_constraints_and_change_no_number() -> None:
     pins = {f"{LOOP}/%{inner}": ("x",), **{f"%{v}": (None, "x") for v in values}}
     pins["result['mean']"] = ()
     for order in (pins, dict(reversed(pins.items()))):
-        graph = constrained(GRAPH, split_pins(GRAPH, order)[1])
+        graph = constrained(GRAPH, split_pins(GRAPH, order).inside)
         verify_graph(graph)
         asked = [op for op in graph.operations if op.kernel == "sharding_constraint"]
         assert {op.inputs[0] for op in asked} == {*values, GRAPH.outputs[1]}
@@ -132,3 +138,33 @@ def test_a_plan_makes_the_value_so_and_runs() -> None:
     answer = free.why_not({"result": (None, "x")}, settings=te.Settings(work=0.5, front=False))
     assert answer.difference is not None or answer.refused == "it does"
     assert any("makes it" in m.means for m in answer.means)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "function", [lambda x: (x, x), lambda x: (jnp.sin(x),) * 2], ids=["an argument", "a value"]
+)
+@pytest.mark.parametrize("state", [None, {"[0]": "[0]"}], ids=["", "fed back"])
+def test_one_value_leaves_as_each_of_its_results_is_pinned(
+    function: Callable[[Any], Any], state: Any, tmp_path: Path
+) -> None:
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    pins = {"result[0]": ("x", None), "result[1]": (None, "x")}
+    program = te.trace(function, x)
+    quick = te.Settings(work=0.2, recompute=0, forms=0)
+    front = te.optimize(program, "cpu:8", pins=pins, state=state, settings=quick)
+    front.save(tmp_path / "front.json")
+    for plan in (*front.plans, te.load(tmp_path / "front.json").plans[0]):
+        first, second = te.compile(plan)(x)
+        assert (first.sharding.spec, second.sharding.spec) == (P("x"), P(None, "x"))
+        np.testing.assert_array_equal(first, function(x)[0])
+        np.testing.assert_array_equal(second, function(x)[1])
+
+
+def test_an_argument_is_pinned_in_one_way() -> None:
+    graph = te.trace(lambda x: x + 1.0, jnp.ones(8)).graph
+    number = f"%{graph.inputs[0]}"
+    for pins in ({"[0]": ("x",), number: ()}, {number: (), "[0]": ("x",)}):
+        with pytest.raises(ExtractError, match="by its path and by its number"):
+            split_pins(graph, pins)
+    assert split_pins(graph, {number: ("x",)}).inputs == {"[0]": ("x",)}
