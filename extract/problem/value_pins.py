@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.schedule.flatten import close_paths
 from tapestry_egg.tracing.constraints import KERNEL, Constraint
@@ -233,18 +233,24 @@ def _leaving(
 ) -> Iterator[tuple[Path, int, str]]:
     """Values that a line makes and another line reads, or nothing but the end of their graph."""
 
-    def here(op: Operation) -> bool:
-        name = op.source.file
+    def at(source: Source) -> bool:
+        name = source.file
         # Files are told from the working directory on; they may be asked for in full, or in short.
         ends = name and (f"/{name}".endswith(f"/{file}") or f"/{file}".endswith(f"/{name}"))
-        return op.source.line == line and bool(ends)
+        return source.line == line and bool(ends)
 
     readers = graph.readers()
     for k, op in enumerate(graph.operations):
         for r, region in enumerate(op.regions):
             yield from _leaving(region, file, line, (*path, (k, r)))
-        if op.regions or not here(op):
+        if op.places is not None:  # written several times: who reads it was seen before that
+            if any(map(at, op.places)):
+                live = [v for v in op.outputs if v in graph.outputs or readers[v]]
+                yield from ((path, v, op.kernel) for v in live)
+            continue
+        if op.regions or not at(op.source):
             continue
         for v in op.outputs:
-            if v in graph.outputs or any(not here(graph.operations[i]) for i in readers[v]):
+            others = (graph.operations[i].source for i in readers[v])
+            if v in graph.outputs or not all(map(at, others)):
                 yield path, v, op.kernel

@@ -238,7 +238,7 @@ def _digest(text: str) -> str:
 
 
 def _sources(graph: BlockGraph) -> list[Source]:
-    return [op.source for op in _operations(graph)]
+    return [s for op in _operations(graph) for s in (op.source, *(op.places or ()))]
 
 
 def _row(source: Source) -> list[Any]:

@@ -118,6 +118,8 @@ class Operation:
     scope: str = ""  # JAX's name stack, e.g. "transpose(jvp(loss))/layer"
     remat: int | None = None  # operations of one jax.checkpoint region share a number
     effectful: bool = False
+    # Of operations that were written several times and are one: at which lines others read it.
+    places: tuple[Source, ...] | None = None
 
 
 @dataclass(frozen=True, repr=False)

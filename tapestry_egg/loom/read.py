@@ -196,6 +196,7 @@ class _Reader:
             scope=tag.scope,
             remat=tag.remat,
             effectful=tag.effectful,
+            places=None if tag.places is None else tuple(Source(*p) for p in tag.places),
         )
         if len(boxes) > 1:
             types = [self.values[v] for v in op.inputs], [self.values[v] for v in op.outputs]

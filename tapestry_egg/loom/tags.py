@@ -58,6 +58,7 @@ class OriginTag(
     scope: str = ""
     remat: int | None = None
     effectful: bool = False
+    places: list[SourceRecord] | None = None
 
 
 class RegionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -149,6 +149,9 @@ def _operation_nodes(
         scope=op.scope,
         remat=op.remat,
         effectful=op.effectful,
+        places=None
+        if op.places is None
+        else [(p.file, p.line, p.column, p.function, p.text) for p in op.places],
     )
     tags: dict[str, Any] = {} if origin == OriginTag() else {ORIGIN: origin}
     if not stripped:

@@ -53,6 +53,7 @@ class OperationRecord(
     scope: str = ""
     remat: int | None = None
     effectful: bool = False
+    places: list[int] | None = None
 
 
 class PreparedRecord(
@@ -93,8 +94,10 @@ class SourceTable:
     _numbers: dict[Source, int] = field(default_factory=dict)
 
     def put(self, source: Source) -> int | None:
-        if source == Source():
-            return None
+        return None if source == Source() else self.row(source)
+
+    def row(self, source: Source) -> int:
+        """The number of a source, new or not."""
         if source not in self._numbers:
             self._numbers[source] = len(self.rows)
             row = (source.file, source.line, source.column, source.function, source.text)
@@ -163,6 +166,7 @@ def _operation_record(op: Operation, where: str, sources: SourceTable) -> Operat
         scope=op.scope,
         remat=op.remat,
         effectful=op.effectful,
+        places=None if op.places is None else [sources.row(place) for place in op.places],
     )
 
 
@@ -271,6 +275,8 @@ def _operation(
 ) -> Operation:
     if record.source is not None and not 0 <= record.source < len(rows):
         raise GraphError(f"there is no source {record.source}", where=f"{where}.source")
+    if any(not 0 <= k < len(rows) for k in record.places or ()):
+        raise GraphError(f"there are {len(rows)} sources", where=f"{where}.places")
     check_params(record.params, f"{where}.params")
     regions = tuple(
         _graph(region, rows, f"{where}.regions[{r}]", level + 1)
@@ -286,6 +292,7 @@ def _operation(
         scope=record.scope,
         remat=record.remat,
         effectful=record.effectful,
+        places=None if record.places is None else tuple(rows[k] for k in record.places),
     )
     known = all(0 <= v < len(values) for v in (*op.inputs, *op.outputs))
     if known and (op.regions or op.kernel in REGION_KERNELS):

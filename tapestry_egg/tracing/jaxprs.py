@@ -388,7 +388,8 @@ class _Flattener:
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
         """Keep what reaches an output or has an effect, equal operations once, and number values
         densely."""
-        operations, outputs = made_once(self.operations, self.values, outputs, self.constants)
+        live, _ = reached(self.operations, outputs)
+        operations, outputs = made_once(live, self.values, outputs, self.constants)
         kept, needed = reached(operations, outputs)
         constants = [v for v in self.constants if v in needed]
         order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))

@@ -53,14 +53,16 @@ def made_once(
     constants: Iterable[int] = (),
 ) -> tuple[list[Operation], list[int]]:
     """The operations without those that do what one before them does on the same operands, and the
-    outputs as these make them.
+    outputs as these make them. Those that stay know the lines of all.
 
     Left as they are: operations with regions, effects, or calls into Python; what draws numbers;
     those of different `jax.checkpoint` regions, which XLA keeps apart, too; what is made of
     `constants` alone, which each reader fills in when it wants it; and those of several outputs,
     each of which may be asked to lie in its own way.
     """
-    outputs = list(outputs)
+    outputs, operations = list(outputs), list(operations)
+    elsewhere = _read_elsewhere(operations, outputs)
+    written: dict[tuple[int, ...], list[Operation]] = {}  # by what the one that stays makes
     leaving = set(outputs)
     stands: dict[int, int] = {}  # value -> the equal one before it
     known: dict[Any, tuple[int, ...]] = {}
@@ -79,6 +81,23 @@ def made_once(
                 same = dict(zip(op.outputs, first, strict=True))
                 leaving.update(same[v] for v in op.outputs if v in leaving)
                 stands.update(same)
+                written.setdefault(first, []).append(op)
                 continue
         kept.append(op if inputs == op.inputs else replace(op, inputs=inputs))
+    for k, op in enumerate(kept):
+        if again := written.get(op.outputs):
+            places = [w.source for w in (op, *again) if not elsewhere.isdisjoint(w.outputs)]
+            named = dict.fromkeys(place for place in places if place.file)
+            kept[k] = replace(op, places=tuple(named))
     return kept, [stands.get(v, v) for v in outputs]
+
+
+def _read_elsewhere(operations: Sequence[Operation], outputs: Sequence[int]) -> frozenset[int]:
+    """Values that another line reads than makes them, or that leave."""
+    line = {v: (op.source.file, op.source.line) for op in operations for v in op.outputs}
+    return frozenset(outputs).union(
+        v
+        for op in operations
+        for v in op.inputs
+        if v in line and line[v] != (op.source.file, op.source.line)
+    )

@@ -140,6 +140,32 @@ def test_a_plan_makes_the_value_so_and_runs() -> None:
     assert any("makes it" in m.means for m in answer.means)
 
 
+def repeated(x: jax.Array) -> jax.Array:
+    a = jnp.sin(x)
+    b = jnp.sin(x)
+    c = jnp.sin(x) * 2.0
+    d = jnp.sin(x) * 3.0
+    return a * 5.0 + b.sum() + c * d
+
+
+def test_lines_that_write_the_same_name_the_one_value(tmp_path: Path) -> None:
+    """As each line would, were it the only one: who reads what another line wrote is no matter."""
+    program = te.trace(repeated, jnp.ones((16, 8)))
+    graph = program.graph
+    sine, double, triple = (op.outputs[0] for op in graph.operations[:3])
+    assert [op.kernel for op in graph.operations[:3]] == ["sin", "mul", "mul"]
+    te.save(program, tmp_path / "graph.json")
+    first = repeated.__code__.co_firstlineno + 1
+    for known in (graph, te.load(tmp_path / "graph.json").graph):
+        for k, value in enumerate((sine, sine, double, triple)):
+            (pin,) = split_pins(known, {f"{__file__}:{first + k}": ("x",)}).inside
+            assert (pin.path, pin.value) == ((), value)
+        both = {f"{__file__}:{first}": ("x",), f"{__file__}:{first + 1}": ("x", None)}
+        assert [p.value for p in split_pins(known, both).inside] == [sine]
+        with pytest.raises(ExtractError, match="one value is pinned"):
+            split_pins(known, {**both, f"{__file__}:{first + 1}": (None, "x")})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "function", [lambda x: (x, x), lambda x: (jnp.sin(x),) * 2], ids=["an argument", "a value"]

@@ -363,3 +363,29 @@ def test_te_jit_finds_its_plan_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )
         np.testing.assert_allclose(run(X), jnp.tanh(X) @ X.T, rtol=1e-5)
     assert len(searched) == 1
+
+
+@pytest.mark.slow
+def test_a_pin_by_line_is_of_what_stands_there_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The same operations at other lines: another value is pinned, and planned for once."""
+    searched = []
+    search = pipeline.optimize
+
+    def counted(*args: Any, **kwargs: Any) -> Front:
+        searched.append(1)
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "optimize", counted)
+    first = "def f(x):\n  y = jnp.tanh(x)\n  z = jnp.sin(y)\n  return z.T\n"
+    moved = "def f(x):\n\n  y = jnp.tanh(x)\n  z = jnp.sin(y)\n  return z.T\n"
+    for text, kernel in ((first, "sin"), (moved, "tanh"), (first, "sin"), (moved, "tanh")):
+        names: dict[str, Any] = {"jnp": jnp}
+        exec(compile(text, "moving.py", "exec"), names)
+        pins = {"moving.py:3": ("x",)}
+        run = te.jit(names["f"], mesh=jax.devices()[:4], pins=pins, settings=QUICK, cache=tmp_path)
+        graph = run.plan(X).graph
+        (asked,) = (op for op in graph.operations if op.kernel == "sharding_constraint")
+        assert graph.operations[graph.producers()[asked.inputs[0]]].kernel == kernel
+    assert len(searched) == 2 and not recwarn.list

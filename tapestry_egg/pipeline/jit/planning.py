@@ -134,8 +134,9 @@ def _once(
     """The front of a request, planned where it is not kept: by one process for all."""
     from .plan_once import plan_once
 
+    asking, pins = _pinned(program, request)
     front = plan_once(
-        program,
+        asking,
         machine_of(request),
         {
             "wanted": wanted,
@@ -145,7 +146,7 @@ def _once(
             "state": request.state,
             "numerics": request.numerics,
             "mesh": mesh_shape(named_mesh(request)),
-            "pins": request.pins,
+            "pins": pins,
             "in_shardings": request.in_shardings,
             "out_shardings": request.out_shardings,
             "committed": request.committed,
@@ -160,6 +161,18 @@ def _once(
         if note.startswith(_MOVED):
             warnings.warn(note, stacklevel=4)
     return front
+
+
+def _pinned(program: Program, request: Request) -> tuple[Program, Any]:
+    """The program that asks itself for what is pinned inside it, as its plans have it, and the
+    other pins, read: what is at a line is known of this program alone."""
+    if not request.pins:
+        return program, {}
+    from tapestry_egg.extract.problem.value_pins import constrained, split_pins
+
+    split = split_pins(program.graph, request.pins)
+    asking = replace(program, graph=constrained(program.graph, split.inside))
+    return asking, (split.inputs, [(p.position, p.dims) for p in split.results])
 
 
 def _where_they_lie(program: Program, request: Request, plan: Callable[[Request], Front]) -> Front:
