@@ -172,6 +172,13 @@ class LocalBody:
         """Values that are in memory as they are, not computed where they are read."""
         return stored(self.body.graph)
 
+    @property
+    def read(self) -> frozenset[int]:
+        """Places of the inputs that operations read."""
+        graph = self.body.graph
+        every = {v for op in graph.operations for v in op.inputs}
+        return frozenset(k for k, v in enumerate(graph.inputs) if v in every)
+
     def invariants_sent(self, count: int) -> tuple[int, ...]:
         """Which of its first `count` inputs, the same in every step of a loop, collectives send:
         themselves, or what is computed of such inputs alone."""

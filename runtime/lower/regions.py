@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tapestry_egg.runtime.measure.trip_counts import ONE_ROUND
+
 if TYPE_CHECKING:
     import jax
 
@@ -25,6 +27,10 @@ class LocalFunction(Protocol):
     @property
     def slices(self) -> Mapping[int, jax.ShapeDtypeStruct]:
         """Outputs, by their places, that are worth storing at once where a loop stacks them."""
+
+    @property
+    def read(self) -> frozenset[int]:
+        """Places of the inputs that something in it reads, not only hands on."""
 
     def invariants_sent(self, count: int) -> tuple[int, ...]:
         """Which of the first inputs collectives send, where so many are the same in every step."""
@@ -85,6 +91,7 @@ def _scan(
     carries = params["num_carry"]
     streams = rest[carries:]
     sent = regions[0].invariants_sent(len(consts))
+    tied = _tied(rest, regions[0].read, len(consts), carries)
     turned = [x for x in streams if isinstance(x, Turned)]
     length = params["length"]
     early = {q: x for q, x in regions[0].slices.items() if q >= carries and length}
@@ -94,7 +101,7 @@ def _scan(
         found = iter(straight)
         slices = [x.slice(number) if isinstance(x, Turned) else next(found) for x in streams]
         stacks = Stacks(number, dict(arrays)) if early else None
-        arguments = _in_each_step(consts, before, slices, sent)
+        arguments = _in_each_step(consts, before, slices, sent, tied)
         outputs, failed = regions[0].run(arguments, failed, stacks)
         late = [x for q, x in enumerate(outputs) if q >= carries and q not in early]
         return (list(outputs[:carries]), failed, stacks.arrays if stacks else {}), late
@@ -129,6 +136,7 @@ def _empty(
 def _while(
     params: Any, regions: tuple[LocalFunction, ...], operands: Arrays, failed: Any
 ) -> _Region:
+    import jax
     from jax import lax
 
     n, m = params["cond_nconsts"], params["body_nconsts"]
@@ -136,6 +144,9 @@ def _while(
     test, body = regions
     failed = _flag(failed, regions)
     sent = body.invariants_sent(len(run))
+    # A counter that the condition reads is left alone: XLA would not know how often the loop runs.
+    asked_for = frozenset(k - n for k in test.read)
+    tied = _tied(operands[n + m :], body.read, m, len(operands) - n - m, asked_for)
     if test.calls:  # a condition has no room for a flag: ask before the loop and in its body
 
         def verdict(carry: Arrays, failed: Any) -> tuple[Any, Any]:
@@ -143,13 +154,13 @@ def _while(
             return go & (failed == 0), failed
 
         def again(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            outputs, failed = body.run(_in_each_step(run, state[0], (), sent), state[2])
+            outputs, failed = body.run(_in_each_step(run, state[0], (), sent, tied), state[2])
             return list(outputs), *verdict(outputs, failed)
 
         first = list(operands[n + m :])
-        final, _, failed = lax.while_loop(
-            lambda state: state[1], again, (first, *verdict(first, failed))
-        )
+        begin = (first, *verdict(first, failed))
+        with jax.named_scope(ONE_ROUND):
+            final, _, failed = lax.while_loop(lambda state: state[1], again, begin)
         return final, failed
 
     def goes_on(state: tuple[Any, Any]) -> Any:
@@ -157,15 +168,38 @@ def _while(
         return go & (state[1] == 0) if body.calls else go
 
     def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        outputs, failed = body.run(_in_each_step(run, state[0], (), sent), state[1])
+        outputs, failed = body.run(_in_each_step(run, state[0], (), sent, tied), state[1])
         return list(outputs), failed
 
-    final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
+    with jax.named_scope(ONE_ROUND):
+        final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
     return final, failed
 
 
+def _tied(
+    others: Sequence[Any],
+    read: frozenset[int],
+    count: int,
+    carries: int,
+    asked_for: frozenset[int] = frozenset(),
+) -> int:
+    """The place among a loop's carries and slices of what its invariants are tied to, a carry where
+    there is one.
+
+    XLA drops a tie to what has no elements or is not `read` (places of inputs, of which the first
+    `count` are invariants); `asked_for` are the carries that the condition reads.
+    """
+
+    def cost(k: int) -> tuple[bool, bool, bool, int, int]:
+        x = others[k].array if isinstance(others[k], Turned) else others[k]
+        bytes_ = x.size * x.dtype.itemsize
+        return not x.size, count + k not in read, k in asked_for, bytes_, k
+
+    return min(range(carries or len(others)), key=cost, default=0)
+
+
 def _in_each_step(
-    consts: Arrays, carries: Arrays, slices: Arrays, sent: Sequence[int]
+    consts: Arrays, carries: Arrays, slices: Arrays, sent: Sequence[int], tied: int
 ) -> list[jax.Array]:
     """The arguments of a loop's body: what is the same in every step, carried, and cut out.
 
@@ -177,10 +211,7 @@ def _in_each_step(
 
     own, others = list(consts), [*carries, *slices]
     if sent and others:
-        every = range(len(carries) or len(others))
-        some = [k for k in every if others[k].size] or every  # XLA drops a tie to nothing
-        k = min(some, key=lambda k: (others[k].size * others[k].dtype.itemsize, k))
-        late, others[k] = jax.lax.optimization_barrier(([own[i] for i in sent], others[k]))
+        late, others[tied] = jax.lax.optimization_barrier(([own[i] for i in sent], others[tied]))
         for i, x in zip(sent, late, strict=True):
             own[i] = x
     return own + others

@@ -10,7 +10,7 @@ from tapestry_egg.plans.collectives import wire_bytes
 
 from .hlo_flops import FLOPS
 from .hlo_text import Computation, Instruction, Module, parse, split
-from .trip_counts import Scope, trips
+from .trip_counts import Scope, is_one_round, trips
 
 #: XLA's opcodes and our words for them.
 KINDS = {
@@ -223,8 +223,9 @@ def _walk(scope: Scope, busy: frozenset[str]) -> _Work:
             times = trips(scope, i)
             if times is None:
                 total += work.times(1) + test.times(1)
+                why = "planned as one" if is_one_round(i) else "unknown"
                 total += _Work(
-                    warnings=(f"{i.name}: trips unknown, taken once ({_place(scope, i)})",)
+                    warnings=(f"{i.name}: trips {why}, taken once ({_place(scope, i)})",)
                 )
             else:
                 total += work.times(times) + test.times(times + 1)

@@ -8,6 +8,9 @@ from math import ceil
 
 from .hlo_text import Computation, Instruction, Module
 
+#: Scope of a loop that a plan counts as one round, however often it runs. XLA may find that out.
+ONE_ROUND = "rounds_not_planned"
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -31,8 +34,16 @@ class Scope:
         )
 
 
+def is_one_round(loop: Instruction) -> bool:
+    """Whether the plan counts a loop as one round."""
+    return f"/{loop.op_name}".endswith(f"/{ONE_ROUND}/while")
+
+
 def trips(scope: Scope, loop: Instruction) -> int | None:
-    """How often a while loop runs: XLA's annotation, or its induction worked out; else None."""
+    """How often a while loop runs: XLA's annotation, or its induction worked out; None where
+    that does not tell, and where a plan counts one round."""
+    if is_one_round(loop):
+        return None
     known = re.search(r'known_trip_count"?\s*[:=]\s*\{"?n"?\s*[:=]\s*"?(\d+)', loop.rest)
     if known:
         return int(known.group(1))

@@ -24,7 +24,7 @@ from .constraints import constraint_of
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
 from .needless import is_constant, joined_operands, made_once, unchanged_operand
-from .scans import with_counts
+from .scans import as_scan, rounds, with_counts
 from .shard_maps import opened, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -202,19 +202,19 @@ class _Flattener:
                 return [inputs[same]]
             inputs = [inputs[p] for p in joined_operands(kernel, operands)]
         outputs = tuple(self.new(t) for t in types)
-        self.operations.append(
-            Operation(
-                kernel=kernel,
-                inputs=tuple(inputs),
-                outputs=outputs,
-                params=self.params(eqn, kernel),
-                regions=tuple(self.regions(eqn, replace(context, scope=here.scope))),
-                source=here.source or Source(),
-                scope=here.scope,
-                remat=here.remat,
-                effectful=bool(eqn.effects),
-            )
+        op = Operation(
+            kernel=kernel,
+            inputs=tuple(inputs),
+            outputs=outputs,
+            params=self.params(eqn, kernel),
+            regions=tuple(self.regions(eqn, replace(context, scope=here.scope))),
+            source=here.source or Source(),
+            scope=here.scope,
+            remat=here.remat,
+            effectful=bool(eqn.effects),
         )
+        length = rounds(op, self.constants) if kernel == "while" else None
+        self.operations.append(op if length is None else as_scan(op, length))
         wanted = eqn.params.get("out_sharding")
         # What JAX derives for gradients is not the user's word.
         if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):

@@ -1,7 +1,14 @@
-"""Scans as JAX's versions hold them: how many operands are constants, and how many are carried.
+"""Scans as JAX's versions hold them, and loops that are scans without saying so.
 
-Up to JAX 0.10 a scan's parameters say so in numbers, `num_consts` and `num_carry`; from 0.11 on the
-trees `ft_in` (constants, carries, slices) and `ft_out` do. Block graphs have the numbers.
+Up to JAX 0.10 a scan's parameters say how many operands are constants and how many are carried in
+numbers, `num_consts` and `num_carry`; from 0.11 on the trees `ft_in` (constants, carries, slices)
+and `ft_out` do. Block graphs have the numbers.
+
+A `while` is a scan where its counter says how often it runs: a carried integer that begins at a
+constant and changes by a constant in every round, of which the condition compares the one with
+another constant. JAX makes a scan of a `fori_loop` of known bounds itself; of a loop that is
+written out, or whose bounds come as arrays, XLA finds the rounds only in its compiled module, where
+a plan would have counted one.
 """
 
 from __future__ import annotations
@@ -9,7 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+
 _TREES = ("ft_in", "ft_out")
+
+_COMPARISONS = {"lt", "le", "gt", "ge", "ne"}
+#: The same comparison with its sides exchanged.
+_EXCHANGED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
 def with_counts(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,3 +57,110 @@ def scanned(params: Mapping[str, Any], body: Any, operands: Sequence[Any]) -> li
     given = {k: params[k] for k in ("length", "reverse", "unroll")}
     final, stacked = lax.scan(step, list(operands[n:m]), list(operands[m:]), **given)
     return [*final, *stacked]
+
+
+def rounds(op: Operation, constants: Mapping[int, Any]) -> int | None:
+    """How often a loop runs; None where its counter does not say. `constants` are the values that
+    are known where it stands."""
+    test, body = op.regions
+    n, m = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
+    if len(test.operations) != 1 or op.effectful:
+        return None
+    (asked,) = test.operations
+    if asked.kernel not in _COMPARISONS or asked.outputs != test.outputs:
+        return None
+    first = [constants.get(v) for v in op.inputs[n + m :]]
+
+    def same(value: int) -> int | None:
+        """What a value of the condition is in every round."""
+        if value in test.constants:
+            return _integer(test.constants[value])
+        k = test.inputs.index(value)
+        if k < n:
+            return _integer(constants.get(op.inputs[k]))
+        kept = body.outputs[k - n] == body.inputs[m + k - n]
+        return _integer(first[k - n]) if kept else None
+
+    for (counter, bound), kernel in (
+        (asked.inputs, asked.kernel),
+        (asked.inputs[::-1], _EXCHANGED[asked.kernel]),
+    ):
+        if counter not in test.inputs[n:]:
+            continue
+        k = test.inputs.index(counter) - n
+        step = _step(body, m + k, k, op.inputs[n:], constants)
+        start, end = _integer(first[k]), same(bound)
+        if step is None or start is None or end is None:
+            continue
+        found = _count(kernel, start, step, end)
+        dtype = np.dtype(test.values[counter].dtype)
+        if found is not None and np.iinfo(dtype).min <= start + found * step <= np.iinfo(dtype).max:
+            return found
+    return None
+
+
+def as_scan(op: Operation, length: int) -> Operation:
+    """The loop of so many rounds, without its condition."""
+    n, m = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
+    return Operation(
+        "scan",
+        op.inputs[n:],
+        op.outputs,
+        {
+            "reverse": False,
+            "length": length,
+            "num_consts": m,
+            "num_carry": len(op.outputs),
+            "unroll": 1,
+        },
+        op.regions[1:],
+        op.source,
+        op.scope,
+        op.remat,
+        op.effectful,
+    )
+
+
+def _step(
+    body: BlockGraph, place: int, k: int, given: Sequence[int], constants: Mapping[int, Any]
+) -> int | None:
+    """By how much the body changes its input at a place on the way to output k."""
+    made = next((op for op in body.operations if body.outputs[k] in op.outputs), None)
+    if made is None or made.kernel not in ("add", "sub"):
+        return None
+    value, by = made.inputs
+    if value != body.inputs[place]:
+        if made.kernel == "sub":
+            return None
+        value, by = by, value
+    if value != body.inputs[place]:
+        return None
+    known: Any = body.constants.get(by)
+    if known is None and by in body.inputs:
+        at = body.inputs.index(by)
+        fixed = at < len(given) - len(body.outputs)  # a constant of the loop's own
+        known = constants.get(given[at]) if fixed else None
+    step = _integer(known)
+    return None if step is None else -step if made.kernel == "sub" else step
+
+
+def _integer(value: Any) -> int | None:
+    """An integer scalar as a number."""
+    if value is None:
+        return None
+    array = np.asarray(value)
+    return int(array) if array.shape == () and array.dtype.kind in "iu" else None
+
+
+def _count(kernel: str, start: int, step: int, end: int) -> int | None:
+    """How many of start, start + step, .. stand before the first that is not `kernel` the end."""
+    if kernel in ("gt", "ge"):
+        start, step, end = -start, -step, -end
+    if kernel in ("le", "ge"):
+        end += 1
+    if kernel == "ne":
+        even = step != 0 and (end - start) % step == 0 and (end - start) // step >= 0
+        return (end - start) // step if even else (0 if start == end else None)
+    if start >= end:
+        return 0
+    return -((start - end) // step) if step > 0 else None

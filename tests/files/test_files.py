@@ -44,7 +44,9 @@ def program(x: jax.Array, key: jax.Array, table: dict[str, jax.Array]) -> Any:
     y = jnp.where(mask, x, -jnp.inf).astype(jnp.bfloat16) @ table["w"]
     z = table["w"].at[jnp.array([0, 2])].add(1.5, mode="drop")
     carry, rows = lax.scan(body, x[0], x, unroll=2)
-    n, last = lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, carry))
+    n, last = lax.while_loop(
+        lambda s: (s[0] < 3) & (s[1][0] < 9.0), lambda s: (s[0] + 1, jnp.sin(s[1])), (0, carry)
+    )
     return {"y": y, "z": [z, rows], "r": jax.random.uniform(key, (2,)), "n": (n, last, 2.5)}
 
 

@@ -91,7 +91,7 @@ def everything(x: Any, w: Any) -> Any:
     table = jnp.asarray(np.arange(16.0, dtype=np.float32).reshape(4, 4))
     c, rows = lax.scan(lambda c, v: (c + v @ table, c * 2), h[0], h)
     c = lax.cond(c.sum() > 0, lambda c: c, lambda c: -c, c)
-    _, last = lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2.0), (0, c))
+    _, last = lax.while_loop(lambda s: s[1][0] < 3, lambda s: (s[0] + 1, s[1] * 2.0), (0, c))
     return {"last": last, "at": (w.at[jnp.array([0, 2])].add(1.5), rows[1:])}
 
 

@@ -57,12 +57,14 @@ def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyP
 
 
 def test_the_predicate_of_a_loop_is_not_searched_for_forms() -> None:
-    def run(x: jax.Array) -> jax.Array:
+    def run(x: jax.Array, n: jax.Array) -> jax.Array:
         return jax.lax.while_loop(
-            lambda c: c[0] < 5, lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[1])), (0, x)
+            lambda c: c[0] < n,
+            lambda c: (c[0] + 1, jnp.tanh(c[1] @ c[1])),
+            (0, x),
         )[1]
 
-    graph = te.trace(run, jnp.ones((256, 256))).graph
+    graph = te.trace(run, jnp.ones((256, 256)), 5).graph
     machine = te.load_target("cpu:8")  # without the time that a launch takes
     (loop,) = [k for k, op in enumerate(graph.operations) if op.regions]
     shares = region_shares(graph, machine)
