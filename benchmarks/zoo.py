@@ -92,6 +92,28 @@ FULL = (
         },
     ),
     Entry("PINN", "pinn", "h100:8", {"batch": 1 << 20, "width": 512, "layers": 6}),
+    Entry("GPT-3 175B", "gpt2", "h100:32x8", {"preset": "gpt3"}),
+    Entry(
+        "LoRA on a GPT of 1.3B",
+        "lora",
+        "h100:8",
+        {
+            **{"batch": 32, "sequence": 2048, "vocabulary": 50304, "rank": 16},
+            **{"width": 2048, "heads": 16, "layers": 24},
+        },
+    ),
+    Entry(
+        "two layers of Mamba",
+        "state_space",
+        "h100:8",
+        {"batch": 64, "time": 2049, "inputs": 64, "width": 2048, "states": 16},
+    ),
+    Entry(
+        "a graph network",
+        "graph_network",
+        "h100:8",
+        {"nodes": 16384, "edges": 262144, "features": 128, "width": 512, "layers": 4},
+    ),
 )
 
 

@@ -59,11 +59,13 @@ PRESETS = {
     "demo": Config(layers=4, width=512, heads=8, sequence=64, vocabulary=2048, batch=16),
     # The published 124 M parameters, vocabulary padded to 128s: to be compiled, not run.
     "gpt2_small": Config(layers=12, width=768, heads=12, sequence=1024, vocabulary=50304, batch=16),
+    # GPT-3 (Brown et al., 2020, table 2.1) at the batch of 3.2 million tokens of its paper.
+    "gpt3": Config(layers=96, width=12288, heads=96, sequence=2048, vocabulary=50304, batch=1536),
 }
 
 
 def config(preset: str = "demo", **changes: Any) -> Config:
-    """Return the named preset (`tiny`, `demo` or `gpt2_small`) with the given fields replaced."""
+    """Return a preset (`tiny`, `demo`, `gpt2_small`, `gpt3`) with the given fields replaced."""
     return dataclasses.replace(PRESETS[preset], **changes)
 
 

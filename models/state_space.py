@@ -108,12 +108,17 @@ def step(state: State, xs: jax.Array) -> tuple[State, jax.Array]:
 
 
 def example(
-    batch: int = 8, time: int = 17, inputs: int = 4, width: int = 16, states: int = 8
+    batch: int = 8,
+    time: int = 17,
+    inputs: int = 4,
+    width: int = 16,
+    states: int = 8,
+    layers: int = 2,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the train step and arguments: state and `f32[batch, time, inputs]`."""
     phase = np.random.default_rng(0).uniform(0, 2 * np.pi, (batch, 1, inputs))
-    xs = np.sin(phase + 0.4 * np.arange(time)[:, None])
-    model = Network(inputs, width, states, 2, jax.random.key(0))
+    xs = jnp.sin(phase + 0.4 * np.arange(time)[:, None])
+    model = Network(inputs, width, states, layers, jax.random.key(0))
     return step, ((model, OPTIMIZER.init(model)), jnp.asarray(xs, jnp.float32))
 
 

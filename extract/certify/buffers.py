@@ -71,6 +71,7 @@ class Lives:
             for v in dict.fromkeys(v for _, _, v in unit.reads):
                 self.users.setdefault(v, []).append(u)
         self._known: dict[tuple[str, int], int] = {}
+        self._ends: dict[tuple[int, int], int] = {}  # of spans of instances
 
     def buffers(
         self,
@@ -259,19 +260,21 @@ class Lives:
         """The even tick of the last unit of the loop of which unit u is a port; -1 for others."""
         root = self._root(self.schedule.units[u])
         number = self.schedule.units[u].root
-        loops = [
-            (start, stop)
+        ends = [
+            self._last_within(start, stop)
             for (b, k), (start, stop) in self.program.spans.items()
             if b == root.body
             and start <= number < stop
             and self.program.bodies[b].graph.operations[k].kernel in ("scan", "while")
         ]
-        inside = [
-            k
-            for k, unit in enumerate(self.schedule.units)
-            if any(start <= unit.root < stop for start, stop in loops)
-        ]
-        return 2 * max(inside, default=-1) if inside else -1
+        return max(ends, default=-1)
+
+    def _last_within(self, start: int, stop: int) -> int:
+        """The even tick of the last unit whose root is one of these instances; -1 without any."""
+        if (start, stop) not in self._ends:
+            inside = [k for k, unit in enumerate(self.schedule.units) if start <= unit.root < stop]
+            self._ends[start, stop] = 2 * max(inside) if inside else -1
+        return self._ends[start, stop]
 
     def read(self, u: int, v: int) -> int:
         """The tick at which unit u would copy value v: what leaves the program or a region is

@@ -31,7 +31,14 @@ def test_it_learns_and_is_the_same_program(name: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("entry", zoo.FULL, ids=lambda entry: entry.name)
+UNROLLED = ("ViT-H", "GPT-3 175B", "LoRA on a GPT of 1.3B", "two layers of Mamba")
+FULL = [
+    pytest.param(x, id=x.name, marks=[pytest.mark.long] if x.name in UNROLLED else [])
+    for x in zoo.FULL
+]
+
+
+@pytest.mark.parametrize("entry", FULL)
 def test_full_sizes_trace_as_shapes(entry: zoo.Entry) -> None:
     assert zoo.program(entry).graph.size > 10
 

@@ -43,7 +43,17 @@ class Rows:
         """The rows of an operation are its index dim `index`, `inner` points to each; None where
         blocks of any of them do not give the blocks, or the partial sums, of what the whole gives.
         With `any_monoid` its results may be partial under others than sums.
+
+        The signature remembers it: rows are followed through a program from many of its inputs.
         """
+        known: dict[tuple[int, int, bool], Rows | None] = sig.__dict__.setdefault("_rows", {})
+        key = index, inner, any_monoid
+        if key not in known:
+            known[key] = Rows._along(sig, index, inner, any_monoid)
+        return known[key]
+
+    @staticmethod
+    def _along(sig: OperationSignature, index: int, inner: int, any_monoid: bool) -> Rows | None:
         dim = sig.index[index]
         if sig.opaque or sig.once or index in sig.placed or dim.role not in ("map", "reduce"):
             return None
