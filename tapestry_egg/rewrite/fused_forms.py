@@ -62,10 +62,11 @@ def forms_with_streams(
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster; and, if `slower` ones are wanted, those that only
-    hold less memory, in the places that are left; then as many others as have `room` operations,
-    and those that `batches` makes of the program, with its attention fused where that is faster;
-    then, with `shared`, those whose dims the target's devices can share; and one that gathers less
-    at a time where devices, which may hold `limit` bytes each, are short of memory."""
+    hold less memory: that with fused attention where a place is left, and that in blocks of rows;
+    then as many others as have `room` operations, and those that `batches` makes of the program,
+    with its attention fused where that is faster; then, with `shared`, those whose dims the
+    target's devices can share; and one that gathers less at a time where devices, which may hold
+    `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room)
     streamed, ended = streams_of(graph)
@@ -132,10 +133,8 @@ def _with_streams(
 
 
 def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
-    """The form with its largest product in blocks of rows, where there is a place for it and it
-    holds less memory on one device."""
-    if len(found) >= MOST_FORMS:
-        return ()
+    """The form with its largest product in blocks of rows, where it holds less memory on one
+    device: beside those that rules find, for these save time and this one memory."""
     made = blocks.with_blocks(form.graph)
     if made is form.graph:
         return ()

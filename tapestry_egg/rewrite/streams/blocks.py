@@ -10,12 +10,16 @@ So the logits of a loss and their derivative are never there as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from tapestry_egg.errors import TemplateError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
 
+from .large_inside import with_large_inside
 from .regions import Region
 from .temporal import Split, with_loop
 
@@ -27,13 +31,59 @@ _BLOCKS = 16
 #: more. README's hidden layer is 2.7 times as large; a loop there halves the peak, takes five times
 #: as long, and ten times as long to search.
 _LARGE = 4
+#: Products that are computed again and get loops, too, one after another.
+_AGAIN = 2
 
 
 def with_blocks(graph: BlockGraph) -> BlockGraph:
-    """The graph with its largest product, and what reads it, in a loop over blocks of rows; the
-    same graph where there is none, or where something needs all rows at once."""
+    """The graph with its largest product, and what reads it, in a loop over blocks of rows, in
+    bodies of loops too; the same graph where there is none, or where something needs all rows at
+    once. Large products that are computed once more, for the backward pass, get loops of their own.
+    """
+    inside = with_large_inside(graph, _largest, lambda body: with_blocks(body) is not body)
+    operations = [_with_blocks_inside(op) for op in inside.operations]
+    if any(a is not b for a, b in zip(operations, inside.operations, strict=True)):
+        graph = replace(inside, operations=tuple(operations))
+    graph = _once(graph)
+    for _ in range(_AGAIN):
+        made = _once(graph, again=True)
+        if made is graph:
+            break
+        graph = _each_once(made)
+    return graph
+
+
+def _with_blocks_inside(op: Operation) -> Operation:
+    """The operation with blocks in its bodies; the same where there are none."""
+    regions = tuple([with_blocks(r) for r in op.regions])
+    same = all(a is b for a, b in zip(regions, op.regions, strict=True))
+    return op if same else replace(op, regions=regions)
+
+
+def _each_once(graph: BlockGraph) -> BlockGraph:
+    """The graph in which equal operations are one: both loops read the same views of what enters
+    them, and what these are made of moves once, as where a compiler sees that they are equal."""
+    known: dict[Any, tuple[int, ...]] = {}
+    to: dict[int, int] = {}
+    operations = []
+    for op in graph.operations:
+        inputs = tuple([to.get(v, v) for v in op.inputs])
+        op = op if inputs == op.inputs else replace(op, inputs=inputs)
+        if not op.regions and op.remat is None and not registry.runs_once(op):
+            key = op.kernel, hashable(op.params), inputs
+            if key in known:
+                to.update(zip(op.outputs, known[key], strict=True))
+                continue
+            known[key] = op.outputs
+        operations.append(op)
+    outputs = tuple([to.get(v, v) for v in graph.outputs])
+    return without_unread(replace(graph, operations=tuple(operations), outputs=outputs))
+
+
+def _once(graph: BlockGraph, again: bool = False) -> BlockGraph:
+    """The same of the largest product; `again`: of those that are computed again."""
     counted = with_batch_dims(graph)
-    for op in _products(counted):
+    for op in _products(counted, again):
         for dim in _dims(counted, op):
             region = Region(counted, op, dim)
             if region.grown() and region.is_worth_it:
@@ -44,10 +94,15 @@ def with_blocks(graph: BlockGraph) -> BlockGraph:
     return graph
 
 
-def _products(graph: BlockGraph) -> Iterator[Operation]:
+def _largest(graph: BlockGraph) -> Operation | None:
+    """The largest product that is worth blocks."""
+    return next(_products(graph, again=False), None)
+
+
+def _products(graph: BlockGraph, again: bool) -> Iterator[Operation]:
     found: list[tuple[int, int, Operation]] = []
     for op in graph.operations:
-        if op.regions or len(op.outputs) != 1:
+        if op.regions or len(op.outputs) != 1 or (again and op.remat is None):
             continue
         types = tuple(graph.values[v] for v in op.inputs), (graph.values[op.outputs[0]],)
         size = types[1][0].size

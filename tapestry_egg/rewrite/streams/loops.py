@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 
 from .sites import read_site, sites
 from .sums import Foreign
@@ -101,20 +101,55 @@ class Body:
         )
 
 
+def without_unread_streams(graph: BlockGraph) -> BlockGraph:
+    """The graph without what nothing reads: operations, and what loops take and keep."""
+    needed = set(graph.outputs)
+    kept: list[Operation] = []
+    for op in reversed(graph.operations):
+        if not op.effectful and needed.isdisjoint(op.outputs):
+            continue
+        op = _narrow(op, needed) if op.kernel == "scan" and not op.effectful else op
+        kept.append(op)
+        needed.update(op.inputs)
+    return without_unread(replace(graph, operations=tuple(reversed(kept))))
+
+
+def _narrow(op: Operation, needed: set[int]) -> Operation:
+    """A loop without the stacked results that nothing reads, and the constants and streams that
+    its body then does not read."""
+    consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+    (body,) = op.regions
+    outs = [k for k, v in enumerate(op.outputs) if k < carried or v in needed]
+    inner = without_unread(replace(body, outputs=tuple(body.outputs[k] for k in outs)))
+    read = {v for o in inner.operations for v in o.inputs} | set(inner.outputs)
+    ins = [k for k, v in enumerate(body.inputs) if consts <= k < consts + carried or v in read]
+    if len(ins) == len(op.inputs) and len(outs) == len(op.outputs):
+        return replace(op, regions=(inner,))
+    inner = replace(inner, inputs=tuple(body.inputs[k] for k in ins))
+    return replace(
+        op,
+        inputs=tuple(op.inputs[k] for k in ins),
+        outputs=tuple(op.outputs[k] for k in outs),
+        params={**op.params, "num_consts": sum(k < consts for k in ins)},
+        regions=(inner,),
+    )
+
+
 def with_masks_inside(graph: BlockGraph) -> BlockGraph:
     """The graph with what loops read of masks, made of nothing but constants, in their bodies."""
     if not any(
         o.kernel == "exp" for op in graph.operations for r in op.regions for o in r.operations
     ):
         return graph
-    fixed = _fixed(graph)
+    of_constants = fixed(graph)
     operations = [
-        _with_masks(graph, op, fixed) if op.kernel == "scan" else op for op in graph.operations
+        _with_masks(graph, op, of_constants) if op.kernel == "scan" else op
+        for op in graph.operations
     ]
     return replace(graph, operations=tuple(operations))
 
 
-def _fixed(graph: BlockGraph) -> set[int]:
+def fixed(graph: BlockGraph) -> set[int]:
     """The values that are made of constants alone, as masks are."""
     known = {v for v in graph.constants if graph.constants[v].size == 1}
     made: set[int] = set()
@@ -125,10 +160,10 @@ def _fixed(graph: BlockGraph) -> set[int]:
     return made
 
 
-def _with_masks(graph: BlockGraph, op: Operation, fixed: set[int]) -> Operation:
+def _with_masks(graph: BlockGraph, op: Operation, of_constants: set[int]) -> Operation:
     count = int(op.params["num_consts"])
     (region,) = op.regions
-    gone = [k for k in range(count) if op.inputs[k] in fixed]
+    gone = [k for k in range(count) if op.inputs[k] in of_constants]
     if not gone:
         return op
     body = Body(region)
@@ -146,15 +181,15 @@ def _with_masks(graph: BlockGraph, op: Operation, fixed: set[int]) -> Operation:
 def with_scores_inside(graph: BlockGraph) -> BlockGraph:
     """The graph whose backward loops make scores again instead of reading those that the forward
     loops kept."""
-    return _with_pairs(graph, _without_kept_scores)
+    return with_pairs(graph, _without_kept_scores)
 
 
 #: A forward and a backward loop, and the program's values, which may become more -> the two anew,
 #: or None where they stay.
-_OfLoops = Callable[[Operation, Operation, list[TensorType]], "tuple[Operation, Operation] | None"]
+OfLoops = Callable[[Operation, Operation, list[TensorType]], "tuple[Operation, Operation] | None"]
 
 
-def _with_pairs(graph: BlockGraph, change: _OfLoops) -> BlockGraph:
+def with_pairs(graph: BlockGraph, change: OfLoops) -> BlockGraph:
     """The graph with loops, and those whose results they read, changed together."""
     producers = graph.producers()
     operations = list(graph.operations)
@@ -181,23 +216,16 @@ def _without_kept_scores(
         return None
     inner, outer = forward.regions[0], backward.regions[0]
     of_scores = _scores(inner)
-    carried = int(forward.params["num_carry"])
-    first = int(backward.params["num_consts"]) + int(backward.params["num_carry"])
-    at = {v: k for k, v in enumerate(forward.outputs) if k >= carried}
-    kept = {
-        j: inner.outputs[at[v]]
-        for j, v in enumerate(backward.inputs)
-        if j >= first and v in at and inner.outputs[at[v]] in of_scores
-    }
+    link = Link(forward, backward, values)
+    kept = {j: v for j, v in link.kept().items() if v in of_scores}
     if not kept:
         return None
-    link = _Link(forward, backward, values)
     made = link.body.cloned(inner, list(kept.values()), lambda v: link.given(v, of_scores))
     link.body.replaced = {outer.inputs[j]: made[v] for j, v in kept.items()}
     return link.loops(set(kept))
 
 
-class _Link:
+class Link:
     """A forward loop that is made to keep more values, and the backward loop that reads them."""
 
     def __init__(self, forward: Operation, backward: Operation, values: list[TensorType]) -> None:
@@ -210,6 +238,18 @@ class _Link:
         self.outputs: list[int] = []
         self.known: dict[int, int] = {}
         self.makers = self.inner.producers()
+
+    def kept(self) -> dict[int, int]:
+        """Per place of what the backward loop reads of what the forward one keeps step by step, the
+        value of the forward body that it is."""
+        carried = int(self.forward.params["num_carry"])
+        first = int(self.backward.params["num_consts"]) + int(self.backward.params["num_carry"])
+        at = {v: k for k, v in enumerate(self.forward.outputs) if k >= carried}
+        return {
+            j: self.inner.outputs[at[v]]
+            for j, v in enumerate(self.backward.inputs)
+            if j >= first and v in at
+        }
 
     def given(self, v: int, again: set[int]) -> int | None:
         """The value of the backward body for one of the forward body that is not made again."""
@@ -320,7 +360,7 @@ def _scores(body: BlockGraph) -> set[int]:
 def with_kept_results(graph: BlockGraph) -> BlockGraph:
     """The graph whose backward loops read the results of fused attention that the forward loops
     have, where they would make them again of the same operands."""
-    return _with_pairs(graph, _sharing)
+    return with_pairs(graph, _sharing)
 
 
 def _fused(body: BlockGraph) -> list[Operation]:
@@ -333,7 +373,7 @@ def _sharing(
     if forward.params["length"] != backward.params["length"]:
         return None
     inner, outer = forward.regions[0], backward.regions[0]
-    link = _Link(forward, backward, values)
+    link = Link(forward, backward, values)
     views, onward = (Views(inner), Views(outer)), _onward(forward, backward)
     replaced: dict[int, int] = {}
     for late in _fused(outer):

@@ -81,7 +81,7 @@ class Region:
 
     def _signature(self, k: int) -> OperationSignature | None:
         op, values = self.graph.operations[k], self.graph.values
-        if op.regions or op.remat is not None or registry.runs_once(op):
+        if op.regions or registry.runs_once(op):
             return None
         if op.kernel == constraints.KERNEL:
             return None  # A layout that is asked for is that of the whole.

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.plans.plan import EVEN_PARTS, devices_of, is_split, parts_of_batch
 from tapestry_egg.rewrite.rows import even_parts
 
 from . import blocks, contractions, micro_batches
 from .attention import with_fused_attention
-from .loops import with_kept_results, with_masks_inside, with_scores_inside
+from .loops import (
+    with_kept_results,
+    with_masks_inside,
+    with_scores_inside,
+    without_unread_streams,
+)
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "fused-attention"
@@ -85,38 +90,4 @@ def count_streams(graph: BlockGraph) -> int:
     """How many calls of fused attention a program has."""
     return sum(
         (op.kernel in KERNELS) + sum(map(count_streams, op.regions)) for op in graph.operations
-    )
-
-
-def without_unread_streams(graph: BlockGraph) -> BlockGraph:
-    """The graph without what nothing reads: operations, and what loops take and keep."""
-    needed = set(graph.outputs)
-    kept: list[Operation] = []
-    for op in reversed(graph.operations):
-        if not op.effectful and needed.isdisjoint(op.outputs):
-            continue
-        op = _narrow(op, needed) if op.kernel == "scan" and not op.effectful else op
-        kept.append(op)
-        needed.update(op.inputs)
-    return without_unread(replace(graph, operations=tuple(reversed(kept))))
-
-
-def _narrow(op: Operation, needed: set[int]) -> Operation:
-    """A loop without the stacked results that nothing reads, and the constants and streams that
-    its body then does not read."""
-    consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
-    (body,) = op.regions
-    outs = [k for k, v in enumerate(op.outputs) if k < carried or v in needed]
-    inner = without_unread(replace(body, outputs=tuple(body.outputs[k] for k in outs)))
-    read = {v for o in inner.operations for v in o.inputs} | set(inner.outputs)
-    ins = [k for k, v in enumerate(body.inputs) if consts <= k < consts + carried or v in read]
-    if len(ins) == len(op.inputs) and len(outs) == len(op.outputs):
-        return replace(op, regions=(inner,))
-    inner = replace(inner, inputs=tuple(body.inputs[k] for k in ins))
-    return replace(
-        op,
-        inputs=tuple(op.inputs[k] for k in ins),
-        outputs=tuple(op.outputs[k] for k in outs),
-        params={**op.params, "num_consts": sum(k < consts for k in ins)},
-        regions=(inner,),
     )

@@ -1,0 +1,180 @@
+"""Losses under `jax.checkpoint` and in bodies of loops: no logits are left, forward or backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+import tapestry_egg as te
+from tapestry_egg.errors import TargetError
+from tapestry_egg.graph.blockgraph import verify_graph
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.streams import blocks
+from tapestry_egg.runtime.measure.compare import compare
+from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.trace import trace
+from tests.rewrite.forms_on_devices import draw
+from tests.rewrite.test_blocks import integers, largest, numbered, one_hot, picked
+
+Array = Any
+Loss = Callable[..., Array]
+S = jax.ShapeDtypeStruct
+#: Of the logits, in float32, of 4 x 64 tokens.
+BYTES = 4 * 256 * 512
+
+
+def with_logsumexp(logits: Array, labels: Array) -> Array:
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def with_rows_of_labels(logits: Array, labels: Array) -> Array:
+    rows = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return -(jax.nn.log_softmax(logits) * rows).sum(-1)
+
+
+SPELLINGS = (integers, one_hot, with_rows_of_labels, picked, with_logsumexp, numbered)
+
+
+def wide(x: Array, w: Array) -> Array:
+    return jnp.einsum("bsd,dv->bsv", x, w, preferred_element_type=jnp.float32)
+
+
+def cast(x: Array, w: Array) -> Array:
+    return (x @ w).astype(jnp.float32)
+
+
+#: dtype of the operands, and how logits are made of them.
+PRODUCTS = {
+    "float32": (jnp.float32, cast),
+    "bfloat16": (jnp.bfloat16, cast),
+    "preferred": (jnp.bfloat16, wide),
+}
+
+
+def remade(mean: Loss) -> Loss:
+    """The loss is computed again for its gradient."""
+    return lambda x, w, labels: jax.checkpoint(lambda x, w: mean(x, w, labels))(x, w)
+
+
+def in_a_loop(mean: Loss) -> Loss:
+    """Every layer has a loss of its own."""
+
+    def losses(x: Array, w: Array, labels: Array) -> Array:
+        def layer(x: Array, c: Array) -> tuple[Array, Array]:
+            return jnp.tanh(x * c), mean(x, w, labels)
+
+        return jax.lax.scan(layer, x, jnp.array([0.5, 0.75], x.dtype))[1].sum()
+
+    return losses
+
+
+def of_parts(mean: Loss) -> Loss:
+    """Tokens come a part at a time, with their labels."""
+
+    def losses(x: Array, w: Array, labels: Array) -> Array:
+        parts = (x.reshape(2, 2, *x.shape[1:]), labels.reshape(2, 2, -1))
+        return jax.lax.scan(lambda sum, p: (sum + mean(p[0], w, p[1]), None), 0.0, parts)[0]
+
+    return losses
+
+
+MODES: dict[str, Callable[[Loss], Loss]] = {
+    "remat": remade,
+    "loop": in_a_loop,
+    "remat in a loop": lambda mean: in_a_loop(remade(mean)),
+    "loop over tokens": of_parts,
+}
+
+
+def step(mode: str, loss: Loss, product: str = "float32") -> tuple[Loss, list[S]]:
+    """Loss and gradients, and shapes of what they are of."""
+    dtype, logits = PRODUCTS[product]
+
+    def mean(x: Array, w: Array, labels: Array) -> Array:
+        return loss(logits(x, w), labels).mean()
+
+    rows = 128 if mode == "loop over tokens" else 64  # the logits of a step are then as large
+    shapes = [S((4, rows, 16), dtype), S((16, 512), dtype), S((4, rows), jnp.int32)]
+    return jax.value_and_grad(MODES[mode](mean), (0, 1)), shapes
+
+
+@pytest.mark.parametrize(
+    "product", [p if p == "float32" else pytest.param(p, marks=pytest.mark.slow) for p in PRODUCTS]
+)
+@pytest.mark.parametrize("loss", SPELLINGS)
+@pytest.mark.parametrize("mode", MODES)
+def test_no_logits_are_left(mode: str, loss: Loss, product: str) -> None:
+    """Nothing is as large as a sixteenth of what loops kept for the backward pass, or of logits."""
+    function, shapes = step(mode, loss, product)
+    graph = trace(function, *shapes).graph
+    made = blocks.with_blocks(graph)
+    verify_graph(made)
+    assert largest(graph) >= BYTES // 4
+    assert largest(made) <= BYTES // 4 // 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("product", ["float32", "bfloat16"])
+@pytest.mark.parametrize("loss", [one_hot, numbered])
+@pytest.mark.parametrize("mode", MODES)
+def test_numbers_are_those_of_the_program(mode: str, loss: Loss, product: str) -> None:
+    """By the reference executor, which knows of no blocks."""
+    function, shapes = step(mode, loss, product)
+    graph = trace(function, *shapes).graph
+    xs = draw(shapes, below=512)
+    bound = 1e-5 if product == "float32" else 1e-2
+    made = execute(blocks.with_blocks(graph), [np.asarray(x) for x in xs])
+    for got, want in zip(made, jax.tree.leaves(jax.jit(function)(*xs)), strict=True):
+        a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        assert np.abs(a - b).max() <= bound * np.abs(b).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["cpu:1", "h100:1"])
+@pytest.mark.parametrize("mode", MODES)
+def test_temporaries_hold_no_logits(mode: str, machine: str) -> None:
+    """As XLA compiles them."""
+    from benchmarks.bench_strategies import devices_of
+
+    try:
+        (device,) = devices_of(machine)
+    except TargetError as missing:
+        pytest.skip(str(missing))
+    function, shapes = step(mode, picked, "bfloat16")
+    graph = trace(function, *shapes).graph
+    whole, part = (
+        jax.jit(emit(g), in_shardings=SingleDeviceSharding(device))
+        .lower(*shapes)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+        for g in (graph, blocks.with_blocks(graph))
+    )
+    assert part < BYTES
+    assert 4 * part < whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["remat", "loop"])
+def test_plans_send_what_they_say_and_give_the_numbers(mode: str) -> None:
+    """On eight devices: every plan in blocks of rows."""
+    function, shapes = step(mode, with_logsumexp)
+    settings = te.Settings(work=0.5, max_axes=1)
+    front = te.optimize(trace(function, *shapes), target="cpu:8", settings=settings)
+    plans = [p for p in front.plans if blocks.RULE in p.rules]
+    assert plans
+    xs = draw(shapes, below=512)
+    want = jax.tree.leaves(jax.jit(function)(*xs))
+    for plan in plans[:: len(plans) - 1 or 1]:
+        run = te.compile(plan, jax.devices()[:8])
+        compared = compare(plan, run.lower().compile())
+        assert compared.equal, compared
+        for a, b in zip(jax.tree.leaves(run(*xs)), want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
