@@ -177,8 +177,8 @@ def forms(
         mine = find_places(graph, explored.terms, explored.catalogue, every, proven)
         told = replace(
             given_form,
-            others=0 if mine.complete else left,
-            slight=0 if mine.complete else little,
+            others=inner.others if mine.complete else left,
+            slight=inner.slight if mine.complete else little,
             patches=Patches(graph, (((), mine), *inner.inner)),
             unseen=not mine.complete,
         )
@@ -192,8 +192,13 @@ def forms(
         if inner.inner and few is not None and mine.complete:
             offered = _few(searched, few, saturated)
             extra = [f for f in offered if _is_proven(graph, f, rules)]
-            left = patches.left + len(offered) - len(extra)
-            told = replace(given_form, others=left, slight=0, views=made.views, unseen=inner.unseen)
+            told = replace(
+                given_form,
+                others=inner.others + patches.left + len(offered) - len(extra),
+                slight=inner.slight,
+                views=made.views,
+                unseen=inner.unseen,
+            )
             return (told, *searched, *extra)
         # Too many to search each on its own: together, as ways of the places where they differ.
         patches = patches.within(room)
@@ -275,9 +280,11 @@ def _with_regions(
     places: list[tuple[Path, Places]] = []
     timeline: list[Tick] = []
     seen: list[tuple[Form, ...]] = []  # of every region that the rules saw, its forms
+    untaken = 0  # ways to compute places of regions of which not one is searched
 
     def best(number: int, which: int, region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
+        nonlocal untaken
         key = digest(region), tuple(region.values[v] for v in region.inputs)
         if key not in known:
             found = forms(region, books, target, budget, room=room, region=True)
@@ -286,7 +293,9 @@ def _with_regions(
             seen.append(found)
         own = known[key][0].patches
         if own is not None:
-            places.extend(p for p in own.inside(number, which) if len(p[1]))
+            every = own.inside(number, which)
+            places.extend(p for p in every if len(p[1]))
+            untaken += sum(part.left for _, part in every if not len(part))
         return known[key][:2][-1]
 
     for number, op in enumerate(graph.operations):
@@ -311,7 +320,7 @@ def _with_regions(
         tuple(timeline),
         any(f.by_clock for f in own),
         regions=left + sum(f.regions for f in own),
-        others=sum(found[0].others + (0 if room else len(found[2:])) for found in seen),
+        others=untaken + sum(f[0].others + (0 if room else len(f[2:])) for f in seen),
         inner=tuple(places),
         unseen=any(f.unseen for f in own),
         slight=sum(f.slight for f in own),

@@ -27,13 +27,14 @@ from tapestry_egg.extract.problem.boundary import Fixed, restrict
 from tapestry_egg.extract.problem.pins import Pin
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.extract.problem.unit_choices import unit_choices
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite import forms as forms_module
 from tapestry_egg.rewrite.forms import Form, forms
-from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.rules.language.book import Rule, load_books
 from tapestry_egg.runtime import compare
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.shard.encode import encode
@@ -203,6 +204,26 @@ def test_bodies_that_differ_in_shapes_alone_have_forms_of_their_own() -> None:
         assert [body.values[v].shape for v in body.inputs[1:]] == [(512, n), (n, 512), (512, 8)]
         first = next(op for op in body.operations if op.kernel == "dot_general")
         assert body.values[first.outputs[0]].shape == (n, 8)
+
+
+@pytest.mark.parametrize("unproven", [(), (6,), (10,), (6, 10)])
+def test_ways_of_a_body_that_are_left_out_are_told_whatever_else_is_searched(
+    unproven: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each body has one other way; some are said to have no proof."""
+    shapes = [x for n in (6, 10) for x in (H, stack(1024, n, 1024, 512))]
+    graph = trace(two_loops((0, 0)), *shapes).graph
+    whole = forms_module._is_proven
+
+    def is_proven(given: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
+        shapes = {v.shape for v in given.values}
+        return not shapes & {(1024, n) for n in unproven} and whole(given, form, rules)
+
+    monkeypatch.setattr(forms_module, "_is_proven", is_proven)
+    as_given, *others = forms(graph, BOOKS, TARGET, room=10_000)
+    assert as_given.patches is None  # so few that each is searched on its own
+    assert as_given.others == len(unproven)
+    assert len(others) == 2 ** (2 - len(unproven)) - 1
 
 
 # The whole way
