@@ -146,21 +146,30 @@ def _while(
     sent = body.invariants_sent(len(run))
     # A counter that the condition reads is left alone: XLA would not know how often the loop runs.
     asked_for = frozenset(k - n for k in test.read)
-    tied = _tied(operands[n + m :], body.read, m, len(operands) - n - m, asked_for)
-    if test.calls:  # a condition has no room for a flag: ask before the loop and in its body
+    first = list(operands[n + m :])
+    tied = _tied(first, body.read, m, len(first), asked_for)
+    if test.calls:
+        # A condition has no room for a flag. A round asks, and only then does what is to be done:
+        # before the loop and at the end of its body, what is sent to ask would stand there twice.
+        sent_asked = test.invariants_sent(n)
+        tied_asked = _tied(first, test.read, n, len(first))
 
-        def verdict(carry: Arrays, failed: Any) -> tuple[Any, Any]:
-            (go,), failed = test.run((*asked, *carry), failed)
-            return go & (failed == 0), failed
+        def work(carry: Arrays, failed: Any) -> tuple[Any, Any]:
+            outputs, failed = body.run(_in_each_step(run, carry, (), sent, tied), failed)
+            return list(outputs), failed
 
-        def again(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            outputs, failed = body.run(_in_each_step(run, state[0], (), sent, tied), state[2])
-            return list(outputs), *verdict(outputs, failed)
+        def ask(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            carry, _, failed = state
+            arguments = _in_each_step(asked, carry, (), sent_asked, tied_asked)
+            (go,), failed = test.run(arguments, failed)
+            go = go & (failed == 0)
+            carry, failed = lax.cond(go, work, lambda *same: same, carry, failed)
+            return carry, go, failed
 
-        first = list(operands[n + m :])
-        begin = (first, *verdict(first, failed))
         with jax.named_scope(ONE_ROUND):
-            final, _, failed = lax.while_loop(lambda state: state[1], again, begin)
+            final, _, failed = lax.while_loop(
+                lambda state: state[1], ask, (first, jax.numpy.array(True), failed)
+            )
         return final, failed
 
     def goes_on(state: tuple[Any, Any]) -> Any:
@@ -172,7 +181,7 @@ def _while(
         return list(outputs), failed
 
     with jax.named_scope(ONE_ROUND):
-        final, failed = lax.while_loop(goes_on, step, (list(operands[n + m :]), failed))
+        final, failed = lax.while_loop(goes_on, step, (first, failed))
     return final, failed
 
 

@@ -55,7 +55,8 @@ def search_problems(state: State) -> State:
     notes += omissions.of_parts(q.unsearched_parts)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
-    results, others = of_programs(state.problems, found.archives, state.patched)
+    results, others, wrong = of_programs(state.problems, found.archives, state.patched)
+    notes += wrong
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     if "traffic" in finders and not found.interrupted:
         every = [*results, *others]

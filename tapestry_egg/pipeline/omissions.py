@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import CALLS
@@ -287,6 +288,18 @@ def of_copies(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
         f"of {_count(most, 'value', 'values')} no copies were tried as shared ones but those "
         "that gathers and sums make, or one collective of what a kernel made; none was made early "
         "for one reader",
+    )
+
+
+def of_wrong_programs(wrong: Sequence[ExtractError]) -> tuple[str, ...]:
+    """What is said of labellings of all programs together that their own program does not bear
+    out."""
+    if not wrong:
+        return ()
+    return (
+        f"{_count(len(wrong), 'labelling', 'labellings')} of several programs together left out, "
+        f"not borne out by the own program (a defect of tapestry-egg, please report the program; "
+        f"bounds may be too high): {wrong[0].where}: {wrong[0].what}",
     )
 
 

@@ -77,7 +77,8 @@ class Programs:
     def __init__(self, question: Question, form: Form, patches: Patches, given: Schedule) -> None:
         self.question, self.form, self.patches = question, form, patches
         self.known: dict[Ways, Schedule | None] = {(0,) * len(patches): given}
-        self._stands: dict[int, Mapping[BodyName, Mapping[int, int]]] = {}
+        # By identity, of units that are kept here.
+        self._stands: dict[int, Mapping[BodyName, Mapping[int, int]]] = {id(given): {}}
 
     @property
     def single(self) -> list[Ways]:
@@ -107,8 +108,11 @@ class Programs:
 
     def stands(self, schedule: Schedule) -> Mapping[BodyName, Mapping[int, int]]:
         """Of every body the new values of a program -> those of the one as given that they stand
-        for."""
-        return self._stands.get(id(schedule), {})
+        for. Raises ExtractError for units that were not made here: their new values would pass for
+        values of their own."""
+        if id(schedule) not in self._stands:
+            raise ExtractError("units of a program that no places make", where="places")
+        return self._stands[id(schedule)]
 
 
 class Posed:
@@ -179,14 +183,16 @@ def whole(problems: Sequence[PlanProblem], patched: Mapping[int, Patched]) -> li
 
 def of_programs(
     problems: Sequence[PlanProblem], archives: Sequence[Archive], patched: Mapping[int, Patched]
-) -> tuple[list[NetworkResult], list[NetworkResult]]:
+) -> tuple[list[NetworkResult], list[NetworkResult], tuple[str, ...]]:
     """What searches of such problems found, as results of the programs as given, one for each, and
     of the others. All have the bounds that hold for all.
 
-    Raises ExtractError where a labelling costs something else in the problem of its own program.
+    A labelling that is none of its own program, or costs something else there, is left out and told
+    in the notes.
     """
     given: list[NetworkResult] = []
     others: list[NetworkResult] = []
+    wrong: list[ExtractError] = []
     for k, (problem, archive) in enumerate(zip(problems, archives, strict=True)):
         if k not in patched:
             given.append(NetworkResult(problem, archive))
@@ -197,23 +203,26 @@ def of_programs(
         assert as_given is not None, "it was searched"
         by_program[nothing] = as_given, []
         for c in archive.candidates:
-            posed, rows = patched[k].own(c.rows)
-            ways = patched[k].ways(c.rows)
-            by_program.setdefault(ways, (posed, []))[1].append(_own(posed, c, rows))
+            try:
+                posed, rows = patched[k].own(c.rows)
+                own = _own(posed, c, rows)
+            except ExtractError as e:
+                wrong.append(e)
+                continue
+            by_program.setdefault(patched[k].ways(c.rows), (posed, []))[1].append(own)
         for ways, (posed, found) in by_program.items():
             result = NetworkResult(posed, replace(archive, candidates=found))
             (others if any(ways) else given).append(result)
-    return given, others
+    return given, others, omissions.of_wrong_programs(wrong)
 
 
 def _own(posed: PlanProblem, found: Candidate, rows: Ints) -> Candidate:
-    """A labelling as one of its own program."""
+    """A labelling as one of its own program. Raises ExtractError where it costs something else."""
     seconds, joules, profile = posed.problem.evaluate(rows)
     costs = seconds, float(profile.max(initial=0.0)), joules
     if not np.allclose(costs, found.costs, rtol=1e-9, atol=0.0):
         raise ExtractError(
             f"all programs together say {found.costs}, this one {costs}",
             where=", ".join(posed.choices.schedule.program.rules),
-            hint="This is a defect of tapestry-egg; please report the program.",
         )
     return Candidate(rows, *costs)

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.places.axis import Names
 from tapestry_egg.extract.places.patched import patched
 from tapestry_egg.extract.places.programs import Patched
@@ -30,7 +31,7 @@ from tapestry_egg.extract.problem.boundary import Fixed
 from tapestry_egg.extract.problem.pins import Pin
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target
-from tapestry_egg.pipeline import Settings
+from tapestry_egg.pipeline import Settings, patching
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite.explore import explore
 from tapestry_egg.rewrite.forms import Form, _is_proven
@@ -234,6 +235,40 @@ def test_every_labelling_is_one_of_its_own_program_at_the_same_costs(
 
 
 # The whole way
+
+
+@pytest.mark.slow
+def test_what_its_own_program_does_not_bear_out_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the problem of one program costs more than all together say, its labellings go."""
+    ends, settings = (
+        ["rows", "columns", "rows", "columns", "columns"],
+        Settings(workers=1, work=1.0),
+    )
+    found = by_ends(ends, settings)
+    assert any(p.steps for p in found)
+    own = patching._own
+
+    def wrong(posed: Any, c: Any, rows: Any) -> Any:
+        steps = posed.choices.schedule.program.steps
+        return own(posed, replace(c, seconds=c.seconds * (1.1 if steps else 1.0)), rows)
+
+    monkeypatch.setattr(patching, "_own", wrong)
+    front = by_ends(ends, settings)
+    assert len(front) and not any(p.steps for p in front)
+    assert any("left out, not borne out by the own program" in note for note in front.notes)
+    assert not any("not borne out" in note for note in found.notes)
+
+
+def test_units_that_no_places_make_are_refused() -> None:
+    """Their new values would pass for values of their own."""
+    made, found = network(Drawn(8, "apart"))
+    posed = made.pose((0,) * len(found))
+    assert posed is not None
+    with pytest.raises(ExtractError, match="no places make"):
+        made.names.stands(replace(posed.choices.schedule))
+    made.names.stands(posed.choices.schedule)
 
 
 def by_ends(ends: Sequence[str], settings: Settings, size: int = 2048) -> te.Front:

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
@@ -54,6 +56,44 @@ def in_while_until(w: Array, v: Array, x: Array) -> Array:
     return lax.while_loop(
         lambda s: (s[0] < 5) & (s[1][0, 0] < 9.0), lambda s: (s[0] + 1, twice(s[1], w, v)), (0, x)
     )[1]
+
+
+@pytest.mark.slow
+def test_what_a_condition_that_calls_sends_is_sent_once_a_round_and_inside() -> None:
+    asked = []
+
+    def goes_on(z: Any, i: Any) -> Any:
+        asked.append((float(z), int(i)))
+        return np.bool_(i < 3)
+
+    def fn(w: Array, x: Array) -> Array:
+        def more(s: Any) -> Any:
+            z = jnp.tanh(s[1] @ w).sum()
+            return io_callback(goes_on, jax.ShapeDtypeStruct((), bool), z, s[0], ordered=True)
+
+        return lax.while_loop(more, lambda s: (s[0] + 1, jnp.tanh(s[1])), (0, x))[1]
+
+    arguments = (0.06 * numbers(256, 256), numbers(512, 256))
+    front = te.optimize(
+        te.trace(fn, *arguments),
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={"[0]": ("x", None), "[1]": ("x", None)},
+        settings=Settings(work=1.0, recompute=0, forms=0),
+    )
+    plan = front.best("peak_bytes")
+    assert [c.kind for c in plan.collectives].count("all_gather") == 1
+    run = te.compile(plan, jax.devices()[:8])
+    compiled = run.lower().compile()
+    module = parse(compiled.as_text())
+    entry = module.computations[module.entry]
+    assert not any(i.opcode.startswith("all-") for i in entry.instructions)
+    comparison = compare(plan, compiled)
+    assert comparison.equal, f"\n{comparison}"
+    same(run(*arguments), jax.jit(fn)(*arguments), 1e-3)
+    assert [i for _, i in asked] == [0, 1, 2, 3] * 2
+    ours, plain = ([z for z, _ in half] for half in (asked[:4], asked[4:]))
+    np.testing.assert_allclose(ours, plain, rtol=1e-3)
 
 
 @pytest.mark.slow
