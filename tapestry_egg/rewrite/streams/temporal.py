@@ -362,7 +362,9 @@ class _Loop:
         self, op: Operation, sig: OperationSignature
     ) -> tuple[Operation, OperationSignature, Sequence[TensorType]]:
         """The operation with its sum in float32 at least, where it can be, its signature, and the
-        types of its operands: they are wider where no parameter gives the result another type."""
+        types of its operands: they are wider where no parameter gives the result another type. A
+        product by an algorithm that the user names (`F16_F16_F16`) keeps it: JAX converts what it
+        gives, so that blocks are summed as asked, and their sums are carried in float32."""
         wide = _wide(sig.output_types[0]).dtype
         given = sig.input_types
         if sig.output_types[0].dtype == wide:
