@@ -81,9 +81,11 @@ class Lives:
         back: Sequence[int],
         copies: Sequence[Copied],
         size: Callable[[Layout], float],
+        passing_by: Callable[[Layout], float],
     ) -> list[Buffer]:
         """All arrays that hold value v, produced as `have`.
 
+        A block takes `size` bytes, one on the way to a copy what it is `passing_by`.
         `needs[u]` are the layouts in which unit u reads it, `back` the units that need something
         else than a kept copy that is there.
         """
@@ -114,7 +116,7 @@ class Lives:
             stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
             whole = size(c.need)
             reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
-            making = max((size(x) for x in c.blocks), default=0.0)
+            making = max((passing_by(x) for x in c.blocks), default=0.0)
             making += 0.0 if reduced and not c.apart else whole
             making += size(have) if c.wire and not self.owns_memory(v) else 0.0
             found.append(Buffer(c.begin, at + 1, making, c.need, "making"))

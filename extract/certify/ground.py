@@ -11,6 +11,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.tiling import last_in_tiles
 
 from .buffers import Lives
 from .longest_path import Streams
@@ -41,6 +42,11 @@ class Ground:
     def unit_of(self) -> dict[InstanceId, int]:
         """Unit by its root."""
         return {unit.root: u for u, unit in enumerate(self.schedule.units)}
+
+    @cached_property
+    def last(self) -> frozenset[FlatId]:
+        """Values that lie in tiles along their last two dims."""
+        return last_in_tiles(self.program, self.target.tiles)
 
     @cached_property
     def inside(self) -> frozenset[int]:

@@ -21,6 +21,7 @@ from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.split_k import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.metakernels.signatures.signature import (
     LEAST,
     ROOM,
@@ -193,6 +194,14 @@ def _extents(
 def elements(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
     """Elements of one device's block."""
     return prod(n // mesh.parts(axes) for n, axes in zip(tensor.shape, layout.dims, strict=True))
+
+
+def held_bytes(
+    tensor: TensorType, layout: Layout, mesh: MeshShape, tiles: Tiles | None, last: bool = False
+) -> int:
+    """What one device's block takes in memory, in the tiles of the machine."""
+    shape = layout.local_shape(tensor.shape, mesh)
+    return stored_bytes(shape, max(tensor.itemsize, 1), tiles, last)
 
 
 def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:

@@ -12,7 +12,7 @@ from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer
 from .ground import Ground
-from .kernel_work import block_bytes
+from .kernel_work import held_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def sum_in_memory(ground: Ground, two: InTwo, mesh: MeshShape) -> Iterator[tuple
     """The arrays of a sum that one kernel makes and another reads while its unit runs: partial,
     unless it is written over what it is made of, and whole."""
     v, at, move = FlatId(two.move.value), 2 * two.move.unit + 1, two.move
-    types, lives = ground.program.types, ground.lives
+    types, lives, tiles = ground.program.types, ground.lives, ground.target.tiles
     over = ground.program.instances[two.first.root].signature.fusion == "loop" and any(
         (types[w].shape, types[w].dtype) == (types[v].shape, types[v].dtype)
         and lives.owns_memory(w)
@@ -81,8 +81,8 @@ def sum_in_memory(ground: Ground, two: InTwo, mesh: MeshShape) -> Iterator[tuple
         for _, _, w in two.first.reads
     )
     if not over:
-        size = block_bytes(types[v], move.have, mesh)
+        size = held_bytes(types[v], move.have, mesh, tiles)
         yield v, Buffer(at, at + 1, size, move.have, "making")
     if move.have.dims != move.need.dims:  # an all-reduce writes where it reads
-        size = block_bytes(types[v], move.need, mesh)
+        size = held_bytes(types[v], move.need, mesh, tiles)
         yield v, Buffer(at, at + 1, size, move.need, "making")

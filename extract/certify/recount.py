@@ -35,7 +35,7 @@ from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground
-from .kernel_work import Work, block_bytes, kernel_scratch, kernel_work
+from .kernel_work import Work, block_bytes, held_bytes, kernel_scratch, kernel_work
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending
 from .margins import margin_bytes, margin_work
@@ -381,8 +381,11 @@ class Walk:
             for v in unit.outputs:
                 copies = [self._copied(m) for m in moves.get(v, ())]
                 needs, back = self._readers(u, v)
-                size = partial(block_bytes, self.program.types[v], mesh=self.mesh)
-                for x in lives.buffers(v, self.given[v], needs, back, copies, size):
+                inside = partial(
+                    held_bytes, self.program.types[v], mesh=self.mesh, tiles=self.target.tiles
+                )
+                size = partial(inside, last=v in self.ground.last)
+                for x in lives.buffers(v, self.given[v], needs, back, copies, size, inside):
                     yield v, x
             scratch = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
             scratch += sum(margin_bytes(self.margins.get(i, ())) for i in unit.members)

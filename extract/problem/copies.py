@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from tapestry_egg.machine.costs import (
 )
 from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow
 
@@ -37,6 +39,9 @@ class CopyTable:
     tensor: TensorType
     layouts: tuple[Layout, ...]
     local_bytes: NDArray[np.int64]  # [layouts], on one device
+    # [layouts], the same in the target's tiles; and with the last two dims in tiles
+    held_bytes: NDArray[np.int64]
+    last_bytes: NDArray[np.int64]
     seconds: Matrix  # [from, to]
     local: Matrix  # [from, to], seconds
     joules: Matrix  # [from, to], of all devices
@@ -166,10 +171,13 @@ def copy_table(
     )
     number = {layout: i for i, layout in enumerate(usable)}
     n = len(usable)
-    local = np.array(
-        [int(np.prod(x.local_shape(tensor.shape, mesh), dtype=np.int64)) for x in usable],
-        dtype=np.int64,
-    ).reshape(n) * max(tensor.itemsize, 1)
+    blocks = [x.local_shape(tensor.shape, mesh) for x in usable]
+    item, tiles = max(tensor.itemsize, 1), costs.target.tiles
+    local = np.array([prod(b) * item for b in blocks], dtype=np.int64)
+    held, last = (
+        np.array([stored_bytes(b, item, tiles, x) for b in blocks], dtype=np.int64)
+        for x in (False, True)
+    )
     seconds, inside, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(5))
     for matrix in (seconds, inside, joules, wire, scratch):
         np.fill_diagonal(matrix, 0.0)
@@ -211,10 +219,10 @@ def copy_table(
         wire[here], light[here] = fewer, fewer * (1 - 1e-12)
         inside[here] = inside[left, k] + inside[k, right]
         joules[here] = joules[left, k] + joules[k, right]
-        scratch[here] = np.maximum(np.maximum(scratch[left, k], scratch[k, right]), float(local[k]))
+        scratch[here] = np.maximum(np.maximum(scratch[left, k], scratch[k, right]), float(held[k]))
         following[here] = following[left, k]
     found = (seconds, inside, joules, wire, scratch)
-    return CopyTable(tensor, usable, local, *found, following, step_of)
+    return CopyTable(tensor, usable, local, held, last, *found, following, step_of)
 
 
 def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:

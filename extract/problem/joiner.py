@@ -389,7 +389,7 @@ class Joiner:
             sides.append(np.array([table.number[x] for x in ends], dtype=np.int64))
         have, need = sides
         total[:2] += table.seconds[have, need], table.joules[have, need]
-        total[2] = 0.0 if inner.over else table.local_bytes[have]
-        total[2] += np.where(table.in_place[have, need], 0.0, table.local_bytes[need])
+        total[2] = 0.0 if inner.over else table.held_bytes[have]
+        total[2] += np.where(table.in_place[have, need], 0.0, table.held_bytes[need])
         total[3] = table.wire[have, need]
         return total

@@ -14,6 +14,7 @@ import numpy as np
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.schedule.issue_places import IssuePlaces
 from tapestry_egg.schedule.lifetimes import lifetimes
+from tapestry_egg.schedule.tiling import last_in_tiles
 
 from .columns import Columns, Wanted
 from .copies import CopyTable
@@ -35,6 +36,7 @@ class Memory:
         self.lives = lifetimes(choices.schedule)
         beside = choices.target.slowdown is not None
         self.places = IssuePlaces(choices.schedule) if beside else None
+        self.last = last_in_tiles(self.program, choices.target.tiles)
 
     @property
     def times(self) -> int:
@@ -46,10 +48,13 @@ class Memory:
             return ()
         table, gives = self.columns.table(v), self.columns.gives(v)
 
-        def amounts() -> Floats:
-            return table.local_bytes[gives[rows]].astype(np.float64)
+        size = self._sizes(v)
 
-        return (Use(*self._span(v), self.once(amounts, "made", table, gives, rows)),)
+        def amounts() -> Floats:
+            return size[gives[rows]].astype(np.float64)
+
+        key = table, gives, rows, v in self.last
+        return (Use(*self._span(v), self.once(amounts, "made", *key)),)
 
     def running(self, u: int, scratch: Floats) -> tuple[Use, ...]:
         """What a unit's kernel takes for itself while it runs, per row."""
@@ -62,28 +67,29 @@ class Memory:
         `read`.
         """
         table, first = self.columns.table(v), self.first(v)
-        free = self.lives.free[v]
+        free, size = self.lives.free[v], self._sizes(v)
 
         def amounts() -> tuple[tuple[Floats, Floats], list[tuple[int, Floats]], Floats]:
             holds = copy >= 0
             some = np.where(holds, copy, have)
-            size = np.where(holds, 1.0 * table.local_bytes[some], 0.0)
+            held = np.where(holds, 1.0 * size[some], 0.0)
             lasting = [
-                (e, np.where(until == e, size, 0.0)) for e in sorted(set(until[holds].tolist()))
+                (e, np.where(until == e, held, 0.0)) for e in sorted(set(until[holds].tolist()))
             ]
-            every = np.where(holds, _making(table, have, some, free), 0.0)
+            every = np.where(holds, _making(table, size, have, some, free), 0.0)
             making = self._apart(table, have, some, every)
-            return making, lasting, np.where(holds, -1.0 * table.local_bytes[have], 0.0)
+            return making, lasting, np.where(holds, -1.0 * size[have], 0.0)
 
-        making, lasting, drop = self.once(amounts, "kept", table, have, copy, until, free)
+        key = table, have, copy, until, free, v in self.last
+        making, lasting, drop = self.once(amounts, "kept", *key)
         uses = [
             Use(self._begin(None, v, combines, first), first + 1, part)
             for combines, part in zip((False, True), making, strict=True)
         ]
         readers = list(zip(self.columns.others(v), self.columns.ranks(v), strict=True))
-        for e, size in lasting:
+        for e, part in lasting:
             stop = max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
-            uses.append(Use(first + 1, stop, size))
+            uses.append(Use(first + 1, stop, part))
         if self._passing(v):
             uses.append(Use(first + 1, self._span(v)[1], drop))
         return _occupied(uses)
@@ -96,7 +102,7 @@ class Memory:
         `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
         whether some copy is kept at all.
         """
-        table, free = self.columns.table(v), self.lives.free[v]
+        table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
 
@@ -108,18 +114,18 @@ class Memory:
                 for n in layouts:
                     b = np.full(len(have), n)
                     there = (have == b) | (kept == b)
-                    every = np.where(there, 0.0, _making(table, have, b, free))
+                    every = np.where(there, 0.0, _making(table, size, have, b, free))
                     for part, more in zip(making, self._apart(table, have, b, every), strict=True):
                         part[:, j] += more
-                    live[:, j] += np.where(there | state, 0.0, 1.0 * table.local_bytes[b])
+                    live[:, j] += np.where(there | state, 0.0, 1.0 * size[b])
                     takes[:, j] |= have == b
                     back[:, j] |= kept != b
-            own = np.broadcast_to(1.0 * table.local_bytes[have][:, None], shape)
+            own = np.broadcast_to(1.0 * size[have][:, None], shape)
             some = (holds > 0)[:, None]
             returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
             return making, live, *returns, np.where(~takes & ~some, -own, 0.0)
 
-        key = (table, have, kept, holds, wanted, free, state)
+        key = (table, have, kept, holds, wanted, free, state, v in self.last)
         making, live, returns, stays, gone = self.once(amounts, "reads", *key)
         at = self.lives.reads_at[reader, v]
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
@@ -136,6 +142,11 @@ class Memory:
                 begin, end = self._span(v)
                 uses.append(Use(max(begin, at + 1, self._read_before(reader, v)), end, gone))
         return _occupied(uses)
+
+    def _sizes(self, v: int) -> Ints:
+        """Bytes of a block of a value in memory, per layout."""
+        table = self.columns.table(v)
+        return table.last_bytes if v in self.last else table.held_bytes
 
     def first(self, v: int) -> int:
         """The tick of the first copy that could be made of a value."""
@@ -193,7 +204,7 @@ class Memory:
         return min(self.lives.reads_until[reader, v] + 2, self.times)
 
 
-def _making(table: CopyTable, have: Ints, need: Ints, free: bool) -> Floats:
+def _making(table: CopyTable, size: Ints, have: Ints, need: Ints, free: bool) -> Floats:
     """Bytes beside the produced array while a copy of it is made.
 
     The copy and the largest block on the way; an all-reduce writes where it reads. Of a value
@@ -202,10 +213,10 @@ def _making(table: CopyTable, have: Ints, need: Ints, free: bool) -> Floats:
     """
     wire = table.wire[have, need]
     legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
-    extra = np.where(table.in_place[have, need], 0.0, 1.0 * table.local_bytes[need])
+    extra = np.where(table.in_place[have, need], 0.0, 1.0 * size[need])
     extra = extra + np.where(legal, table.scratch[have, need], 0.0)
     if free:
-        extra = extra + np.where(sent, 1.0 * table.local_bytes[have], 0.0)
+        extra = extra + np.where(sent, 1.0 * size[have], 0.0)
     return np.where(legal, extra, 0.0)
 
 

@@ -26,6 +26,8 @@ from .power import Price as Price
 from .power import at_clock, read_clock, read_power, read_price
 from .split_k import SplitK, read_split_k
 from .target_table import Table as Table
+from .tiles import Tiles as Tiles
+from .tiles import read_tiles
 from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
@@ -72,6 +74,7 @@ class Target:
     operands: tuple[tuple[str, str], ...] = ()
     split_k: SplitK | None = None  # how its compiler splits products; None where it splits none
     combiner: Combiner | None = None  # which collectives its compiler makes into one; None: none
+    tiles: Tiles | None = None  # in which arrays lie in memory; None: element by element
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -393,6 +396,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
     split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
     combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
+    tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -447,6 +451,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         operands=operands,
         split_k=split_k,
         combiner=combiner,
+        tiles=tiles,
     )
 
 

@@ -126,6 +126,8 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
         out = lax.all_gather(x, names, axis=dim, tiled=True)
     elif kind == "all_to_all":
         _block(x.shape[to], parts, step)
+        if platform == "tpu" and to == x.ndim - 1:
+            return _exchange_on_tpu(x, names, to, dim, parts)
         out = lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
     elif kind == "slice":
         size = _block(x.shape[dim], parts, step)
@@ -151,7 +153,7 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
     return out
 
 
-#: Elements of a vector whose block is whole rows of a TPU's tiles, which its compiler scatters.
+#: A TPU's tiles: rows of lanes.
 _LANES, _ROWS = 128, 8
 
 
@@ -163,22 +165,49 @@ def _scatter(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) -> jax.
 
 
 def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) -> jax.Array:
-    """A sum scattered along a dim that XLA's TPU compiler scatters along: the first or one of the
-    last two. Along any other, and of vectors, it reduces everything everywhere and slices, twice
-    the bytes and the whole result on every device. Vectors pass as rows of lanes; those whose
-    blocks are no whole tiles stay with it.
+    """A sum scattered along a dim that XLA's TPU compiler scatters along: the first of three or
+    more, or one of the last two where blocks are whole tiles. Along any other, and of vectors, it
+    reduces everything everywhere and slices, twice the bytes and the whole result on every device,
+    in one all-reduce with whatever else is reduced. There the blocks come first, as a dim of their
+    own. Vectors pass as rows of lanes; those whose blocks are no whole tiles stay with it.
     """
-    import jax.numpy as jnp
-
     if x.ndim == 1 and x.size % (parts * _ROWS * _LANES) == 0:
         return _scatter(x.reshape(-1, _LANES), names, 0, parts).reshape(-1)
-    if 0 < dim < x.ndim - 2:
-        # The reshape keeps the compiler from taking the exchange of dims back.
-        front = jnp.moveaxis(x, dim, 0)
-        flat = front.reshape(front.shape[0], -1, front.shape[-1])
-        out = _scatter(flat, names, 0, parts).reshape(-1, *front.shape[1:])
-        return jnp.moveaxis(out, 0, dim)
-    return _scatter(x, names, dim, parts)
+    from_end, block = x.ndim - dim, x.shape[dim] // parts
+    whole = block % {1: _LANES, 2: _ROWS}.get(from_end, block) == 0
+    if x.ndim == 1 or (from_end < 3 and whole) or (from_end > 2 and dim == 0):
+        return _scatter(x, names, dim, parts)
+    blocks = _blocks_first(x, dim, parts)
+    # The reshape keeps the compiler from taking the exchange of dims back.
+    flat = blocks.reshape(parts, -1, blocks.shape[-1])
+    return _scatter(flat, names, 0, parts).reshape(blocks.shape[1:])
+
+
+def _exchange_on_tpu(
+    x: jax.Array, names: tuple[str, ...], split: int, concat: int, parts: int
+) -> jax.Array:
+    """An all-to-all that splits lanes, with the blocks as a dim of their own that comes first.
+
+    XLA's TPU compiler would lay the array out with lanes outermost, and pad the dims that take
+    their place in the tiles, up to eight times the array.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    blocks = _blocks_first(x, split, parts)
+    flat = blocks.reshape(parts, -1, blocks.shape[-1])
+    got = lax.all_to_all(flat, names, split_axis=0, concat_axis=0, tiled=True)
+    out = jnp.moveaxis(got.reshape(blocks.shape), 0, concat)
+    shape = [n * parts if d == concat else n for d, n in enumerate(blocks.shape[1:])]
+    return out.reshape(shape)
+
+
+def _blocks_first(x: jax.Array, dim: int, parts: int) -> jax.Array:
+    """[parts, *block]: the blocks of one dim, one after the other."""
+    import jax.numpy as jnp
+
+    cut = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
+    return jnp.moveaxis(cut, dim, 0)
 
 
 def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:

@@ -8,8 +8,9 @@ held, with the numbers that the user's own `jax.jit` gives on that target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tapestry_egg.errors import PlanError
@@ -23,12 +24,13 @@ def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
     """The graph with operands of contractions at default precision rounded first.
 
     `reads` says as what a matrix unit reads operands of a dtype (`{"float32": "bfloat16"}`).
-    Results keep their dtype. Each value is rounded once, before its first contraction. The same
-    graph where there is nothing to round.
+    Results keep their dtype. Each value is rounded once, before its first contraction, and before
+    what only moves it there (`_carried`). The same graph where there is nothing to round.
     """
     if not reads:
         return graph
     values = list(graph.values)
+    carried = _carried(graph, reads)
     operations: list[Operation] = []
     narrow: dict[tuple[int, int | None], int] = {}
     changed = False
@@ -38,26 +40,34 @@ def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
             changed |= any(a is not b for a, b in zip(regions, op.regions, strict=True))
             operations.append(replace(op, regions=regions))
             continue
-        read = _multiplied(graph, op)
-        types = [values[op.inputs[p]] for p in read]
-        dtypes = {t.dtype for t in types}
-        dtype = reads.get(next(iter(dtypes))) if len(dtypes) == 1 else None
-        if dtype is None or not _default(op.params.get("precision")):
+        read = _rounded_operands(graph, op, reads)
+        moves = bool(op.outputs) and op.outputs[0] in carried
+        if moves:
+            read = _data(graph, op)
+        if not read:
             operations.append(op)
             continue
+        dtype = reads[graph.values[op.inputs[read[0]]].dtype]
         inputs = list(op.inputs)
         for p in read:
             v = op.inputs[p]
+            if v in carried:  # narrow as it is made
+                continue
             key = v, op.remat
             if key not in narrow:
                 narrow[key] = len(values)
                 values.append(TensorType(values[v].shape, dtype))
                 operations.append(_rounding(op, v, narrow[key], dtype))
             inputs[p] = narrow[key]
+        changed = True
+        if moves:
+            (made,) = op.outputs
+            values[made] = replace(values[made], dtype=dtype)
+            operations.append(replace(op, inputs=tuple(inputs)))
+            continue
         result = {"$dtype": graph.values[op.outputs[0]].dtype}
         params = {**op.params, "preferred_element_type": result}
         operations.append(replace(op, inputs=tuple(inputs), params=params))
-        changed = True
     if not changed:
         return graph
     return replace(graph, values=tuple(values), operations=tuple(operations))
@@ -80,6 +90,57 @@ def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
     return (gemm.lhs, gemm.rhs) if gemm else ()
 
 
+def _rounded_operands(
+    graph: BlockGraph, op: Operation, reads: Mapping[str, str]
+) -> tuple[int, ...]:
+    """The operands that a contraction reads rounded: none where it asks for a precision."""
+    read = _multiplied(graph, op)
+    dtypes = {graph.values[op.inputs[p]].dtype for p in read}
+    known = len(dtypes) == 1 and next(iter(dtypes)) in reads
+    return read if known and _default(op.params.get("precision")) else ()
+
+
+def _carried(graph: BlockGraph, reads: Mapping[str, str]) -> frozenset[int]:
+    """Values that contractions alone read, rounded, and that are no more than other values moved:
+    those are rounded in their place where they have no more elements together. The compiler moves
+    the rounding there, and with it before what is sent to make them."""
+    outside = set(graph.outputs)
+    readers: dict[int, list[bool]] = {}  # per value, whether each reader takes it rounded
+    found: set[int] = set()
+    for op in reversed(graph.operations):
+        rounds: tuple[int, ...] = _rounded_operands(graph, op, reads)
+        if len(op.outputs) == 1 and _moves(graph, op, reads.keys()):
+            (made,) = op.outputs
+            if readers.get(made) and all(readers[made]) and made not in outside:
+                found.add(made)
+                rounds = _data(graph, op)
+        for p, v in enumerate(op.inputs):
+            readers.setdefault(v, []).append(p in rounds)
+    return frozenset(found)
+
+
+def _moves(graph: BlockGraph, op: Operation, dtypes: Collection[str]) -> bool:
+    """Whether an operation on some dtypes only says where elements lie, and makes no fewer."""
+    if op.regions or op.kernel == "round_operand":
+        return False
+    made = graph.values[op.outputs[0]]
+    data = [graph.values[op.inputs[p]] for p in _data(graph, op)]
+    if made.dtype not in dtypes or not data or sum(prod(t.shape) for t in data) > prod(made.shape):
+        return False
+    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
+    signature = registry.signature_of(op, types[0], types[1])
+    if signature is None or signature.opaque or signature.fusion not in ("view", "loop"):
+        return False
+    # Where to read is computed once for every element that is read, if anything is.
+    return not signature.flops or signature.flops in signature.reads
+
+
+def _data(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
+    """The operands that have the dtype of the result."""
+    dtype = graph.values[op.outputs[0]].dtype
+    return tuple(p for p, v in enumerate(op.inputs) if graph.values[v].dtype == dtype)
+
+
 def _default(precision: Any) -> bool:
     """Whether a contraction leaves its precision to the target."""
     several = precision if isinstance(precision, list | tuple) else (precision,)
@@ -93,6 +154,7 @@ def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
     Raises PlanError where a rounding is none of `reads`, or something else reads it.
     """
     operations: list[Operation] = []
+    values = list(graph.values)
     wide: dict[int, int] = {}
     for k, op in enumerate(graph.operations):
         where = f"operation {k} ({op.kernel})"
@@ -102,6 +164,16 @@ def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
                 raise PlanError("the plan's target rounds no operand so", where=where)
             wide[made] = v
             continue
+        if len(op.outputs) == 1 and not wide.keys().isdisjoint(op.inputs):
+            (made,) = op.outputs
+            data = _data(graph, op)
+            if all(op.inputs[p] in wide for p in data) and _moves(graph, op, reads.values()):
+                wide[made] = made
+                types = [values[wide[op.inputs[p]]] for p in data]
+                values[made] = replace(values[made], dtype=types[0].dtype)
+                inputs = tuple(wide.get(v, v) for v in op.inputs)
+                operations.append(replace(op, inputs=inputs))
+                continue
         read = _multiplied(graph, op) if not wide.keys().isdisjoint(op.inputs) else ()
         default = _default(op.params.get("precision"))
         if any(v in wide and not (p in read and default) for p, v in enumerate(op.inputs)):
@@ -110,10 +182,10 @@ def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
         regions = tuple(unrounded(region, reads) for region in op.regions)
         params = op.params
         if op.kernel == "conv_general_dilated":
-            same = {"$dtype": graph.values[inputs[0]].dtype}
+            same = {"$dtype": values[inputs[0]].dtype}
             if params.get("preferred_element_type") == same:
                 params = {**params, "preferred_element_type": None}
         operations.append(replace(op, inputs=inputs, regions=regions, params=params))
     if any(v in wide for v in graph.outputs):
         raise PlanError("returns what is rounded for contractions only", where=graph.name)
-    return replace(graph, operations=tuple(operations))
+    return replace(graph, values=tuple(values), operations=tuple(operations))

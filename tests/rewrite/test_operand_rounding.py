@@ -121,3 +121,38 @@ def test_nothing_else_reads_what_is_rounded() -> None:
     made = next(op.outputs[0] for op in found.operations if op.kernel == "round_operand")
     with pytest.raises(PlanError, match="for contractions only"):
         unrounded(replace(found, outputs=(made,)), READS)
+
+
+def test_what_only_moves_a_value_moves_it_rounded() -> None:
+    def fn(x: jax.Array, places: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = jnp.tanh(x)[places]  # more rows than there were
+        some = jnp.sin(x)[:4]  # fewer
+        return jnp.concatenate([rows, rows[:, ::-1]], 1) @ w, some @ some.T
+
+    args = jnp.ones((8, 16)), jnp.zeros((64,), int), jnp.ones((32, 4))
+    graph = te.trace(fn, *args).graph
+    found = rounded(graph, READS)
+    of = {op.outputs[0]: op for op in found.operations}
+    roundings = [op for op in found.operations if op.kernel == "round_operand"]
+    assert [of[op.inputs[0]].kernel if op.inputs[0] in of else "" for op in roundings] == [
+        "tanh",
+        "",
+        "slice",
+    ]
+    moved = [op for op in found.operations if op.kernel in ("gather", "rev", "concatenate")]
+    assert {found.values[op.outputs[0]].dtype for op in moved} == {"bfloat16"}
+    back = unrounded(found, READS)
+    assert back.values[: len(graph.values)] == graph.values
+    assert [(o.kernel, o.inputs, o.outputs) for o in back.operations] == [
+        (o.kernel, o.inputs, o.outputs) for o in graph.operations
+    ]
+
+
+def test_what_something_else_reads_too_is_moved_as_it_is() -> None:
+    def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        turned = jnp.sin(x).T
+        return turned @ x, jnp.cos(turned)
+
+    found = rounded(te.trace(fn, jnp.ones((8, 8))).graph, READS)
+    (turned,) = (op for op in found.operations if op.kernel == "transpose")
+    assert found.values[turned.outputs[0]].dtype == "float32"
