@@ -256,10 +256,9 @@ class Front:
         for p in (*self.plans, *([self.original] if self.original else [])):
             mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
             cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>12}" for o in columns)
-            gap = f"{p.gap:.2%}" if p.bound else "-"
             devices = f" {p.mesh.devices:>7}" if counted else ""
             steps = f" {p.micro_batches:>13}" if split else ""
-            lines.append(f"{p.name:6} {p.mesh!s:10}{devices}{steps} {cells} {gap:>7}")
+            lines.append(f"{p.name:6} {p.mesh!s:10}{devices}{steps} {cells} {p.gap_shown:>7}")
         if self.original:
             lines.append("given: the shardings given, spread operation by operation")
         if words := self.over_memory():

@@ -64,7 +64,7 @@ def merge_collectives(
 
     A merged plan's bound is that of the plan that it was made of, less what merging saves: nothing
     that was searched is faster, of what holds no more than that plan and of which merging saves no
-    more.
+    more. That is no proof (`Plan.is_proven`): of others it may save more.
     """
     grounds: dict[int, Ground] = {}
 
@@ -105,8 +105,9 @@ def merge_collectives(
     points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
     proven = min(front.epsilon, epsilon([r.archive for r in results], points))
     note = (
-        f"in {len(mine)} of {len(plans)} plans collectives are merged, after the search: a bound "
-        "there is the plan's own before, less what merging saves"
+        f"in {len(mine)} of {len(plans)} plans (gaps with ~) collectives are merged, after the "
+        "search: a bound there is the plan's own before, less what merging saves in it; of plans "
+        "that are not here it may save more"
     )
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
 
@@ -139,6 +140,8 @@ def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> lis
 def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
     """What may be merged in a plan; None where that saves no share worth telling."""
     if ground.target.combiner is None or plan.mesh.devices == 1 or plan.body.merged:
+        return None
+    if not plan.costs.seconds:
         return None
     walk = Walk(plan, ground)
     walk.find_moves()

@@ -419,3 +419,17 @@ class Plan:
     def gap(self) -> float:
         """How far `seconds` may be above the best possible: seconds / bound - 1."""
         return self.costs.seconds / self.bound - 1.0 if self.bound > 0 else float("inf")
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether `bound` is proven.
+
+        Where collectives are merged, which is done after the search, it is that of the plan before,
+        less what merging saves there: of other plans it may save more.
+        """
+        return self.bound > 0 and not self.body.merged
+
+    @property
+    def gap_shown(self) -> str:
+        """The gap as tables have it: `2.34%`, `~2.34%` if it is not proven, `-` without bound."""
+        return f"{'' if self.is_proven else '~'}{self.gap:.2%}" if self.bound > 0 else "-"

@@ -130,7 +130,7 @@ function start() {
     node("tbody", {}, ...rows.map((r) => node("tr", {}, ...r.map((c) => node("td", {}, c)))))));
 
   function told(plan) {
-    const gap = plan.gap === null ? "no bound" : `gap ${(100 * plan.gap).toFixed(1)} %`;
+    const gap = plan.gap === "-" ? "no bound" : `gap ${plan.gap}`;
     const costs = plan.costs.slice(0, 3).map((c, k) => written(c, data.objectives[k][2])).join(", ");
     return `${plan.name} on ${plan.mesh}: ${costs}, ${gap}${plan.fits ? "" : ", above the memory"}`;
   }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +77,7 @@ def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
         "axes": [[printable(n), s] for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True)],
         "costs": [o.value(plan) for o in COSTS],
         "bound": plan.bound,
-        "gap": plan.gap if math.isfinite(plan.gap) else None,
+        "gap": plan.gap_shown,
         "fits": page.front.fits(plan),
         "text": [text(line) for line in plan_text(plan, seen=seen).split("\n")],
         "inputs": _inputs(page, plan),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.atomic import write_atomic
-from tapestry_egg.columns import percent
 from tapestry_egg.egraphs.timeline import timeline_text
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
@@ -65,7 +64,8 @@ def _page(front: Front, picture: str) -> str:
             '<p id="said" role="status">Points are plans: arrow keys walk, Enter chooses. '
             "A line below a point leads to its bound.</p>",
             f"<p>Each plan runs and gives the program's own numbers. A plan's gap is how far its "
-            f"time may be above the least possible at its other costs.{status}</p>",
+            f"time may be above the least possible at its other costs; with ~ that is no proof."
+            f"{status}</p>",
             f'<div class="wide">{_table(front)}</div>',
             *([f"<p>! {_escape(front.over_memory())}</p>"] if front.over_memory() else []),
             *([f"<p>{_escape(front.left_unused())}</p>"] if front.left_unused() else []),
@@ -104,7 +104,7 @@ def _table(front: Front) -> str:
             f'<a href="#{name}">{name}</a>',
             _escape(str(plan.mesh)),
             *(o.format(o.value(plan)) + marks.get(o.name, "") for o in COSTS),
-            percent(plan.gap),
+            plan.gap_shown,
         ]
         rows.append(f'<tr data-row="{row}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
     return f"<table>{''.join(rows)}</table>"

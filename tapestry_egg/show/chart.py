@@ -87,7 +87,7 @@ def _heading(info: FrontInfo, colours: dict[str, str]) -> list[str]:
     gaps = [p.gap for p in info.points]
     words = [f"{count} plan{'' if count == 1 else 's'}"]
     if gaps and all(math.isfinite(g) for g in gaps):
-        words.append(f"each within {100 * max(0.0, *gaps):.2g} % of its proven bound")
+        words.append(f"each within {100 * max(0.0, *gaps):.2g} % of its bound")
     words.append("lower left is better")
     parts = [
         f'<text class="strong" x="{LEFT}" y="24" font-size="16">{_text(info.title)}</text>',

@@ -41,6 +41,7 @@ class AxisUse:
     weights_cut: float = 0.0  # share of the weights' bytes
     others_cut: float | None = None  # of what else is state; None where there is none
     gathered: float = 0.0  # share of tensor parallel products whose data is gathered for them
+    early: float = 0.0  # share of data parallel ones whose weights are gathered before their loop
 
     def __str__(self) -> str:
         where = " and ".join(self.levels)
@@ -74,7 +75,7 @@ class AxisUse:
         if w < _FEW and (o is None or o < _FEW):
             return "state on every device"
         if w > 1 - _FEW and (o is None or o > 1 - _FEW):
-            return "ZeRO-3"
+            return "ZeRO-3" + (", weights gathered before their loop" if self.early >= _FEW else "")
         if w < _FEW and o is not None and o > 1 - _FEW:
             return "ZeRO-1"
         rest = "" if o is None else f" and {o:.0%} of the other state"
@@ -93,8 +94,11 @@ def axis_uses(plan: Plan) -> tuple[AxisUse, ...]:
         if product is not None:
             cuts = nest[instance.body].strategies[instance.operation].cuts
             reached = [given[v] for v in sources.seen_through(instance.inputs[product])]
+            kept, brought = sources.weights_of(instance, product)
             for a, tally in tallies.items():
                 tally.count(instance, cuts, product, a, any(a in x.axes for x in reached))
+                if brought is not None and a in given[kept].axes and a not in given[brought].axes:
+                    tally.early(instance, cuts, product, a)
     return tuple(_use(plan, a, tally, sources) for a, tally in tallies.items())
 
 
@@ -134,18 +138,30 @@ class _Tally:
         lay_cut: bool,
     ) -> None:
         """Count a product of weights with operand `data`; made in parts before, if it `lay_cut`."""
-        dims = instance.signature.gemm
-        assert dims is not None
-        cut = {d for d, axes in enumerate(cuts) if axis in axes}
-        mine, theirs = (dims.m, dims.n) if data == dims.lhs else (dims.n, dims.m)
         flops = instance.weight * instance.signature.whole_flops
-        of = (("data", mine), ("expert", dims.batch), ("columns", theirs), ("tensor", dims.k))
-        kind = next((kind for kind, own in of if cut & set(own)), "whole")
+        kind = self._kind(instance, cuts, data, axis)
         if kind == "columns":  # these read all of the data
             self.flops["gathered"] += flops if lay_cut else 0.0
             self.flops["columns"] += flops
             kind = "tensor"
         self.flops[kind] += flops
+
+    def early(
+        self, instance: Instance, cuts: Sequence[Sequence[int]], data: int, axis: int
+    ) -> None:
+        """Count a product whose weights were gathered over the axis before its loop."""
+        if self._kind(instance, cuts, data, axis) == "data":
+            self.flops["early"] += instance.weight * instance.signature.whole_flops
+
+    @staticmethod
+    def _kind(instance: Instance, cuts: Sequence[Sequence[int]], data: int, axis: int) -> str:
+        """What a product is cut along by an axis: of the data, of the weights, of both."""
+        dims = instance.signature.gemm
+        assert dims is not None
+        cut = {d for d, axes in enumerate(cuts) if axis in axes}
+        mine, theirs = (dims.m, dims.n) if data == dims.lhs else (dims.n, dims.m)
+        of = (("data", mine), ("expert", dims.batch), ("columns", theirs), ("tensor", dims.k))
+        return next((kind for kind, own in of if cut & set(own)), "whole")
 
     def share(self, kind: str) -> float:
         """The share of the flops that is of one kind."""
@@ -214,6 +230,23 @@ class _Sources:
             v = maker.inputs[0]
             yield v
 
+    def weights_of(self, instance: Instance, p: int) -> tuple[FlatId, FlatId | None]:
+        """The input of the program that the weights of a product are computed from, by elements
+        and views alone, and what of it the outermost loop around the product is given, if any."""
+        dims = instance.signature.gemm
+        assert dims is not None
+        v, brought = instance.inputs[dims.rhs if p == dims.lhs else dims.lhs], None
+        while (maker := self.maker.get(v)) is not None and maker.port not in ("carry", "state"):
+            if maker.signature.fusion not in ("view", "loop"):
+                break
+            inner = [w for w in maker.inputs if self.of[w]]
+            if len(inner) != 1:
+                break
+            if maker.port in ("stream", "invariant"):
+                brought = v
+            v = inner[0]
+        return v, brought
+
     def _other(self, instance: Instance, p: int) -> frozenset[int]:
         dims = instance.signature.gemm
         assert dims is not None
@@ -262,6 +295,7 @@ def _use(plan: Plan, a: int, tally: _Tally, sources: _Sources) -> AxisUse:
         cut(sorted(sources.weights)),
         cut(others) if others else None,
         tally.gathered,
+        tally.share("early") / tally.share("data") if tally.share("data") else 0.0,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tapestry_egg.columns import columns, percent, short_paths, shortened, told_once
+from tapestry_egg.columns import columns, short_paths, shortened, told_once
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -112,8 +112,10 @@ def plan_text(
     the plan gone through, where that is at hand.
     """
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
-    bound = f"{SECONDS.format(plan.bound)}, gap {percent(plan.gap)}" if plan.bound else "-"
-    numbers.insert(1, ("proven bound", bound))
+    bound = f"{SECONDS.format(plan.bound)}, gap {plan.gap_shown}" if plan.bound else "-"
+    if plan.bound and not plan.is_proven:
+        bound += " (before collectives are merged, less what that saves here: no proof)"
+    numbers.insert(1, ("proven bound" if plan.is_proven or not plan.bound else "bound", bound))
     if plan.costs.flops and plan.costs.seconds:
         k = next(k for k, o in enumerate(COSTS) if o.name == "flops") + 1
         rate = OPERATIONS.format(plan.costs.flops / plan.costs.seconds)

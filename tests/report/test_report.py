@@ -211,7 +211,7 @@ def test_a_plan_says_layouts_cuts_and_collectives() -> None:
     assert "all_gather  x         2      3  1.5 KiB  toy.py:3  %1  output" in text
     assert "proven bound            -\n" in text
     assert "neg  toy.py:3:7  whole" in plan_text(whole, everything=True)
-    assert "gap 0.0 %" in plan_text(whole)
+    assert "gap 0.00%" in plan_text(whole)
     data = plan_data(cut)
     assert data["inputs"] == [{"name": "x", "layout": "[x, .]"}]
     assert data["collectives"][0]["payload_bytes"] == 1024

@@ -104,6 +104,35 @@ def test_a_forward_pass_has_weights_too(tokens: Any, said: str) -> None:
     assert summary(front.best("seconds")) == f"{said} over d (4 on nvlink)"
 
 
+@pytest.mark.slow
+def test_weights_that_are_gathered_before_their_loop_are_told() -> None:
+    """Between steps such a plan holds a part of the weights, in its loop all of them at once."""
+
+    def loss(ws: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2)
+
+    def step(ws: jax.Array, x: jax.Array) -> jax.Array:
+        return ws - 0.1 * jax.grad(loss)(ws, x)
+
+    shapes = (16, WIDTH, WIDTH), (4096, WIDTH)
+    front = te.optimize(
+        te.trace(step, *(ARRAY(shape, "float32") for shape in shapes), donate_argnums=0),
+        "h100:4",
+        pins={"[0]": (None, "d"), "[1]": ("d",)},
+        mesh=ONE,
+        settings=Settings(work=2, workers=1, recompute=0),
+    )
+    seen = set()
+    for plan in front:
+        gathers = [c for c in plan.collectives if c.kind == "all_gather"]
+        for use in axis_uses(plan):
+            early = any(use.name in c.axes and "[16, 512, 512]" in c.value for c in gathers)
+            assert str(use).endswith("ZeRO-3, weights gathered before their loop") == early
+            assert "ZeRO-3" in str(use)
+            seen.add(early)
+    assert seen == {True, False}
+
+
 AFFINE = """
 affine:
   index: "[$rows..., $out]"

@@ -1,0 +1,48 @@
+"""What fronts say of bounds: which gaps are proven, and fronts of programs that cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.show.text import plan_text
+
+ROWS = jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
+WEIGHTS = (
+    jax.ShapeDtypeStruct((1024, 4096), jnp.float32),
+    jax.ShapeDtypeStruct((4096, 1024), jnp.float32),
+)
+
+
+def step(w: Any, x: jax.Array, y: jax.Array) -> Any:
+    def loss(w: Any) -> jax.Array:
+        return jnp.mean((jax.nn.relu(x @ w[0]) @ w[1] - y) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+
+
+@pytest.mark.slow
+def test_a_bound_of_a_plan_with_merged_collectives_is_not_called_proven() -> None:
+    front = te.optimize(te.trace(step, WEIGHTS, ROWS, ROWS), "h100:8", settings=te.Settings(work=1))
+    lines = {line.split()[0]: line for line in str(front).splitlines() if line}
+    assert {p.is_proven for p in front} == {True, False}
+    for plan in front:
+        merged = any(c.merged for c in plan.collectives)
+        assert plan.is_proven != merged
+        assert lines[plan.name].split()[-1] == f"{'~' if merged else ''}{plan.gap:.2%}"
+        said = next(x for x in plan_text(plan).splitlines() if "gap" in x)
+        assert ("proven bound" in said, "no proof" in said) == (not merged, merged)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda a: a, lambda a: None, lambda a: (a, a), jnp.ravel, jnp.transpose]
+)
+def test_a_program_that_costs_nothing_has_a_front(fn: Callable[..., Any]) -> None:
+    program = te.trace(fn, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    front = te.optimize(program, "h100:8", settings=te.Settings(work=0.2))
+    assert front.best().costs.seconds == 0 and front.best().gap_shown in ("-", "0.00%")
