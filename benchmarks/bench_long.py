@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--compile", choices=("cpu", "h100"), help="compile, too")
     parser.add_argument("sizes", nargs="*", help="other sizes, as sequence=8192")
     given = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")  # nothing here runs on an accelerator
     other = dict(text.split("=") for text in given.sizes)
     sizes = {**(SMALL if given.small else SIZES), **{k: int(n) for k, n in other.items()}}
     long = long_step(sizes)
