@@ -5,32 +5,74 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 #: Columns of a line that tells of a plan.
 WIDTH = 120
+# Columns of words that a table never makes narrower, and of a terminal that text is fitted to.
+_NARROW, _LEAST = 12, 60
+# One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
+_ONE = r"\[(?:[\w·.*]+(?:, )?)*\](?: \+\w+\([^)]*\))*"
+_LAYOUT = re.compile(rf"{_ONE}(?:, {_ONE})*")
 # Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
 _NUMBERS = re.compile(r"(?<=[%#])\d+")
 _PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')|(?<=^%)\d+")
 
 
-def columns(rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = ()) -> str:
-    """Rows of cells as aligned text; the columns in `right` are flush right.
+def columns(
+    rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = (), width: int = WIDTH
+) -> str:
+    """Rows of cells as aligned text; the columns in `right` are flush right. Where rows are longer
+    than `width`, the widest columns of words go on below; layouts and numbers stay whole.
 
     >>> print(columns([["name", "ms"], ["a", "12"]], right=[1]))
     name  ms
     a     12
+    >>> print(columns([["[x·y, .]", "made by the program"]], width=23))
+    [x·y, .]  made by the
+              program
     """
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     flush = set(right)
+    table = [list(column) for column in zip(*rows, strict=True)]
+    widths = [max(len(cell) for cell in column) for column in table]
+    words = [
+        k
+        for k, column in enumerate(table)
+        if k not in flush and not any(_LAYOUT.fullmatch(cell) for cell in column)
+    ]
+    spare = width - len(indent) - 2 * (len(widths) - 1) - sum(widths)
+    while spare < 0 and (wide := [k for k in words if widths[k] > _NARROW]):
+        k = max(wide, key=lambda k: widths[k])
+        # The next widest goes on below, too, once they are as wide.
+        others = [widths[j] for j in wide if widths[j] < widths[k]]
+        cut = min(-spare, widths[k] - max([_NARROW, *others]))
+        widths[k], spare = widths[k] - cut, spare + cut
     lines = []
     for row in rows:
-        cells = [
-            cell.rjust(width) if i in flush else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        parts = [
+            _folded(cell, w) if len(cell) > w else [cell]
+            for cell, w in zip(row, widths, strict=True)
         ]
-        lines.append((indent + "  ".join(cells)).rstrip())
+        for n in range(max(map(len, parts), default=0)):
+            cells = [
+                (part[n] if n < len(part) else "").rjust(w)
+                if i in flush
+                else (part[n] if n < len(part) else "").ljust(w)
+                for i, (part, w) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append((indent + "  ".join(cells)).rstrip())
     return "\n".join(lines)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Words on lines of a width, as they are indented."""
+    lead = text[: len(text) - len(text.lstrip())][: width // 2]
+    return textwrap.wrap(
+        text.strip(), width, initial_indent=lead, subsequent_indent=lead, break_on_hyphens=False
+    ) or [""]
 
 
 def percent(share: float) -> str:
@@ -116,8 +158,32 @@ def short_paths(files: Iterable[str]) -> Mapping[str, str]:
     return found
 
 
-def shortened(text: str, width: int = WIDTH) -> str:
-    """Text whose lines are no longer than a width; what is cut off is `...`."""
-    return "\n".join(
-        x if len(x) <= width else x[: width - 3].rstrip() + "..." for x in text.split("\n")
-    )
+def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
+    """Text whose lines are no longer than a width: they go on below, indented further.
+
+    >>> print(wrapped("in plans of the front\\n  of a mesh", 14))
+    in plans of
+      the front
+      of a mesh
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        own = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line.strip(),
+            width,
+            initial_indent=own,
+            subsequent_indent=own + indent,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def readers_width() -> int:
+    """Columns of the terminal that is written to, `WIDTH` at most and where there is none."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return WIDTH
+    return max(_LEAST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))

@@ -29,6 +29,7 @@ import yaml
 
 from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
+from tapestry_egg.metakernels.registry import templates
 
 from .families import DEFAULTS, kernels_of, words
 from .recipe import (
@@ -298,7 +299,10 @@ class _Direction:
         params = {k: self._parameter(text, at) for k, text, at in term.params}
         inputs = Expression(f"[{', '.join(t for _, t in operands)}]")
         like = term.head in self.given and not term.select
-        want = Want(inputs, "" if like else self._kernel(term), term.head if like else "", params)
+        kernel = "" if like else self._kernel(term)
+        if kernel:
+            self._have_values(term, kernel)
+        want = Want(inputs, kernel, term.head if like else "", params)
         label = term.label or self._same(want) or self._fresh("n")
         if label in self.given:
             raise self._here(term.at, f"{label!r} is the label of a kernel of the pattern")
@@ -313,6 +317,24 @@ class _Direction:
 
     def _same(self, want: Want) -> str:
         return next((k for k, w in self.wants.items() if _spelled(w) == _spelled(want)), "")
+
+    def _have_values(self, term: Apply, kernel: str) -> None:
+        """Refuse a kernel that is built without parameters that no template of it does without."""
+        given = {*DEFAULTS.get(kernel, {}), *(k for k, _, _ in term.params)}
+        unset = [t.unset(given) for t in templates().get(kernel, ())]
+        if not unset or not all(unset):
+            return
+        names = min(unset, key=len)
+        operands = ", ".join(getattr(o, "name", "") or "..." for o in term.operands)
+        shown = f"{term.head}{{{', '.join(f'{n}=...' for n in names)}}}({operands})"
+        same = [a for a in self.given.values() if kernel in (kernels_of(a.head, a.select) or ())]
+        hint = f"Give them, {shown}"
+        if same:
+            hint += (
+                f", or take those of the pattern's: label it, `s:{same[0].head}(...)`, and write "
+                f"`s({operands})`"
+            )
+        raise self._here(term.at, f"no values for {', '.join(names)} of {kernel}", f"{hint}.")
 
     def _kernel(self, term: Apply) -> str:
         kernels = kernels_of(term.head, term.select)

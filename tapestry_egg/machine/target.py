@@ -284,16 +284,24 @@ def load_target(spec: str | Path) -> Target:
     shape_text, at, mhz = shape_text.partition("@")
     numbers = re.fullmatch(r"[0-9]+(x[0-9]+)*", shape_text)
     if not colon or not numbers or (at and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", mhz)):
-        raise TargetError(
-            f"target {str(spec)!r} does not say how many devices",
-            hint=f"Write NAME:SHAPE, as {_bare(str(spec))}:8 or {_bare(str(spec))}:2x8.",
-        )
+        bare = _bare(str(spec))
+        known = bare in known_targets() or _is_file(bare)
+        unknown = "" if known else f", and {bare!r} is no known target"
+        example = bare if known else "h100"
+        hint = f"Write NAME:SHAPE, as {example}:8 or {example}:2x8."
+        if not known:
+            hint += f" Known are {', '.join(known_targets())}; or the path of a .yaml file."
+        raise TargetError(f"target {str(spec)!r} does not say how many devices{unknown}", hint=hint)
     target = _load(name, tuple(int(n) for n in shape_text.split("x")))
     return target.at_clock(float(mhz)) if at else target
 
 
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name
+
+
 def _load(name: str, shape: tuple[int, ...]) -> Target:
-    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
+    if _is_file(name):
         return _read(read_yaml_text(Path(name), TargetError, name), name, shape, Path(name).parent)
     if name not in known_targets():
         raise TargetError(

@@ -79,10 +79,13 @@ def merge_front(state: State) -> State:
     """One front of all forms and meshes: plans, each with the least that any mesh has proven for
     its own peak and joules."""
     q = state.question
-    # What the user's own shardings lead to is a plan like any other.
+    # What the user's own shardings lead to is a plan like any other, and so is what pins lead to;
+    # beside the front it is told of shardings alone: who pins tensors has given no plan.
     given = best_given(state.results[: state.first]) if q.words.said else None
     every = state.every_result
     front = merge(every, q.objectives, q.limits, q.machine.spec, q.graph.name)
+    if not q.words.sharded:
+        given = None
     return replace(state, front=replace(front, original=original_plan(every, given)))
 
 

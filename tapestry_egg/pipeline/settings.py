@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.rewrite.explore import BUDGET
 from tapestry_egg.rewrite.extractions import OPERATIONS
 from tapestry_egg.rewrite.forms import LEAST_GAIN
@@ -17,6 +18,18 @@ FIRST_AXES = 2
 # A limit of time that nobody asked for is so many times as far away as the work should take, and no
 # nearer than so many seconds.
 _FAR, _LEAST = 20.0, 600.0
+# Settings that are amounts, and whether nothing is one of their amounts, too.
+_AMOUNTS = {
+    "work": False,
+    "seconds": False,
+    "max_axes": False,
+    "seeds": False,
+    "workers": False,
+    "gap": True,
+    "patience": True,
+    "recompute": True,
+    "forms": True,
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,16 @@ class Settings:
     work: float | None = None
     overlap: bool = False
     merge: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ExtractError for an amount that is none."""
+        for name, nothing in _AMOUNTS.items():
+            value = getattr(self, name)
+            if value is not None and not (value > 0 or (nothing and value == 0)):
+                least = "0 or more" if nothing else "more than 0"
+                raise ExtractError(
+                    f"{name} is {value!r:.40}", where="Settings", hint=f"It is {least}."
+                )
 
     @property
     def first_axes(self) -> int:

@@ -38,7 +38,8 @@ class Words:
     fixed: Fixed
     shapes: tuple[MeshShape, ...]
     notes: tuple[str, ...]
-    said: bool = False  # whether some sharding is given, at the boundary or inside
+    said: bool = False  # whether some layout is fixed, at the boundary or inside
+    sharded: bool = False  # whether JAX's shardings, or constraints of the program, are given
     unsearched: tuple[MeshShape, ...] = ()  # distinct shapes of more axes than are searched
 
     def pairs(self, feedback: Mapping[int, int]) -> dict[int, int]:
@@ -81,8 +82,8 @@ def read_words(
     graph = program if isinstance(program, BlockGraph) else program.graph
     whole = Program.of(graph) if isinstance(program, BlockGraph) else program
     ins, outs = input_shardings(whole, in_shardings), output_shardings(whole, out_shardings)
-    given = [*read_pins(graph, pins), *sharding_pins(whole, ins)]
-    given += [*sharding_pins(whole, outs, output=True), *results]
+    sharded = [*sharding_pins(whole, ins), *sharding_pins(whole, outs, output=True)]
+    given = [*read_pins(graph, pins), *sharded, *results]
     contract = None
     if not mesh_shapes or mesh is not None:
         contract = _contract(mesh, meshes_of([*ins, *outs]), graph, machine)
@@ -116,8 +117,15 @@ def read_words(
     notes = left_out(graph, shapes, contract)
     for words in notes:
         warnings.warn(words, stacklevel=4)
-    said = bool(given or next(constraints(graph), None))
-    return Words(Fixed(_once(given), contract), shapes, tuple(notes), said, tuple(left))
+    asked = sum(1 for _ in constraints(graph))
+    return Words(
+        fixed=Fixed(_once(given), contract),
+        shapes=shapes,
+        notes=tuple(notes),
+        said=bool(given or asked),
+        sharded=bool(sharded or asked > len(inside)),
+        unsearched=tuple(left),
+    )
 
 
 def _of_devices(machine: Target, counts: Sequence[int], max_axes: int) -> tuple[MeshShape, ...]:

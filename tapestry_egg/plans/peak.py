@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tapestry_egg.columns import shortened, told_once
+from tapestry_egg.columns import told_once, wrapped
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
@@ -73,4 +73,4 @@ class Peak:
             for p in self.parts
         ]
         head = f"{BYTES.format(self.bytes)}, {self.summary()}"
-        return printable(shortened(f"{head}\n{told_once(rows, paths=True, right=(3,))}"))
+        return printable(wrapped(f"{head}\n{told_once(rows, paths=True, right=(3,))}"))

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: The number of an argument or of a result, at the beginning of a path.
 _PLACE = re.compile(r"^\[\d+\]")
+# Paths that a message lists one and all.
+_FEW = 6
 
 
 @dataclass(frozen=True)
@@ -244,9 +246,12 @@ def _no_such_path(what: str, path: str, where: str, names: tuple[str, ...]) -> E
 
 
 def close_paths(path: str, names: Sequence[str]) -> str:
-    """The paths most like one that does not exist, or the first there are; for messages."""
-    found = get_close_matches(path, names, 3, 0.3) or list(names[:3])
-    return ", ".join(repr(n) if not n else n for n in found) + (", ..." if len(names) > 3 else "")
+    """All paths where they are few, else those most like one that does not exist, or the first
+    there are, and how many others; for messages."""
+    few = len(names) <= _FEW
+    found = list(names) if few else get_close_matches(path, names, 3, 0.3) or list(names[:3])
+    more = [f"and {len(names) - len(found)} others"] if len(names) > len(found) else []
+    return ", ".join([*(repr(n) if not n else n for n in found), *more])
 
 
 class _Flattener:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tapestry_egg.columns import columns, short_paths, shortened, told_once
+from tapestry_egg.columns import columns, short_paths, told_once, wrapped
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -153,7 +153,7 @@ def plan_text(
     elif plan.rules:
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
     parts.append(LEGEND)
-    return printable(shortened("\n".join(parts)))
+    return printable(wrapped("\n".join(parts)))
 
 
 def _part(plan: Plan) -> list[str]:

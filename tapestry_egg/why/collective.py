@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tapestry_egg.columns import columns, shortened, told_once
+from tapestry_egg.columns import columns, told_once, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.kernel_work import block_bytes
 from tapestry_egg.extract.certify.recount import Move
@@ -106,7 +106,7 @@ class CollectiveReason:
             parts += ["  behind", told_once(rows, right=(1,))]
         if self.alike:
             parts.append(f"and {len(self.alike)} like it: {_ranges(self.alike)}")
-        return printable(shortened("\n".join([*parts, LEGEND])))
+        return printable(wrapped("\n".join([*parts, LEGEND])))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

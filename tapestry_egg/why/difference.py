@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tapestry_egg.columns import columns, shortened, told_once
+from tapestry_egg.columns import columns, told_once, wrapped
 from tapestry_egg.machine.objectives import COSTS
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.peak import KINDS, Peak
@@ -115,7 +115,7 @@ class Difference:
         for name, rules in ((a, self.rules[0]), (b, self.rules[1])):
             if rules:
                 parts.append(f"only {name} takes the rules {', '.join(rules)}")
-        return printable(shortened("\n".join([*parts, LEGEND])))
+        return printable(wrapped("\n".join([*parts, LEGEND])))
 
     def _seconds(self) -> list[str]:
         told = self.parts[:_FEW]

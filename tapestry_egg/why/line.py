@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tapestry_egg.columns import columns, percent, shortened
+from tapestry_egg.columns import columns, percent, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.plan import Plan
@@ -98,7 +98,7 @@ class LineCosts:
             ]
             parts.append(columns(inside, "  ", right=(0,)))
         parts.append("a kernel counts for the line of its last operation, a copy for its reader's")
-        return printable(shortened("\n".join(parts)))
+        return printable(wrapped("\n".join(parts)))
 
 
 def _brief(name: str, most: int = 40) -> str:

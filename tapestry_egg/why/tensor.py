@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from tapestry_egg.columns import columns, shortened, starred, told_once
+from tapestry_egg.columns import columns, starred, told_once, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import Plan
@@ -104,12 +104,12 @@ class TensorWay:
             parts.append(f"collectives  {numbers} (`--collective N` tells why)")
         if self.alike:
             parts.append(f"and {len(self.alike)} like it: {', '.join(self.alike)}")
-        return printable(shortened("\n".join([*parts, LEGEND])))
+        return printable(wrapped("\n".join([*parts, LEGEND])))
 
 
 def tensor_way(plan: Plan, name: str) -> TensorWay:
     """The way of the tensor of that name: a path of an argument (`[0]['w']`, or with `*` for many
-    that are told as one), its last part (`w`) where only one path ends so, a result
+    that are told as one), its last part (`w`) where only one argument ends so, a result
     (`result[0]['w']`), or a number as plans print it (`%12`, `40/%12` in a loop).
 
     Raises PlanError where there is no such tensor, or where many of a pattern differ; ExtractError
@@ -147,18 +147,19 @@ def _named(account: Account, name: str) -> Sequence[int]:
         if int(match[2]) < len(own):
             return [own[int(match[2])]]
     names = list(graph.input_names) or [f"%{v}" for v in graph.inputs]
-    given = dict(zip(names, graph.inputs, strict=True))
-    for n, v in zip(graph.output_names, graph.outputs, strict=False):
-        given.setdefault(n, v)
+    inputs = dict(zip(names, graph.inputs, strict=True))
+    outputs = list(zip(graph.output_names, graph.outputs, strict=False))
+    given = inputs | {f"result{n}": v for n, v in outputs}
     name = name.strip().replace('"', "'")
-    if name in given:
-        return [values[given[name]]]
-    results = dict(zip(graph.output_names, graph.outputs, strict=False))
-    if name.startswith("result") and name.removeprefix("result") in results:
-        return [values[results[name.removeprefix("result")]]]
-    ending = [n for n in given if n.endswith((f"['{name}']", f".{name}"))] if name else []
-    if len(ending) == 1:
-        return [values[given[ending[0]]]]
+    for exact in (given, dict(outputs)):
+        if name in exact:
+            return [values[exact[name]]]
+    # An argument before the results that are named like it: it is what they are made of.
+    ending: list[str] = []
+    for some in (inputs, given):
+        ending = [n for n in some if n.endswith((f"['{name}']", f".{name}"))] if name else []
+        if len(ending) == 1:
+            return [values[given[ending[0]]]]
     pattern = re.sub(r"\[(?!\*\])", "[[]", name).replace("[*]", "[[]*]")
     found = [values[v] for n, v in given.items() if "*" in name and fnmatchcase(n, pattern)]
     if found:

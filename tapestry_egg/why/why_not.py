@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.columns import columns, shortened
+from tapestry_egg.columns import columns, wrapped
 from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.problem.pins import Pin, Pins, fitting, read_pins
 from tapestry_egg.extract.problem.value_pins import split_pins
@@ -36,6 +36,8 @@ WORK = 10.0
 _AXES = 2
 # Rules of layouts alone: the form of the program stays the plan's.
 _BOOKS = ("sharding", "collectives")
+# Meshes that are told by name where a search is told of.
+_FEW = 2
 # By which share a plan is better than another, not merely as good.
 _BETTER = 1e-6
 
@@ -56,8 +58,10 @@ class Meaning:
 class WhyNot:
     """The answer: `found` is the fastest plan that was found with those layouts, `within` says that
     its peak is no larger than the plan's. `refused` says why there is none. `bound` are the least
-    seconds that any such plan can have within the peak and joules of the one found; `proven` where
-    that is more than the plan takes. `holders` are plans of the front that lie so already."""
+    seconds that any such plan of this form on `meshes` can have within the peak and joules of the
+    one found; `proven` where that is more than the plan takes. Where collectives of the one found
+    are `merged`, which is done after the search, its bound is that of plans of which merging saves
+    no more, and nothing is proven. `holders` are plans of the front that lie so already."""
 
     plan: str
     mesh: str
@@ -66,9 +70,11 @@ class WhyNot:
     refused: str
     means: tuple[Meaning, ...]
     searched: str
+    meshes: tuple[str, ...] = ()
     within: bool = False
     better: bool = False
     proven: bool = False
+    merged: bool = False
     bound: float = 0.0
     seconds: float = 0.0
     holders: tuple[str, ...] = ()
@@ -103,7 +109,7 @@ class WhyNot:
             parts.append(str(self.difference))
         else:
             parts.append(LEGEND)
-        return printable(shortened("\n".join(parts)))
+        return printable(wrapped("\n".join(parts)))
 
     def _verdict(self) -> Iterator[str]:
         assert self.difference is not None
@@ -112,15 +118,28 @@ class WhyNot:
         for o in (SECONDS, PEAK_BYTES, JOULES):
             x, y = totals[o.name]
             said.append(f"{o.format(y)} ({y / x - 1:+.1%})" if x else o.format(y))
-        yield f"the fastest that was found with it: {', '.join(said)}"
+        where = f"on {' or '.join(self.meshes)}"
+        if len(self.meshes) > _FEW:
+            where = f"on {len(self.meshes)} mesh shapes"
+        limit = PEAK_BYTES.format(totals[PEAK_BYTES.name][0])
+        limits = f"within {limit}" if self.within else "whatever its peak"
+        yield f"the fastest that was found with it {where}, {limits}: {', '.join(said)}"
         if not self.within:
-            yield "within the peak of this plan none was found"
-        if self.proven:
-            bound = TIME.format(self.bound)
-            yield f"proven: within that memory and energy no plan with it takes less than {bound}"
+            yield f"within {limit}, the peak of this plan, none was found"
+        bound = TIME.format(self.bound)
+        own = " and ".join(o.format(totals[o.name][1]) for o in (PEAK_BYTES, JOULES))
+        if self.merged:
+            yield (
+                f"its collectives were merged after the search: no bound {where} but of plans of "
+                f"which merging saves no more, {bound} within {own} (docs/bounds.md)"
+            )
+        elif self.proven:
+            yield (
+                f"proven: {where}, within {own}, no plan with it takes less than {bound} before "
+                "collectives are merged"
+            )
         elif not self.better:
-            bound = TIME.format(self.bound)
-            yield f"not proven: such a plan may take as little as {bound}"
+            yield f"not proven: {where}, within {own}, such a plan may take as little as {bound}"
 
 
 def why_not(
@@ -161,9 +180,11 @@ def why_not(
     return replace(
         answer,
         searched=f"the plan's own form of the program on {', '.join(map(str, shapes))}",
+        meshes=tuple(map(str, shapes)),
         within=within,
         better=better,
-        proven=found.bound > mine.seconds * (1 + _BETTER),
+        proven=found.bound > mine.seconds * (1 + _BETTER) and not found.body.merged,
+        merged=bool(found.body.merged),
         bound=found.bound,
         seconds=theirs.seconds,
         holders=holders,

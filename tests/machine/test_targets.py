@@ -90,6 +90,7 @@ def test_rates_fall_back_by_family() -> None:
         ("h100:", "does not say how many"),
         ("h100:eight", "does not say how many"),
         ("h100:2x", "does not say how many"),
+        ("h100x8", "how many devices, and 'h100x8' is no known target.*\n.*as h100:8.*b200, b300"),
         ("h100:0", "not a shape"),
         ("h1000:8", "unknown target 'h1000'.*\n.*a100, b200, b300"),
         ("h100:16", "too large"),

@@ -147,6 +147,16 @@ FAULTS = [
     ("match: neg(x)\nreplace: y", r"8:14: 'y' is not a tensor of the pattern", "^"),
     ("match: neg(x)\nreplace: map(x)", r"8:14: map stands for several kernels", "^"),
     ("match: x\nreplace: x", r"7:12: a pattern is a kernel on operands", "^"),
+    (
+        "match: matmul(x, w)\nreplace: matmul(w, x)",
+        "8:14: no values for dimension_numbers of dot_general",
+        "label it, `s:matmul(...)`, and write `s(w, x)`",
+    ),
+    (
+        "match: neg(x)\nreplace: neg(transpose(x))",
+        "8:18: no values for permutation of transpose",
+        "Give them, transpose{permutation=...}(x).",
+    ),
     ("match: neg(x)\nreplace: add(x, 0)", r"8:21: a replacement cannot make a constant", "z=0"),
     ("match: neg(x)\nreplace: transpose{permutation=[1 0]}(x)", r"8:39: unexpected '0'", "^"),
     ("match: s:neg(s:exp(x))\nreplace: x", "7:12: 's' is the label of another kernel too", "^"),

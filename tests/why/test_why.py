@@ -195,6 +195,9 @@ def test_equal_tensors_are_told_once(front: te.Front) -> None:
 def test_names_that_are_none_are_told_what_there_is(moving: te.Plan) -> None:
     with pytest.raises(PlanError, match=r"Nearest are .*\['up'\]"):
         moving.tensor("[0]['layers'][0]['upp']")
+    with pytest.raises(PlanError, match=r"Nearest are .*result\['stack'\]"):
+        moving.tensor("result['stac']")
+    assert moving.tensor("stack").name == "[0]['stack']"  # its result is called so, too
     with pytest.raises(PlanError, match=f"They are 0 to {len(moving.collectives) - 1}"):
         moving.collective(len(moving.collectives))
     with pytest.raises(PlanError, match="Nearest lines with operations are"):
@@ -315,7 +318,12 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front) -> None:
     if answer.within and not answer.better:
         assert answer.seconds >= plan.costs.seconds * (1 - 1e-9)
     assert answer.bound <= answer.seconds * (1 + 1e-6)
-    assert answer.proven == (answer.bound > plan.costs.seconds * (1 + 1e-6))
+    above = answer.bound > plan.costs.seconds * (1 + 1e-6)
+    merged = any(one.merged for one in answer.found.collectives)
+    assert answer.merged == merged and answer.proven == (above and not merged)
+    for line in str(answer).split("\n"):  # no bound, and no best, without what it is one of
+        if line.startswith(("the fastest", "proven", "not proven")):
+            assert f"on {plan.mesh}, " in line
     assert [m.dim for m in answer.means] and all(m.tensor == path for m in answer.means)
     assert max(map(len, str(answer).split("\n"))) <= 120
 
@@ -327,7 +335,11 @@ def test_what_holds_more_is_found_beyond_the_peak(front: te.Front) -> None:
     assert answer.found is not None
     assert answer.found.costs.peak_bytes > plan.costs.peak_bytes
     assert not answer.within and not answer.better
-    assert "within the peak of this plan none was found" in str(answer)
+    assert ", the peak of this plan, none was found" in str(answer)
+    assert "whatever its peak: " in str(answer)
+    # A bound of merged plans is none of all plans, and is not called proven.
+    merged = str(replace(answer, merged=True, proven=False))
+    assert "proven" not in merged and "collectives were merged after the search" in merged
     # A plan that takes twice of everything is beaten by any such plan, and the answer says so.
     twice = {k: 2 * getattr(plan.costs, k) for k in ("seconds", "peak_bytes", "joules")}
     slow = replace(plan, costs=replace(plan.costs, **twice))

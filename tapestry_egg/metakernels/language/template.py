@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from tapestry_egg.metakernels.signatures.signature import Fusion
 from .expressions import Expression, Origin, PassageText
 from .patterns import Pattern
 from .projections import ProjectionForm, ShapeForm
+
+# `$name`s of an expression, those that are there for every operation, and what makes or skips some.
+_NAME = re.compile(r"\$(\w+)")
+_OWN = ("params", "kernel", "index")
+_CONDITIONAL = re.compile(r"\b(if|for|and|or|get)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,33 @@ class Template:
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
         single = (self.when, self.flops, self.measured, self.spilled)
         yield from (e for e in single if e is not None)
+
+    def unset(self, given: Collection[str]) -> tuple[str, ...]:
+        """Parameters without a value that every operation must have, where those of the names
+        `given` have one: what is required, and what shapes and dtypes of results are computed
+        from. Empty where that cannot be told from the texts."""
+        known = {*given, *self.defaults, *_OWN}
+        known |= {o.name for o in self.inputs} | {o.name for o in self.outputs}
+        known |= {"k" for o in self.outputs if o.count is not None}  # which of them
+        found = dict.fromkeys(name for name in self.required if name not in known)
+        todo = [e.text for o in self.outputs for e in (*o.shape.texts(), o.dtype)]
+        seen: set[str] = set()
+        while todo:
+            text = todo.pop()
+            if not _CONDITIONAL.search(text):
+                names = dict.fromkeys(_NAME.findall(text))
+                for name in names:
+                    if name in self.let and name not in seen:
+                        todo.append(self.let[name].text)
+                    elif name not in self.let and name not in known:
+                        found[name] = None
+                seen |= names.keys()
+        if found:  # patterns bind names, too
+            patterns = [o.pattern for o in self.inputs if o.pattern is not None]
+            bound = {n.lstrip("$@") for p in patterns for n in p.names()}
+            bound |= {o.dtype.text.strip("$ ") for o in self.inputs if o.dtype is not None}
+            found = {name: None for name in found if name not in bound}
+        return tuple(found)
 
     def check(self) -> None:
         """Parse every text of the entry. Raises TemplateError with the place of the first fault."""
