@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg import pareto
+from tapestry_egg.columns import readers_width
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import (
@@ -29,6 +30,8 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
+
+from .notes import note_lines
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.pins import Pins
@@ -267,7 +270,7 @@ class Front:
             lines.append(words)
         if not self.saturated:
             lines.append("saturated: false; the bounds speak of what was reached")
-        lines += self.notes
+        lines += note_lines(self.notes, readers_width())
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:

@@ -338,9 +338,13 @@ def _is_graph_name(name: str) -> bool:
 
 
 def _summary(outcome: Outcome) -> str:
-    """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`."""
-    from tapestry_egg.columns import percent
+    """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`, and how many
+    notes the front has; below it those of what happened to the search."""
+    from tapestry_egg.columns import percent, readers_width, wrapped
+    from tapestry_egg.extract.front.notes import happened
 
+    told = happened(outcome.notes)
+    others = len(outcome.notes) - len(told)
     words = "  ".join(
         [
             outcome.name,
@@ -349,10 +353,10 @@ def _summary(outcome: Outcome) -> str:
             _range(outcome.peak_least, outcome.peak_most, PEAK_BYTES),
             f"gap {percent(outcome.gap)}",
             "as before" if outcome.skipped else f"{outcome.took:.1f} s",
-            *outcome.notes,
+            *([f"{others} note{'' if others == 1 else 's'}: tapestry-egg front"] if others else []),
         ]
     )
-    return printable(words)
+    return printable(wrapped("\n".join([words, *(f"  {note}" for note in told)]), readers_width()))
 
 
 def _range(low: float, high: float, objective: Objective) -> str:
