@@ -16,6 +16,7 @@ WIDTH = 120
 _NARROW, _LEAST = 12, 60
 # One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
 _ONE = r"\[(?:[\w·.*]+(?:, )?)*\](?: \+\w+\([^)]*\))*"
+_TYPE, _KEPT = re.compile(r"\w+\[[\d, ]*\]"), "\0"
 _LAYOUT = re.compile(rf"{_ONE}(?:, {_ONE})*")
 # Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
 _NUMBERS = re.compile(r"(?<=[%#])\d+")
@@ -44,12 +45,15 @@ def columns(
         if k not in flush and not any(_LAYOUT.fullmatch(cell) for cell in column)
     ]
     spare = width - len(indent) - 2 * (len(widths) - 1) - sum(widths)
-    while spare < 0 and (wide := [k for k in words if widths[k] > _NARROW]):
-        k = max(wide, key=lambda k: widths[k])
-        # The next widest goes on below, too, once they are as wide.
-        others = [widths[j] for j in wide if widths[j] < widths[k]]
-        cut = min(-spare, widths[k] - max([_NARROW, *others]))
-        widths[k], spare = widths[k] - cut, spare + cut
+    # Between words first, and where that is not enough, within them.
+    for least in ([max(_longest(cell) for cell in column) for column in table], [0] * len(table)):
+        floors = [max(_NARROW, n) for n in least]
+        while spare < 0 and (wide := [k for k in words if widths[k] > floors[k]]):
+            k = max(wide, key=lambda k: widths[k])
+            # The next widest goes on below, too, once they are as wide.
+            others = [widths[j] for j in wide if widths[j] < widths[k]]
+            cut = min(-spare, widths[k] - max([floors[k], *others]))
+            widths[k], spare = widths[k] - cut, spare + cut
     lines = []
     for row in rows:
         parts = [
@@ -70,9 +74,24 @@ def columns(
 def _folded(text: str, width: int) -> list[str]:
     """Words on lines of a width, as they are indented."""
     lead = text[: len(text) - len(text.lstrip())][: width // 2]
-    return textwrap.wrap(
-        text.strip(), width, initial_indent=lead, subsequent_indent=lead, break_on_hyphens=False
-    ) or [""]
+    lines = textwrap.wrap(
+        _joined(text.strip()),
+        width,
+        initial_indent=lead,
+        subsequent_indent=lead,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_KEPT, " ") for line in lines] or [""]
+
+
+def _joined(text: str) -> str:
+    """Text whose types, such as `f32[8, 4]`, are one word each."""
+    return _TYPE.sub(lambda found: found[0].replace(" ", _KEPT), text)
+
+
+def _longest(text: str) -> int:
+    """The length of the longest word."""
+    return max(map(len, _joined(text).split(" ")))
 
 
 def percent(share: float) -> str:
@@ -140,6 +159,15 @@ def starred(path: str) -> str:
     "[*]['layers'][*]['w']"
     """
     return _PATHS.sub("*", path)
+
+
+def alike(paths: Sequence[str]) -> str:
+    """Paths that are the same but for numbers as one.
+
+    >>> alike(["[0]['layers'][3]['w']", "[0]['layers'][5]['w']"])
+    "[0]['layers'][*]['w']"
+    """
+    return _common(paths, _PATHS)
 
 
 def short_paths(files: Iterable[str]) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tapestry_egg.columns import columns, short_paths, told_once, wrapped
+from tapestry_egg.columns import alike, columns, short_paths, starred, told_once, wrapped
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -15,15 +15,17 @@ from tapestry_egg.machine.objectives import COSTS, SECONDS
 from tapestry_egg.machine.topology import part
 from tapestry_egg.metakernels.views import View, folded_views
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.plans.planned import moved_by
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, OPERATIONS
 from tapestry_egg.schedule.flatten import flatten
+from tapestry_egg.schedule.updates import updates
 
 from .costs_told import LEGEND, near, where_costs_go
 from .parallelism import summary
 
-# Outputs of an operation that are told one by one.
-_FEW = 2
+# Outputs of an operation that are told one by one, and collectives of an update.
+_FEW, _NUMBERS = 2, 8
 # The argument that a path starts with, and every entry of one.
 _HEAD, _ENTRIES = re.compile(r"\[\d+\]"), re.compile(r"\[")
 
@@ -147,6 +149,7 @@ def plan_text(
         told_once(
             _collective_rows(plan, names), everything, right=(0, 3, 4, 5), header=True, first=0
         ),
+        *_update_lines(plan),
     ]
     if plan.steps:
         parts += ["rules, step by step", *(f"  {k}. {s}" for k, s in enumerate(plan.steps, 1))]
@@ -290,6 +293,37 @@ def _collective_rows(plan: Plan, names: Mapping[str, str]) -> list[list[str]]:
         row = [kind, ",".join(one.axes), str(one.group), str(one.count), sent, *told]
         rows.append([str(k), *row])
     return rows if plan.collectives else [["none"]]
+
+
+def _update_lines(plan: Plan) -> list[str]:
+    """The numbers of collectives whose values become the next value of a leaf of the state, by the
+    leaf; equal layers are told as one."""
+    feedback = dict(plan.origin.feedback) if plan.origin is not None else {}
+    names = plan.graph.input_names
+    if not (feedback and names):
+        return []
+    program = flatten(plan.graph, feedback)
+    number = {(int(b.parent), b.operation, b.region): k for k, b in enumerate(program.bodies)}
+    leaf = updates(program)
+    found: dict[str, list[tuple[str, int]]] = {}
+    for n, one in enumerate(moved_by(plan)):
+        body = 0
+        for operation, region in one.path:
+            body = number[body, operation, region]
+        v = None if one.fetch is None else program.bodies[body].values[one.fetch.value]
+        if v is not None and v in leaf:
+            name = names[leaf[v]]
+            found.setdefault(starred(name), []).append((name, n))
+    rows = []
+    for own in sorted(found.values(), key=lambda x: x[0][1]):
+        numbers = ", ".join(str(n) for _, n in own[:_NUMBERS])
+        more = f" and {len(own) - _NUMBERS} more" if len(own) > _NUMBERS else ""
+        rows.append([alike([name for name, _ in own]), f"{numbers}{more}"])
+    return (
+        ["on the way to a new value of the state: collectives by number", columns(rows, "  ")]
+        if rows
+        else []
+    )
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from tapestry_egg.extract.certify.certificate import walked
 from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.recount import Move
 from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.plan import Change, Plan
 from tapestry_egg.plans.planned import Moved, moved_by
+from tapestry_egg.schedule.updates import updates
 
 
 class Account:
@@ -45,6 +47,11 @@ class Account:
     def moved(self) -> tuple[Moved, ...]:
         """The plan's collectives in their order, each with where it is."""
         return moved_by(self.plan)
+
+    @cached_property
+    def updates(self) -> Mapping[FlatId, int]:
+        """Value -> the argument whose next value it is on the way to, where it is one."""
+        return updates(self.program)
 
     @cached_property
     def paths(self) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from tapestry_egg.columns import columns, told_once, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.kernel_work import block_bytes
 from tapestry_egg.extract.certify.recount import Move
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.costs import BESIDE, carried_as, collective_seconds
 from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.plans.plan import Plan
@@ -42,6 +43,7 @@ class CollectiveReason:
     all; `hidden` are the seconds of the copy during which the kernels `beside` run. `alike` are the
     numbers of others of the same kind, axes, bytes and line, `merged` those of all that are one
     collective with it; its seconds and joules are then its share of what that takes, by bytes.
+    `update_of` is the argument of which the value becomes the next value, by elements alone.
     """
 
     plan: str
@@ -70,6 +72,7 @@ class CollectiveReason:
     overlaps: bool
     alike: tuple[int, ...]
     merged: tuple[int, ...] = ()
+    update_of: str = ""
 
     def data(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
@@ -89,6 +92,7 @@ class CollectiveReason:
         facts = [
             ("of", f"{self.value} {self.type}"),
             ("made by", f"{self.made_by}{f' at {self.made_at}' if self.made_at else ''}"),
+            *([("update of", self.update_of)] if self.update_of else []),
             ("from", self.have),
             ("to", f"{self.need}, by {self.steps}"),
             ("for", f"{self.readers[0]}{f' at {self.source}' if self.source else ''}"),
@@ -178,9 +182,16 @@ def _fetched(account: Account, number: int) -> CollectiveReason:
         steps=account.changes(f.steps),
         readers=_readers(account, one, b),
         source=account.line(b, one.reader),
+        update_of=_update_of(account, v),
         reason=_reason(account, one, b, maker),
         beside=_beside(account, k),
     )
+
+
+def _update_of(account: Account, v: FlatId) -> str:
+    """The argument of which a value becomes the next value; empty where it is of none."""
+    i, first = account.updates.get(v), account.program.bodies[0]
+    return "" if i is None else account.value(first.values[first.graph.inputs[i]])
 
 
 def _exchanged(account: Account, number: int) -> CollectiveReason:

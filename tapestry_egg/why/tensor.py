@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from tapestry_egg.columns import columns, starred, told_once, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
@@ -70,6 +71,7 @@ class TensorWay:
     reads: tuple[Read, ...]
     alive: tuple[Alive, ...]
     collectives: tuple[int, ...]  # numbers in `plan.collectives`
+    updating: tuple[int, ...] = ()  # and those of what becomes its next value
     alike: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
@@ -102,6 +104,9 @@ class TensorWay:
         if self.collectives:
             numbers = ", ".join(map(str, self.collectives))
             parts.append(f"collectives  {numbers} (`--collective N` tells why)")
+        if self.updating:
+            numbers = ", ".join(map(str, self.updating))
+            parts.append(f"collectives of what becomes its next value  {numbers}")
         if self.alike:
             parts.append(f"and {len(self.alike)} like it: {', '.join(self.alike)}")
         return printable(wrapped("\n".join([*parts, LEGEND])))
@@ -221,7 +226,19 @@ def _way(account: Account, v: int) -> TensorWay:
             for n, m in enumerate(account.moved)
             if _sends(m, program.bodies[body].graph) == local and account.body_at(m.path) == body
         ),
+        updating=tuple(_updating(account, FlatId(v))),
     )
+
+
+def _updating(account: Account, v: FlatId) -> Iterator[int]:
+    """The collectives of values that become the next value of an argument."""
+    first = account.program.bodies[0]
+    inputs = [first.values[w] for w in first.graph.inputs]
+    for n, m in enumerate(account.moved if v in inputs else ()):
+        if m.fetch is not None:
+            own = account.program.bodies[account.body_at(m.path)].values[m.fetch.value]
+            if account.updates.get(own) == inputs.index(v):
+                yield n
 
 
 def _sends(moved: Moved, graph: BlockGraph) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,28 @@ def test_bytes_that_a_tensors_copies_send_are_those_of_its_collectives(moving: t
         assert sum(r.sent for r in way.reads) == pytest.approx(some)
         sent += some
     assert sent > 0.0, "the example moves no weights"
+
+
+def test_collectives_of_an_update_are_told_with_the_weight(moving: te.Plan) -> None:
+    told = moving.explain().partition("on the way to a new value of the state")[2]
+    graph = moving.graph
+    found = set()
+    for v, name in zip(graph.inputs, graph.input_names, strict=True):
+        for n in moving.tensor(name).updating:
+            one = moving.collectives[n]
+            assert moving.collective(n).update_of == name
+            sizes = re.findall(r"\d+", one.value.partition("[")[2])
+            # What becomes a weight has its elements, or in a loop those of one step.
+            assert {*map(int, sizes)} <= {*graph.values[v].shape}, (name, one.value)
+            assert one.value != f"%{v} {graph.values[v]}"
+            found.add(n)
+    sums = {
+        n for n, c in enumerate(moving.collectives) if c.kind in ("reduce_scatter", "all_reduce")
+    }
+    gradients = {n for n in sums if not moving.collectives[n].value.endswith("[]")}
+    rows = f"[{8192}"  # what has the rows of the data is no gradient
+    assert {n for n in gradients if rows not in moving.collectives[n].value} <= found
+    assert found and told
 
 
 def test_a_value_in_a_loop_has_a_name_and_a_way(moving: te.Plan) -> None:
