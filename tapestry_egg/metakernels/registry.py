@@ -210,6 +210,12 @@ def runs_once(op: Operation) -> bool:
     return op.effectful or op.kernel in CALLS or op.kernel in _HOSTED
 
 
+def is_repeatable(op: Operation) -> bool:
+    """Whether an operation without regions gives the same each time that it runs on the same
+    operands, so that two of it are one, and one can run again."""
+    return not (op.regions or runs_once(op) or draws(op.kernel))
+
+
 def opaque(
     kernel: str,
     input_types: Sequence[TensorType],

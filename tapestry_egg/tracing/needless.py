@@ -72,7 +72,7 @@ def made_once(
         inputs = tuple([stands.get(v, v) for v in op.inputs])
         if filled.issuperset(inputs):
             filled.update(op.outputs)
-        elif not (op.regions or registry.runs_once(op) or registry.draws(op.kernel)):
+        elif registry.is_repeatable(op):
             made = tuple([types[v] for v in op.outputs])
             key = op.kernel, inputs, made, op.remat, exact(op.params)
             first = known.setdefault(key, op.outputs)

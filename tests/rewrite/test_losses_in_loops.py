@@ -178,3 +178,34 @@ def test_plans_send_what_they_say_and_give_the_numbers(mode: str) -> None:
         assert compared.equal, compared
         for a, b in zip(jax.tree.leaves(run(*xs)), want, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+
+
+def test_what_is_drawn_is_drawn_as_often_as_written() -> None:
+    """Noise beside a loss in blocks: twice before it, or once before a loop that reads it."""
+
+    def loss(x: Array, w: Array) -> Array:
+        return jax.nn.logsumexp(x @ w, -1).mean()
+
+    def drawn(shape: tuple[int, ...]) -> Array:
+        return jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), shape)
+
+    def twice(x: Array, w: Array) -> Any:
+        of = jax.checkpoint(loss)
+        return jax.value_and_grad(of, 1)(x, w), drawn((64,)) - drawn((64,))
+
+    def given(x: Array, w: Array) -> Any:
+        noise = drawn((256, 512))
+
+        def step(c: Array, _: None) -> Any:
+            return c, (loss(x, w), jnp.cumsum(noise * c, 0)[-1])
+
+        losses, sums = jax.lax.scan(step, jnp.float32(1), None, length=2)[1]
+        return losses, sums[0] - sums[1]
+
+    x, w = draw([S((2048, 16), "float32"), S((16, 4096), "float32")])
+    made = blocks.with_blocks(trace(twice, x, w).graph)
+    assert made is not trace(twice, x, w).graph
+    assert np.abs(jax.jit(emit(made))(x, w)[-1]).max() > 0.1
+    x, w = x[:256], w[:, :512]
+    graph = trace(given, x, w).graph
+    assert np.abs(jax.jit(emit(blocks.with_blocks(graph)))(x, w)[-1]).max() == 0

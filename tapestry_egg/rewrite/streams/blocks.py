@@ -69,7 +69,7 @@ def _each_once(graph: BlockGraph) -> BlockGraph:
     for op in graph.operations:
         inputs = tuple([to.get(v, v) for v in op.inputs])
         op = op if inputs == op.inputs else replace(op, inputs=inputs)
-        if not op.regions and op.remat is None and not registry.runs_once(op):
+        if op.remat is None and registry.is_repeatable(op):
             key = op.kernel, hashable(op.params), inputs
             if key in known:
                 to.update(zip(op.outputs, known[key], strict=True))

@@ -50,7 +50,7 @@ def _in_loops(graph: BlockGraph, change: Callable[[Operation], Operation]) -> Bl
 
 
 def _can_be_made_again(op: Operation) -> bool:
-    return not op.regions and op.remat is None and not registry.runs_once(op)
+    return op.remat is None and registry.is_repeatable(op)
 
 
 def _as_large(graph: BlockGraph, size: int) -> set[int]:
