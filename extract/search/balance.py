@@ -1,10 +1,11 @@
 """Chords: prices at which known labellings balance.
 
 Of all mixtures of labellings that are known, a linear program finds the one with the least seconds
-whose bytes stay within a limit at every time. Its dual values are prices of bytes: either the bound
-at these prices proves that no mixture is much better, or a labelling turns up that is cheaper at
-them than all that are known (column generation: Dantzig and Wolfe, 1960). Where one time decides,
-the price is the slope of the chord between two labellings (Aneja and Nair, 1979).
+whose bytes stay within a limit at every time, and its joules within another. Its dual values are
+prices of bytes and joules: either the bound at these prices proves that no mixture is much better,
+or a labelling turns up that is cheaper at them than all that are known (column generation: Dantzig
+and Wolfe, 1960). Where one time decides, the price is the slope of the chord between two labellings
+(Aneja and Nair, 1979). What no prices can prove is the seconds of the best mixture.
 
 Where collectives run beside kernels, seconds are a longest path, and no labelling has a price of
 its own: each has one on every path. Then the program finds the mixture whose mean lengths have the
@@ -55,42 +56,52 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True)
 class Balance:
-    """The least seconds of a mixture, and what a byte costs at each time."""
+    """The least seconds of a mixture, and what a byte costs at each time, and a joule."""
 
     seconds: float
     bytes: Floats  # [times], seconds per byte
+    joule: float = 0.0  # seconds per joule
 
 
 @dataclass
 class Pool:
-    """Seconds and bytes at each time of the labellings that a search has met."""
+    """Seconds, joules and bytes at each time of the labellings that a search has met."""
 
     seconds: list[float] = field(default_factory=list)
     profiles: list[Floats] = field(default_factory=list)  # each [times], bytes
+    joules: list[float] = field(default_factory=list)
 
-    def add(self, seconds: float, profile: Floats) -> None:
+    def add(self, seconds: float, profile: Floats, joules: float = 0.0) -> None:
         """Remember a labelling."""
         self.seconds.append(seconds)
         self.profiles.append(profile)
+        self.joules.append(joules)
         if len(self.seconds) > _REMEMBERED:
-            del self.seconds[0], self.profiles[0]
+            del self.seconds[0], self.profiles[0], self.joules[0]
 
-    def balance(self, limit: float, work: Work | None = None) -> Balance | None:
-        """The best mixture with the peak within `limit` bytes, if one is within it; what it takes
-        to find it is added to `work`."""
+    def balance(
+        self, limit: float, work: Work | None = None, joules: float = np.inf, beyond: float = 0.0
+    ) -> Balance | None:
+        """The best mixture with the peak within `limit` bytes and within so many joules, if there
+        is one; what it takes to find it is added to `work`. Where known labellings need more, one
+        that takes nothing but `beyond` times the seconds of the slowest stands in."""
         from scipy.optimize import linprog
 
         if limit <= 0.0 or not self.seconds:
             return None
-        profiles = np.array(self.profiles) / limit
+        profiles, costs, spent = np.array(self.profiles), np.array(self.seconds), [*self.joules]
+        if beyond:
+            profiles = np.concatenate([profiles, np.zeros((1, profiles.shape[1]))])
+            costs, spent = np.append(costs, beyond * costs.max()), [*spent, 0.0]
         unit = max(min(self.seconds), 1e-300)
-        costs = np.array(self.seconds) / unit
+        profiles, costs = profiles / limit, costs / unit
+        energy = np.array([spent]) / joules if joules < np.inf else np.zeros((0, len(costs)))
         times = sorted({int(t) for t in profiles.argmax(axis=1)})
         while True:
             found = linprog(
                 costs,
-                A_ub=profiles[:, times].T,
-                b_ub=np.ones(len(times)),
+                A_ub=np.concatenate([profiles[:, times].T, energy]),
+                b_ub=np.ones(len(times) + len(energy)),
                 A_eq=np.ones((1, len(costs))),
                 b_eq=[1.0],
                 method="highs",
@@ -105,8 +116,9 @@ class Pool:
                 break
             times.append(worst)
         prices = np.zeros(profiles.shape[1])
-        prices[times] = np.maximum(-found.ineqlin.marginals, 0.0) * unit / limit
-        return Balance(float(found.fun) * unit, prices)
+        paid = np.maximum(-found.ineqlin.marginals, 0.0) * unit
+        prices[times] = paid[: len(times)] / limit
+        return Balance(float(found.fun) * unit, prices, float(paid[len(times) :].sum()) / joules)
 
 
 def hull(candidates: Sequence[Candidate]) -> list[Candidate]:

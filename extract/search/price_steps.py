@@ -68,6 +68,17 @@ def stepped(prices: Prices, used: Floats, peak: float, joule_limit: float, scale
     return Prices(float(joule), total * np.exp(rise) * weights)
 
 
+def toward(prices: Prices, per_byte: Floats, per_joule: float, far: float) -> Prices:
+    """Prices `far` of the way to others, at which known labellings balance.
+
+    Those alone jump from step to step; part of the way from the best that are known, bounds rise
+    steadily (in-out separation: Ben-Ameur and Neto, 2007; Wentges, 1997).
+    """
+    return Prices(
+        (1.0 - far) * prices.joule + far * per_joule, (1.0 - far) * prices.bytes + far * per_byte
+    )
+
+
 def weights_after(before: Floats, used: Floats, scale: float) -> Floats:
     """Shares of the price of memory, moved to where most of it is used."""
     # What has become the peak is taken seriously at once, not only after many steps up.

@@ -22,7 +22,7 @@ from tapestry_egg.extract.problem.problem import Floats, Ints
 from .archive import Archive, Candidate, shown
 from .balance import hull, slope
 from .dual import Cut, Prices
-from .price_steps import mixed, stepped, weights_after
+from .price_steps import mixed, stepped, toward, weights_after
 from .products import dot
 from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
 
@@ -67,6 +67,18 @@ _PER_BOUND = 300
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
 
+# So many passes at prices towards those at which known labellings balance; each step takes long, so
+# that with fewer units of work more is proven by short ones.
+_LONG, _ENOUGH = 8, 4.0
+
+# So far from the best prices towards those at which known labellings balance is the first step, and
+# the longest; where what they balance at is within this share of the gap above the bound, no prices
+# prove much more.
+_FAR, _FARTHEST, _MET = 0.3, 0.6, 0.1
+
+# What is within no mixture of known labellings is as if it took so many times the slowest's time.
+_BEYOND = 10.0
+
 
 class Search(Settling):
     """Anytime search of one problem; call `run`, then read `archive`."""
@@ -108,7 +120,7 @@ class Search(Settling):
             archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
         )
         self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
-        for candidate in archive.candidates if self.mixtures is not None else ():
+        for candidate in archive.candidates:
             self.consider(candidate.rows)
         self._settle(Prices(0.0, np.zeros(self.problem.times)), _BEGIN, self._some_rows())
         self._remember(self._here())
@@ -276,7 +288,7 @@ class Search(Settling):
             by_peak = self._gap(Limits(peak))
             own = share(seconds, self.archive.bound(peak, joules))
             for gap, limits in ((by_peak, Limits(peak)), (own, Limits(peak, joules))):
-                if limits.joules < np.inf and own < 1.5 * by_peak:
+                if limits.joules < np.inf and own <= by_peak:
                     continue
                 if gap > self.effort.gap and tries.get(limits, 0) < 3:
                     out = max(out, (gap, limits), key=lambda x: x[0]) if out else (gap, limits)
@@ -344,6 +356,41 @@ class Search(Settling):
         if self.mixtures is not None and self.mixtures.shortest(limits.peak, limits.joules):
             self._remember(self._mixed(limits, best, _MIXTURES * steps))
             return
+        # Programs settle small problems, and prices are where they begin.
+        balanced = self.mixtures is None and not self.small and self.effort.work >= _ENOUGH
+        best, found = (self._toward if balanced else self._along)(limits, best, steps)
+        self._remember(best)
+        self._repair(best.prices, found, limits.peak)
+
+    def _toward(self, limits: Limits, best: Place, steps: int) -> tuple[Place, Candidate]:
+        """Settle part of the way from the prices that prove most within limits to those at which
+        known labellings balance, one time after the other; where most is proven in the end, and
+        what was found last."""
+        prices, reached, far = best.prices, -np.inf, _FAR
+        found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
+        for _ in range(steps):
+            if self._over():
+                break
+            found = self._settle(prices, _LONG, [found.rows])
+            bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
+            if bound > reached:
+                if reached > -np.inf:
+                    self.gained = time.perf_counter()
+                best, reached, far = self._here(), bound, min(_FARTHEST, _LONGER * far)
+            else:
+                far *= _SHORTER
+            gap = self._gap(limits)
+            balance = self.pool.balance(limits.peak, self.work, limits.joules, _BEYOND)
+            if gap <= self.effort.gap or balance is None:
+                break
+            if share(balance.seconds, reached) <= _MET * gap:
+                break  # no prices prove much more
+            prices = toward(best.prices, balance.bytes, balance.joule, far)
+        return best, found
+
+    def _along(self, limits: Limits, best: Place, steps: int) -> tuple[Place, Candidate]:
+        """Step along what is used beyond the limits; where most is proven in the end, and what was
+        found last."""
         prices, scale, reached = best.prices, 1.0, -np.inf
         if self.shares is not None and prices.events is not None:
             self.shares.proving = prices.events
@@ -367,8 +414,7 @@ class Search(Settling):
             if self.shares is not None and best.prices.events is not None:
                 self.shares.proving = best.prices.events
                 self.shares.follow(self._lengths(found), 0.5 * min(scale, 1.0))
-        self._remember(best)
-        self._repair(best.prices, found, limits.peak)
+        return best, found
 
     def _repair(self, prices: Prices, found: Candidate, limit: float) -> None:
         """Look for a plan within a memory limit: bytes cost more wherever it is exceeded."""

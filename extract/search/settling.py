@@ -304,7 +304,7 @@ class Settling:
         seconds, joules, profile = self._evaluated(rows)
         candidate = Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
         if np.isfinite(seconds):
-            self.pool.add(seconds, profile)
+            self.pool.add(seconds, profile, joules)
             if self.mixtures is not None:
                 self.mixtures.add(rows, self._lengths(candidate), profile, joules)
         if self.archive.add(candidate):

@@ -38,9 +38,13 @@ _TWICE = 2.0
 # The share of the work that problems may take which are raced against others, and of it what the
 # race itself may take.
 _RACED, _ENDS = 0.4, 0.3
-# In so many turns work that was left over is spent where gaps are widest, each time on the problems
-# whose gaps are more than this share of the widest.
-_TURNS, _WIDE = 2, 0.5
+# The share of the work that is spent on each problem without what others of its turn find; all of
+# it where integer programs settle some, or there are fewer units.
+_FIRST, _MUCH = 0.6, 40.0
+# In so many turns the rest is spent where gaps are widest, each time on the problems whose gaps are
+# more than this share of the widest; on none any more whose gaps together are still more than the
+# last share of what they were.
+_TURNS, _WIDE, _VAIN = 4, 0.5, 0.98
 
 
 def search_in_turn(
@@ -95,6 +99,7 @@ def _in_turn(
 ) -> tuple[Searched, int]:
     """One turn of `search_in_turn`, for what is better than plans of costs `beside` [plans, 3] that
     other problems have; and how many problems were not searched to their end."""
+    from tapestry_egg.extract.search.exact import small
     from tapestry_egg.extract.search.worker import Searched, weight
 
     twice = [RULE in p.choices.schedule.program.rules for p in problems]
@@ -104,6 +109,10 @@ def _in_turn(
     archives = [Archive() for _ in problems]
     notes: tuple[str, ...] = ()
     late = min(_RACED, sum(weights[k] for k in raced) / sum(weights))
+    closer = settings.front and len(problems) > 1
+    some_small = any(small(p.problem) for p in problems)
+    much = _MUCH <= settings.most_work < math.inf
+    first = _FIRST if closer and much and not some_small else 1.0
 
     def turn(mine: Sequence[int], share: float, ends: bool = False) -> None:
         """Search some problems for what is better than all that is known, with that share of the
@@ -112,22 +121,22 @@ def _in_turn(
         if not mine or INTERRUPTED in notes:
             return
         rivals = np.concatenate([beside, _known(archives)])
-        own, some = _share(settings, share), [problems[k] for k in mine]
+        own, some = _share(settings, first * share), [problems[k] for k in mine]
         searched = search(some, limits, own, executor, tell, rivals, ends)
         notes += searched.notes
         for k, archive in zip(mine, searched.archives, strict=True):
             archives[k].join(archive)
 
-    first = [k for k in range(len(problems)) if k not in raced]
-    total = sum(weights[k] for k in first)
+    whole = [k for k in range(len(problems)) if k not in raced]
+    total = sum(weights[k] for k in whole)
     for again in (True, False):
-        mine = [k for k in first if twice[k] == again]
+        mine = [k for k in whole if twice[k] == again]
         turn(mine, (1.0 - late) * sum(weights[k] for k in mine) / total)
     turn(raced, _ENDS * late, ends=True)
     points = np.concatenate([beside, _known(archives)])
     left = [k for k in raced if not is_beaten(archives[k], points, settings.gap, wanted)]
     turn(left, (1.0 - _ENDS) * late)
-    if settings.front and len(problems) > 1 and INTERRUPTED not in notes:
+    if closer and INTERRUPTED not in notes:
         notes += _closer(problems, weights, archives, limits, settings, executor, tell, beside)
     return Searched(archives, notes), len(raced) - len(left)
 
@@ -156,7 +165,8 @@ def _closer(
         points = np.concatenate([beside, _known(archives)])
         if limits is not None and (points[:, 1:] <= (limits.peak, limits.joules)).all(1).any():
             points = points[(points[:, 1:] <= (limits.peak, limits.joules)).all(1)]
-        gaps = [min(widest(archive, points), 1.0) for archive in archives]
+        each = [gaps_of(archive, points) for archive in archives]
+        gaps = [min(max(own, default=0.0), 1.0) for own in each]
         enough = max(settings.gap, _WIDE * max(gaps))
         mine = [k for k, gap in enumerate(gaps) if gap > enough and k not in vain]
         work = (settings.most_work - sum(a.spent for a in archives)) / (_TURNS - turn)
@@ -176,18 +186,23 @@ def _closer(
         notes += found.notes
         for k, archive in zip(mine, found.archives, strict=True):
             archives[k].join(archive)
-            if widest(archives[k], points) >= gaps[k]:
+            if _sum(gaps_of(archives[k], points)) >= _VAIN * _sum(each[k]):
                 vain.add(k)
     return notes
 
 
-def widest(archive: Archive, points: Floats) -> float:
-    """The largest share by which one of some plans [plans, 3] may be slower than the best of a
-    problem within its peak and joules."""
+def gaps_of(archive: Archive, points: Floats) -> list[float]:
+    """By which share each of some plans [plans, 3], of those that a front would show, may be slower
+    than the best of a problem within its peak and joules."""
     from tapestry_egg.extract.search.settling import share
 
     corners = points[shown(points)].tolist()
-    return max((share(s, archive.bound(peak, joules)) for s, peak, joules in corners), default=0.0)
+    return [share(s, archive.bound(peak, joules)) for s, peak, joules in corners]
+
+
+def _sum(gaps: Sequence[float]) -> float:
+    """All of some gaps, the widest of which count no more than a plan twice as slow."""
+    return sum(min(gap, 1.0) for gap in gaps)
 
 
 def _known(archives: Sequence[Archive]) -> Floats:

@@ -14,7 +14,7 @@ from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.extract.search.balance import Pool, hull, slope
 from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
+from tapestry_egg.extract.search.settling import Effort, Limits
 
 seeds = st.integers(0, 10**6)
 
@@ -115,3 +115,39 @@ def test_the_search_finds_the_whole_hull(seed: int) -> None:
     for a, b in pairwise(hull(archive.candidates)):
         middle = 0.5 * (a.seconds + b.seconds)
         assert archive.bound(0.5 * (a.peak + b.peak), np.inf) >= middle * (1 - 0.004)
+
+
+def crowded(seed: int, length: int, rows: int, times: int) -> Problem:
+    """A chain whose rows are in memory for some of several times each."""
+    rng = np.random.default_rng(seed)
+    variables = []
+    for k in range(length):
+        start = int(rng.integers(times))
+        uses = (Use(start, int(rng.integers(start + 1, times + 1)), rng.random(rows)),)
+        variables.append(Variable(str(k), rng.random(rows), rng.random(rows), uses))
+    return Problem(tuple(variables), chain(seed, length, rows).pairs, times)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_at_a_limit_prices_prove_what_the_best_mixture_of_all_labellings_takes(seed: int) -> None:
+    """No prices prove more, within a peak or within a peak and joules; some prove as much."""
+    problem = crowded(seed, 5, 3, 8)
+    every = [problem.evaluate(np.array(rows)) for rows in product(range(3), repeat=5)]
+    seconds, joules, profiles = (np.array(x) for x in zip(*every, strict=True))
+    peaks = profiles.max(axis=1)
+    limit = float(np.quantile(peaks, 0.1))
+    frugal = float(np.quantile(joules[peaks <= limit], 0.5))
+    for limits in (Limits(limit), Limits(limit, frugal)):
+        legal = (peaks <= limits.peak) & (joules <= limits.joules)
+        known = seconds[legal].min()
+        rival = np.array([[known, limits.peak, limits.joules]])  # as if found elsewhere
+        search = Search(problem, Effort(seconds=20.0, gap=1e-3), rivals=rival)
+        search._walk(search.fastest())
+        search._toward(limits, search._nearest(limits), 60)
+        most = joules / limits.joules if limits.joules < np.inf else 0.0 * joules
+        within = np.column_stack((profiles / limit, most)).T
+        best = linprog(seconds, within, np.ones(len(within)), np.ones((1, len(seconds))), [1.0])
+        bound = search.archive.bound(limits.peak, limits.joules)
+        assert bound <= best.fun * (1 + 1e-7)
+        # Where no more than a tenth of the gap is left to prove, prices are good enough.
+        assert best.fun - bound <= 0.1 * (known - bound) + 1e-3 * best.fun

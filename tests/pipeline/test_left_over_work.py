@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.search import exact
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.pipeline import searches
-from tapestry_egg.pipeline.searches import _closer, widest
+from tapestry_egg.pipeline.searches import _closer, gaps_of
 from tapestry_egg.pipeline.settings import Settings
 from tests.extract.test_search_parts import ladder
 
@@ -50,10 +51,10 @@ def test_gaps_get_narrower_and_bounds_stay_true() -> None:
     problems = [ladder(1, 6)] * 2
     archives = [begun(problems[0], 1e-3), begun(problems[0], 0.02)]
     known = points(archives)
-    before = [widest(a, known) for a in archives]
+    before = [max(gaps_of(a, known)) for a in archives]
     assert before[0] > 1e-2
     assert closer(problems, archives, WORK) == ()
-    after = [widest(a, known) for a in archives]
+    after = [max(gaps_of(a, known)) for a in archives]
     assert after[0] < 0.9 * before[0] and after[1] <= before[1]
     # A step that has begun is brought to its end.
     assert sum(a.spent for a in archives) < 2 * WORK
@@ -78,7 +79,7 @@ def test_only_what_is_widest_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) ->
         Archive(only, [Cut(1.6, 0.0, 0.0)], spent=0.01),
         Archive([], [Cut(1.9, 0.0, 0.0)], spent=0.01),
     ]
-    gaps = [widest(a, points(archives)) for a in archives]
+    gaps = [max(gaps_of(a, points(archives))) for a in archives]
     assert gaps == pytest.approx([2.0 / 1.6 - 1.0, 2.0 / 1.9 - 1.0])
     closer(problems, archives, WORK)
     assert asked == [[gaps[0]]], "what did not gain is not tried again"
@@ -100,6 +101,41 @@ def test_gaps_count_within_the_limits_alone() -> None:
     cut = archive.cuts[0]
     archive.cuts.append(type(cut)(fastest.seconds, 0.0, 0.0))  # as if it were proven
     fitting = [c for c in archive.candidates if c.peak <= least]
-    assert widest(archive, points([Archive(fitting)])) < 1e-3
+    assert max(gaps_of(archive, points([Archive(fitting)]))) < 1e-3
     closer([problem, problem], [archive, Archive([], [*archive.cuts])], WORK, Limits(least))
     assert len(archive.cuts) == before + 1
+
+
+@pytest.mark.parametrize(("small", "work"), [(False, 80.0), (True, 80.0), (False, 8.0)])
+@pytest.mark.parametrize("twice", [(True, False, False), (False, False, False)])
+def test_some_of_the_work_is_kept_for_where_gaps_are_widest(
+    twice: tuple[bool, ...], small: bool, work: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for little work, and for what is small: integer programs are begun only with all the work
+    that they take."""
+    asked: list[tuple[int, float]] = []
+
+    def search(problems: Any, limits: Any, settings: Settings, *_: Any, **given: Any) -> Any:
+        asked.append((len(problems), settings.most_work))
+        return SimpleNamespace(archives=[Archive() for _ in problems], notes=(), interrupted=False)
+
+    monkeypatch.setattr(searches, "search", search)
+    monkeypatch.setattr(exact, "small", lambda _: small)
+    mesh = SimpleNamespace(devices=8)
+    rules = [(searches.RULE,) if again else () for again in twice]
+    posed = [
+        SimpleNamespace(
+            problem=ladder(1, 6),
+            choices=SimpleNamespace(
+                mesh=mesh, schedule=SimpleNamespace(program=SimpleNamespace(rules=own))
+            ),
+        )
+        for own in rules
+    ]
+    settings = Settings(work=work, workers=1)
+    searches.search_in_turn(cast(Any, posed), None, settings, None, lambda _: None)
+    all_ = work * (1.0 if small or work < searches._MUCH else searches._FIRST)
+    if any(twice):  # a form that computes values twice weighs twice as much
+        assert asked == [(1, pytest.approx(all_ / 2)), (2, pytest.approx(all_ / 2))]
+    else:
+        assert asked == [(3, pytest.approx(all_))]

@@ -113,8 +113,8 @@ def test_a_loss_over_a_large_vocabulary_streams_under_a_memory_limit() -> None:
         program = te.trace(gradients, *shapes)
         settings = Settings(work=3.0, recompute=0, forms=0)
         whole = te.optimize(program, "h100:8", mesh_shapes=EIGHT, settings=settings)
-        peak = whole.best("peak_bytes").costs.peak_bytes
-        assert not any(_loops(p) for p in whole), "all logits at once, without a limit"
+        assert not _loops(whole.best("seconds")), "all logits at once, without a limit"
+        peak = min(p.costs.peak_bytes for p in whole if not _loops(p))
         limits = {"peak_bytes": share * peak}
         short = te.optimize(program, "h100:8", mesh_shapes=EIGHT, settings=settings, limits=limits)
         plan = short.best("seconds", limits=limits)
