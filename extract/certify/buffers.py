@@ -155,6 +155,8 @@ class Lives:
     def _is_copied(self, carry: Instance) -> bool:
         """Whether a carry's next value is there before the round, in another carry or lying
         otherwise: it is then copied, and the copy held until all carries are written."""
+        if not any(self.users.get(w) for w in carry.outputs[:-1]):
+            return False  # copied to where nothing is read any more
         v, same = carry.inputs[1], True
         while True:
             unit = self.schedule.units[self.maker[v]]

@@ -63,6 +63,7 @@ class _Lives:
         self.free = [False] * n
         self.nowhere = [False] * n  # a view, or computed where it is read
         self._ends: dict[int, int] = {}  # of a loop's first instance
+        self.is_read = {v for unit in schedule.units for *_, v in unit.reads}
         self.ready = [0] * n  # the tick at which all of a value is there
         self.reads_at: dict[tuple[int, int], int] = {}
         self.reads_until: dict[tuple[int, int], int] = {}
@@ -148,6 +149,8 @@ class _Lives:
         """Whether the next value of a carry is a view of what a round began with, or what it began
         with in another carry."""
         (_, v), own = self.program.instances[unit.root].inputs, unit.outputs[:-1]
+        if not self.is_read.intersection(own):
+            return False  # copied to where nothing is read any more
         direct = True
         while True:
             maker = self.schedule.units[self.schedule.producer[v]]
