@@ -61,11 +61,11 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
     inputs: dict[str, Spec] = {}
     inside: dict[tuple[Path, int], ValuePin] = {}
     results: list[Pin] = []
-    names = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
+    names = _input_names(graph)
     for word, spec in (pins or {}).items():
         found = _named(graph, word.strip())
         if found is None:
-            _pin_input(inputs, word, spec, word)
+            _pin_input(graph, inputs, word, spec, word)
             continue
         path, value = found
         tensor = nested(graph, path).values[value]
@@ -76,7 +76,7 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
             results.append(replace(pin, position=at, output=True))
             continue
         if not path and value in graph.inputs:
-            _pin_input(inputs, names[graph.inputs.index(value)], spec, word)
+            _pin_input(graph, inputs, names[graph.inputs.index(value)], spec, word)
             continue
         other = inside.setdefault((path, value), ValuePin(path, value, pin))
         if other.pin.dims != pin.dims:
@@ -88,14 +88,24 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
     return SplitPins(inputs, tuple(inside.values()), tuple(results))
 
 
-def _pin_input(inputs: dict[str, Spec], path: str, spec: Spec, word: str) -> None:
-    if path in inputs and tuple(inputs[path]) != tuple(spec):
-        raise ExtractError(
-            f"argument {path} is pinned by its path and by its number, in different layouts",
-            where=f"pins[{word!r}]",
-            hint="Give one of them.",
-        )
+def _pin_input(
+    graph: BlockGraph, inputs: dict[str, Spec], path: str, spec: Spec, word: str
+) -> None:
+    if path in inputs:  # two words for it: its path, which is that of a whole array, and its number
+        value = graph.inputs[_input_names(graph).index(path)]
+        where, tensor = f"pins[{word!r}]", graph.values[value]
+        dims = [pin_of(-1, path, tensor, s, where).dims for s in (inputs[path], spec)]
+        if dims[0] != dims[1]:
+            raise ExtractError(
+                f"argument {path} is pinned by its path and by its number, in different layouts",
+                where=where,
+                hint="Give one of them.",
+            )
     inputs[path] = spec
+
+
+def _input_names(graph: BlockGraph) -> tuple[str, ...]:
+    return graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
 
 
 def constrained(graph: BlockGraph, pins: tuple[ValuePin, ...]) -> BlockGraph:

@@ -21,9 +21,9 @@ from tapestry_egg.graph.pytrees import along_prefix
 class Signature:
     """A function with the words of `jax.jit` about its arguments.
 
-    `jitted` is `jax.jit` of the function with these words. Numbers may be negative: they count from
-    the end of the positional arguments of a call. `in_shardings` and `out_shardings` are prefixes
-    of the pytrees of positional arguments and results, None where nothing is said.
+    `jitted` is `jax.jit` of the function with these words. Negative numbers of static arguments
+    count from the end of the positional arguments of a call. `in_shardings` and `out_shardings`
+    are prefixes of the pytrees of positional arguments and results, None where nothing is said.
     """
 
     fn: Callable[..., Any]
@@ -52,10 +52,9 @@ class Signature:
         """Whether each array of a call is donated, static arguments left out."""
         import jax
 
-        count = len(args)
-        given = {i % count for i in self.donate_argnums if -count <= i < count}
         fixed = {at for at, _ in self.split(args, kwargs).static}
-        parts = [(i in given, a) for i, a in enumerate(args) if i not in fixed]
+        # JAX takes negative numbers and donates nothing for them.
+        parts = [(i in self.donate_argnums, a) for i, a in enumerate(args) if i not in fixed]
         parts += [(k in self.donate_argnames, kwargs[k]) for k in sorted(kwargs) if k not in fixed]
         return tuple(flag for flag, part in parts for _ in jax.tree.leaves(part))
 

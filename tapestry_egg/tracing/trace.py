@@ -299,8 +299,11 @@ def _program(
 
 
 def _paths(tree: Any, avals: Sequence[Any]) -> tuple[str, ...]:
-    """The path of every leaf. Only an object of the user's class tells them, so one is made, as JAX
-    makes it: of tracers."""
+    """The path of every leaf; its number where these cannot be told.
+
+    Only an object of the user's class tells them, so one is made of tracers. JAX makes results of
+    arrays alone, so a class that refuses tracers is no fault.
+    """
     import jax
 
     found: list[str] = []
@@ -310,7 +313,10 @@ def _paths(tree: Any, avals: Sequence[Any]) -> tuple[str, ...]:
         found.extend(jax.tree_util.keystr(path) for path, _ in paths)
         return ()
 
-    jax.eval_shape(see, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    try:
+        jax.eval_shape(see, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    except Exception:  # whatever the user's class raises
+        return tuple(f"[{j}]" for j in range(len(avals)))
     return tuple(found)
 
 

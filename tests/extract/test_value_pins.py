@@ -194,3 +194,8 @@ def test_an_argument_is_pinned_in_one_way() -> None:
         with pytest.raises(ExtractError, match="by its path and by its number"):
             split_pins(graph, pins)
     assert split_pins(graph, {number: ("x",)}).inputs == {"[0]": ("x",)}
+    whole = te.trace(lambda x: x + 1.0, jnp.ones((8, 8))).graph
+    for first, second in ((("x",), ("x", None)), (["x", None], (("x",), None))):
+        assert split_pins(whole, {"[0]": first, "%0": second}).inputs.keys() == {"[0]"}
+    with pytest.raises(ExtractError, match="in different layouts"):
+        split_pins(whole, {"[0]": ("x",), "%0": (None, "x")})

@@ -142,3 +142,32 @@ def test_types_of_explicit_meshes_are_left_out_where_jax_asks_for_more() -> None
         program = te.trace(step, w, scale, x, power=2, static_argnames="power")
     same(program(*arguments()), step(*arguments(), power=2))
     assert program.static == (("power", 2),)
+
+
+@jax.tree_util.register_pytree_node_class
+class Numbers:
+    """A result that is made of concrete arrays alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = np.asarray(value)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, leaves: Any) -> Numbers:
+        return cls(*leaves)
+
+
+def test_results_that_take_no_tracers_are_made_of_arrays() -> None:
+    def doubled(x: Any) -> Any:
+        made: Any = object.__new__(Numbers)
+        made.value = x * 2
+        return {"a": x + 1, "b": made}
+
+    x = jnp.arange(4.0)
+    program = te.trace(doubled, x)
+    assert program.graph.output_names == ("[0]", "[1]")
+    given, expected = program(x), jax.jit(doubled)(x)
+    assert isinstance(given["b"], Numbers)
+    same(given, expected)

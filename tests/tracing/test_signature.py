@@ -102,3 +102,15 @@ def test_what_jax_refuses_is_refused() -> None:
         read_signature(lambda x: x, static_argnums=3)
     with pytest.raises(ValueError, match="donate_argnames"):
         read_signature(lambda x: x, donate_argnames="y")
+
+
+@pytest.mark.parametrize("numbers", [0, -1, -3, (-1, 0), 2])
+@pytest.mark.parametrize("named", [False, True])
+def test_what_jax_donates_is_donated(numbers: Any, named: bool) -> None:
+    def g(a: Any, b: Any, c: Any) -> Any:
+        return a + 1, b - 1, c * 2
+
+    args, kwargs = ((X, X), {"c": X}) if named else ((X, X, X), {})
+    info = jax.jit(g, donate_argnums=numbers).trace(*args, **kwargs).args_info
+    expected = tuple(leaf.donated for leaf in jax.tree.leaves(info))
+    assert read_signature(g, donate_argnums=numbers).donated(args, kwargs) == expected
