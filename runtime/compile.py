@@ -198,12 +198,20 @@ class CompiledPlan:
     def _is_flat(self, tree: Any) -> bool:
         """Whether the executable takes and gives flat arrays, as the user's classes refuse what
         stands for arrays where it is made: types of arguments, shardings of results."""
+        import jax
+
         if tree not in self._flat:
+            leaving = self._leaving
             try:
-                tree.unflatten(self._types)
-                tree.unflatten(self._entering)
-                self.program.unflatten(self._leaving, tree)
-                self._flat[tree] = False
+                made = (
+                    *((tree.unflatten(said), said) for said in (self._types, self._entering)),
+                    (self.program.unflatten(leaving, tree), leaving),
+                )
+                # A class may also take what is said of an array and hold something else.
+                self._flat[tree] = any(
+                    any(a is not b for a, b in zip(jax.tree.leaves(whole), said, strict=True))
+                    for whole, said in made
+                )
             except Exception:  # whatever a constructor raises
                 self._flat[tree] = True
         return self._flat[tree]

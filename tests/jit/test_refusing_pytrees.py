@@ -171,3 +171,4 @@ def test_results_that_take_no_tracers_are_made_of_arrays() -> None:
     given, expected = program(x), jax.jit(doubled)(x)
     assert isinstance(given["b"], Numbers)
     same(given, expected)
+    same(te.jit(doubled, settings=QUICK)(x), expected)
