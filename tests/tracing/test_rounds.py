@@ -90,6 +90,12 @@ def test_what_no_counter_tells_stays_a_while() -> None:
             lambda c: c[0] < c[1], lambda c: (c[0] + 2, c[1] + 1, c[2] + 1), begin
         )[2]
 
-    for function in (by_argument, by_two, by_turns, bound_moves):
+    def step_grows(x: Array) -> Array:
+        begin = (jnp.int32(0), jnp.int32(1), x)
+        return lax.while_loop(
+            lambda c: c[0] < 9, lambda c: (c[0] + c[1], c[1] * 2, c[2] + 1), begin
+        )[2]
+
+    for function in (by_argument, by_two, by_turns, bound_moves, step_grows):
         assert lengths(function, np.int32(1)) == [None]
     assert lengths(by_value, np.float32(1.0)) == [None]
