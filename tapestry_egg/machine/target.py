@@ -9,7 +9,7 @@ from importlib import resources
 from itertools import combinations, permutations
 from math import inf, isfinite, prod
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
@@ -31,7 +31,15 @@ from .tiles import read_tiles
 from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
-from .topology import boundaries, factorizations, find_spans, is_chain, part
+from .topology import (
+    boundaries,
+    factorizations,
+    find_spans,
+    is_chain,
+    part,
+    published_link_rate,
+    read_level,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +419,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     if usable <= 0:
         raise hbm.error("nothing is left of hbm after reserved_bytes")
     efficiency = top.table("efficiency")
-    target_levels = tuple(_read_level(t) for t in top.tables("levels"))
+    target_levels = tuple(read_level(t) for t in top.tables("levels"))
     if not target_levels:
         raise top.error("levels is empty")
     if any(level.kind == "torus" for level in target_levels[1:]):
@@ -421,7 +429,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     flops_efficiency = efficiency.number("flops", most=1)
     hbm_rate = hbm.number("bytes_per_second") * efficiency.number("hbm", most=1)
     launch = top.number("launch_seconds", zero=True)
-    full_links = _published_link_rate(top.tables("levels"))
+    full_links = published_link_rate(top.tables("levels"))
     power = read_power(top.table("power"), hbm.number("bytes_per_second"), full_links)
     clock = read_clock(top.table("clock")) if "clock" in top.keys() else None
     price = read_price(top.table("price")) if "price" in top.keys() else None
@@ -461,47 +469,3 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         combiner=combiner,
         tiles=tiles,
     )
-
-
-def _published_link_rate(levels: Iterable[Table]) -> float:
-    """Bytes per second that a device sends with all links of the innermost level, as published."""
-    inner = next(iter(levels))
-    rank = len(inner.integers("max")) if inner.text("kind") == "torus" else 1
-    return inner.number("bytes_per_second") * (2 * rank if inner.text("kind") == "torus" else 1)
-
-
-def _read_level(table: Table) -> Level:
-    kind = table.text("kind")
-    if kind not in ("switch", "torus"):
-        raise table.error(f"level kind {kind!r} is neither switch nor torus")
-    most = table.integers("max") if "max" in table.keys() else ()
-    if len(most) != 1 and (kind == "torus") != (len(most) > 1):
-        raise table.error(f"max {list(most)} does not fit a {kind}")
-    multiple, every = 0, False
-    if "wrap" in table.keys():
-        if kind != "torus":
-            raise table.error("only a torus has a wrap")
-        wrap = table.table("wrap")
-        multiple, every = int(wrap.number("multiple", whole=True)), wrap.flag("every_dim")
-        wrap.finish()
-    crowded: tuple[tuple[int, float], ...] = ()
-    if "crowded" in table.keys():
-        rates = table.table("crowded")
-        if kind == "torus" or not all(k.isdigit() and int(k) > 1 for k in rates.keys()):
-            raise rates.error("crowded gives rates of a switch by counts of what it joins")
-        crowded = tuple(sorted((int(k), rates.number(k)) for k in rates.keys()))
-        rates.finish()
-    level = Level(
-        table.text("name"),
-        cast(Literal["switch", "torus"], kind),
-        table.number("bytes_per_second") * table.number("efficiency", most=1),
-        table.number("latency_seconds", zero=True),
-        most,
-        multiple,
-        every,
-        table.number("base_seconds", zero=True) if "base_seconds" in table.keys() else 0.0,
-        table.number("ring_seconds", zero=True) if "ring_seconds" in table.keys() else 0.0,
-        crowded,
-    )
-    table.finish()
-    return level

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
+
+from .target_table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +279,48 @@ def _torus_span(
         exchange,
         level.base_seconds,
     )
+
+
+def published_link_rate(levels: Iterable[Table]) -> float:
+    """Bytes per second that a device sends with all links of the innermost level, as published."""
+    inner = next(iter(levels))
+    rank = len(inner.integers("max")) if inner.text("kind") == "torus" else 1
+    return inner.number("bytes_per_second") * (2 * rank if inner.text("kind") == "torus" else 1)
+
+
+def read_level(table: Table) -> Level:
+    """A level as a target's file gives it. Raises TargetError, with the place."""
+    kind = table.text("kind")
+    if kind not in ("switch", "torus"):
+        raise table.error(f"level kind {kind!r} is neither switch nor torus")
+    most = table.integers("max") if "max" in table.keys() else ()
+    if len(most) != 1 and (kind == "torus") != (len(most) > 1):
+        raise table.error(f"max {list(most)} does not fit a {kind}")
+    multiple, every = 0, False
+    if "wrap" in table.keys():
+        if kind != "torus":
+            raise table.error("only a torus has a wrap")
+        wrap = table.table("wrap")
+        multiple, every = int(wrap.number("multiple", whole=True)), wrap.flag("every_dim")
+        wrap.finish()
+    crowded: tuple[tuple[int, float], ...] = ()
+    if "crowded" in table.keys():
+        rates = table.table("crowded")
+        if kind == "torus" or not all(k.isdigit() and int(k) > 1 for k in rates.keys()):
+            raise rates.error("crowded gives rates of a switch by counts of what it joins")
+        crowded = tuple(sorted((int(k), rates.number(k)) for k in rates.keys()))
+        rates.finish()
+    level = Level(
+        table.text("name"),
+        cast(Literal["switch", "torus"], kind),
+        table.number("bytes_per_second") * table.number("efficiency", most=1),
+        table.number("latency_seconds", zero=True),
+        most,
+        multiple,
+        every,
+        table.number("base_seconds", zero=True) if "base_seconds" in table.keys() else 0.0,
+        table.number("ring_seconds", zero=True) if "ring_seconds" in table.keys() else 0.0,
+        crowded,
+    )
+    table.finish()
+    return level

@@ -347,9 +347,9 @@ def test_where_fronts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         chosen_cache(None)
 
 
-@pytest.mark.slow
-def test_te_jit_finds_its_plan_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = []
+def searches_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by one with each search from now on."""
+    searched: list[int] = []
     search = pipeline.optimize
 
     def counted(*args: Any, **kwargs: Any) -> Front:
@@ -357,6 +357,12 @@ def test_te_jit_finds_its_plan_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return search(*args, **kwargs)
 
     monkeypatch.setattr(pipeline, "optimize", counted)
+    return searched
+
+
+@pytest.mark.slow
+def test_te_jit_finds_its_plan_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = searches_counted(monkeypatch)
     for _ in range(2):
         run = te.jit(
             lambda x: jnp.tanh(x) @ x.T, mesh=jax.devices()[:4], settings=QUICK, cache=tmp_path
@@ -370,14 +376,7 @@ def test_a_pin_by_line_is_of_what_stands_there_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """The same operations at other lines: another value is pinned, and planned for once."""
-    searched = []
-    search = pipeline.optimize
-
-    def counted(*args: Any, **kwargs: Any) -> Front:
-        searched.append(1)
-        return search(*args, **kwargs)
-
-    monkeypatch.setattr(pipeline, "optimize", counted)
+    searched = searches_counted(monkeypatch)
     first = "def f(x):\n  y = jnp.tanh(x)\n  z = jnp.sin(y)\n  return z.T\n"
     moved = "def f(x):\n\n  y = jnp.tanh(x)\n  z = jnp.sin(y)\n  return z.T\n"
     for text, kernel in ((first, "sin"), (moved, "tanh"), (first, "sin"), (moved, "tanh")):
