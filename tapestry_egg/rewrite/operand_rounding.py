@@ -24,58 +24,94 @@ def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
     """The graph with operands of contractions at default precision rounded first.
 
     `reads` says as what a matrix unit reads operands of a dtype (`{"float32": "bfloat16"}`).
-    Results keep their dtype. Each value is rounded once, before its first contraction, and before
-    what only moves it there (`_carried`). The same graph where there is nothing to round.
+    Results keep their dtype. Each value is rounded once, before its first contraction, before what
+    only moves it there, and before and behind scans that only slice and stack it (`_carried`). The
+    same graph where there is nothing to round.
     """
-    if not reads:
-        return graph
+    return _rounded(graph, reads, frozenset(), frozenset()) if reads else graph
+
+
+def _rounded(
+    graph: BlockGraph, reads: Mapping[str, str], given: frozenset[int], left: frozenset[int]
+) -> BlockGraph:
+    """The same of a body of which inputs (`given`) and outputs (`left`), by place, are rounded."""
     values = list(graph.values)
-    carried = _carried(graph, reads)
+    carried = _carried(graph, reads, left)[0].union(graph.inputs[k] for k in given)
     operations: list[Operation] = []
     narrow: dict[tuple[int, int | None], int] = {}
-    changed = False
+    changed = bool(given or left)
+    for k in given:
+        v = graph.inputs[k]
+        values[v] = replace(values[v], dtype=reads[values[v].dtype])
+
+    def rounded_before(op: Operation, v: int) -> int:
+        """The id of a value as it is after rounding, which is done here if it was not yet."""
+        if v in carried:  # narrow as it is made
+            return v
+        key = v, op.remat
+        if key not in narrow:
+            dtype = reads[graph.values[v].dtype]
+            narrow[key] = len(values)
+            values.append(TensorType(values[v].shape, dtype))
+            operations.append(_rounding(op, v, narrow[key], dtype))
+        return narrow[key]
+
     for op in graph.operations:
         if op.regions:
-            regions = tuple(rounded(region, reads) for region in op.regions)
+            made = frozenset(k for k, v in enumerate(op.outputs) if v in carried)
+            read = _sliced(op, reads, made)
+            inputs = tuple(
+                rounded_before(op, v) if p in read else v for p, v in enumerate(op.inputs)
+            )
+            regions = tuple(_rounded(region, reads, read, made) for region in op.regions)
             changed |= any(a is not b for a, b in zip(regions, op.regions, strict=True))
-            operations.append(replace(op, regions=regions))
+            for k in made:
+                v = op.outputs[k]
+                values[v] = replace(values[v], dtype=reads[values[v].dtype])
+            operations.append(replace(op, inputs=inputs, regions=regions))
             continue
-        read = _rounded_operands(graph, op, reads)
+        positions = _rounded_operands(graph, op, reads)
         moves = bool(op.outputs) and op.outputs[0] in carried
         if moves:
-            read = _data(graph, op)
-        if not read:
+            positions = _data(graph, op)
+        if not positions:
             operations.append(op)
             continue
-        dtype = reads[graph.values[op.inputs[read[0]]].dtype]
-        inputs = list(op.inputs)
-        for p in read:
-            v = op.inputs[p]
-            if v in carried:  # narrow as it is made
-                continue
-            key = v, op.remat
-            if key not in narrow:
-                narrow[key] = len(values)
-                values.append(TensorType(values[v].shape, dtype))
-                operations.append(_rounding(op, v, narrow[key], dtype))
-            inputs[p] = narrow[key]
+        dtype = reads[graph.values[op.inputs[positions[0]]].dtype]
+        inputs = tuple(
+            rounded_before(op, v) if p in positions else v for p, v in enumerate(op.inputs)
+        )
         changed = True
         if moves:
-            (made,) = op.outputs
-            values[made] = replace(values[made], dtype=dtype)
-            operations.append(replace(op, inputs=tuple(inputs)))
+            (moved,) = op.outputs
+            values[moved] = replace(values[moved], dtype=dtype)
+            operations.append(replace(op, inputs=inputs))
             continue
         result = {"$dtype": graph.values[op.outputs[0]].dtype}
         params = {**op.params, "preferred_element_type": result}
-        operations.append(replace(op, inputs=tuple(inputs), params=params))
+        operations.append(replace(op, inputs=inputs, params=params))
     if not changed:
         return graph
-    return replace(graph, values=tuple(values), operations=tuple(operations))
+    last = graph.operations[-1] if graph.operations else Operation("round_operand", (), ())
+    last = replace(last, remat=None)
+    outputs = tuple(
+        rounded_before(last, v) if k in left else v for k, v in enumerate(graph.outputs)
+    )
+    return replace(graph, values=tuple(values), operations=tuple(operations), outputs=outputs)
 
 
 def _rounding(op: Operation, v: int, to: int, dtype: str) -> Operation:
-    params = {"new_dtype": {"$dtype": dtype}}
-    return replace(op, kernel="round_operand", inputs=(v,), outputs=(to,), params=params)
+    """A rounding before an operation, from where that is."""
+    return Operation(
+        "round_operand",
+        (v,),
+        (to,),
+        {"new_dtype": {"$dtype": dtype}},
+        source=op.source,
+        scope=op.scope,
+        remat=op.remat,
+        places=op.places,
+    )
 
 
 def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
@@ -100,23 +136,51 @@ def _rounded_operands(
     return read if known and _default(op.params.get("precision")) else ()
 
 
-def _carried(graph: BlockGraph, reads: Mapping[str, str]) -> frozenset[int]:
-    """Values that contractions alone read, rounded, and that are no more than other values moved:
-    those are rounded in their place where they have no more elements together. The compiler moves
-    the rounding there, and with it before what is sent to make them."""
-    outside = set(graph.outputs)
+def _carried(
+    graph: BlockGraph, reads: Mapping[str, str], left: frozenset[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Values that are rounded where they are made, and inputs, by place, that are so outside.
+
+    Contractions alone read them, rounded, and they are no more than other values moved, of no
+    fewer elements, or what a scan stacks of its rounds: the compiler moves the rounding there, and
+    with it before what is sent to make them. Outputs `left`, by place, leave rounded.
+    """
+    outside = {v for k, v in enumerate(graph.outputs) if k not in left}
     readers: dict[int, list[bool]] = {}  # per value, whether each reader takes it rounded
+    for k in left:
+        readers.setdefault(graph.outputs[k], []).append(True)
     found: set[int] = set()
+
+    def alone(v: int) -> bool:
+        known = graph.values[v].dtype in reads and v not in outside
+        return known and bool(readers.get(v)) and all(readers[v])
+
     for op in reversed(graph.operations):
-        rounds: tuple[int, ...] = _rounded_operands(graph, op, reads)
-        if len(op.outputs) == 1 and _moves(graph, op, reads.keys()):
-            (made,) = op.outputs
-            if readers.get(made) and all(readers[made]) and made not in outside:
-                found.add(made)
-                rounds = _data(graph, op)
+        rounds: Collection[int] = _rounded_operands(graph, op, reads)
+        if op.kernel == "scan":
+            made = frozenset(k for k in _stacked(op) if alone(op.outputs[k]))
+            found.update(op.outputs[k] for k in made)
+            rounds = _sliced(op, reads, made)
+        elif len(op.outputs) == 1 and _moves(graph, op, reads.keys()) and alone(op.outputs[0]):
+            found.add(op.outputs[0])
+            rounds = _data(graph, op)
         for p, v in enumerate(op.inputs):
             readers.setdefault(v, []).append(p in rounds)
-    return frozenset(found)
+    return frozenset(found), frozenset(k for k, v in enumerate(graph.inputs) if alone(v))
+
+
+def _stacked(op: Operation) -> range:
+    """The results of a scan that hold something of every round."""
+    return range(int(op.params["num_carry"]), len(op.outputs))
+
+
+def _sliced(op: Operation, reads: Mapping[str, str], left: frozenset[int]) -> frozenset[int]:
+    """The operands of a scan, no carries, that every round reads rounded and not otherwise."""
+    if op.kernel != "scan":
+        return frozenset()
+    _, read = _carried(op.regions[0], reads, left)
+    consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+    return read.difference(range(consts, consts + carries))
 
 
 def _moves(graph: BlockGraph, op: Operation, dtypes: Collection[str]) -> bool:
@@ -153,9 +217,27 @@ def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
     Convolutions whose result has the dtype of their operands do not say so, in either graph.
     Raises PlanError where a rounding is none of `reads`, or something else reads it.
     """
+    found, left = _unrounded(graph, reads, {})
+    if left:
+        raise PlanError("returns what is rounded for contractions only", where=graph.name)
+    return found
+
+
+def _unrounded(
+    graph: BlockGraph, reads: Mapping[str, str], given: Mapping[int, str]
+) -> tuple[BlockGraph, dict[int, str]]:
+    """The same of a body whose inputs at some places come rounded, from the dtypes `given`; and
+    the outputs that leave it so."""
     operations: list[Operation] = []
     values = list(graph.values)
     wide: dict[int, int] = {}
+
+    def widened(v: int, dtype: str) -> None:
+        wide[v] = v
+        values[v] = replace(values[v], dtype=dtype)
+
+    for k, dtype in given.items():
+        widened(graph.inputs[k], dtype)
     for k, op in enumerate(graph.operations):
         where = f"operation {k} ({op.kernel})"
         if op.kernel == "round_operand":
@@ -168,24 +250,36 @@ def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
             (made,) = op.outputs
             data = _data(graph, op)
             if all(op.inputs[p] in wide for p in data) and _moves(graph, op, reads.values()):
-                wide[made] = made
-                types = [values[wide[op.inputs[p]]] for p in data]
-                values[made] = replace(values[made], dtype=types[0].dtype)
+                widened(made, values[wide[op.inputs[data[0]]]].dtype)
                 inputs = tuple(wide.get(v, v) for v in op.inputs)
                 operations.append(replace(op, inputs=inputs))
                 continue
-        read = _multiplied(graph, op) if not wide.keys().isdisjoint(op.inputs) else ()
-        default = _default(op.params.get("precision"))
-        if any(v in wide and not (p in read and default) for p, v in enumerate(op.inputs)):
+        read: Collection[int] = ()
+        if op.kernel == "scan":
+            consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+            read = [*range(consts), *range(consts + carries, len(op.inputs))]
+        elif not wide.keys().isdisjoint(op.inputs) and _default(op.params.get("precision")):
+            read = _multiplied(graph, op)
+        if any(v in wide and p not in read for p, v in enumerate(op.inputs)):
             raise PlanError("reads what is rounded for contractions only", where=where)
         inputs = tuple(wide.get(v, v) for v in op.inputs)
-        regions = tuple(unrounded(region, reads) for region in op.regions)
+        entering = {p: values[inputs[p]].dtype for p, v in enumerate(op.inputs) if v in wide}
+        regions = []
+        for region in op.regions:
+            found, left = _unrounded(region, reads, entering)
+            for place, dtype in left.items():
+                if op.kernel != "scan" or place not in _stacked(op):
+                    what = "returns what is rounded for contractions only"
+                    raise PlanError(what, where=f"{where}, {region.name}")
+                widened(op.outputs[place], dtype)
+            regions.append(found)
         params = op.params
         if op.kernel == "conv_general_dilated":
             same = {"$dtype": values[inputs[0]].dtype}
             if params.get("preferred_element_type") == same:
                 params = {**params, "preferred_element_type": None}
-        operations.append(replace(op, inputs=inputs, regions=regions, params=params))
-    if any(v in wide for v in graph.outputs):
-        raise PlanError("returns what is rounded for contractions only", where=graph.name)
-    return replace(graph, values=tuple(values), operations=tuple(operations))
+        operations.append(replace(op, inputs=inputs, regions=tuple(regions), params=params))
+    left = {k: values[wide[v]].dtype for k, v in enumerate(graph.outputs) if v in wide}
+    outputs = tuple(wide.get(v, v) for v in graph.outputs)
+    found = replace(graph, values=tuple(values), operations=tuple(operations), outputs=outputs)
+    return found, left

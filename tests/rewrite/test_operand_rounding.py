@@ -156,3 +156,67 @@ def test_what_something_else_reads_too_is_moved_as_it_is() -> None:
     found = rounded(te.trace(fn, jnp.ones((8, 8))).graph, READS)
     (turned,) = (op for op in found.operations if op.kernel == "transpose")
     assert found.values[turned.outputs[0]].dtype == "float32"
+
+
+def of_loops(graph: BlockGraph) -> list[tuple[list[str], list[str]]]:
+    """The dtypes of what enters and leaves every scan."""
+    return [
+        ([graph.values[v].dtype for v in op.inputs], [graph.values[v].dtype for v in op.outputs])
+        for op in graph.operations
+        if op.kernel == "scan"
+    ]
+
+
+def test_what_rounds_of_a_scan_read_rounded_enters_and_leaves_it_so() -> None:
+    """As XLA's compiler for TPUs has it: `stacked`, of which each round multiplies a slice, and
+    `both`, which it multiplies whole, are rounded before the loop; so is what a second loop
+    multiplies of what the first one stacks. Carries keep their dtype, as does what is added."""
+    half, full = "bfloat16", "float32"
+
+    def fn(x: jax.Array, both: jax.Array, stacked: jax.Array, added: jax.Array) -> jax.Array:
+        def first(c: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            made = jnp.tanh(c @ w) @ both + added
+            return made, (jnp.sin(made), jnp.cos(made))
+
+        def second(c: jax.Array, y: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.cos(c) @ y.T, None
+
+        last, (multiplied, summed) = jax.lax.scan(first, x, stacked)
+        return jax.lax.scan(second, last, multiplied)[0] + summed.sum(0)
+
+    graph = te.trace(
+        fn, jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.ones((3, 8, 8)), jnp.ones((8, 8))
+    ).graph
+    found = rounded(graph, READS)
+    (ins, outs), (later, end) = of_loops(found)
+    names = {v: n for v, n in zip(graph.inputs, "x both stacked added".split(), strict=True)}
+    loop = next(op for op in graph.operations if op.kernel == "scan")
+    given = {names[v]: dtype for v, dtype in zip(loop.inputs, ins, strict=True)}
+    assert given == {"x": full, "both": half, "stacked": half, "added": full}
+    assert sorted(outs) == [half, full, full]
+    assert (later, end) == ([full, half], [full])
+    assert set(contractions(found)) == {(half, half, full)}
+    assert [found.values[v] for v in found.outputs] == [graph.values[v] for v in graph.outputs]
+    back = unrounded(found, READS)
+    assert back.values[: len(graph.values)] == graph.values
+    assert of_loops(back) == of_loops(graph)
+    assert [(o.kernel, o.inputs, o.outputs) for o in back.operations] == [
+        (o.kernel, o.inputs, o.outputs) for o in graph.operations
+    ]
+
+
+@pytest.mark.slow
+def test_a_plan_with_rounded_stacks_gives_the_numbers_of_the_program() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            return jnp.sum(jax.lax.scan(lambda c, u: (jnp.tanh(c @ u), None), x, w)[0] ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    args = jnp.linspace(-1, 1, 4 * 32 * 32).reshape(4, 32, 32) / 6, jnp.ones((64, 32)) / 3
+    program = te.trace(step, *args)
+    front = te.optimize(program, "v5e:2x4", settings=Settings(work=0.3, recompute=0, forms=0))
+    plan = front[0]
+    assert any("bfloat16" in ins for ins, _ in of_loops(plan.graph))
+    wanted, got = jax.jit(step)(*args), te.compile(plan, jax.devices("cpu"))(*args)
+    np.testing.assert_allclose(got - args[0], wanted - args[0], rtol=1e-3, atol=1e-6)
