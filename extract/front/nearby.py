@@ -41,7 +41,7 @@ def nearby(
 ) -> Saturated:
     """Of what was derived on a mesh, the strategies near those of plans on meshes that it divides,
     each a problem and its labelling. `found` is of the same schedule as the problems."""
-    axes = range(len(mesh.sizes))
+    axes, others = range(len(mesh.sizes)), _Others()
     near: list[set[tuple[int, object]]] = [set() for _ in found.strategies]
     for posed, rows in plans:
         parts = division(posed.choices.mesh, mesh)
@@ -49,9 +49,9 @@ def nearby(
             continue
         for i, row in _strategies(posed, rows):
             which, own = found.encoding.signature_of[i], _divided(row, parts)
-            near[which] |= {(a, _without(own, a)) for a in axes}
+            near[which] |= {(a, others.of(own, a)) for a in axes}
     kept = tuple(
-        tuple(row for row in rows if any((a, _without(row, a)) in wanted for a in axes)) or rows
+        tuple(row for row in rows if any((a, others.of(row, a)) in wanted for a in axes)) or rows
         for rows, wanted in zip(found.strategies, near, strict=True)
     )
     return replace(found, strategies=kept)
@@ -82,13 +82,26 @@ def _divided(row: StrategyRow, parts: Division) -> StrategyRow:
     )
 
 
-def _without(row: StrategyRow, axis: int) -> object:
-    """What a strategy does with all axes but one."""
+class _Others:
+    """What strategies do with all axes but one; of layouts, which many strategies share, each told
+    once."""
 
-    def others(axes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(a for a in axes if a != axis)
+    def __init__(self) -> None:
+        self._layouts: dict[tuple[Layout, int], object] = {}
 
-    return (
-        tuple(others(cut) for cut in row.cuts),
-        tuple((tuple(others(d) for d in x.dims), others(x.partial)) for x in row.layouts),
-    )
+    def of(self, row: StrategyRow, axis: int) -> object:
+        return (
+            tuple([_but(cut, axis) for cut in row.cuts]),
+            tuple([self._layout(x, axis) for x in row.layouts]),
+        )
+
+    def _layout(self, layout: Layout, axis: int) -> object:
+        found = self._layouts.get((layout, axis))
+        if found is None:
+            dims = tuple(_but(d, axis) for d in layout.dims)
+            found = self._layouts[layout, axis] = (dims, _but(layout.partial, axis))
+        return found
+
+
+def _but(axes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return tuple([a for a in axes if a != axis]) if axis in axes else axes

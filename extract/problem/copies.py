@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
@@ -121,6 +123,15 @@ class CopyTable:
             found &= fits[sums[:, None], at[:, None], at[None, :]]
         return found
 
+    def of(self, tensor: TensorType) -> CopyTable:
+        """The same for another tensor, in arrays of its own: parts of a problem are known by
+        theirs."""
+        every = {x.name: getattr(self, x.name) for x in fields(self)}
+        own: dict[str, Any] = {
+            name: x.copy() for name, x in every.items() if isinstance(x, np.ndarray)
+        }
+        return replace(self, tensor=tensor, **own)
+
     def path(self, source: Layout, target: Layout) -> tuple[Change, ...]:
         """The elementary steps of the cheapest copy."""
         a, b = self.number[source], self.number[target]
@@ -134,10 +145,12 @@ class CopyTable:
 
 @dataclass
 class StepCosts:
-    """What single changes of layout cost on a machine, each worked out once."""
+    """What single changes of layout cost on a machine, each worked out once; and tables of them,
+    of which tensors of equal blocks have equal ones."""
 
     mesh: MeshShape
     target: Target
+    tables: dict[tuple[object, ...], CopyTable] = field(default_factory=dict)
     _seconds: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
     _joules: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
 
@@ -169,8 +182,6 @@ def copy_table(
     usable = tuple(
         x for x in layouts if len(x.dims) == tensor.rank and x.divides(tensor.shape, mesh)
     )
-    number = {layout: i for i, layout in enumerate(usable)}
-    n = len(usable)
     blocks = [x.local_shape(tensor.shape, mesh) for x in usable]
     item, tiles = max(tensor.itemsize, 1), costs.target.tiles
     local = np.array([prod(b) * item for b in blocks], dtype=np.int64)
@@ -178,6 +189,11 @@ def copy_table(
         np.array([stored_bytes(b, item, tiles, x) for b in blocks], dtype=np.int64)
         for x in (False, True)
     )
+    key = (usable, kind_of(tensor.dtype), local.tobytes(), held.tobytes(), last.tobytes())
+    if key in costs.tables:
+        return costs.tables[key].of(tensor)
+    number = {layout: i for i, layout in enumerate(usable)}
+    n = len(usable)
     seconds, inside, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(5))
     for matrix in (seconds, inside, joules, wire, scratch):
         np.fill_diagonal(matrix, 0.0)
@@ -198,31 +214,55 @@ def copy_table(
             scratch[a, b] = 0.0
             step_of[a, b] = step
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
+    found = (seconds, inside, joules, wire, scratch)
+    _shorten(*found, following, held)
+    table = CopyTable(tensor, usable, local, held, last, *found, following, step_of)
+    costs.tables[key] = table
+    return table
+
+
+def _shorten(
+    seconds: Matrix,
+    inside: Matrix,
+    joules: Matrix,
+    wire: Matrix,
+    scratch: Matrix,
+    following: NDArray[np.int64],
+    held: NDArray[np.int64],
+) -> None:
+    """Make single steps into shortest paths, in place, by way of one layout after the other (Floyd
+    and Warshall); ties in seconds go to fewer wire bytes.
+
+    Most ways through a layout are longer than what is known, and only their seconds are looked at.
+    """
+    n = len(seconds)
     # What is less than the first takes less, than the second no more, but for rounding.
-    less, most, light = seconds * (1 - 1e-12), seconds * (1 + 1e-12), wire * (1 - 1e-12)
-    through, more = np.empty((n, n)), np.empty((n, n))
-    better, lighter, equal = (np.empty((n, n), dtype=np.bool_) for _ in range(3))
+    less, most = 1 - 1e-12, 1 + 1e-12
+    limit = np.where(np.isfinite(seconds), seconds * most, np.finfo(np.float64).max)
+    through, near = np.empty((n, n)), np.empty((n, n), dtype=np.bool_)
+    ways = through.reshape(-1)
+    # By place, a * n + b; all are views.
+    time, least, sent = seconds.reshape(-1), limit.reshape(-1), wire.reshape(-1)
+    own, energy, block, first = (x.reshape(-1) for x in (inside, joules, scratch, following))
     for k in range(n):
         np.add(seconds[:, k, None], seconds[None, k, :], out=through)
-        np.add(wire[:, k, None], wire[None, k, :], out=more)
-        np.less(through, less, out=better)
-        np.less_equal(through, most, out=equal)
-        np.less(more, light, out=lighter)
-        better |= equal & lighter
-        better[k, :] = better[:, k] = False
+        np.less_equal(through, limit, out=near)
+        near[k, :] = near[:, k] = False
+        here = np.flatnonzero(near)
+        if not here.size:
+            continue
+        left, now = here // n, ways[here]
+        to, onward = left * n + k, here + (k - left) * n
+        more = sent[to] + sent[onward]
+        better = (now < time[here] * less) | (more < sent[here] * less)
         if not better.any():
             continue
-        here = np.nonzero(better)
-        left, right = here[0], here[1]
-        now, fewer = through[here], more[here]
-        seconds[here], less[here], most[here] = now, now * (1 - 1e-12), now * (1 + 1e-12)
-        wire[here], light[here] = fewer, fewer * (1 - 1e-12)
-        inside[here] = inside[left, k] + inside[k, right]
-        joules[here] = joules[left, k] + joules[k, right]
-        scratch[here] = np.maximum(np.maximum(scratch[left, k], scratch[k, right]), float(held[k]))
-        following[here] = following[left, k]
-    found = (seconds, inside, joules, wire, scratch)
-    return CopyTable(tensor, usable, local, held, last, *found, following, step_of)
+        here, now, more, to, onward = (x[better] for x in (here, now, more, to, onward))
+        time[here], least[here], sent[here] = now, now * most, more
+        own[here] = own[to] + own[onward]
+        energy[here] = energy[to] + energy[onward]
+        block[here] = np.maximum(np.maximum(block[to], block[onward]), float(held[k]))
+        first[here] = first[to]
 
 
 def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:

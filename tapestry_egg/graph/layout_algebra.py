@@ -110,19 +110,20 @@ class LayoutAlgebra:
     def _compositions(self) -> set[tuple[LayoutId, LayoutId, LayoutId]]:
         rows = set()
         for group in self._by_rank().values():
-            for one, two in product(group, repeat=2):
-                if set(one.axes) & set(two.axes):
-                    continue
-                if any(a and b for a, b in zip(one.dims, two.dims, strict=True)):
+            used = [self.mask(x.axes) for x in group]
+            cut = [sum(1 << k for k, axes in enumerate(x.dims) if axes) for x in group]
+            told = [(x, self.number[x], u, c) for x, u, c in zip(group, used, cut, strict=True)]
+            for (one, a, axes, dims), (two, b, others, their) in product(told, repeat=2):
+                if axes & others or dims & their:
                     continue
                 if one.monoid and two.monoid and one.monoid != two.monoid:
                     continue
                 both = Layout(
-                    tuple(a or b for a, b in zip(one.dims, two.dims, strict=True)),
+                    tuple([x or y for x, y in zip(one.dims, two.dims, strict=True)]),
                     tuple(sorted(one.partial + two.partial)),
                     one.monoid or two.monoid,
                 )
-                rows.add((self.number[one], self.number[two], self.number[both]))
+                rows.add((a, b, self.number[both]))
         return rows
 
     def _cuts(self) -> set[tuple[LayoutId, int, int, LayoutId]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import product
 
 import jax
+import networkx as nx
+import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.problem.copies import CopyTable
+from tapestry_egg.extract.problem.copies import CopyTable, StepCosts, copy_table
 from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import load_target
@@ -61,3 +64,45 @@ def test_tables_say_of_all_pairs_what_layouts_and_paths_say_of_each(sizes: tuple
             assert table.sends[a, b] == len(sent)
             assert bool(sent) == (table.wire[a, b] > 0)
     assert len(seen) >= 4
+
+
+def test_tensors_of_equal_blocks_have_equal_tables_in_arrays_of_their_own() -> None:
+    graph = te.trace(
+        lambda x, y, z: (x * 2.0, y.T * 3.0, z * 2),
+        jax.ShapeDtypeStruct((8, 16), "float32"),
+        jax.ShapeDtypeStruct((8, 16), "float32"),
+        jax.ShapeDtypeStruct((8, 16), "int32"),
+    ).graph
+    plan = scheduled(graph, feedback_pairs(graph, None))
+    mesh, target = MeshShape(("x", "y"), (2, 4)), load_target("h100:8")
+    found = saturate(encode(plan.program, mesh), load_books(DEFAULT_BOOKS))
+    every = list(unit_choices(plan, found, mesh, target).copies.values())
+    every = [t for t in every if t.tensor.rank == 2]
+    assert len({t.tensor for t in every}) == 3
+    layouts, algebra = found.encoding.algebra.layouts, found.encoding.algebra
+    for table in every:
+        alone = copy_table(
+            table.tensor,
+            [x for x in layouts if len(x.dims) == 2],
+            [c for c in found.changes if len(c.source.dims) == 2],
+            algebra.monoids,
+            StepCosts(mesh, target),
+        )
+        for x in fields(CopyTable):
+            one, other = getattr(table, x.name), getattr(alone, x.name)
+            assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+        assert all(t is table or t.seconds is not table.seconds for t in every)
+
+
+@pytest.mark.parametrize("sizes", [(8,), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
+def test_copies_take_the_shortest_paths(sizes: tuple[int, ...]) -> None:
+    for table in tables(sizes):
+        steps = nx.DiGraph()
+        steps.add_nodes_from(range(len(table.layouts)))
+        for a, b in table.step_of:
+            assert table.path(table.layouts[a], table.layouts[b])
+            if len(table.path(table.layouts[a], table.layouts[b])) == 1:
+                steps.add_edge(a, b, weight=table.seconds[a, b])
+        for a, least in nx.all_pairs_dijkstra_path_length(steps):
+            for b in range(len(table.layouts)):
+                assert table.seconds[a, b] == pytest.approx(least.get(b, np.inf), rel=1e-9)
