@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import Fusion
 from tapestry_egg.plans.fetch import Fetch, produced_layouts
@@ -123,17 +123,39 @@ def ties(
 
 
 def stored(graph: BlockGraph) -> frozenset[int]:
-    """Values of a graph that kernels write to memory, by the schedule's model of fusion."""
+    """Values of a graph that kernels write to memory, by the schedule's model of fusion; not zeros
+    into which sums are scattered only to be added to something: XLA scatters into that, if it sees
+    that they are zeros."""
     plan = schedule(flatten(graph, {}))
     number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
     within = fusion(plan).within
-    return frozenset(
+    found = {
         number[v]
         for unit, inside in zip(plan.units, within, strict=True)
         if not inside and not _only_views(plan.program, unit)
         for v in unit.outputs
         if v in number
-    )
+    }
+    return frozenset(found - _never_filled(graph))
+
+
+def _never_filled(graph: BlockGraph) -> set[int]:
+    """Values, of constants alone, that only a scatter that adds reads; its sums, an addition."""
+    readers: dict[int, list[Operation | None]] = {v: [None] for v in graph.outputs}
+    filled: set[int] = set()
+    for op in graph.operations:
+        for v in op.inputs:
+            readers.setdefault(v, []).append(op)
+        if op.inputs and graph.constants.keys() >= set(op.inputs):
+            filled.update(op.outputs)
+    found = set()
+    for v in filled:
+        match readers.get(v):
+            case [Operation(kernel="scatter-add", inputs=(into, *_), outputs=(added,))]:
+                match readers.get(added):
+                    case [Operation(kernel="add" | "add_any")] if into == v:
+                        found.add(v)
+    return found
 
 
 def fills(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> frozenset[int]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Literal
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -120,6 +121,27 @@ def test_arrays_are_filled_when_the_results_before_them_are_there() -> None:
     text = str(jax.make_jaxpr(_local(fn, (numbers(256, 256),), "cuda"))(numbers(256, 256)))
     lines = [line for line in text.splitlines() if "optimization_barrier" in line]
     assert len([line for line in lines if "f32[]" in line]) == 2
+
+
+def test_zeros_are_seen_where_sums_are_scattered_into_them_and_added_to_something() -> None:
+    """XLA then fills none of them, but scatters into what is added: the gradient of logits."""
+
+    def loss(x: Any, w: Any, targets: Any) -> Any:
+        logits = x @ w
+        picked = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+    fn, targets = jax.grad(loss, (0, 1)), np.arange(256, dtype=np.int32)
+    arguments = numbers(256, 64), numbers(64, 1024), targets
+    jaxpr = jax.make_jaxpr(_local(fn, arguments, "cuda"))(*arguments)
+    (scatter,) = [e for e in jaxpr.eqns if e.primitive.name == "scatter-add"]
+    (fill,) = [e for e in jaxpr.eqns if scatter.invars[0] in e.outvars]
+    assert fill.primitive.name == "broadcast_in_dim"
+    assert isinstance(fill.invars[0], Literal)  # behind a barrier it would be a variable
+    for given, wanted in zip(
+        _local(fn, arguments, "cuda")(*arguments), fn(*arguments), strict=True
+    ):
+        same(given, wanted, 1e-3)
 
 
 def _barriers(fn: Callable[..., Any], arguments: Any, platform: str) -> list[Any]:
