@@ -21,6 +21,7 @@ from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
+from tapestry_egg.extract.search import settling
 from tapestry_egg.files.files import sealed
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import collective_seconds
@@ -66,7 +67,9 @@ def searched(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[te
     monkeypatch.setattr(fronts, "merge_collectives", seen)
     ws = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * LAYERS
     program = te.trace(step, ws, jax.ShapeDtypeStruct((rows, width), jnp.float32))
-    settings = te.Settings(work=0.3, recompute=0)
+    # No clock ends this search: a machine that stands still meanwhile would find fewer plans.
+    monkeypatch.setattr(settling, "LONGEST", 1e9)
+    settings = te.Settings(work=0.3, recompute=0, seconds=1e9, workers=1)
     books = ["sharding", "collectives"]
     return te.optimize(program, "h100:8", settings=settings, state={"": "[0]"}, books=books), kept
 
