@@ -379,6 +379,7 @@ def unmet(
     where the limit on the peak is what a device has for programs, not the user's.
     """
     words = []
+    advice = "Raise the limit, search longer (work) or use more devices."
     alone = [k for k, x in bounds.items() if not any(value(p, k) <= x for p in plans)]
     for k in alone or bounds:
         others = {} if alone else {n: x for n, x in bounds.items() if n != k}
@@ -388,11 +389,11 @@ def unmet(
             least = f"{show(min(fitting))}{' within the other limits' if others else ''}"
             own = k == PEAK_BYTES.name and usable_bytes is not None
             asked = f"{'a device has' if own else 'asked'} {show(bounds[k])}"
-            words.append(f"{k}: {asked}, least reachable {least}")
+            words.append(f"{k}: {asked}, least found {least}")
     return ExtractError(
         "no plan meets the limits" if plans else "there is no plan",
         where="limits",
-        hint="; ".join(words) + ". Raise the limit or use more devices." if words else "",
+        hint="; ".join([*words[:-1], f"{words[-1]}. {advice}"]) if words else "",
     )
 
 

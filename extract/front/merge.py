@@ -53,7 +53,7 @@ def merge(
 
     A plan's bound is the least over forms and meshes of what each proved for the plan's own peak
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
-    ExtractError with the least reachable value when no plan meets the limits.
+    ExtractError with the least found value when no plan meets the limits.
     """
     plans = [
         bounded_plan(results, assembled, candidate, objectives)

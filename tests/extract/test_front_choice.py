@@ -45,14 +45,14 @@ def test_the_best_in_any_objective_within_limits_on_any() -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"joules": 2.0}, ["joules: asked 2 J, least reachable 3 J"]),
-        ({"seconds": 0.5}, ["seconds: asked 500 ms, least reachable 1 s"]),
-        ({"peak_bytes": 50, "seconds": 5}, ["peak_bytes: asked 50 B, least reachable 100 B"]),
+        ({"joules": 2.0}, ["joules: asked 2 J, least found 3 J"]),
+        ({"seconds": 0.5}, ["seconds: asked 500 ms, least found 1 s"]),
+        ({"peak_bytes": 50, "seconds": 5}, ["peak_bytes: asked 50 B, least found 100 B"]),
         (
             {"peak_bytes": 150, "seconds": 5},
             [
-                "peak_bytes: asked 150 B, least reachable 200 B within the other limits",
-                "seconds: asked 5 s, least reachable 9 s within the other limits",
+                "peak_bytes: asked 150 B, least found 200 B within the other limits",
+                "seconds: asked 5 s, least found 9 s within the other limits",
             ],
         ),
     ],
@@ -63,7 +63,10 @@ def test_limits_that_leave_nothing_say_which_and_what_is_reachable(
     with pytest.raises(ExtractError) as caught:
         THREE.best(limits=limits)
     assert caught.value.what == "no plan meets the limits" and caught.value.where == "limits"
-    assert caught.value.hint == "; ".join(said) + ". Raise the limit or use more devices."
+    assert (
+        caught.value.hint
+        == "; ".join(said) + ". Raise the limit, search longer (work) or use more devices."
+    )
 
 
 def test_an_empty_front_has_no_best_and_no_knee() -> None:

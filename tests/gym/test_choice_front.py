@@ -127,7 +127,7 @@ def test_best_knee_and_hypervolume() -> None:
 
 def test_limits_that_no_point_meets_say_what_is_reachable() -> None:
     front = choice_front(example())
-    with pytest.raises(ExtractError, match="nodes: asked 0, least reachable 1"):
+    with pytest.raises(ExtractError, match="nodes: asked 0, least found 1"):
         front.best("cost", {"nodes": 0})
     with pytest.raises(ExtractError, match="unknown objective 'bytes'"):
         front.best("bytes")

@@ -74,7 +74,7 @@ class ChoiceFront:
         fitting = [p for p in self.points if all(p.values[i] <= v for i, v in bounds.items())]
         if not fitting:
             words = [
-                f"{self.objectives[i]}: asked {_show(v)}, least reachable "
+                f"{self.objectives[i]}: asked {_show(v)}, least found "
                 f"{_show(min((p.values[i] for p in self.points), default=math.inf))}"
                 for i, v in bounds.items()
             ]
