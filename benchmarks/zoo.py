@@ -174,8 +174,8 @@ def row(entry: Entry, work: float) -> list[str]:
         SECONDS.format(fast.costs.seconds),
         PEAK_BYTES.format(fast.costs.peak_bytes),
         PEAK_BYTES.format(min(p.costs.peak_bytes for p in front)),
-        f"{fast.gap:.1%}",
-        f"{max(p.gap for p in front):.1%}",
+        fast.gap_shown,
+        front.gap_shown,
         f"{took:.0f} s",
     ]
 

@@ -27,7 +27,7 @@ from tapestry_egg.machine.objectives import (
     share_of_least,
 )
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.plan import Plan, gap_text
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
 
@@ -221,8 +221,8 @@ class Front:
         return [tuple(value(p, k) for k in self.objectives) for p in self.plans]
 
     def table(self) -> list[dict[str, str | float | bool]]:
-        """One row per plan: name, mesh and its devices, the costs, wire bytes, bound and gap, and
-        whether the usable memory of a device holds it."""
+        """One row per plan: name, mesh and its devices, the costs, wire bytes, bound and gap,
+        whether these are proven, and whether the usable memory of a device holds it."""
         return [
             {
                 "plan": p.name,
@@ -231,10 +231,18 @@ class Front:
                 **asdict(p.costs),
                 "bound": p.bound,
                 "gap": p.gap,
+                "proven": p.is_proven,
                 "fits": self.fits(p),
             }
             for p in self.plans
         ]
+
+    @property
+    def gap_shown(self) -> str:
+        """The widest gap of its plans as tables have it: `2.34%`, with `~` where that of any plan
+        is not proven, `-` where one has no bound, or there is none."""
+        widest = max((p.gap for p in self.plans), default=math.inf)
+        return gap_text(widest, all(p.is_proven for p in self.plans))
 
     def csv(self) -> str:
         """`table()` as comma-separated values below a line of names, in base units."""

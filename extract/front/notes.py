@@ -21,11 +21,16 @@ def happened(notes: Sequence[str]) -> list[str]:
     return [note for note in notes if _HAPPENED.match(note)]
 
 
+def parted(notes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The notes that tell of what is here, and those of what was not searched."""
+    told = [note for note in notes if _HAPPENED.match(note) or _EXPLAINS.match(note)]
+    return told, [note for note in notes if note not in told]
+
+
 def note_lines(notes: Sequence[str], width: int = WIDTH) -> list[str]:
     """The notes as lines no wider than `width`, and where to read what bounds cover."""
     if not notes:
         return []
-    told = [note for note in notes if _HAPPENED.match(note) or _EXPLAINS.match(note)]
-    omitted = [note for note in notes if note not in told]
+    told, omitted = parted(notes)
     lines = [*told, *(["not searched:"] if omitted else []), *(f"  {note}" for note in omitted)]
     return wrapped("\n".join([*lines, "what bounds cover: docs/bounds.md"]), width).split("\n")

@@ -302,7 +302,7 @@ def optimize(
             if as_json:
                 print_json(asdict(outcome))
             elif not outcome.error:
-                print(_summary(outcome), flush=True)
+                print(summary(outcome), flush=True)
     if failed:
         raise typer.Exit(1)
 
@@ -337,11 +337,12 @@ def _is_graph_name(name: str) -> bool:
     return name != MANIFEST and not name.endswith(".front.json")
 
 
-def _summary(outcome: Outcome) -> str:
+def summary(outcome: Outcome) -> str:
     """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`, and how many
     notes the front has; below it those of what happened to the search."""
-    from tapestry_egg.columns import percent, readers_width, wrapped
+    from tapestry_egg.columns import readers_width, wrapped
     from tapestry_egg.extract.front.notes import happened
+    from tapestry_egg.plans.plan import gap_text
 
     told = happened(outcome.notes)
     others = len(outcome.notes) - len(told)
@@ -351,7 +352,7 @@ def _summary(outcome: Outcome) -> str:
             f"{outcome.plans} plan{'' if outcome.plans == 1 else 's'}",
             _range(outcome.seconds_best, outcome.seconds_worst, SECONDS),
             _range(outcome.peak_least, outcome.peak_most, PEAK_BYTES),
-            f"gap {percent(outcome.gap)}",
+            f"gap {gap_text(outcome.gap, outcome.proven)}",
             "as before" if outcome.skipped else f"{outcome.took:.1f} s",
             *([f"{others} note{'' if others == 1 else 's'}: tapestry-egg front"] if others else []),
         ]

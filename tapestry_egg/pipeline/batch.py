@@ -103,6 +103,7 @@ class Outcome:
     peak_least: float = math.nan
     peak_most: float = math.nan
     gap: float = math.inf
+    proven: bool = False  # the gaps of all plans
     took: float = 0.0
     skipped: bool = False
     error: str = ""
@@ -275,6 +276,7 @@ def optimize_file(
         peak_least=min(c.peak_bytes for c in costs),
         peak_most=max(c.peak_bytes for c in costs),
         gap=max(plan.gap for plan in front.plans),
+        proven=all(plan.is_proven for plan in front.plans),
         took=time.perf_counter() - started,
         notes=front.notes,
     )

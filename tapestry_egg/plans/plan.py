@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,11 @@ def devices_of(rule: str, kind: str) -> int | None:
 def is_split(rule: str) -> bool:
     """Whether a rule splits the batch over time, or makes dims such that devices can share them."""
     return devices_of(rule, EVEN_PARTS) is not None or parts_of_batch(rule) is not None
+
+
+def gap_text(gap: float, proven: bool) -> str:
+    """A gap as tables have it: `2.34%`, `~2.34%` if it is not proven, `-` without bound."""
+    return f"{'' if proven else '~'}{gap:.2%}" if math.isfinite(gap) else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,4 +438,4 @@ class Plan:
     @property
     def gap_shown(self) -> str:
         """The gap as tables have it: `2.34%`, `~2.34%` if it is not proven, `-` without bound."""
-        return f"{'' if self.is_proven else '~'}{self.gap:.2%}" if self.bound > 0 else "-"
+        return gap_text(self.gap, self.is_proven)

@@ -175,7 +175,8 @@ function start() {
       const p = plans[k], cx = sx.at(p.costs[x]), cy = sy.at(p.costs[y]);
       if (y === 0 && p.bound > 0) {
         svg.append(node("line", { class: "gap", x1: cx, x2: cx, y1: cy, y2: sy.at(p.bound) },
-          hint(`${p.name}: no plan within its other costs takes less than ${written(p.bound, "s")}`)));
+          hint(p.gap.startsWith("~") ? `${p.name}: its bound, ${written(p.bound, "s")}, is not proven`
+            : `${p.name}: no plan within its other costs takes less than ${written(p.bound, "s")}`)));
       }
       const dot = node("circle", { class: `dot${p.fits ? "" : " over"}${k === chosen ? " chosen" : ""}`,
         cx, cy, r: 5.5, tabindex: 0, role: "button", "aria-label": told(p), "data-plan": k }, hint(told(p)));

@@ -10,6 +10,7 @@ from typing import Any
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.egraphs.timeline import timeline_text
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.notes import parted
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
@@ -69,7 +70,7 @@ def _page(front: Front, picture: str) -> str:
             f'<div class="wide">{_table(front)}</div>',
             *([f"<p>! {_escape(front.over_memory())}</p>"] if front.over_memory() else []),
             *([f"<p>{_escape(front.left_unused())}</p>"] if front.left_unused() else []),
-            *(f"<p>{_escape(note)}</p>" for note in front.notes),
+            *_notes(front),
             '<section id="plan" aria-live="polite"></section>',
             f'<h2>From one plan to another</h2><p class="tools">{pair}</p>',
             '<section id="difference"></section>',
@@ -108,6 +109,16 @@ def _table(front: Front) -> str:
         ]
         rows.append(f'<tr data-row="{row}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
     return f"<table>{''.join(rows)}</table>"
+
+
+def _notes(front: Front) -> list[str]:
+    """What the front's notes tell, and below a heading what was not searched."""
+    told, omitted = parted(front.notes)
+    lines = [f"<p>{_escape(note)}</p>" for note in told]
+    if omitted:
+        items = "".join(f"<li>{_escape(note)}</li>" for note in omitted)
+        lines.append(f'<h2 id="not-searched">Not searched</h2><ul>{items}</ul>')
+    return lines
 
 
 def _timeline(front: Front) -> str:

@@ -84,10 +84,10 @@ def _colours(meshes: set[str]) -> dict[str, str]:
 
 def _heading(info: FrontInfo, colours: dict[str, str]) -> list[str]:
     count = len(info.points)
-    gaps = [p.gap for p in info.points]
+    gaps, proven = [p.gap for p in info.points], all(p.proven for p in info.points)
     words = [f"{count} plan{'' if count == 1 else 's'}"]
     if gaps and all(math.isfinite(g) for g in gaps):
-        words.append(f"each within {100 * max(0.0, *gaps):.2g} % of its bound")
+        words.append(f"each within {_gap(max(0.0, *gaps), proven)} of its bound")
     words.append("lower left is better")
     parts = [
         f'<text class="strong" x="{LEFT}" y="24" font-size="16">{_text(info.title)}</text>',
@@ -179,10 +179,16 @@ def _square(point: FrontPoint, px: float, y: Axis, info: FrontInfo) -> str:
 
 
 def _details(point: FrontPoint) -> str:
-    gap = f"gap {100 * point.gap:.2g} %" if math.isfinite(point.gap) else "no bound"
+    known = math.isfinite(point.gap)
+    gap = f"gap {_gap(point.gap, point.proven)}" if known else "no bound"
     numbers = (o.format(point.value(o.name)) for o in SEARCHED)
     mark = "" if point.fits else ", more than a device's memory"
     return f"{point.name} ({point.mesh}): {', '.join(numbers)}, {gap}{mark}"
+
+
+def _gap(gap: float, proven: bool) -> str:
+    """`2.3 %`, with `~` where that is no proof."""
+    return f"{'' if proven else '~'}{100 * gap:.2g} %"
 
 
 def _labels(info: FrontInfo, x: Axis, y: Axis) -> list[str]:

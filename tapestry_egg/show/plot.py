@@ -38,6 +38,7 @@ class FrontPoint:
     gap: float
     mesh: str
     fits: bool = True  # whether the usable memory of a device holds it
+    proven: bool = True  # the gap
 
     def value(self, objective: str) -> float:
         """The named cost. Raises ExtractError for a cost that a point does not have."""
@@ -82,6 +83,7 @@ def front_point(plan: Plan, fits: bool = True) -> FrontPoint:
         gap=plan.gap,
         mesh=str(plan.mesh),
         fits=fits,
+        proven=plan.is_proven,
     )
 
 

@@ -343,6 +343,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         **asdict(plan.costs),
         "bound": plan.bound,
         "gap": plan.gap,
+        "proven": plan.is_proven,
         **{
             side: [
                 {"name": name, "layout": layout.show(plan.mesh)}

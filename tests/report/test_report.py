@@ -16,14 +16,18 @@ import tapestry_egg as te
 from models import mlp
 from tapestry_egg import report
 from tapestry_egg.cli.app import main
+from tapestry_egg.cli.app import summary as summary_line
 from tapestry_egg.columns import columns, percent
 from tapestry_egg.extract.certify.legality import tensor_blocks
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.pipeline.batch import Outcome
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
 from tapestry_egg.report.page_data import page_data
 from tapestry_egg.report.report import write_report
+from tapestry_egg.show.chart import front_svg
+from tapestry_egg.show.plot import front_info
 from tapestry_egg.show.text import graph_data, graph_text, plan_data, plan_text
 
 COLLECTIVE = PlannedCollective("all_gather", ("x",), 2, 1024, 512.0, 3, "%1", "output", "toy.py:3")
@@ -97,6 +101,40 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     without = text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttp|import\(", without)
     assert {"from", "to", "plan"} <= set(re.findall(r'find\("(\w+)"\)', text)) <= IDS | {"shown"}
+
+
+def test_what_was_not_searched_stands_below_a_heading_of_its_own(tmp_path: Path) -> None:
+    notes = ("interrupted after 3 s", "2 mesh shapes were not searched")
+    text = write_report(replace(made(), notes=notes), tmp_path / "out.html").read_text("utf-8")
+    assert "<p>interrupted after 3 s</p>" in text
+    heading, items = text.split('<h2 id="not-searched">')[1].split("</h2>", 1)
+    assert heading == "Not searched" and items.startswith("<ul><li>2 mesh shapes")
+    assert 'id="not-searched"' not in write_report(made(), tmp_path / "o.html").read_text("utf-8")
+
+
+def test_no_view_gives_a_gap_without_its_mark_where_it_is_not_proven(tmp_path: Path) -> None:
+    front = made()
+    whole, cut = front.plans
+    merged = replace(
+        cut, body=replace(cut.body, merged=(((0, cut.body.inputs[0]),) * 2,)), bound=0.0008
+    )
+    assert whole.is_proven and not merged.is_proven
+    front = replace(front, plans=(whole, merged))
+    assert [row["proven"] for row in front.table()] == [True, False]
+    assert [line.split(",")[-2] for line in front.csv().splitlines()] == ["proven", "True", "False"]
+    assert [plan_data(p)["proven"] for p in front.plans] == [True, False]
+    assert "~25.00%" in str(front) and "~25.00%" in plan_text(merged)
+    assert front.gap_shown == "~25.00%" and replace(front, plans=(whole,)).gap_shown == "0.00%"
+    assert made().gap_shown == "-"  # no bound of one
+    assert [p["gap"] for p in page_data(front)["plans"]] == ["0.00%", "~25.00%"]
+    assert "~25.00%" in write_report(front, tmp_path / "p.html").read_text("utf-8")
+    picture = front_svg(front_info(front))
+    assert "each within ~25 % of its bound" in picture
+    assert "gap ~25 %" in picture and "gap 0 %" in picture
+    proven = [p.is_proven for p in front.plans]
+    outcome = Outcome("toy", 2, gap=0.25, proven=all(proven))
+    assert "gap ~25.00%" in summary_line(outcome)
+    assert "gap 25.00%" in summary_line(replace(outcome, proven=True))
 
 
 def test_a_report_is_a_file_where_it_is_named_so(tmp_path: Path) -> None:
