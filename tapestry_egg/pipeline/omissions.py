@@ -132,6 +132,11 @@ def _of_batches(first: Form) -> tuple[str, ...]:
     """What is said of micro-batches, of which the first form tells."""
     if first.whole:
         return (f"no micro-batches were searched: {first.whole} needs the whole batch",)
+    if first.unsplit:
+        return (
+            "micro-batches were not looked for: the devices together have room for the whole batch "
+            "(a lower limit on peak_bytes, or Settings(micro_batches=...), asks for them)",
+        )
     one, many = "other number of micro-batches was", "other numbers of micro-batches were"
     dim, dims = "dim of the program's state was", "dims of the program's state were"
     return (

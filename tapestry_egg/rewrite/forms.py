@@ -70,6 +70,7 @@ class Form:
     counts: int = 0  # numbers of micro-batches that were left out, told of the first form
     whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
     states: int = 0  # dims of the program's state that were not tried as its batch
+    unsplit: bool = False  # no micro-batches were looked for, as memory is not short
     # The places of it that can be computed in several ways, all of which are searched together.
     patches: Patches | None = field(default=None, compare=False)
     # Those in its regions, while these are made forms of.

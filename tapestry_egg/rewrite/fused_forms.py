@@ -74,6 +74,7 @@ def forms_with_streams(
     made = batches(base) if batches else Batched()
     whole, left, states = made.whole, made.others, made.untried
     told = replace(found[0], ended=ended, counts=left, whole=whole, states=states)
+    told = replace(told, unsplit=made.unsplit)
     others = (
         *(_shared(base, target) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
@@ -219,13 +220,15 @@ def _products(graph: BlockGraph, target: Target, in_all: bool) -> float:
 @dataclass(frozen=True)
 class Batched:
     """Forms of a program in micro-batches; how many other numbers of them there are, the operation
-    that keeps the batch from being split where too little of the program can be, and how many dims
-    of its state were not tried as the batch."""
+    that keeps the batch from being split where too little of the program can be, how many dims
+    of its state were not tried as the batch, and whether the program has an input that may hold a
+    batch, but none was looked for, as memory is not short."""
 
     forms: tuple[Form, ...] = ()
     others: int = 0
     whole: str = ""
     untried: int = 0
+    unsplit: bool = False
 
 
 def batched(
@@ -241,7 +244,7 @@ def batched(
         return Batched()
     tried = _Tried(form.graph, target)
     if counts is None and tried.fits(1, limit):
-        return Batched()
+        return Batched(unsplit=micro_batches.may_hold_a_batch(form.graph))
     found, untried = micro_batches.batch_of(form.graph)
     if found is None:
         return Batched(untried=untried)

@@ -32,11 +32,12 @@ from tapestry_egg.pipeline.omissions import (
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.words import read_words
 from tapestry_egg.rewrite import choose, extractions, folded_program, forms, recompute
+from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recompute import Recomputing
 from tests.extract.random_problems import random_problem
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-QUICK = Settings(work=0.5, workers=1)
+QUICK = Settings(work=0.5, workers=1, micro_batches=())
 #: Forms are chosen by their time on one device alone.
 FROZEN = replace(QUICK, forms=0)
 SHAPES = [MeshShape(("x",), (4,))]
@@ -409,3 +410,20 @@ def test_a_first_call_on_an_explicit_mesh_says_that_it_was_not_divided(front: bo
     notes = plan_program(te.trace(product, X, X), request).notes
     said = "only the mesh 8data as it is named was searched, none that divides its axes"
     assert (said in notes) == (not front)
+
+
+def test_micro_batches_that_no_limit_asks_for_are_told() -> None:
+    def descended(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
+
+    rows = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
+    program, machine = te.trace(descended, X, rows), load_target("h100:4")
+    settings = Settings(work=0.5, workers=1, recompute=0, front=False)
+    found = te.optimize(program, machine, mesh_shapes=SHAPES, settings=settings)
+    assert any("micro-batches were not looked for" in note for note in found.notes)
+    form = forms.Form(program.graph)
+    assert not batched(form, machine, ()).unsplit  # none are wanted
+    assert not batched(form, machine, (4,)).unsplit
+    assert not batched(form, machine, None, limit=1000.0).unsplit
+    same = te.trace(product, X, X)  # no input that the program does not make anew
+    assert not batched(forms.Form(same.graph), machine, None).unsplit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -92,19 +93,27 @@ def batch(graph: BlockGraph) -> Found | None:
 def batch_of(graph: BlockGraph) -> tuple[Found | None, int]:
     """`batch`; and how many dims of inputs that the program also makes were not tried as one."""
     graph = with_batch_dims(graph)
-    made = {(graph.values[v].shape, graph.values[v].dtype) for v in graph.outputs}
-
-    def returns(p: int) -> bool:
-        type_ = graph.values[graph.inputs[p]]
-        return (type_.shape, type_.dtype) in made
-
-    places = range(len(graph.inputs))
-    others = [p for p in places if not returns(p)]
-    best = _best(graph, _dims(graph, others))
+    others, states = map(partial(_dims, graph), _data_and_state(graph))
+    best = _best(graph, others)
     if best is not None:
         return best, 0
-    states = _dims(graph, [p for p in places if returns(p)])
     return _best(graph, states[:_MOST_STATES]), len(states[_MOST_STATES:])
+
+
+def may_hold_a_batch(graph: BlockGraph) -> bool:
+    """Whether some input has a dim and is not of a type that the program also makes."""
+    return bool(_dims(graph, _data_and_state(graph)[0]))
+
+
+def _data_and_state(graph: BlockGraph) -> tuple[list[int], list[int]]:
+    """The places of inputs of types that the program does not make, and of the others."""
+    made = {(graph.values[v].shape, graph.values[v].dtype) for v in graph.outputs}
+    data: list[int] = []
+    state: list[int] = []
+    for p, v in enumerate(graph.inputs):
+        type_ = graph.values[v]
+        (state if (type_.shape, type_.dtype) in made else data).append(p)
+    return data, state
 
 
 def _dims(graph: BlockGraph, places: list[int]) -> list[tuple[int, int]]:
