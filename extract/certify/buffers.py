@@ -111,6 +111,9 @@ class Lives:
                         at = max(joined[need] for need in needs[last[0]])
                     end = max(begin, at + 1, *others)
             found.append(Buffer(begin, end, size(have), have))
+        for u, needed in needs.items():
+            if have in needed and (u, v) in self._doubled:
+                found.append(Buffer(2 * u + 1, self.end, size(have), have, "copy"))
         for c in copies:
             at = c.at
             stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
@@ -144,46 +147,81 @@ class Lives:
         if root.port in ("constant", "invariant") or self._passes_on(u):
             return False
         if root.port == "carry" and v != root.outputs[-1]:  # where what the loop leaves will be
-            return self._is_copied(root)
-        if any(self._in_place(v, old) for old in self._rounds.get(v, [])):
+            return v == root.outputs[-2] and self._is_copied(u)
+        if any(self._in_place(v, old, self._under(v)) for old in self._rounds.get(v, [])):
             return False
         olds = self._renewed.get(v, [])
         if not olds or root.port in ("input", "state", "stream", "branch"):
             return True
-        return self._read_last(olds[-1]) > self.made(v)
+        return not self._in_place(v, (olds[-1],), self._alike(v))
 
-    def _is_copied(self, carry: Instance) -> bool:
-        """Whether a carry's next value is there before the round, in another carry or lying
-        otherwise: it is then copied, and the copy held until all carries are written."""
-        if not any(self.users.get(w) for w in carry.outputs[:-1]):
-            return False  # copied to where nothing is read any more
-        v, same = carry.inputs[1], True
-        while True:
-            unit = self.schedule.units[self.maker[v]]
-            whole = [self.program.instances[i] for i in unit.members]
-            if whole[-1].port or {x.signature.fusion for x in whole} != {"view"}:
-                break
-            v, same = next(source for *_, source in unit.reads), False
-        if whole[-1].port != "carry" or v == whole[-1].outputs[-1]:
+    def _is_copied(self, u: int) -> bool:
+        """Whether something is held beside a carry, of unit u, until all carries are written: its
+        next value, a view of what was there before the round, or its old one, which is the last of
+        a ring of carries that another is to have."""
+        if u not in self._given or u in self._unread:
             return False
-        return not same or v not in carry.outputs
+        ring, giver = [u], self._given[u]
+        while giver is not None and giver not in ring:
+            ring.append(giver)
+            giver = self._given.get(giver)
+        return self._given[u] is None or (giver == u and u == min(ring))
 
-    def _in_place(self, v: int, old: tuple[int, ...]) -> bool:
-        """Whether a round's next value is written where the old one was, which then is read no
-        more: before it is made, or by what makes it."""
+    @cached_property
+    def _given(self) -> dict[int, int | None]:
+        """Unit of a carry whose next value was there before the round -> the unit of the carry
+        whose old value that is, None where it is a view of one."""
+        found: dict[int, int | None] = {}
+        for u, unit in enumerate(self.schedule.units):
+            if (carry := self._root(unit)).port != "carry":
+                continue
+            v, same = carry.inputs[1], True
+            while self._is_view(w := self.maker[v]):
+                v, same = next(source for *_, source in self.schedule.units[w].reads), False
+            made = self._root(self.schedule.units[w])
+            if made.port == "carry" and v != made.outputs[-1] and not (same and w == u):
+                found[u] = w if same else None
+        return found
+
+    @cached_property
+    def _unread(self) -> set[int]:
+        """The units of carries whose old value nothing reads, but such that it is given to."""
+        found: set[int] = set()
+        while True:
+            more = {
+                u
+                for u in self._given
+                if all(
+                    self._given.get(r) == u and r in found
+                    for w in self._root(self.schedule.units[u]).outputs[:-1]
+                    for r in self.users.get(w, [])
+                )
+            }
+            if more <= found:
+                return found
+            found |= more
+
+    def _in_place(self, v: int, old: tuple[int, ...], over: set[int]) -> bool:
+        """Whether a next value is written where the old one was, which then is read no more: before
+        it is made, or, if it may be written `over` that, by what makes it."""
         u, read = self.maker[v], max(self._read_last(w) for w in old)
-        return read < self.made(v) - 1 or (read == 2 * u and bool(set(old) & self._under(v)))
+        return read < self.made(v) - 1 or (read == 2 * u and bool(set(old) & over))
 
     def _under(self, v: int) -> set[int]:
         """The values of v's type over which it may be written, were they read no more."""
+        unit = self.schedule.units[self.maker[v]]
+        whole = len(unit.outputs) == 1 and not self._is_reduced(v)
+        return self._alike(v) if whole or self._root(unit).port else set()
+
+    def _alike(self, v: int) -> set[int]:
+        """The values of v's type that what makes it reads only where it writes v."""
         u = self.maker[v]
-        unit, root = self.schedule.units[u], self._root(self.schedule.units[u])
-        if root.port == "carry":
-            read = {root.inputs[0]} if v == root.outputs[-1] else set()
-        elif root.port or len(unit.outputs) != 1 or self._is_reduced(v):
-            read = set()
+        root = self._root(self.schedule.units[u])
+        if root.port:
+            carried = root.port == "carry" and v == root.outputs[-1]
+            read = {root.inputs[0]} if carried else set()
         elif root.signature.fusion == "loop":
-            read = set(self._fused.operands[u])
+            read = set(self._fused.aligned[u])
         else:
             read = {root.inputs[p] for p in root.signature.initial}
         types = self.program.types
@@ -222,7 +260,7 @@ class Lives:
         if root.port in ("state", "input"):
             return self.end
         last = self._read_last(v)
-        if root.port == "carry" and v != root.outputs[-1] and self._is_copied(root):
+        if root.port == "carry" and v == root.outputs[-2] and self._is_copied(self.maker[v]):
             last = max(last, self._loop_end(self.maker[v]) + 1)
         if root.port in ("", "carry", "stack"):
             last = max([last, *(self._read_last(old) for old in self._renewed.get(v, []))])
@@ -233,6 +271,10 @@ class Lives:
 
     def _last_read(self, v: int) -> int:
         last = self._there(v) - 1
+        to = [r for r in self.users.get(v, []) if self._given.get(r) == self.maker[v]]
+        if to and self._unread.issuperset(to):
+            return self.made(v)  # it is read where it is copied to at once
+        last = max([last, *(self._loop_end(r) + 1 for r in to)])
         for old in self._rounds.get(v, []):
             last = max(last, *(self._read_last(w) for w in old))
         for u in self.users.get(v, []):
@@ -331,14 +373,38 @@ class Lives:
 
     def _passes_on(self, u: int) -> bool:
         """Whether a unit makes nothing that is stored: a view, or part of every reader."""
+        port = self._root(self.schedule.units[u]).port
+        return not port and (self._fused.within[u] or self._is_view(u))
+
+    def _is_view(self, u: int) -> bool:
         members = [self.program.instances[i] for i in self.schedule.units[u].members]
-        if members[-1].port:
-            return False
-        return self._fused.within[u] or all(x.signature.fusion == "view" for x in members)
+        return not members[-1].port and all(x.signature.fusion == "view" for x in members)
 
     def computed_again(self, u: int) -> bool:
         """Whether every reader of what a unit makes computes it for itself."""
         return self._fused.within[u]
+
+    @cached_property
+    def _doubled(self) -> set[tuple[int, int]]:
+        """Outputs, unit and value, whose memory is that of an argument or leaves otherwise, too."""
+        taken = {
+            v
+            for unit in self.schedule.units
+            if self._root(unit).port == "input"
+            for v in unit.outputs
+        }
+        found: set[tuple[int, int]] = set()
+        for u, unit in enumerate(self.schedule.units):
+            if self._root(unit).port not in _LEAVING:
+                continue
+            ((*_, v),) = unit.reads
+            w = v
+            while self._is_view(self.maker[w]):
+                w = next(source for *_, source in self.schedule.units[self.maker[w]].reads)
+            if w in taken and self._root(unit).port == "output":
+                found.add((u, v))
+            taken.add(w)
+        return found
 
     @cached_property
     def _fused(self) -> Fusion:

@@ -106,7 +106,7 @@ class Memory:
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
 
-        def amounts() -> tuple[tuple[Floats, Floats], Floats, Floats, Floats, Floats]:
+        def amounts() -> tuple[tuple[Floats, Floats], Floats, Floats, Floats, Floats, Floats]:
             shape = (len(have), len(wanted.sets))
             making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
             takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
@@ -123,10 +123,11 @@ class Memory:
             own = np.broadcast_to(1.0 * size[have][:, None], shape)
             some = (holds > 0)[:, None]
             returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
-            return making, live, *returns, np.where(~takes & ~some, -own, 0.0)
+            gone = np.where(~takes & ~some, -own, 0.0)
+            return making, live, *returns, gone, np.where(takes, own, 0.0)
 
         key = (table, have, kept, holds, wanted, free, state, v in self.last)
-        making, live, returns, stays, gone = self.once(amounts, "reads", *key)
+        making, live, returns, stays, gone, taken = self.once(amounts, "reads", *key)
         at = self.lives.reads_at[reader, v]
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
         uses = [
@@ -134,6 +135,8 @@ class Memory:
             for combines, part in zip((False, True), making, strict=True)
         ]
         uses.append(Use(at + 1, self._copy_ends(reader, v), live))
+        if (reader, v) in self.lives.copied:
+            uses.append(Use(2 * reader + 1, self.times, taken))
         if self._passing(v):
             first = self.first(v)
             uses.append(Use(first + 1, at + 1, returns))

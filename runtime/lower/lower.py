@@ -21,7 +21,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
-from .order import SMALL, Tie, fills, last_reads, stored, ties
+from .order import SMALL, Tie, fills, last_reads, stored, ties, written_late
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
 from .spellings import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS
@@ -194,6 +194,13 @@ class LocalBody:
                 own = frozenset[int]().union(*(made_of[v] for v in op.inputs))
                 made_of |= dict.fromkeys(op.outputs, own)
         return tuple(sorted(sent))
+
+    def written_late(self, first: int, count: int) -> tuple[int, ...]:
+        """Which of a loop's carries are written when all are there, on platforms that then copy
+        less; inputs from place `first` on."""
+        if self.platform not in GPUS:
+            return ()
+        return written_late(self.body, self.reads, self.mesh, self.sources, first, count)
 
     @cached_property
     def sent_again(self) -> frozenset[tuple[int, int]]:

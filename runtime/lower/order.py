@@ -122,6 +122,35 @@ def ties(
     return out
 
 
+def written_late(
+    body: BodyPlan,
+    reads: Reads,
+    mesh: MeshShape,
+    sources: Mapping[int, Sequence[int]],
+    first: int,
+    count: int,
+) -> tuple[int, ...]:
+    """Of the `count` values that a loop carries, inputs of its body from place `first` on, those of
+    some size that a round computes, where one is made before the last reader of what it replaces.
+
+    XLA places copies of carries before it orders kernels. Unless all next values are there when the
+    first is written, it copies such an old value for its late reader, and the next one as well.
+    """
+    graph = body.graph
+    made = {v: k for k, op in enumerate(graph.operations) for v in op.outputs}
+    last = last_reads(reads[:-1], sources)
+    found, late = [], False
+    for q, (old, v) in enumerate(
+        zip(graph.inputs[first : first + count], graph.outputs[:count], strict=True)
+    ):
+        type_ = graph.values[v]
+        local = TensorType(body.outputs[q].local_shape(type_.shape, mesh), type_.dtype)
+        if v in made and local.nbytes >= SMALL:
+            found.append(q)
+            late |= last.get(old, -1) > made[v]
+    return tuple(found) if late and len(found) > 1 else ()
+
+
 def stored(graph: BlockGraph) -> frozenset[int]:
     """Values of a graph that kernels write to memory, by the schedule's model of fusion; not zeros
     into which sums are scattered only to be added to something: XLA scatters into that, if it sees

@@ -35,6 +35,10 @@ class LocalFunction(Protocol):
     def invariants_sent(self, count: int) -> tuple[int, ...]:
         """Which of the first inputs collectives send, where so many are the same in every step."""
 
+    def written_late(self, first: int, count: int) -> tuple[int, ...]:
+        """Which of the carries, inputs from place `first` on, are to be written when all are there,
+        since one is made before what it replaces is read last."""
+
     def run(
         self, arguments: Arrays, failed: Any, stacks: Stacks | None = None
     ) -> tuple[tuple[jax.Array, ...], Any]:
@@ -94,6 +98,7 @@ def _scan(
     tied = _tied(rest, regions[0].read, len(consts), carries)
     turned = [x for x in streams if isinstance(x, Turned)]
     length = params["length"]
+    together = regions[0].written_late(len(consts), carries)
     early = {q: x for q, x in regions[0].slices.items() if q >= carries and length}
 
     def step(carry: tuple[Any, Any, Any], given: Any) -> tuple[tuple[Any, Any, Any], Any]:
@@ -103,6 +108,7 @@ def _scan(
         stacks = Stacks(number, dict(arrays)) if early else None
         arguments = _in_each_step(consts, before, slices, sent, tied)
         outputs, failed = regions[0].run(arguments, failed, stacks)
+        outputs = _together(outputs, together)
         late = [x for q, x in enumerate(outputs) if q >= carries and q not in early]
         return (list(outputs[:carries]), failed, stacks.arrays if stacks else {}), late
 
@@ -148,6 +154,7 @@ def _while(
     asked_for = frozenset(k - n for k in test.read)
     first = list(operands[n + m :])
     tied = _tied(first, body.read, m, len(first), asked_for)
+    together = body.written_late(m, len(first))
     if test.calls:
         # A condition has no room for a flag. A round asks, and only then does what is to be done:
         # before the loop and at the end of its body, what is sent to ask would stand there twice.
@@ -156,7 +163,7 @@ def _while(
 
         def work(carry: Arrays, failed: Any) -> tuple[Any, Any]:
             outputs, failed = body.run(_in_each_step(run, carry, (), sent, tied), failed)
-            return list(outputs), failed
+            return list(_together(outputs, together)), failed
 
         def ask(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             carry, _, failed = state
@@ -178,7 +185,7 @@ def _while(
 
     def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
         outputs, failed = body.run(_in_each_step(run, state[0], (), sent, tied), state[1])
-        return list(outputs), failed
+        return list(_together(outputs, together)), failed
 
     with jax.named_scope(ONE_ROUND):
         final, failed = lax.while_loop(goes_on, step, (first, failed))
@@ -224,6 +231,18 @@ def _in_each_step(
         for i, x in zip(sent, late, strict=True):
             own[i] = x
     return own + others
+
+
+def _together(outputs: Arrays, places: Sequence[int]) -> tuple[jax.Array, ...]:
+    """Outputs of a round, those at some places not before all of these are there."""
+    import jax
+
+    found = list(outputs)
+    if places:
+        late = jax.lax.optimization_barrier([found[q] for q in places])
+        for q, x in zip(places, late, strict=True):
+            found[q] = x
+    return tuple(found)
 
 
 def _cond(

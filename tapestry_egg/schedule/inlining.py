@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import Projection
 
+from .flatten import FlatProgram
 from .schedules import Schedule
+from .units import Unit
 
 
 @dataclass(frozen=True)
@@ -14,11 +19,12 @@ class Fusion:
     """What XLA computes inside the readers instead of storing it.
 
     `within[u]`: what unit u makes never exists in memory, every reader computes it for itself.
-    `operands[u]`: the stored values that unit u therefore reads in the end.
+    `aligned[u]`: the stored values that unit u therefore reads in the end, all of them only at the
+    places in memory that it writes: in the place of one it may write its result.
     """
 
     within: tuple[bool, ...]
-    operands: tuple[frozenset[FlatId], ...]
+    aligned: tuple[frozenset[FlatId], ...]
 
 
 def fusion(schedule: Schedule) -> Fusion:
@@ -35,6 +41,7 @@ def fusion(schedule: Schedule) -> Fusion:
     program, units = schedule.program, schedule.units
     size = program.sizes
     operands = [{v for _, _, v in unit.reads} for unit in units]
+    elsewhere = [_read_elsewhere(program, unit) for unit in units]
     readers: list[set[int]] = [set() for _ in program.types]
     for u, unit in enumerate(units):
         for _, _, v in unit.reads:
@@ -60,7 +67,47 @@ def fusion(schedule: Schedule) -> Fusion:
             continue
         within[u] = True
         for r in using:
+            elsewhere[r] |= operands[u] if v in elsewhere[r] else elsewhere[u]
             operands[r] = (operands[r] - {v}) | operands[u]
         for w in operands[u]:
             readers[w] = (readers[w] - {u}) | using
-    return Fusion(tuple(within), tuple(frozenset(x) for x in operands))
+    aligned = [frozenset(x - y) for x, y in zip(operands, elsewhere, strict=True)]
+    return Fusion(tuple(within), tuple(aligned))
+
+
+def _read_elsewhere(program: FlatProgram, unit: Unit) -> set[FlatId]:
+    """The values from outside that a unit reads at other places in memory than it writes."""
+    makers = {v: i for i in unit.members for v in program.instances[i].outputs}
+    moved: set[int] = set()  # members of which something is read elsewhere
+    found: set[FlatId] = set()
+    for i in reversed(unit.members):
+        instance = program.instances[i]
+        for p, v in enumerate(instance.inputs):
+            if i in moved or not _aligned(instance.signature, p):
+                if v in makers:
+                    moved.add(makers[v])
+                else:
+                    found.add(v)
+    return found
+
+
+def _aligned(signature: OperationSignature, p: int) -> bool:
+    """Whether an operation reads all of operand p where its result has the same index, both
+    row-major; so do reshapes, and operations on elements."""
+    if len(signature.outputs) != 1:
+        return False
+    reads, writes = signature.inputs[p], signature.outputs[0]
+    if {*reads.shape, *writes.shape} - {1}:
+        return False
+    own, result = signature.input_types[p], signature.output_types[0]
+    return own.size == result.size and _places(reads, own.shape) == _places(writes, result.shape)
+
+
+def _places(projection: Projection, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """By how much the place in a row-major array grows with each index dim; where it begins."""
+    steps = [prod(shape[k + 1 :]) for k in range(len(shape))]
+    grows = [
+        sum(s * x for s, x in zip(steps, c, strict=True))
+        for c in zip(*projection.matrix, strict=True)
+    ]
+    return *grows, sum(s * x for s, x in zip(steps, projection.offset, strict=True))

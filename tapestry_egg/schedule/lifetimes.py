@@ -14,8 +14,12 @@ instruction that defines it to its last reader, and
   round is over; a slice is taken where it is read first;
 - what a loop carries has one buffer from its begin to the last reader of what it leaves there; a
   round's next value is written into it, unless the old one is still to be read by then: the next
-  one has a buffer of its own until it is; what another carry hands over is copied before that is
-  overwritten; where a loop leaves a new state, what it begins with is in the old one's place, too;
+  one has a buffer of its own until it is; where a loop leaves a new state, what it begins with is
+  in the old one's place, too;
+- what one carry hands to another is copied at the end of a round, from where it is read until then;
+  to where nothing is read any more it is copied at once, and read there. Carries that change places
+  take one array beside, one that gets a view of an old value that of the view;
+- a result that is an argument, or another result too, is copied at the end;
 - views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
   both keep alive what they read.
 """
@@ -23,13 +27,13 @@ instruction that defines it to its last reader, and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
 from .schedules import Schedule
-from .units import Unit
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,15 @@ class Lifetimes:
     """Where value v lives: from tick `made[v]`, read last by what happens at `last[v]` and one
     tick later. `reads_at[u, v]` is the tick of the copies that unit u makes of v, `reads_until`
     that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
-    of its own: an alias, a constant, a view, what is computed where it is read."""
+    of its own: an alias, a constant, a view, what is computed where it is read. Outputs that are
+    `copied`, unit and value, take an array of their own from their tick on."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
     reads_at: dict[tuple[int, int], int]
     reads_until: dict[tuple[int, int], int]
     free: tuple[bool, ...]
+    copied: frozenset[tuple[int, int]]
     times: int
 
 
@@ -63,7 +69,6 @@ class _Lives:
         self.free = [False] * n
         self.nowhere = [False] * n  # a view, or computed where it is read
         self._ends: dict[int, int] = {}  # of a loop's first instance
-        self.is_read = {v for unit in schedule.units for *_, v in unit.reads}
         self.ready = [0] * n  # the tick at which all of a value is there
         self.reads_at: dict[tuple[int, int], int] = {}
         self.reads_until: dict[tuple[int, int], int] = {}
@@ -83,6 +88,7 @@ class _Lives:
             self.reads_at,
             self.reads_until,
             tuple(self.free),
+            self._copied(),
             self.end,
         )
 
@@ -101,7 +107,7 @@ class _Lives:
                 self.ready[unit.outputs[-1]] = self._loop_ends(unit.root) + 1
             if root.port == "carry":
                 for v in unit.outputs[:-1]:
-                    self.free[v] = not self._handed_over(unit)
+                    self.free[v] = not (v == unit.outputs[-2] and self._takes_another(u))
 
     def _read(self) -> None:
         """What leaves the program, or a region, is read when it is made."""
@@ -137,29 +143,52 @@ class _Lives:
 
     def _carry(self) -> None:
         """A round's next value waits for the last reader of the old one."""
+        for u, source in self.handed.items():
+            unit, over = self.schedule.units[u], self._loop_ends(self.schedule.units[u].root)
+            if self._takes_another(u):
+                self.last[unit.outputs[-2]] = max(self.last[unit.outputs[-2]], over + 1)
+            if source is not None:
+                v = self.program.instances[unit.root].inputs[1]
+                at_once = all(
+                    self._is_vacant(r) for r, other in self.handed.items() if other == source
+                )
+                self.last[v] = self.made[v] if at_once else max(self.last[v], over + 1)
         for old, following in self._carried():
             self.last[following] = max(self.last[following], *(self.last[v] for v in old))
-        for unit in self.schedule.units:
-            root = self.program.instances[unit.root]
-            if root.port == "carry" and self._handed_over(unit):
-                for v in unit.outputs[:-1]:
-                    self.last[v] = max(self.last[v], self._loop_ends(unit.root) + 1)
 
-    def _handed_over(self, unit: Unit) -> bool:
-        """Whether the next value of a carry is a view of what a round began with, or what it began
-        with in another carry."""
-        (_, v), own = self.program.instances[unit.root].inputs, unit.outputs[:-1]
-        if not self.is_read.intersection(own):
-            return False  # copied to where nothing is read any more
-        direct = True
-        while True:
-            maker = self.schedule.units[self.schedule.producer[v]]
-            members = [self.program.instances[i] for i in maker.members]
-            if members[-1].port or any(m.signature.fusion != "view" for m in members):
-                break
-            direct, v = False, maker.reads[0][2]
-        given = members[-1].port == "carry" and v != maker.outputs[-1]
-        return given and not (direct and v in own)
+    @cached_property
+    def handed(self) -> dict[int, int | None]:
+        """The carries that get an old value, by their units: whose, if it is another's and gets
+        there as it is; None for a view."""
+        found: dict[int, int | None] = {}
+        for u, unit in enumerate(self.schedule.units):
+            root = self.program.instances[unit.root]
+            if root.port != "carry":
+                continue
+            v = self._viewed(root.inputs[1])
+            by, direct = self.schedule.producer[v], v == root.inputs[1]
+            unit = self.schedule.units[by]
+            given = self.program.instances[unit.root].port == "carry" and v != unit.outputs[-1]
+            if given and not (direct and by == u):
+                found[u] = by if direct else None
+        return found
+
+    def _is_vacant(self, u: int, below: frozenset[int] = frozenset()) -> bool:
+        """Whether nothing reads a carry's old value, or only such a carry to which it is handed."""
+        read = {r for v in self.schedule.units[u].outputs[:-1] for r in self.schedule.readers[v]}
+        on = {r for r, source in self.handed.items() if source == u}
+        return u not in below and read <= on and all(self._is_vacant(r, below | {u}) for r in on)
+
+    def _takes_another(self, u: int) -> bool:
+        """Whether writing a carry takes an array beside: it gets a view of an old value, while its
+        own is read, or is the first of several that change places."""
+        if u not in self.handed or self._is_vacant(u):
+            return False
+        ring, at = [u], self.handed[u]
+        while at is not None and at not in ring:
+            ring.append(at)
+            at = self.handed.get(at)
+        return self.handed[u] is None or (at == u == min(ring))
 
     def _carried(self) -> list[tuple[tuple[FlatId, ...], FlatId]]:
         """Per carry of a loop, what a round reads of it, and its next value, if that is stored when
@@ -201,6 +230,29 @@ class _Lives:
                 for v in unit.outputs:
                     self.made[v] = max(self.made[v], min(readers.get(v, [0])))
 
+    def _copied(self) -> frozenset[tuple[int, int]]:
+        """Outputs that are an argument or what leaves elsewhere, too: as it is, or as a view."""
+        leave: dict[FlatId, list[tuple[int, FlatId]]] = {}
+        for u, unit in enumerate(self.schedule.units):
+            if self.program.instances[unit.root].port in ("state", "output"):
+                (v,) = (v for *_, v in unit.reads)
+                leave.setdefault(self._viewed(v), []).append((u, v))
+        found = set()
+        for source, ends in leave.items():
+            given = self.program.instances[self.schedule.units[self.schedule.producer[source]].root]
+            found.update(ends[given.port != "input" :])
+        root = [self.program.instances[unit.root].port for unit in self.schedule.units]
+        return frozenset((u, v) for u, v in found if root[u] == "output")
+
+    def _viewed(self, v: FlatId) -> FlatId:
+        """What a view is of in the end; any other value is itself."""
+        while True:
+            unit = self.schedule.units[self.schedule.producer[v]]
+            members = [self.program.instances[i] for i in unit.members]
+            if members[-1].port or any(m.signature.fusion != "view" for m in members):
+                return v
+            v = unit.reads[0][2]
+
     def _boundary(self) -> None:
         for unit in self.schedule.units:
             root = self.program.instances[unit.root]
@@ -213,7 +265,7 @@ class _Lives:
                 if not maker.port or maker.port in ("carry", "stack"):
                     # Written where the old state was, unless that is still to be read; a view of
                     # something else is not written at all.
-                    self.free[new] = self.free[new] or self.last[old] <= self.made[new]
+                    self.free[new] = self.free[new] or self._replaces(new, old)
                     self.last[new] = max(self.last[new], self.last[old])
                     self._hand_on(new, old)
                 self.made[old], self.last[old] = 0, self.end
@@ -233,7 +285,15 @@ class _Lives:
             maker = self.program.instances[self.schedule.units[self.schedule.producer[new]].root]
             if maker.port not in ("", "carry", "stack") or self.last[new] != 2 * loop:
                 return
-            self.free[new] = self.free[new] or self.last[old] <= self.made[new]
+            self.free[new] = self.free[new] or self._replaces(new, old)
+
+    def _replaces(self, new: FlatId, old: FlatId) -> bool:
+        """Whether a new state is written over the old one: it is read no more, or by what makes the
+        new one alone, at the places that it writes."""
+        u = self.schedule.producer[new]
+        if self.last[old] < self.made[new] - 1:
+            return True
+        return self.last[old] == 2 * u and old in self._read_in_place(u, new)
 
     def _take_over(self) -> None:
         """Results that are written over an operand that nothing reads any more."""
@@ -252,17 +312,20 @@ class _Lives:
 
     def _over(self, u: int, v: FlatId) -> set[FlatId]:
         """What value v, that unit u makes, may be written over, if nothing reads it any more."""
-        unit, types = self.schedule.units[u], self.program.types
-        root = self.program.instances[unit.root]
-        if root.port == "carry":
-            return {root.inputs[0]} if v == root.outputs[-1] else set()
-        if root.port or len(unit.outputs) != 1:
-            return set()
-        using = self.schedule.readers[v]
-        if any(self._reduces(r) for r in using):  # one kernel makes it and reduces it
-            return set()
+        unit = self.schedule.units[u]
+        if not self.program.instances[unit.root].port:
+            using = self.schedule.readers[v]
+            if len(unit.outputs) != 1 or any(self._reduces(r) for r in using):
+                return set()  # one kernel makes it and reduces it
+        return self._read_in_place(u, v)
+
+    def _read_in_place(self, u: int, v: FlatId) -> set[FlatId]:
+        """The values like v that unit u reads only where it writes v."""
+        root, types = self.program.instances[self.schedule.units[u].root], self.program.types
+        if root.port:
+            return {root.inputs[0]} if root.port == "carry" and v == root.outputs[-1] else set()
         loop = root.signature.fusion == "loop"
-        read = self.fusion.operands[u] if loop else {root.inputs[p] for p in root.signature.initial}
+        read = self.fusion.aligned[u] if loop else {root.inputs[p] for p in root.signature.initial}
         like = types[v].shape, types[v].dtype
         return {w for w in read if (types[w].shape, types[w].dtype) == like}
 
