@@ -121,6 +121,32 @@ def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
     raise _unknown(kind)
 
 
+def wire_shares(kind: str, spans: Sequence[Span]) -> dict[str, float]:
+    """The share of what a device sends that goes over each level of the network, on the average of
+    all devices, of a collective whose group spans these levels, innermost first.
+
+    As `collective_seconds` counts them: a gather's outer levels come first and carry single blocks,
+    a reduction's come last and carry reduced ones; of an all-to-all every device sends to each of
+    the others, and of a permute the last of every inner group sends outwards.
+    """
+    amounts: dict[str, float] = {}
+    inside, whole = 1, _group(tuple(spans))
+    for span in spans:
+        outside = whole // (inside * span.group)
+        if kind == "all_gather":
+            amount = float(outside * (span.group - 1))
+        elif kind == "all_to_all":
+            amount = float(inside * (span.group - 1))
+        elif kind == BESIDE:
+            amount = 1.0 / inside - (1.0 / (inside * span.group) if outside > 1 else 0.0)
+        else:
+            amount = (span.group - 1) / (inside * span.group)
+        amounts[span.level] = amount
+        inside *= span.group
+    total = sum(amounts.values())
+    return {level: amount / total for level, amount in amounts.items()}
+
+
 def collective_seconds(
     kind: str, local_bytes: Amount, axes: tuple[int, ...], mesh: MeshShape, target: Target
 ) -> Amount:

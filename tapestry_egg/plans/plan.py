@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .cost_table import CostTable
     from .peak import Peak
+    from .utilization import Utilization
 
 
 #: Rules of this name and a number split a program's batch over time, in so many micro-batches.
@@ -297,6 +298,16 @@ class Plan:
         from tapestry_egg.extract.certify.peak_parts import peak
 
         return peak(self)
+
+    def utilization(self) -> Utilization:
+        """How well the plan uses its machine: the share of the peak flops, memory against what is
+        usable, and bytes sent by level of the network.
+
+        Raises ExtractError for a plan of which it is not told what machine it was made for.
+        """
+        from tapestry_egg.extract.certify.utilization import utilization
+
+        return utilization(self)
 
     def tensor(self, name: str) -> TensorWay:
         """The way of one tensor: where it is made, how it lies, its copies, who reads it where, and

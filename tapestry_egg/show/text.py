@@ -11,11 +11,12 @@ from tapestry_egg.columns import alike, columns, short_paths, starred, told_once
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.machine.objectives import COSTS, SECONDS
+from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES, SECONDS, WIRE_BYTES
 from tapestry_egg.machine.topology import part
 from tapestry_egg.metakernels.views import View, folded_views
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.plans.planned import moved_by
+from tapestry_egg.plans.utilization import Utilization
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, OPERATIONS
 from tapestry_egg.schedule.flatten import flatten
@@ -122,6 +123,8 @@ def plan_text(
         k = next(k for k, o in enumerate(COSTS) if o.name == "flops") + 1
         rate = OPERATIONS.format(plan.costs.flops / plan.costs.seconds)
         numbers[k] = (numbers[k][0], f"{numbers[k][1]}, {rate}/s")
+    if plan.origin is not None:
+        numbers = _with_use(numbers, plan.utilization())
     names = _places(plan.graph)
     operations, left_out = _operation_rows(plan, everything, names)
     inputs, outputs = (_boundary_rows(plan, side) for side in ("inputs", "outputs"))
@@ -157,6 +160,17 @@ def plan_text(
         parts += ["rules", "\n".join(f"  {rule}" for rule in plan.rules)]
     parts.append(LEGEND)
     return printable(wrapped("\n".join(parts)))
+
+
+def _with_use(numbers: list[tuple[str, str]], use: Utilization) -> list[tuple[str, str]]:
+    """The costs with what they use of the machine: peak flops, memory, network."""
+    shown = {PEAK_BYTES.title: use.memory_shown()}
+    if any(use.sent.values()):
+        several = len(use.sent) > 1
+        sent = f"{dict(numbers)[WIRE_BYTES.title]}: " if several else ""
+        shown[WIRE_BYTES.title] = f"{sent}{use.sent_shown()}"
+    told = [(title, shown.get(title, said)) for title, said in numbers]
+    return [*told[:2], ("share of peak flops", use.arithmetic_shown()), *told[2:]]
 
 
 def _part(plan: Plan) -> list[str]:
@@ -344,6 +358,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "bound": plan.bound,
         "gap": plan.gap,
         "proven": plan.is_proven,
+        "utilization": None if plan.origin is None else plan.utilization().data(),
         **{
             side: [
                 {"name": name, "layout": layout.show(plan.mesh)}
