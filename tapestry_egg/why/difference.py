@@ -15,6 +15,7 @@ from tapestry_egg.plans.peak import KINDS, Peak
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
+from tapestry_egg.schedule.value_numbers import ValueNumbers
 from tapestry_egg.show.costs_told import LEGEND
 
 from .account import Account
@@ -68,12 +69,27 @@ class Part:
     joules: float
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Operations of one kernel, on and to the same types, from one line of the program: how many of
+    them each plan has that the other has not."""
+
+    kernel: str
+    reads: str
+    makes: str
+    source: str
+    text: str  # the line itself, where it is known
+    one: int
+    other: int
+
+
 @dataclass(frozen=True)
 class Difference:
     """From one plan to another of the same program. `totals` are (objective, one, other); `memory`
-    (kind, one, other) bytes at the peak. Tensors made inside are compared, by `made`, only where
-    both plans are of the same form of the program (`same_form`); `rules` are (only one, only
-    other)."""
+    (kind, one, other) bytes at the peak. `same_form` says that both have the same operations in the
+    same order, `same_values` that they compute the same values, in whatever order; `operations` are
+    those that one has and the other has not. `made` are tensors made inside that both have in
+    memory; `rules` are (only one, only other)."""
 
     one: str
     other: str
@@ -87,6 +103,8 @@ class Difference:
     parts: tuple[Part, ...]
     memory: tuple[tuple[str, float, float], ...]
     rules: tuple[tuple[str, ...], tuple[str, ...]]
+    same_values: bool = True
+    operations: tuple[Runs, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
@@ -110,6 +128,7 @@ class Difference:
                 for k, (x, y) in kinds.items()
             ]
             parts.append(columns([["", a, b, "change"], *cells], "  ", right=(1, 2, 3)))
+        parts += self._operations()
         parts += self._layouts()
         parts += self._collectives()
         for name, rules in ((a, self.rules[0]), (b, self.rules[1])):
@@ -137,10 +156,27 @@ class Difference:
             lines.append(f"  and {len(rest)} more, {seconds} in all")
         return lines
 
+    def _operations(self) -> list[str]:
+        """In what the two forms of the program differ."""
+        if self.same_form:
+            return []
+        if self.same_values:
+            return ["the same operations, in another order"]
+        if not self.operations:
+            return ["the same operations of every line, some on other values"]
+        rows = [["operation", "reads", "makes", "at", self.one, self.other, ""]]
+        for o in self.operations[:_FEW]:
+            counts = [f"{n}×" if n else _ABSENT for n in (o.one, o.other)]
+            rows.append([o.kernel, _brief(o.reads), _brief(o.makes), o.source, *counts, o.text])
+        lines = ["operations that only one of them has", columns(rows, "  ", right=(4, 5))]
+        if rest := len(self.operations[_FEW:]):
+            lines.append(f"  and {rest} kinds more")
+        return lines
+
     def _layouts(self) -> list[str]:
         if not (self.lies or self.made):
-            same = "every tensor lies the same" if self.same_form else "arguments lie the same"
-            return [same]
+            every = self.same_form or self.same_values
+            return ["every tensor lies the same" if every else "arguments and results lie the same"]
         lines = []
         if self.lies:
             rows = [["argument or result", "", self.one, self.other]]
@@ -153,8 +189,6 @@ class Difference:
             rows = [["made by", "", self.one, self.other, "at"]]
             rows += [[x.made_by, x.type, x.one, x.other, x.source] for x in self.made]
             lines += ["tensors made inside that lie otherwise", told_once(rows, header=True)]
-        elif not self.same_form:
-            lines.append("their operations are not the same: tensors made inside are not compared")
         return lines
 
     def _collectives(self) -> list[str]:
@@ -195,6 +229,10 @@ def difference(one: Plan, other: Plan) -> Difference:
 
     a, b = Account(one, "difference"), Account(other, "difference")
     same = same_form(one, other)
+    shared = ValueNumbers()
+    numbers = shared.of(a.program), shared.of(b.program)
+    # Values that are what both compute are known by their place where forms are the same.
+    inside = _inside(a, b, *([range(len(x)) for x in numbers] if same else numbers))
     totals = [(o.name, o.value(one), o.value(other)) for o in COSTS]
     return Difference(
         one=one.name,
@@ -204,7 +242,7 @@ def difference(one: Plan, other: Plan) -> Difference:
         same_form=same,
         totals=tuple(totals),
         lies=tuple(_boundary(a, b)),
-        made=tuple(_inside(a, b)) if same else (),
+        made=tuple(inside),
         moves=_moves(a, b),
         parts=_parts([*a.kernels, *a.copies], [*b.kernels, *b.copies]),
         memory=_memory(peak_of(a.walk, a.found), peak_of(b.walk, b.found)),
@@ -212,6 +250,8 @@ def difference(one: Plan, other: Plan) -> Difference:
             tuple(sorted(set(one.rules) - set(other.rules))),
             tuple(sorted(set(other.rules) - set(one.rules))),
         ),
+        same_values=set(numbers[0]) == set(numbers[1]),
+        operations=() if same else _operations(a, b, *numbers),
     )
 
 
@@ -240,19 +280,54 @@ def _boundary(a: Account, b: Account) -> Iterable[Lies]:
                 yield lies
 
 
-def _inside(a: Account, b: Account) -> Iterable[Lies]:
-    """Values in memory that are made otherwise, in one form of the program."""
-    if len(a.program.types) != len(b.program.types):
-        return
-    lives = a.walk.ground.lives
-    for unit in a.schedule.units:
+def _inside(
+    a: Account, b: Account, ours: Sequence[int], theirs: Sequence[int]
+) -> Iterable[Lies]:
+    """Values in memory that both compute, by their numbers, and make otherwise."""
+    stored: dict[int, list[int]] = {}
+    for v, _ in _stored(b):
+        stored.setdefault(theirs[v], []).append(v)
+    for v, (body, maker) in _stored(a):
+        x, others = a.show(a.walk.given[v]), stored.get(ours[v], [])
+        lies = [b.show(b.walk.given[w]) for w in others]
+        if lies and x not in lies:
+            name, source = a.called(body, maker), a.line(body, maker)
+            yield Lies(a.value(v), str(a.program.types[v]), x, lies[0], name, source)
+
+
+def _stored(account: Account) -> Iterable[tuple[int, tuple[int, int]]]:
+    """Values in memory that operations make, and which: the graph and the operation in it."""
+    lives, bodies = account.walk.ground.lives, account.program.bodies
+    producers = [body.graph.producers() for body in bodies]
+    for unit in account.schedule.units:
         for v in unit.outputs:
-            x, y = a.show(a.walk.given[v]), b.show(b.walk.given[v])
-            body, local = a.walk.body_of[v], a.walk.local[v]
-            maker = a.program.bodies[body].graph.producers().get(local, -1)
-            if x != y and maker >= 0 and lives.owns_memory(v):
-                name, source = a.called(body, maker), a.line(body, maker)
-                yield Lies(a.value(v), str(a.program.types[v]), x, y, name, source)
+            body = account.walk.body_of[v]
+            maker = producers[body].get(account.walk.local[v], -1)
+            if maker >= 0 and lives.owns_memory(v):
+                yield v, (body, maker)
+
+
+def _operations(
+    a: Account, b: Account, ours: Sequence[int], theirs: Sequence[int]
+) -> tuple[Runs, ...]:
+    """Operations that make values that the other does not compute; those that are there as well,
+    but for what they read, are left out. Those first of which there are most."""
+    found: dict[tuple[str, str, str, str, str], list[int]] = {}
+    for side, (account, own, known) in enumerate(((a, ours, set(theirs)), (b, theirs, set(ours)))):
+        for x in account.program.instances:
+            if x.port or not x.outputs or own[x.outputs[0]] in known:
+                continue
+            op = account.operation(int(x.body), x.operation)
+            assert op is not None
+            reads, makes = (
+                ", ".join(str(account.program.types[v]) for v in values)
+                for values in (x.inputs, x.outputs)
+            )
+            source = account.line(int(x.body), x.operation)
+            key = (op.kernel, reads, makes, source, op.source.text.strip())
+            found.setdefault(key, [0, 0])[side] += 1
+    runs = [Runs(*key, n - min(n, m), m - min(n, m)) for key, (n, m) in found.items() if n != m]
+    return tuple(sorted(runs, key=lambda r: -max(r.one, r.other)))
 
 
 def _moves(a: Account, b: Account) -> tuple[Moves, ...]:
