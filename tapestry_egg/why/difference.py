@@ -280,9 +280,7 @@ def _boundary(a: Account, b: Account) -> Iterable[Lies]:
                 yield lies
 
 
-def _inside(
-    a: Account, b: Account, ours: Sequence[int], theirs: Sequence[int]
-) -> Iterable[Lies]:
+def _inside(a: Account, b: Account, ours: Sequence[int], theirs: Sequence[int]) -> Iterable[Lies]:
     """Values in memory that both compute, by their numbers, and make otherwise."""
     stored: dict[int, list[int]] = {}
     for v, _ in _stored(b):
