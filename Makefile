@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 # Tests start many processes; each would compile the package's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-fast test-all lint format demo docs bench bench-promises zoo bars gpu-aot picture lock clean
+.PHONY: help setup test test-fast test-all lint format demo docs bench bench-plans bench-promises zoo bars gpu-aot picture lock clean
 
 help:
 	@echo "make setup      create $(VENV) with the locked packages and this one, editable"
@@ -25,6 +25,7 @@ help:
 	@echo "make zoo        the fronts of models/, as a table; ZOO=--full at the sizes people run"
 	@echo "make bench      the tables of the benchmarks"
 	@echo "make bench-promises  peaks and bytes of every program beside XLA's, an hour or more"
+	@echo "make bench-plans  every plan of every program run on 8 CPU devices, an hour"
 	@echo "make bars       what has been promised, measured again: figure, limit, ok or not"
 	@echo "make lint       ruff and mypy alone;  make format  lets ruff rewrite the files"
 	@echo "make clean      remove everything that make has made"
@@ -90,11 +91,14 @@ FEW     := mlp moe graph_network
 bench: $(READY)
 	@test -n "$(BENCHES)" || { echo "error: benchmarks/ holds no bench_*.py" >&2; exit 1; }
 	@set -e; for name in $(BENCHES); do echo "== $$name"; few=; \
-	  test $$name != bench_promises || few="$(FEW)"; $(BIN)/python -m benchmarks.$$name $$few; done
+	  case $$name in bench_promises|bench_plans) few="$(FEW)";; esac; $(BIN)/python -m benchmarks.$$name $$few; done
 
 # Every program, not a few.
 bench-promises: $(READY)
 	$(BIN)/python -m benchmarks.bench_promises
+
+bench-plans: $(READY)
+	$(BIN)/python -m benchmarks.bench_plans
 
 zoo: $(READY)
 	$(BIN)/python -m benchmarks.zoo $(ZOO)

@@ -3,6 +3,7 @@
     make bench-promises                # every program: takes an hour or more; `make bench`, a few
     python -m benchmarks.bench_promises unseen llama       # a set (models, unseen) or programs
     python -m benchmarks.bench_promises --target v5e:2x4 --large mlp
+    python -m benchmarks.bench_promises --small --count 99 # every plan of every small program
     python -m benchmarks.bench_promises --json out.json    # also as JSON; --resume keeps its rows
     python -m benchmarks.bench_promises --kept out/fronts  # the fronts kept there, promised anew
     make gpu-aot         # installs the compiler for h100; `pip install libtpu` that for TPUs
@@ -27,7 +28,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,49 +36,13 @@ from tapestry_egg.errors import TapestryError, TargetError
 from tapestry_egg.pipeline.rehearse import simulate_devices
 from tapestry_egg.quantities import BYTES
 
+from . import programs
+
 if TYPE_CHECKING:
     from tapestry_egg.machine import Target
     from tapestry_egg.pipeline import Front
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.tracing.trace import Program
-
-#: Sizes for the examples of `models`, which are made to run on a CPU: no toys, quick to compile.
-_DECODER = {"layers": 2, "width": 512, "heads": 8}
-_TEXT = {"batch": 16, "sequence": 256, "vocabulary": 4096}
-SIZES: dict[str, dict[str, Any]] = {
-    "convnet": {"batch": 128, "size": 64, "channels": 32},
-    "decode": {"batch": 64, "prompt": 64, "hidden": 1408, "groups": 4, **_DECODER},
-    "graph_network": {"nodes": 512, "edges": 2048, "features": 16, "width": 256},
-    "llama": {"hidden": 1408, "groups": 4, **_DECODER, **_TEXT},
-    "lora": {"rank": 8, **_TEXT},
-    "mlp": {"widths": (256, 2048, 2048, 128), "batch": 4096},
-    "moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
-    "nnx_gpt2": _TEXT,
-    "ragged_moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
-    "recurrent": {"batch": 512, "time": 64, "inputs": 64, "hidden": 512},
-}
-#: And with `--large`, nearer to those of real runs.
-LARGE: Mapping[str, Mapping[str, Any]] = {
-    "convnet": {"batch": 512, "size": 64, "channels": 64},
-    "decode": {"batch": 64, "prompt": 128, "width": 1024, "heads": 8, "groups": 8, "hidden": 4096},
-    "gpt2": {"preset": "demo"},
-    "graph_network": {"nodes": 8192, "edges": 65536, "features": 128, "width": 512},
-    "llama": {
-        "batch": 16, "sequence": 1024, "vocabulary": 8192,
-        "layers": 4, "width": 1024, "heads": 8, "groups": 8, "hidden": 4096,
-    },
-    "lora": {"batch": 64, "sequence": 512, "vocabulary": 8192, "rank": 8, "width": 512},
-    "mlp": {"widths": (4096, 8192, 8192, 4096), "batch": 8192},
-    "moe": {"batch": 64, "tokens": 512, "width": 1024, "hidden": 4096},
-    "nnx_gpt2": {"batch": 64, "sequence": 512, "vocabulary": 8192, "width": 512},
-    "ragged_moe": {"batch": 64, "tokens": 512, "width": 512, "hidden": 2048},
-    "recurrent": {"batch": 1024, "time": 64, "inputs": 256, "hidden": 1024},
-    "resnet": {"batch": 1024, "size": 64},
-    "sorting": {"batch": 4096, "length": 512, "channels": 64},
-    "state_space": {"batch": 256, "time": 257, "inputs": 64, "width": 512, "states": 64},
-    "vit": {"batch": 256, "size": 128, "width": 512},
-    "while_loop": {"batch": 16384, "inputs": 512, "width": 2048, "outputs": 512},
-}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="sets (models, unseen) or programs (all)")
     parser.add_argument("--target", default="h100:8")
     parser.add_argument("--large", action="store_true", help="models at larger sizes")
+    parser.add_argument("--small", action="store_true", help="all, at the sizes of bench_plans")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--resume", action="store_true", help="keep what the file has already")
     parser.add_argument("--kept", type=Path, help="keep fronts here, and take those that are here")
@@ -110,10 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = json.loads(options.json.read_text("utf-8"))["programs"]
     print(HEAD, flush=True)
     failed = False
-    for name in wanted(options.names):
+    every = programs.run_ones() if options.small else programs.compiled_ones()
+    for name in programs.wanted(options.names, every):
         if name not in told or "fails" in told[name]:
             try:
-                traced = program(name, LARGE if options.large else SIZES)
+                sizes = programs.LARGE if options.large else programs.SIZES
+                made = programs.small(name) if options.small else programs.described(name, sizes)
+                traced = made.trace()
                 front = front_of(name, traced, options.target, options.work, options.kept)
                 told[name] = measured(front, options.count, devices, options.cache)
             except (TapestryError, JaxRuntimeError) as error:  # or XLA cannot compile it
@@ -127,45 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for key, value in total(told).items():
         print(f"{key}: {value}")
     return int(failed)
-
-
-def wanted(names: Sequence[str]) -> list[str]:
-    """The programs of sets and names, `models:NAME` or `unseen:MODULE:NAME`."""
-    import models
-
-    from . import unseen
-
-    every = [f"models:{n}" for n in models.PROGRAMS] + [f"unseen:{n}" for n in unseen.programs()]
-    found = [x for x in every if not names or any(_is_in(x, n) for n in names)]
-    if not found:
-        raise SystemExit(f"error: no program of {', '.join(names)}; there are {', '.join(every)}")
-    return found
-
-
-def _is_in(program: str, name: str) -> bool:
-    return program == name or name in program.split(":")
-
-
-def program(name: str, sizes: Mapping[str, Mapping[str, Any]]) -> Program:
-    """A program, traced, one of `models` at the sizes given; what it returns in place of its first
-    argument may take its memory."""
-    import tapestry_egg as te
-
-    of, _, rest = name.partition(":")
-    fn: Callable[..., Any]
-    if of == "unseen":
-        from . import unseen
-
-        fn, args = unseen.make(rest)
-        return te.trace(fn, *args, donate_argnums=0)
-    import importlib
-
-    if rest == "gpt2":
-        from models import gpt2
-
-        return te.trace(gpt2.step, *gpt2.abstract(gpt2.config()), donate_argnums=(0, 1))
-    fn, args = importlib.import_module(f"models.{rest}").example(**sizes.get(rest, {}))
-    return te.trace(fn, *args, donate_argnums=1 if rest == "decode" else 0)
 
 
 def front_of(name: str, traced: Program, target: str, work: float, kept: Path | None) -> list[Plan]:

@@ -12,10 +12,10 @@ from jax import lax
 from . import Program
 
 
-def llama_scan_remat() -> Program:
+def llama_scan_remat(
+    *, layers=8, width=1024, heads=16, hidden=2816, vocabulary=8192, batch=16, sequence=1024
+) -> Program:
     """A bfloat16 Llama of scanned, rematerialised layers under AdamW with float32 moments."""
-    layers, width, heads, hidden, vocabulary = 8, 1024, 16, 2816, 8192
-    batch, sequence = 16, 1024
     optimizer = optax.adamw(3e-4, mu_dtype=jnp.float32)
 
     def norm(scale, x):
@@ -75,11 +75,9 @@ def llama_scan_remat() -> Program:
     return step, ((params, moments), _tokens(batch, sequence + 1))
 
 
-def gpt_tied() -> Program:
+def gpt_tied(*, layers=4, width=768, heads=12, vocabulary=16384, batch=32, sequence=512) -> Program:
     """A GPT of four written-out layers whose head is its embedding, bfloat16 over float32 masters,
     with clipping and AdamW."""
-    layers, width, heads, vocabulary = 4, 768, 12, 16384
-    batch, sequence = 32, 512
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4))
 
     def norm(p, x):
@@ -130,10 +128,18 @@ def gpt_tied() -> Program:
     return step, ((params, moments), _tokens(batch, sequence + 1))
 
 
-def switch_experts() -> Program:
+def switch_experts(
+    *,
+    layers=2,
+    width=512,
+    hidden=1024,
+    experts=16,
+    vocabulary=4096,
+    batch=32,
+    sequence=256,
+    capacity=32,
+) -> Program:
     """Two layers of routed experts with a capacity each (Switch), top one, dense dispatch."""
-    layers, width, hidden, experts, vocabulary = 2, 512, 1024, 16, 4096
-    batch, sequence, capacity = 32, 256, 32
 
     def experts_of(p, x):
         scores = jax.nn.softmax(x.astype(jnp.float32) @ p["router"])
@@ -169,10 +175,10 @@ def switch_experts() -> Program:
     return step, (_described(shapes, jnp.float32), _tokens(batch, sequence + 1))
 
 
-def bert_masked() -> Program:
+def bert_masked(
+    *, layers=3, width=768, heads=12, vocabulary=8192, batch=32, sequence=512, masked=76
+) -> Program:
     """An encoder of three layers that predicts masked tokens at chosen places, under Lion."""
-    layers, width, heads, vocabulary = 3, 768, 12, 8192
-    batch, sequence, masked = 32, 512, 76
     optimizer = optax.lion(1e-4)
 
     def norm(p, x):

@@ -12,10 +12,16 @@ from jax import lax
 from . import Program
 
 
-def dlrm() -> Program:
+def dlrm(
+    *,
+    batch=4096,
+    dense=13,
+    width=64,
+    hidden=512,
+    narrow=256,
+    rows=(262144, 131072, 65536, 65536, 8192, 1024),
+) -> Program:
     """Tables of categories, two multilayer perceptrons and pairwise products, under AdaGrad."""
-    batch, dense, width, hidden = 4096, 13, 64, 512
-    rows = (262144, 131072, 65536, 65536, 8192, 1024)
     optimizer = optax.adagrad(0.05)
 
     def perceptron(weights, x):
@@ -49,7 +55,7 @@ def dlrm() -> Program:
     features = len(rows) + 1
     params = {
         "tables": [f32(n, width) for n in rows],
-        "bottom": layers(dense, hidden, 256, width),
+        "bottom": layers(dense, hidden, narrow, width),
         "top": layers(width + features * (features - 1) // 2, hidden, hidden, 1),
     }
     state = params, jax.eval_shape(optimizer.init, params)
@@ -57,9 +63,8 @@ def dlrm() -> Program:
     return step, (state, f32(batch, dense), categories, f32(batch))
 
 
-def lstm_stack() -> Program:
+def lstm_stack(*, batch=512, time=128, features=64, hidden=512) -> Program:
     """Two scanned LSTM layers over a series, the gradient through time, Adam."""
-    batch, time, features, hidden = 512, 128, 64, 512
     optimizer = optax.adam(1e-3)
 
     def layer(p, xs):
@@ -96,9 +101,8 @@ def lstm_stack() -> Program:
     )
 
 
-def gru_tagger() -> Program:
+def gru_tagger(*, batch=256, time=128, width=256, hidden=256, vocabulary=32768, tags=64) -> Program:
     """A GRU both ways over embedded tokens, a tag for each, under RMSprop."""
-    batch, time, width, hidden, vocabulary, tags = 256, 128, 256, 256, 32768, 64
     optimizer = optax.rmsprop(1e-3)
 
     def gru(p, xs, reverse):

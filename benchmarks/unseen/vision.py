@@ -12,9 +12,8 @@ from jax import lax
 from . import Program
 
 
-def unet() -> Program:
+def unet(*, batch=32, size=128, widths=(32, 64, 128, 256)) -> Program:
     """A U-Net for segmentation, NHWC, with strided convolutions down and resizing up."""
-    batch, size, widths = 32, 128, (32, 64, 128, 256)
     optimizer = optax.sgd(0.01, momentum=0.9)
 
     def double(p, x):
@@ -59,10 +58,9 @@ def unet() -> Program:
     return step, (state, images, jax.ShapeDtypeStruct((batch, size, size), jnp.int32))
 
 
-def diffusion() -> Program:
+def diffusion(*, batch=64, size=64, width=128, blocks=3, groups=8) -> Program:
     """A denoiser of residual convolutions, NCHW as from a port, with group norms and the time in
     every block, under Adam."""
-    batch, size, width, blocks, groups = 64, 64, 128, 3, 8
     optimizer = optax.adam(1e-4)
 
     def conv(x, kernel):
@@ -112,9 +110,10 @@ def diffusion() -> Program:
     return step, (state, images, images, jax.ShapeDtypeStruct((batch,), jnp.float32))
 
 
-def vit_scan() -> Program:
+def vit_scan(
+    *, batch=128, size=224, patch=16, layers=6, width=384, heads=6, classes=1000
+) -> Program:
     """A bfloat16 vision transformer of scanned layers with a class token, without remat."""
-    batch, size, patch, layers, width, heads, classes = 128, 224, 16, 6, 384, 6, 1000
     tokens = (size // patch) ** 2
     optimizer = optax.adamw(1e-3)
 

@@ -167,6 +167,29 @@ class IndexBlock:
             for row, size in zip(projection.matrix, projection.shape, strict=True)
         )
 
+    def without_gaps(self, images: Sequence[jax.Array]) -> tuple[jax.Array, ...] | None:
+        """The boxes `images` of all operands without the elements that the block does not read.
+
+        Where index dims number a tensor dim as digits do, as groups and channels of one group
+        number the channels of a convolution, what is left is numbered by the digits of this block.
+        None where a dim with gaps is numbered otherwise.
+        """
+        import jax.numpy as jnp
+
+        left = []
+        for projection, x in zip(self.signature.inputs, images, strict=True):
+            for k, (row, size) in enumerate(zip(projection.matrix, projection.shape, strict=True)):
+                if not _has_gaps(row, size, self.extents):
+                    continue
+                if size != 1 or not _are_digits(row, self.signature.extents):
+                    return None
+                read = np.zeros(1, np.int64)
+                for a, n in zip(row, self.extents, strict=True):
+                    read = np.add.outer(read, a * np.arange(n if a else 1)).reshape(-1)
+                x = jnp.take(x, np.sort(read), axis=k)
+            left.append(x)
+        return tuple(left)
+
     def uncut_where_gathered(self, layouts: Sequence[Layout]) -> IndexBlock:
         """The block without the cuts of map dims whose operands are all replicated over them.
 
@@ -194,6 +217,16 @@ class IndexBlock:
                     x = lax.dynamic_slice_in_dim(x, at, size, k)
             cropped.append(x)
         return cropped
+
+
+def _are_digits(row: Sequence[int], extents: Sequence[int]) -> bool:
+    """Whether row · i numbers all points i from 0 on, each differently, as digits do."""
+    weight = 1
+    for stride, n in sorted((a, n) for a, n in zip(row, extents, strict=True) if a and n > 1):
+        if stride != weight:
+            return False
+        weight *= n
+    return True
 
 
 def _has_gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:

@@ -111,13 +111,17 @@ def _run(
     local = _local_params(op, block, images) if placed and not block.is_sparse else None
     if local is None:
         larger = block.uncut_where_gathered(layouts)
-        if larger == block:
+        if larger != block:
+            return block.crop(larger, _run(op, larger, operands, layouts, where, platform))
+        dense = block.without_gaps(images) if block.is_sparse else None
+        local = _local_params(op, block, dense) if placed and dense else None
+        if dense is None or local is None:
             raise PlanError(
                 f"the kernel cannot run on the blocks that {block.cuts} cut its index space into",
                 where=where,
                 hint="The metakernel's template should declare the dim `whole`.",
             )
-        return block.crop(larger, _run(op, larger, operands, layouts, where, platform))
+        images = dense
     params = decode_params(local, kernel=op.kernel)
     call = Call(op.kernel, params, op.params, images, block, platform)
     lowering = LOWERINGS.get(op.kernel)

@@ -30,11 +30,10 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     Returns whether every plan that ran gave the original's numbers and planned collectives.
     Raises TapestryError when it is not run from a checkout.
     """
-    import jax
 
     from tapestry_egg.files.files import save
     from tapestry_egg.pipeline import optimize
-    from tapestry_egg.runtime.measure.numerics import in_float64
+    from tapestry_egg.runtime.measure.numerics import as_written, in_float64
     from tapestry_egg.tracing.trace import trace
 
     tell = on_progress or (lambda _: None)
@@ -52,7 +51,7 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     save(front, out / "gpt2.front.json")
     print(f"picture: {front.plot(out / 'front.svg')}\n")
     reference = in_float64(gpt2.step, args)
-    original = [np.asarray(x) for x in jax.tree.leaves(jax.jit(gpt2.step)(*args))]
+    original = as_written(gpt2.step, args)
     ok = True
     for plan in chosen(front):
         ok &= _run(

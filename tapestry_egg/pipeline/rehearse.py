@@ -139,31 +139,31 @@ def rehearse(
     from tapestry_egg.interop.foreign import load_program
     from tapestry_egg.runtime.compile import compile
     from tapestry_egg.runtime.measure.compare import compare
-    from tapestry_egg.runtime.measure.numerics import accuracy, in_float64
+    from tapestry_egg.runtime.measure.numerics import is_key, on_host
     from tapestry_egg.tracing.emit import emit
 
     types = [plan.graph.values[v] for v in plan.graph.inputs]
     entry = load_program(program) if program else None
     leaves = _leaves(entry, types) if entry else random_arguments(types, seed)
-    leaves = [x if _is_key(x) else np.asarray(x) for x in leaves]
+    leaves = [x if is_key(x) else np.asarray(x) for x in leaves]
 
     def fresh() -> list[Any]:
         """The arguments again: those that are donated do not outlive a call."""
-        return [jax.random.clone(x) if _is_key(x) else x for x in leaves]
+        return [jax.random.clone(x) if is_key(x) else x for x in leaves]
 
     # Flat: what a plan file holds of the user's pytrees does not matter here.
     planned = compile(replace(plan, program=None))
     # The program as it was given, not the form of it that the plan runs.
     original = jax.jit(emit(plan.program.graph if plan.program else plan.graph))
-    expected = [_host(x) for x in original(*fresh())]
-    found = [_host(x) for x in planned(*fresh())]
+    expected = [on_host(x) for x in original(*fresh())]
+    found = [on_host(x) for x in planned(*fresh())]
     names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
     differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
     noise = [0.0] * len(differences)
     if not entry and not all(share <= CLOSE for share in differences):
         for k in range(_SHAKES):
-            shaken = [x if _is_key(x) else _shaken(x, seed + k) for x in fresh()]
-            moved = [_host(x) for x in original(*shaken)]
+            shaken = [x if is_key(x) else _shaken(x, seed + k) for x in fresh()]
+            moved = [on_host(x) for x in original(*shaken)]
             pairs = zip(noise, moved, expected, strict=True)
             noise = [max(n, _difference(m, e)) for n, m, e in pairs]
     return Rehearsal(
@@ -173,11 +173,17 @@ def rehearse(
         seconds=_clock(lambda: planned(*fresh()), repeat),
         original_seconds=_clock(lambda: original(*fresh()), repeat),
         comparison=compare(plan, planned.compile()),
-        accuracy=accuracy(in_float64(entry.function, entry.arguments), expected, found)
-        if entry
-        else (),
+        accuracy=_judged(entry, found) if entry else (),
         noise=tuple(noise),
     )
+
+
+def _judged(entry: Entry, found: Sequence[np.ndarray[Any, Any]]) -> tuple[Accuracy, ...]:
+    """Outputs of a plan and of the program itself beside what the program gives in float64."""
+    from tapestry_egg.runtime.measure.numerics import accuracy, as_written, in_float64
+
+    function, arguments = entry.function, entry.arguments
+    return accuracy(in_float64(function, arguments), as_written(function, arguments), found)
 
 
 def _shaken(x: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
@@ -248,18 +254,6 @@ def _leaves(entry: Entry, types: Sequence[TensorType]) -> list[Any]:
             hint="Give the program that the plan was made for.",
         )
     return leaves
-
-
-def _host(x: Any) -> np.ndarray[Any, Any]:
-    import jax
-
-    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
-
-
-def _is_key(x: Any) -> bool:
-    import jax
-
-    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:

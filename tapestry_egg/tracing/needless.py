@@ -57,8 +57,8 @@ def made_once(
 
     Left as they are: operations with regions, effects, or calls into Python; what draws numbers;
     those of different `jax.checkpoint` regions, which XLA keeps apart, too; what is made of
-    `constants` alone, which each reader fills in when it wants it; and those of several outputs,
-    each of which may be asked to lie in its own way.
+    `constants` alone, which each reader fills in when it wants it (readers of equal ones are equal
+    for all that); and those of several outputs, each of which may be asked to lie in its own way.
     """
     outputs, operations = list(outputs), list(operations)
     elsewhere = _read_elsewhere(operations, outputs)
@@ -66,16 +66,21 @@ def made_once(
     leaving = set(outputs)
     stands: dict[int, int] = {}  # value -> the equal one before it
     known: dict[Any, tuple[int, ...]] = {}
-    filled = set(constants)
+    filled = {v: v for v in constants}  # value -> the equal one that was filled in first
     kept: list[Operation] = []
     for op in operations:
         inputs = tuple([stands.get(v, v) for v in op.inputs])
-        if filled.issuperset(inputs):
-            filled.update(op.outputs)
-        elif registry.is_repeatable(op):
+        fills = filled.keys() >= set(inputs)
+        repeatable = registry.is_repeatable(op)
+        first = op.outputs
+        if repeatable:
             made = tuple([types[v] for v in op.outputs])
-            key = op.kernel, inputs, made, op.remat, exact(op.params)
+            numbers = tuple([filled.get(v, v) for v in inputs])
+            key = op.kernel, numbers, made, op.remat, exact(op.params)
             first = known.setdefault(key, op.outputs)
+        if fills:
+            filled.update(zip(op.outputs, first, strict=True))
+        elif repeatable:
             apart = not leaving.isdisjoint(first) and not leaving.isdisjoint(op.outputs)
             if first is not op.outputs and not apart:
                 same = dict(zip(op.outputs, first, strict=True))

@@ -46,6 +46,10 @@ SINGLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, k: lax.conv_general_dilated(x, k, (2,), "VALID", feature_group_count=8),
         (numbers(8, 8, 17), numbers(16, 1, 3)),
     ),
+    "convolution of groups of several channels": (
+        lambda x, k: lax.conv_general_dilated(x, k, (1,), "VALID", feature_group_count=4),
+        (numbers(1, 16, 9), numbers(16, 4, 3)),
+    ),
     "convolution of batch groups": (
         lambda x, k: lax.conv_general_dilated(x, k, (1,), "VALID", batch_group_count=2),
         (numbers(16, 4, 9), numbers(8, 4, 3)),

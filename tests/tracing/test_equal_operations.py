@@ -66,6 +66,14 @@ def test_constants_are_filled_where_they_are_read() -> None:
     assert kernels(lambda x: (x + jnp.arange(16.0)) * jnp.arange(16.0), X).count("iota") == 2
 
 
+def test_readers_of_equal_constants_are_equal() -> None:
+    def twice(x: Array) -> Array:
+        return jnp.tanh(x + 2 * jnp.arange(16.0)) * jnp.tanh(x + 2 * jnp.arange(16.0))
+
+    found = kernels(twice, X)
+    assert [found.count(k) for k in ("iota", "add", "tanh")] == [1, 1, 1]
+
+
 def test_calls_into_python_are_made_as_often_as_written() -> None:
     types = [TensorType((4,), "float32")] * 3
     calls = [Operation(next(iter(CALLS)), (0,), (v,), {"callback": 7}) for v in (1, 2)]

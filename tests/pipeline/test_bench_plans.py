@@ -1,0 +1,64 @@
+"""The benchmark that runs every plan: its programs can be called, and it tells bad plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from benchmarks import bench_plans, programs, unseen
+from tapestry_egg.runtime.measure.numerics import as_written
+
+
+@pytest.mark.parametrize("name", programs.SMALL)
+def test_unseen_programs_are_made_at_sizes_that_run(name: str) -> None:
+    function, arguments = unseen.drawn(unseen.make(name, **programs.SMALL[name]))
+    described = unseen.make(name, **programs.SMALL[name])[1]
+    assert jax.tree.map(jnp.shape, arguments) == jax.tree.map(jnp.shape, described)
+    assert all(np.isfinite(np.asarray(x, float)).all() for x in jax.tree.leaves(arguments))
+    assert sum(x.size for x in jax.tree.leaves(arguments)) < 100_000
+    jax.eval_shape(function, *arguments)
+
+
+def test_every_program_that_is_compiled_is_also_run() -> None:
+    assert set(programs.compiled_ones()) <= set(programs.run_ones())
+    assert {f"unseen:{n}" for n in programs.SMALL} == {
+        n for n in programs.run_ones() if n.startswith("unseen:")
+    }
+
+
+def test_the_original_rounds_to_16_bits_where_it_says_so() -> None:
+    def product(x: Any) -> Any:
+        half = x.astype(jnp.bfloat16)
+        return (half @ half).astype(jnp.float32)
+
+    (found,) = as_written(product, (np.random.default_rng(0).normal(size=(8, 8)),))
+    assert (found == found.astype(jnp.bfloat16).astype(np.float32)).all()
+
+
+@pytest.mark.slow  # to compile
+def test_a_plan_is_good_that_runs_and_bad_that_gives_other_numbers_or_sends_other_bytes() -> None:
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), jnp.float32)
+    made = programs.Made(lambda w: jnp.tanh(w @ w), (w,), (0,))
+    plan = te.optimize(made.trace(), "cpu:8", settings=te.Settings(work=0.05)).best("peak_bytes")
+    exact = [np.tanh(np.asarray(w, float) @ np.asarray(w, float))]
+    once = [np.asarray(made.function(w))]
+
+    def row(**changed: Any) -> dict[str, Any]:
+        given = {"reference": exact, "original": once, "made": made, **changed}
+        return bench_plans.ran(plan, groups=["result"], **given)
+
+    good = row()
+    assert bench_plans.good(good) and good["wire"] and good["ratio"] < 4.0
+    assert not bench_plans.good(row(reference=[exact[0] * 1.01], original=[once[0] * 1.01]))
+    assert not bench_plans.good({**good, "wire": {"all_gather 8": [4, 8]}})
+    other = replace(made, function=lambda w: w, arguments=(w[:8],))
+    failed = row(made=other)
+    assert not bench_plans.good(failed) and "fails" in failed
+    assert "2 bad" in bench_plans.total({"one": {"plans": [good, failed, {**good, "ratio": 9.0}]}})
+    assert "BAD" in bench_plans.lines("one", {"plans": [failed]})[0]
