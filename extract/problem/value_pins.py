@@ -8,18 +8,24 @@ that line is read by other lines, or as a result, by its path. Such a pin is a c
 program: the value exists in that layout, stored, and all that reads it reads it from there. Where
 one value is several results or an argument (`lambda x: (x, x)`), the pin of a result is of that
 result alone, which is a copy if others lie otherwise.
+
+Paths of arguments and results may be named by a part that no other has (`"up"`, `"layers[1]"`; an
+argument counts before results), and many by a pattern (`"[0]['layers'][*]['up']"`, where `[*]` is
+any entry; what is also named by itself lies as said there).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tapestry_egg.columns import starred
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
+from tapestry_egg.graph.paths import matching, named_by_part
 from tapestry_egg.machine.mesh_contract import MeshContract
-from tapestry_egg.schedule.flatten import close_paths
+from tapestry_egg.schedule.flatten import close_paths, is_below
 from tapestry_egg.tracing.constraints import KERNEL, Constraint
 
 from .pins import Pin, Pins, Spec, pin_of
@@ -62,17 +68,17 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
     inside: dict[tuple[Path, int], ValuePin] = {}
     results: list[Pin] = []
     names = _input_names(graph)
-    for word, spec in (pins or {}).items():
-        found = _named(graph, word.strip())
+    for word, name, spec in _each(graph, pins or {}):
+        found = _named(graph, name)
         if found is None:
-            _pin_input(graph, inputs, word, spec, word)
+            _pin_input(graph, inputs, name, spec, word)
             continue
         path, value = found
         tensor = nested(graph, path).values[value]
-        pin = pin_of(-1, word.strip(), tensor, spec, f"pins[{word!r}]")
+        pin = pin_of(-1, name, tensor, spec, f"pins[{word!r}]")
         alone = value not in graph.inputs and graph.outputs.count(value) == 1
-        if _is_result(word.strip()) and not alone:
-            at = _position(graph, word.strip())
+        if _is_result(name) and not alone:
+            at = _position(graph, name)
             results.append(replace(pin, position=at, output=True))
             continue
         if not path and value in graph.inputs:
@@ -86,6 +92,47 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
                 hint="Give one of them.",
             )
     return SplitPins(inputs, tuple(inside.values()), tuple(results))
+
+
+def _each(graph: BlockGraph, pins: Pins) -> Iterator[tuple[str, str, Spec]]:
+    """The user's words, each with what it names in full, and the layout: first those that name one
+    thing, then what patterns name besides."""
+    names = _input_names(graph)
+    given = [*names, *(f"{_RESULT}{path}" for path in _output_names(graph))]
+    said: set[str] = set()
+    for word, spec in pins.items():
+        if "*" not in word:
+            name = _in_full(word.strip(), names, given)
+            said.add(name)
+            yield word, name, spec
+    for word, spec in pins.items():
+        found = matching(word.strip(), given)
+        for name in found or ([word] if "*" in word else []):
+            if name not in said:
+                yield word, name, spec
+
+
+def _in_full(word: str, names: Sequence[str], given: Sequence[str]) -> str:
+    """The path that a word is, or is a part of; the word itself where it is a number or a line, or
+    names nothing. Raises ExtractError for a part of several paths."""
+    if _NUMBER.match(word) or _LINE.match(word) or word in given:
+        return word
+    if any(is_below(word, name) for name in names):
+        return word
+    results = [name for name in given[len(names) :] if _is_result(name)]
+    for some in [results] if _is_result(word) else [names, results]:
+        part = word.removeprefix(_RESULT) if _is_result(word) else word
+        found = named_by_part(part, some)
+        if len(found) > 1:
+            raise ExtractError(
+                f"{word!r} is part of {len(found)} paths",
+                where=f"pins[{word!r}]",
+                hint=f"Name one of {', '.join(found[:_FEW])}{', ...' if found[_FEW:] else ''}; "
+                f"or all that are alike, as {starred(found[0])}.",
+            )
+        if found:
+            return found[0]
+    return word
 
 
 def _pin_input(
@@ -102,6 +149,10 @@ def _pin_input(
                 hint="Give one of them.",
             )
     inputs[path] = spec
+
+
+def _output_names(graph: BlockGraph) -> tuple[str, ...]:
+    return graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
 
 
 def _input_names(graph: BlockGraph) -> tuple[str, ...]:
@@ -207,7 +258,7 @@ def _is_result(word: str) -> bool:
 def _position(graph: BlockGraph, word: str) -> int:
     """Which result a word names."""
     path = word.removeprefix(_RESULT)
-    names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
+    names = _output_names(graph)
     if path not in names:
         choice = close_paths(path, names)
         raise ExtractError(

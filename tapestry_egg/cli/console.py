@@ -85,8 +85,8 @@ Pin = Annotated[
     typer.Option(
         "--pin",
         metavar="PATH=AXES",
-        help="Layout of an input: the axes that cut each dim, such as [0]['w']=-,x or =x+y; "
-        "may be repeated.",
+        help="Layout of an input: the axes that cut each dim, such as [0]['w']=-,x or w=x+y, where "
+        "no other path has a w; of a value %12, FILE:LINE or result[0]; may be repeated.",
     ),
 ]
 State = Annotated[

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from tapestry_egg.columns import columns, starred, told_once, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.paths import matching, named_by_part
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
@@ -162,13 +162,11 @@ def _named(account: Account, name: str) -> Sequence[int]:
     # An argument before the results that are named like it: it is what they are made of.
     ending: list[str] = []
     for some in (inputs, given):
-        ending = [n for n in some if n.endswith((f"['{name}']", f".{name}"))] if name else []
+        ending = [n for n in named_by_part(name, list(some)) if n in given]
         if len(ending) == 1:
             return [values[given[ending[0]]]]
-    pattern = re.sub(r"\[(?!\*\])", "[[]", name).replace("[*]", "[[]*]")
-    found = [values[v] for n, v in given.items() if "*" in name and fnmatchcase(n, pattern)]
-    if found:
-        return found
+    if found := matching(name, given):
+        return [values[given[n]] for n in found]
     near = ending[:3] or get_close_matches(name, [*given, *{starred(n) for n in given}], 3, 0.0)
     raise PlanError(
         f"no tensor {name!r:.80}",

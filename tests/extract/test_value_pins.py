@@ -199,3 +199,27 @@ def test_an_argument_is_pinned_in_one_way() -> None:
         assert split_pins(whole, {"[0]": first, "%0": second}).inputs.keys() == {"[0]"}
     with pytest.raises(ExtractError, match="in different layouts"):
         split_pins(whole, {"[0]": ("x",), "%0": (None, "x")})
+
+
+def test_arguments_and_results_are_named_by_a_part_or_a_pattern() -> None:
+    def layers(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        return {"loss": jnp.sum(x @ w["up"] @ w["down"]), "down": w["down"] + 1.0}
+
+    square = jnp.ones((8, 8))
+    graph = te.trace(layers, {"up": square, "down": square}, square).graph
+    x = ("x",)
+    assert split_pins(graph, {"up": x}).inputs == {"[0]['up']": x}
+    assert split_pins(graph, {"down": x}).inputs == {"[0]['down']": x}  # before the result
+    for word in ("result.down", "result['down']", "result[*down*]"):
+        (made,) = split_pins(graph, {word: x}).inside
+        assert made.value == graph.outputs[graph.output_names.index("['down']")]
+    every = {"[0]['down']": (), "[0][*]": x}
+    assert split_pins(graph, every).inputs == {"[0]['up']": x, "[0]['down']": ()}
+    assert split_pins(graph, {"loss": ()}).inside[0].value in graph.outputs
+    two = te.trace(lambda a, b: a["w"] + b["w"], {"w": square}, {"w": square}).graph
+    with pytest.raises(ExtractError, match="part of 2 paths") as error:
+        split_pins(two, {"w": x})
+    assert "[0]['w'], [1]['w']" in error.value.hint and "[*]['w']" in error.value.hint
+    assert split_pins(two, {"[*]['w']": x}).inputs == {"[0]['w']": x, "[1]['w']": x}
+    with pytest.raises(ExtractError, match="no input lies at 'v'"):
+        te.optimize(two, "cpu:2", pins={"v": x})
