@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import tapestry_egg as te
 from models import tensat
 from tapestry_egg.columns import columns
 from tapestry_egg.machine.objectives import PEAK_BYTES, SECONDS
+from tapestry_egg.parallel.executors import INTERRUPTED
 
 WORK = 5.0
 
@@ -155,8 +157,9 @@ def program(entry: Entry) -> te.Program:
     return te.trace(found[0], *arguments, donate_argnums=0, name=entry.name)
 
 
-def row(entry: Entry, work: float) -> list[str]:
-    """An entry's line of the table. Errors are told in it."""
+def row(entry: Entry, work: float) -> tuple[list[str], bool]:
+    """An entry's line of the table, and whether its search was interrupted. Errors are told in
+    it."""
     begin = time.perf_counter()
     try:
         traced = program(entry)
@@ -164,9 +167,9 @@ def row(entry: Entry, work: float) -> list[str]:
         fast = front.best()
     except Exception as e:  # one program's fault is no other's
         told = f"{type(e).__name__}: {e}".splitlines()[0][:70]
-        return [entry.name, entry.target, told, *[""] * (len(HEADER) - 3)]
+        return [entry.name, entry.target, told, *[""] * (len(HEADER) - 3)], False
     took = time.perf_counter() - begin
-    return [
+    cells = [
         entry.name,
         entry.target,
         str(traced.graph.size),
@@ -178,6 +181,7 @@ def row(entry: Entry, work: float) -> list[str]:
         front.gap_shown,
         f"{took:.0f} s",
     ]
+    return cells, INTERRUPTED in front.notes
 
 
 HEADER = [
@@ -192,13 +196,20 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="at the sizes that people run")
     parser.add_argument("--work", type=float, default=WORK, help=f"for each ({WORK:g})")
     given = parser.parse_args()
-    rows = [HEADER]
+    rows, interrupted = [HEADER], False
     for entry in FULL if given.full else SMALL:
         if given.names and not any(n.lower() in entry.name.lower() for n in given.names):
             continue
-        rows.append(row(entry, given.work))
-        print("  ".join(rows[-1]), flush=True)
+        try:
+            cells, interrupted = row(entry, given.work)
+            rows.append(cells)
+            print("  ".join(cells), flush=True)
+        except KeyboardInterrupt:  # before there was a front
+            interrupted = True
+        if interrupted:
+            break
     print(columns(rows))
+    sys.exit(130 if interrupted else 0)
 
 
 if __name__ == "__main__":

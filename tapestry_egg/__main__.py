@@ -1,6 +1,6 @@
 """`python -m tapestry_egg` is the command line."""
 
-from tapestry_egg.cli.app import main
+from tapestry_egg.cli import main
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,8 @@
 
 Standard output is data, standard error is talk. Reading commands take `--json`, and `-` for
 standard input. Exit codes: 0 all went well, 1 something failed (the rest was done and written),
-2 the command line was wrong. Errors are `error: where: what` with a hint below.
+2 the command line was wrong, 130 it was interrupted (and what was found until then is written).
+Errors are `error: where: what` with a hint below.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
 from tapestry_egg.progress import VERBS
 
-from . import calibrate, census, explain, kernels
+from . import INTERRUPTED, calibrate, census, explain, kernels
 from . import read as cli_read
 from . import report as reports
 from .console import (
@@ -97,12 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(f"{error.format_message()}\n  {NAME} {f'{command} ' if known else ''}--help")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        complain("interrupted")
-        sys.exit(1)
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe has gone (`| head`): nothing is wrong, and nobody is listening.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    if code == INTERRUPTED:  # Typer's own answer to Ctrl-C, too
+        complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
 
 

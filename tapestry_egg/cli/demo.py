@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tapestry_egg.errors import TapestryError
+from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     """Run the main job end to end; writes the graph, the front and its picture into `out`.
 
     Returns whether every plan that ran gave the original's numbers and planned collectives.
-    Raises TapestryError when it is not run from a checkout.
+    Raises TapestryError when it is not run from a checkout, and KeyboardInterrupt after an
+    interruption of the search, with what was found until then written.
     """
 
     from tapestry_egg.files.files import save
@@ -50,6 +52,8 @@ def demo(out: Path, on_progress: Progress | None = None, preset: str = "demo") -
     print(front)
     save(front, out / "gpt2.front.json")
     print(f"picture: {front.plot(out / 'front.svg')}\n")
+    if INTERRUPTED in front.notes:
+        raise KeyboardInterrupt
     reference = in_float64(gpt2.step, args)
     original = as_written(gpt2.step, args)
     ok = True

@@ -7,6 +7,7 @@ looking at the clock. What must not be left half done is put under `held`.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -36,14 +37,26 @@ def held() -> Iterator[None]:
         _depth -= 1
 
 
-# How often, in seconds, it is asked whether an end has come.
-_ASKED = 0.1
+# How often, in seconds, it is asked whether an end has come, and after how many it is tried again.
+_ASKED, _LATER = 0.1, 0.005
 
 
 def end_as_interrupted() -> None:
-    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept. Neither
+    is lost where it comes while a callback of the garbage collector runs (JAX has one)."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not _collecting(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(_LATER, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _collecting(frame: FrameType | None) -> bool:
@@ -72,7 +85,7 @@ def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator
 
     def ring(number: int, frame: FrameType | None) -> None:
         if _depth or _collecting(frame):
-            signal.setitimer(signal.ITIMER_REAL, 0.005)
+            signal.setitimer(signal.ITIMER_REAL, _LATER)
         elif over is not None and time.perf_counter() < deadline and not over():
             signal.setitimer(signal.ITIMER_REAL, left())
         else:
