@@ -42,8 +42,10 @@ _ASKED, _LATER = 0.1, 0.005
 
 
 def end_as_interrupted() -> None:
-    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept. Neither
-    is lost where it comes while a callback of the garbage collector runs (JAX has one)."""
+    """Let a request to end (SIGTERM) do what Ctrl-C does: what was found until then is kept.
+
+    Neither is lost where it comes while a callback of the garbage collector runs (JAX has one).
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     signal.signal(signal.SIGTERM, _interrupt)
