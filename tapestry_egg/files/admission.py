@@ -42,8 +42,8 @@ from tapestry_egg.schedule.of_plans import groups_of, plan_schedule
 #: Costs counted again differ from those of a true plan by this share at most.
 TOLERANCE = 1e-9
 _HINT = (
-    "The file was changed after it was written, or this version counts costs otherwise. Optimize "
-    "the graph again."
+    "The file was changed after it was written, or another version of tapestry-egg wrote it, which "
+    "has other operations or costs. Search again: `tapestry-egg optimize GRAPH`, or te.optimize."
 )
 
 

@@ -127,6 +127,6 @@ def test_a_demo_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_zoo_that_is_interrupted_prints_its_table() -> None:
-    process = begun("-m", "benchmarks.zoo", "mlp", "gpt2", "--work", 100, folder=ROOT)
+    process = begun("-m", "benchmarks.zoo", "mlp", "gpt2", "--work", 1, folder=ROOT)
     said = interrupted(process, "mlp  h100:8")
     assert "worst gap" in said and said.count("mlp  ") == 2
