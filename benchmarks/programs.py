@@ -65,6 +65,10 @@ SIZES: Sizes = {
     "nnx_gpt2": _TEXT,
     "ragged_moe": {"batch": 32, "tokens": 256, "width": 256, "hidden": 1024},
     "recurrent": {"batch": 512, "time": 64, "inputs": 64, "hidden": 512},
+    "resnet": {"batch": 128, "size": 64},
+    "sorting": {"batch": 1024, "length": 256, "channels": 32},
+    "state_space": {"batch": 64, "time": 129, "inputs": 32, "width": 256, "states": 16},
+    "while_loop": {"batch": 4096, "inputs": 256, "width": 1024, "outputs": 256},
 }
 #: Sizes nearer to those of real runs.
 LARGE: Sizes = {

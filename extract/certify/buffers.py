@@ -42,7 +42,8 @@ class Copied:
 
     `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`; it is on its way,
     and in memory, from tick `begin`, and made when tick `at` is over; `joined` with others, before
-    its reader's turn, and then `apart` from what it is made of.
+    its reader's turn, and then `apart` from what it is made of; some units read it `turned`,
+    or what it is made of is `turned_before`.
     """
 
     need: Layout
@@ -54,6 +55,8 @@ class Copied:
     at: int
     joined: bool = False
     apart: bool = False
+    turned: tuple[int, ...] = ()
+    turned_before: bool = False
 
 
 class Lives:
@@ -121,6 +124,12 @@ class Lives:
             reduced = c.need.dims == have.dims and set(c.need.partial) < set(have.partial)
             making = max((passing_by(x) for x in c.blocks), default=0.0)
             making += 0.0 if reduced and not c.apart else whole
+            for u in c.turned:  # what several share stays as it was gathered
+                if c.kept and c.need in needs[u]:
+                    begin, end = self.read(u, v) + 1, self.through(u, v) + 2
+                    found.append(Buffer(begin, end, whole, c.need, "making"))
+            making += whole if c.turned and not c.kept else 0.0
+            making += size(have) if c.turned_before else 0.0
             making += size(have) if c.wire and not self.owns_memory(v) else 0.0
             found.append(Buffer(c.begin, at + 1, making, c.need, "making"))
             if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":

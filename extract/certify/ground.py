@@ -11,6 +11,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.straight import made_straight, read_straight
 from tapestry_egg.schedule.tiling import last_in_tiles
 
 from .buffers import Lives
@@ -47,6 +48,16 @@ class Ground:
     def last(self) -> frozenset[FlatId]:
         """Values that lie in tiles along their last two dims."""
         return last_in_tiles(self.program, self.target.tiles)
+
+    @cached_property
+    def straight(self) -> frozenset[tuple[int, int]]:
+        """Units and what they read that must lie as its dims are written."""
+        return frozenset() if self.target.tiles else read_straight(self.schedule)
+
+    @cached_property
+    def made_straight(self) -> frozenset[FlatId]:
+        """Values that lie as their dims are written when they are made."""
+        return frozenset() if self.target.tiles else made_straight(self.schedule)
 
     @cached_property
     def inside(self) -> frozenset[int]:

@@ -28,7 +28,7 @@ from tapestry_egg.machine.energy import (
     idle_joules,
     joules,
 )
-from tapestry_egg.plans.collectives import after
+from tapestry_egg.plans.collectives import after, turns
 from tapestry_egg.plans.exchanges import Exchange, exchanges
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.schedule.units import Unit
@@ -405,11 +405,13 @@ class Walk:
     def _copied(self, move: Move) -> Copied:
         b = self.body_of[move.value]
         steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
+        units = [move.unit] if move.unit >= 0 else self._served(move.value)
         blocks, layout = [], move.have
         for step in steps[:-1]:
             layout = after(step, layout)
             blocks.append(layout)
-        units = [move.unit] if move.unit >= 0 else self._served(move.value)
+        shape = self.program.types[move.value].shape
+        turned = [u for u in units if (u, move.value) in self.ground.straight]
         one, at = self.with_others(move), self.read_at(move)
         readers, kept = self.readers_of(move), move.unit < 0
         begin = self.ground.streams.in_memory_from(move.value, readers, move.combines, at)
@@ -418,7 +420,18 @@ class Walk:
             begin, at, apart = one.begin, one.at, one.apart
         wire = self.copy(move)[2]
         return Copied(
-            move.need, tuple(units), kept, wire, tuple(blocks), begin, at, one is not None, apart
+            move.need,
+            tuple(units),
+            kept,
+            wire,
+            tuple(blocks),
+            begin,
+            at,
+            one is not None,
+            apart,
+            tuple(turned) if any(turns(step, shape) for step in steps) else (),
+            move.value in self.ground.made_straight
+            and any(turns(step, shape, "reduce_scatter") for step in steps),
         )
 
     def read_at(self, move: Move) -> int:

@@ -23,6 +23,7 @@ from tapestry_egg.machine.costs import (
 from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import stored_bytes
+from tapestry_egg.plans.collectives import turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow
 
@@ -83,9 +84,13 @@ class CopyTable:
     @cached_property
     def sends(self) -> NDArray[np.int64]:
         """[a, b]: of how many collectives the cheapest copy is made; 0 where there is none."""
-        steps = np.zeros_like(self.following)  # of a step, 1 where it is a collective
+        steps = np.zeros_like(self.following, dtype=np.bool_)
         for (a, b), step in self.step_of.items():
             steps[a, b] = step.kind not in LOCAL
+        return self._on_the_way(steps)
+
+    def _on_the_way(self, steps: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """[a, b]: how many of some steps the cheapest copy takes; 0 where there is none."""
         count: NDArray[np.int64] = np.zeros_like(self.following)
         to = np.broadcast_to(np.arange(len(self.layouts)), self.following.shape)
         at = np.where(self.following < 0, to, to.T)
@@ -94,6 +99,23 @@ class CopyTable:
             count += np.where(at == to, 0, steps[at, after])
             at = after
         return count
+
+    @cached_property
+    def turned(self) -> NDArray[np.bool_]:
+        """[a, b]: whether something is gathered on the way along a dim that is not the first: what
+        devices have comes one after another in memory, and so that dim first."""
+        along = np.zeros_like(self.following, dtype=np.bool_)  # of a step
+        for (a, b), step in self.step_of.items():
+            along[a, b] = turns(step, self.tensor.shape)
+        return self._on_the_way(along) > 0
+
+    @cached_property
+    def turned_before(self) -> NDArray[np.bool_]:
+        """[a, b]: whether a sum is scattered on the way along a dim that is not the first."""
+        along = np.zeros_like(self.following, dtype=np.bool_)  # of a step
+        for (a, b), step in self.step_of.items():
+            along[a, b] = turns(step, self.tensor.shape, "reduce_scatter")
+        return self._on_the_way(along) > 0
 
     @cached_property
     def collects(self) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ import numpy as np
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.schedule.issue_places import IssuePlaces
 from tapestry_egg.schedule.lifetimes import lifetimes
+from tapestry_egg.schedule.straight import made_straight, read_straight
 from tapestry_egg.schedule.tiling import last_in_tiles
 
 from .columns import Columns, Wanted
@@ -37,6 +38,9 @@ class Memory:
         beside = choices.target.slowdown is not None
         self.places = IssuePlaces(choices.schedule) if beside else None
         self.last = last_in_tiles(self.program, choices.target.tiles)
+        rows = choices.target.tiles is None  # arrays lie row by row
+        self.straight = read_straight(choices.schedule) if rows else frozenset()
+        self.made_straight = made_straight(choices.schedule) if rows else frozenset()
 
     @property
     def times(self) -> int:
@@ -76,11 +80,13 @@ class Memory:
             lasting = [
                 (e, np.where(until == e, held, 0.0)) for e in sorted(set(until[holds].tolist()))
             ]
-            every = np.where(holds, _making(table, size, have, some, free), 0.0)
+            every = np.where(
+                holds, _making(table, size, have, some, free, v in self.made_straight), 0.0
+            )
             making = self._apart(table, have, some, every)
             return making, lasting, np.where(holds, -1.0 * size[have], 0.0)
 
-        key = table, have, copy, until, free, v in self.last
+        key = table, have, copy, until, free, v in self.made_straight, v in self.last
         making, lasting, drop = self.once(amounts, "kept", *key)
         uses = [
             Use(self._begin(None, v, combines, first), first + 1, part)
@@ -105,16 +111,20 @@ class Memory:
         table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
+        straight, made = (reader, v) in self.straight, v in self.made_straight
 
-        def amounts() -> tuple[tuple[Floats, Floats], Floats, Floats, Floats, Floats, Floats]:
+        def amounts() -> tuple[tuple[Floats, Floats], tuple[Floats, ...]]:
             shape = (len(have), len(wanted.sets))
             making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
+            beside = np.zeros(shape)
             takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
             for j, layouts in enumerate(wanted.sets):
                 for n in layouts:
                     b = np.full(len(have), n)
                     there = (have == b) | (kept == b)
-                    every = np.where(there, 0.0, _making(table, size, have, b, free))
+                    turned = 1.0 * size[b] * (straight & table.turned[have, b])
+                    beside[:, j] += np.where(kept == b, turned, 0.0)
+                    every = np.where(there, 0.0, _making(table, size, have, b, free, made) + turned)
                     for part, more in zip(making, self._apart(table, have, b, every), strict=True):
                         part[:, j] += more
                     live[:, j] += np.where(there | state, 0.0, 1.0 * size[b])
@@ -124,10 +134,21 @@ class Memory:
             some = (holds > 0)[:, None]
             returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
             gone = np.where(~takes & ~some, -own, 0.0)
-            return making, live, *returns, gone, np.where(takes, own, 0.0)
+            return making, (live, *returns, gone, np.where(takes, own, 0.0), beside)
 
-        key = (table, have, kept, holds, wanted, free, state, v in self.last)
-        making, live, returns, stays, gone, taken = self.once(amounts, "reads", *key)
+        key = (
+            table,
+            have,
+            kept,
+            holds,
+            wanted,
+            free,
+            state,
+            straight,
+            made,
+            v in self.last,
+        )
+        making, (live, returns, stays, gone, taken, beside) = self.once(amounts, "reads", *key)
         at = self.lives.reads_at[reader, v]
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
         uses = [
@@ -135,6 +156,8 @@ class Memory:
             for combines, part in zip((False, True), making, strict=True)
         ]
         uses.append(Use(at + 1, self._copy_ends(reader, v), live))
+        if straight:  # a copy that others share stays as it was gathered
+            uses.append(Use(at + 1, ends + 1, beside))
         if (reader, v) in self.lives.copied:
             uses.append(Use(2 * reader + 1, self.times, taken))
         if self._passing(v):
@@ -207,17 +230,22 @@ class Memory:
         return min(self.lives.reads_until[reader, v] + 2, self.times)
 
 
-def _making(table: CopyTable, size: Ints, have: Ints, need: Ints, free: bool) -> Floats:
+def _making(
+    table: CopyTable, size: Ints, have: Ints, need: Ints, free: bool, straight: bool
+) -> Floats:
     """Bytes beside the produced array while a copy of it is made.
 
     The copy and the largest block on the way; an all-reduce writes where it reads. Of a value
     that has no memory of its own (`free`) also what is sent: it must exist for that, and as it is
-    produced, not as it lies in the place of what it takes over.
+    produced, not as it lies in the place of what it takes over; of one that lies `straight` what a
+    scattered sum is turned to before.
     """
     wire = table.wire[have, need]
     legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
     extra = np.where(table.in_place[have, need], 0.0, 1.0 * size[need])
     extra = extra + np.where(legal, table.scratch[have, need], 0.0)
+    if straight:
+        extra = extra + np.where(table.turned_before[have, need], 1.0 * size[have], 0.0)
     if free:
         extra = extra + np.where(sent, 1.0 * size[have], 0.0)
     return np.where(legal, extra, 0.0)

@@ -170,7 +170,7 @@ class LocalBody:
     @cached_property
     def stored(self) -> frozenset[int]:
         """Values that are in memory as they are, not computed where they are read."""
-        return stored(self.body.graph)
+        return stored(self.body.graph, self.reads)
 
     @property
     def read(self) -> frozenset[int]:

@@ -151,10 +151,10 @@ def written_late(
     return tuple(found) if late and len(found) > 1 else ()
 
 
-def stored(graph: BlockGraph) -> frozenset[int]:
+def stored(graph: BlockGraph, reads: Reads) -> frozenset[int]:
     """Values of a graph that kernels write to memory, by the schedule's model of fusion; not zeros
-    into which sums are scattered only to be added to something: XLA scatters into that, if it sees
-    that they are zeros."""
+    into which sums are scattered only to be added to something, as they are: XLA scatters into
+    that, if it sees that they are zeros."""
     plan = schedule(flatten(graph, {}))
     number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
     within = fusion(plan).within
@@ -165,26 +165,29 @@ def stored(graph: BlockGraph) -> frozenset[int]:
         for v in unit.outputs
         if v in number
     }
-    return frozenset(found - _never_filled(graph))
+    return frozenset(found - _never_filled(graph, reads))
 
 
-def _never_filled(graph: BlockGraph) -> set[int]:
-    """Values, of constants alone, that only a scatter that adds reads; its sums, an addition."""
-    readers: dict[int, list[Operation | None]] = {v: [None] for v in graph.outputs}
+def _never_filled(graph: BlockGraph, reads: Reads) -> set[int]:
+    """Values, of constants alone, that only a scatter that adds reads; its sums, an addition, where
+    they lie as they were made, and not to other such sums."""
+    readers: dict[int, list[int]] = {v: [-1] for v in graph.outputs}
     filled: set[int] = set()
-    for op in graph.operations:
+    for k, op in enumerate(graph.operations):
         for v in op.inputs:
-            readers.setdefault(v, []).append(op)
+            readers.setdefault(v, []).append(k)
         if op.inputs and graph.constants.keys() >= set(op.inputs):
             filled.update(op.outputs)
-    found = set()
+    found: dict[int, int] = {}  # of an addition, one
     for v in filled:
-        match readers.get(v):
+        match [graph.operations[k] for k in readers.get(v, ()) if k >= 0]:
             case [Operation(kernel="scatter-add", inputs=(into, *_), outputs=(added,))]:
-                match readers.get(added):
-                    case [Operation(kernel="add" | "add_any")] if into == v:
-                        found.add(v)
-    return found
+                k, *more = readers.get(added, [-1])
+                adds = k >= 0 and graph.operations[k].kernel in ("add", "add_any")
+                there = all(f.have == f.need for f in reads[k] if f.value == added)
+                if into == v and adds and there and not more and -1 not in readers[v]:
+                    found[k] = v
+    return set(found.values())
 
 
 def fills(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> frozenset[int]:

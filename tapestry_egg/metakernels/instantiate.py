@@ -89,6 +89,9 @@ def instantiate(
         output_types=types,
         passages=_passages(template, names, inputs, types),
         initial=tuple(p for name in template.initial for p in places(template, name, len(inputs))),
+        straight=tuple(
+            p for name in template.straight for p in places(template, name, len(inputs))
+        ),
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,

@@ -7,7 +7,9 @@ devices of a group by the axis names in the order given, so the order is passed 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
@@ -35,6 +37,13 @@ class Traffic:
     kind: str
     axes: tuple[int, ...]
     payload_bytes: int
+
+
+def turns(step: Change, shape: Sequence[int], kind: str = "all_gather") -> bool:
+    """Whether a change of this kind does not give, or take, a tensor of this shape as its dims are
+    written: it works along another dim than the first, and what devices get, or have, comes one
+    after another in memory."""
+    return step.kind == kind and prod(shape[: step.dim]) > 1
 
 
 def after(step: Change, layout: Layout, where: str = "") -> Layout:

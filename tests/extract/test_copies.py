@@ -57,6 +57,12 @@ def test_tables_say_of_all_pairs_what_layouts_and_paths_say_of_each(sizes: tuple
                 not mine <= rest,
                 collects(have, kept),
             )
+            steps = table.path(have, kept) if table.following[a, b] >= 0 and a != b else ()
+            for kind, found in (
+                ("all_gather", table.turned),
+                ("reduce_scatter", table.turned_before),
+            ):
+                assert found[a, b] == any(s.kind == kind and s.dim for s in steps)
             seen.add(said)  # type: ignore[arg-type]
             if table.following[a, b] < 0:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ from jax.extend.core import Literal
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.runtime.lower.lower import lower
+from tapestry_egg.runtime.lower.lower import LocalBody, lower
+from tapestry_egg.runtime.lower.order import stored
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
 from tests.runtime.lowered import numbers, same
@@ -138,10 +140,19 @@ def test_zeros_are_seen_where_sums_are_scattered_into_them_and_added_to_somethin
     (fill,) = [e for e in jaxpr.eqns if scatter.invars[0] in e.outvars]
     assert fill.primitive.name == "broadcast_in_dim"
     assert isinstance(fill.invars[0], Literal)  # behind a barrier it would be a variable
-    for given, wanted in zip(
-        _local(fn, arguments, "cuda")(*arguments), fn(*arguments), strict=True
-    ):
+    local = _local(fn, arguments, "cuda")
+    for given, wanted in zip(local(*arguments), fn(*arguments), strict=True):
         same(given, wanted, 1e-3)
+    assert isinstance(local, LocalBody)
+    zeros, sums = next(
+        (op.inputs[0], op.outputs[0])
+        for op in local.body.graph.operations
+        if op.kernel == "scatter-add"
+    )
+    assert zeros not in stored(local.body.graph, local.reads)
+    cut = Layout(((0,), ()))  # where devices exchange the sums first, zeros are filled
+    reads = [[replace(f, have=cut) if f.value == sums else f for f in x] for x in local.reads]
+    assert zeros in stored(local.body.graph, reads)
 
 
 def _barriers(fn: Callable[..., Any], arguments: Any, platform: str) -> list[Any]:

@@ -94,6 +94,7 @@ class Template:
     project: Mapping[str, ProjectionForm] = field(default_factory=dict)
     passages: tuple[PassageText, ...] = ()
     initial: tuple[str, ...] = ()
+    straight: tuple[str, ...] = ()
     outside: Mapping[str, Expression] = field(default_factory=dict)
     placed: Mapping[str, Expression] = field(default_factory=dict)
     flops: Expression | None = None

@@ -28,6 +28,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       project: {lhs: "[@m, @k]"}              rows per operand and output; `ipf:` in one place
       passages: [sum(lhs) -> sum]             laws of partial values
       initial: [operand]                      operands that start the reduction
+      straight: [operand]                     operands that lie as their dims are written
       outside: {operand: sum}                 what its boxes find outside it: see below
       placed: {i: true}                       groups along which a block must know where it lies
       flops: 2                                per index point, or a polynomial in `@groups`
@@ -99,7 +100,7 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial outside placed flops reads measured spilled scratch fusion local"
+    "passages initial straight outside placed flops reads measured spilled scratch fusion local"
 ).split()
 
 
@@ -149,6 +150,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         project=project,
         passages=_passages(file, entry["passages"]) if "passages" in entry else (),
         initial=file.words(entry["initial"], "operands") if "initial" in entry else (),
+        straight=file.words(entry["straight"], "operands") if "straight" in entry else (),
         outside=table("outside"),
         placed=table("placed"),
         flops=one("flops"),
@@ -354,6 +356,7 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         ("roles", template.roles, groups),
         ("placed", template.placed, groups),
         ("initial", template.initial, operands),
+        ("straight", template.straight, operands),
     )
     for field, table, names in known:
         for key in table:

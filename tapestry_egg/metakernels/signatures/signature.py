@@ -94,10 +94,12 @@ class OperationSignature:
     the kernel pads by itself, as its parameters say. Outputs never leave their tensors.
 
     `initial` lists operands that are the starting value of the reduction (scatter-add's operand):
-    when a reduce dim is cut they must be partial, not replicated. `flops` is a polynomial over the
-    (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
-    footprint of its projection. `fusion` says how compilers treat the kernel: `view` (no data
-    movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it), `kernel`.
+    when a reduce dim is cut they must be partial, not replicated. `straight` lists operands that
+    the kernel wants in memory as their dims are written, no dim turned. `flops` is a polynomial
+    over the (local) index extents; `reads[p]` overrides the elements read of operand p, None
+    meaning the footprint of its projection. `fusion` says how compilers treat the kernel: `view`
+    (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it),
+    `kernel`.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
     where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
     are in memory while it runs.
@@ -116,6 +118,7 @@ class OperationSignature:
     output_types: tuple[TensorType, ...]
     passages: tuple[Passage, ...] = ()
     initial: tuple[int, ...] = ()
+    straight: tuple[int, ...] = ()
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
