@@ -22,6 +22,7 @@ from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.strategies import Saturated
 
 from .copies import CopyTable
+from .once import Once
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,14 @@ class InnerSums:
     """The inner sums of the units of one schedule, and between which layouts they are combined."""
 
     def __init__(
-        self, schedule: Schedule, saturated: Saturated, copies: Mapping[TensorType, CopyTable]
+        self,
+        schedule: Schedule,
+        saturated: Saturated,
+        copies: Mapping[TensorType, CopyTable],
+        once: Once | None = None,
     ) -> None:
         self.schedule, self.saturated, self.copies = schedule, saturated, copies
+        self._once = once or Once()
         self.instances = schedule.program.instances
         self._found: dict[int, tuple[InnerSum, ...]] = {}
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
@@ -137,9 +143,9 @@ class InnerSums:
 
     @cached_property
     def _lives(self) -> Lifetimes:
-        return lifetimes(self.schedule)
+        return self._once(lambda: lifetimes(self.schedule), "lifetimes", self.schedule)
 
     @cached_property
     def _within(self) -> tuple[bool, ...]:
         """Units whose results are computed again by every reader, which no collective can be."""
-        return fusion(self.schedule).within
+        return self._once(lambda: fusion(self.schedule), "fusion", self.schedule).within

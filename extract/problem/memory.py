@@ -34,7 +34,8 @@ class Memory:
         )
         self.columns = columns or Columns(choices)
         self.once = self.columns.once
-        self.lives = lifetimes(choices.schedule)
+        schedule = choices.schedule
+        self.lives = self.once(lambda: lifetimes(schedule), "lifetimes", schedule)
         beside = choices.target.slowdown is not None
         self.places = IssuePlaces(choices.schedule) if beside else None
         self.last = last_in_tiles(self.program, choices.target.tiles)

@@ -79,9 +79,11 @@ class OnMesh:
 
 
 class JoinedUnits:
-    """What was joined for one target and one contract, mesh by mesh, while this object lives."""
+    """What was joined for one target and one contract, mesh by mesh, while this object lives; and
+    what schedules are like on all meshes, `once` for each."""
 
     def __init__(self) -> None:
+        self.once = Once()
         self._known: dict[LayoutAlgebra, OnMesh] = {}
 
     def on_mesh(self, saturated: Saturated) -> OnMesh:

@@ -64,9 +64,10 @@ def unit_choices(
     forms, for the same target and contract, is not worked out again, and is added to.
     Raises ExtractError when some unit has no way to run (a rule was removed that all need).
     """
-    here = (known or JoinedUnits()).on_mesh(saturated)
+    known = known or JoinedUnits()
+    here = known.on_mesh(saturated)
     copies: dict[TensorType, CopyTable] = {}
-    sums = InnerSums(schedule, saturated, copies)
+    sums = InnerSums(schedule, saturated, copies, known.once)
     inner = [s for u in range(len(schedule.units)) if (s := sums.of(u)) is not None]
     program = schedule.program
     stored = (v for unit in schedule.units for v in (*unit.outputs, *(r[2] for r in unit.reads)))

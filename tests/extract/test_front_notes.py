@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tapestry_egg.cli.app import _summary
+from tapestry_egg.cli.app import summary
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.notes import note_lines
 from tapestry_egg.graph.layout import MeshShape
@@ -53,10 +53,10 @@ def test_a_front_is_no_wider_than_a_page() -> None:
 
 
 def test_the_result_of_a_graph_is_a_line_with_a_count_and_what_happened_below_it() -> None:
-    told = _summary(Outcome("gpt2", plans=9, notes=(*OMITTED, INTERRUPTED))).split("\n")
+    told = summary(Outcome("gpt2", plans=9, notes=(*OMITTED, INTERRUPTED))).split("\n")
     assert told[0].endswith(f"  {len(OMITTED)} notes: tapestry-egg front")
     assert told[1:] == [f"  {INTERRUPTED}"]
-    assert "note" not in _summary(Outcome("gpt2", plans=9))
+    assert "note" not in summary(Outcome("gpt2", plans=9))
 
 
 def test_the_front_in_readme_has_its_notes_as_they_are_printed() -> None:
