@@ -186,6 +186,17 @@ def short_paths(files: Iterable[str]) -> Mapping[str, str]:
     return found
 
 
+def short_places(places: Iterable[str]) -> Mapping[str, str]:
+    """Each `FILE:LINE` with its file as `short_paths` calls it; others as they are.
+
+    >>> short_places(["/home/me/gpt2.py:12", ""])["/home/me/gpt2.py:12"]
+    'gpt2.py:12'
+    """
+    split = {place: place.rpartition(":") for place in places}
+    short = short_paths({file for file, _, _ in split.values()} - {""})
+    return {p: f"{short[file]}:{line}" if file else p for p, (file, _, line) in split.items()}
+
+
 def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
     """Text whose lines are no longer than a width: they go on below, indented further.
 

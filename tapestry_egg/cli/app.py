@@ -21,9 +21,7 @@ import typer
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.machine.objectives import (
-    KNOWN,
     OBJECTIVES,
-    OBJECTIVES_BY_NAME,
     PEAK_BYTES,
     SECONDS,
     Objective,
@@ -56,6 +54,7 @@ from .console import (
     Workers,
     choose_plan,
     complain,
+    objective_text,
     parse_limits,
     parse_mesh,
     parse_pins,
@@ -190,7 +189,11 @@ def optimize(
     out: Out = "out",
     objective: Annotated[
         list[str] | None,
-        typer.Option(metavar="OBJECTIVE", help=f"Default: {', '.join(OBJECTIVES)}."),
+        typer.Option(
+            metavar="OBJECTIVE",
+            help=f"Default: {', '.join(OBJECTIVES)}. Also a formula, 'seconds * joules', or "
+            "FILE.yaml:NAME; may be repeated.",
+        ),
     ] = None,
     limit: Limit = None,
     pin: Pin = None,
@@ -258,13 +261,11 @@ def optimize(
     from tapestry_egg.progress import reporter
 
     host_only()
-    for name in objective or ():
-        if name not in OBJECTIVES_BY_NAME:
-            raise typer.BadParameter(f"unknown objective {name!r}. {KNOWN}")
+    objectives = tuple(map(objective_text, objective or OBJECTIVES))
     load_target(target)
     settings = BatchRequest(
         target,
-        tuple(objective or OBJECTIVES),
+        objectives,
         tuple(sorted(parse_limits(limit or ()).items())),
         tuple(rules or ()),
         seconds,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapestry_egg.errors import ExtractError, GraphError, TapestryError, TargetError
-from tapestry_egg.machine.objectives import Objective, named, share_of_least
+from tapestry_egg.machine.objectives import Objective, named, objective, share_of_least
 from tapestry_egg.printable import printable
 from tapestry_egg.scratch import scratch
 
@@ -149,6 +149,18 @@ def parse_objective(text: str) -> str | Objective:
         hint = f"It has {', '.join(known) or 'none'}."
         raise ExtractError(f"no objective {name!r}", where=file, hint=hint)
     return known[name]
+
+
+def objective_text(text: str) -> str:
+    """An objective as `optimize` takes it: a name, a formula, or that of `FILE.yaml:NAME`.
+
+    Raises BadParameter for what is none.
+    """
+    try:
+        found = objective(parse_objective(text))
+    except ExtractError as e:
+        raise typer.BadParameter(f"{e.what}. {e.hint}" if e.hint else e.what) from None
+    return found.formula or found.name
 
 
 def parse_limits(limits: Iterable[str], shares: bool = False) -> dict[str, Any]:

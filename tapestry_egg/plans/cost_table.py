@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tapestry_egg.columns import columns, percent
+from tapestry_egg.columns import columns, percent, short_places
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
 
@@ -79,10 +79,11 @@ class CostTable:
     def __str__(self) -> str:
         heads = (self.by, "times", "flops", "memory", "sent", "seconds", "share", "hidden", "bound")
         cells = [list(heads)]
+        names = short_places(r.name for r in self.rows) if self.by == "line" else {}
         for r in self.rows:
             cells.append(
                 [
-                    r.name or "-",
+                    names.get(r.name, r.name) or "-",
                     f"{r.count:g}",
                     OPERATIONS.format(r.flops) if r.flops else "-",
                     BYTES.format(r.hbm_bytes) if r.hbm_bytes else "-",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tapestry_egg.columns import told_once, wrapped
+from tapestry_egg.columns import short_places, told_once, wrapped
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
@@ -68,9 +68,10 @@ class Peak:
         return f"{TIME.format(self.seconds)} into the step, in {kernel}: {kinds}"
 
     def __str__(self) -> str:
+        at = short_places([self.source, *(p.source for p in self.parts)])
         rows = [
-            [p.name, p.type, p.layout, BYTES.format(p.bytes), p.kind, p.made_by, p.source]
+            [p.name, p.type, p.layout, BYTES.format(p.bytes), p.kind, p.made_by, at[p.source]]
             for p in self.parts
         ]
-        head = f"{BYTES.format(self.bytes)}, {self.summary()}"
+        head = f"{BYTES.format(self.bytes)}, {self.summary(at[self.source])}"
         return printable(wrapped(f"{head}\n{told_once(rows, paths=True, right=(3,))}"))

@@ -11,11 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import typer
 from jax.sharding import AbstractMesh
 from typer.testing import CliRunner
 
 import tapestry_egg as te
 from tapestry_egg.cli.app import app
+from tapestry_egg.cli.console import objective_text
 from tapestry_egg.errors import GraphError, RuleError, TapestryError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.layout import MeshShape
@@ -219,3 +221,14 @@ def test_other_pictures_are_drawn_by_matplotlib(tmp_path: Path) -> None:
         assert front().plot(tmp_path / f"f{ending}").read_bytes().startswith(magic)
     with pytest.raises(TapestryError, match="there is no format 'xyz'"):
         front().plot(tmp_path / "f.xyz")
+
+
+def test_objectives_are_named_as_in_python(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("bill: dollars + joules / 1e6\n")
+    assert objective_text("joules") == "joules"
+    assert objective_text("seconds * joules") == "seconds * joules"
+    assert objective_text(f"{file}:bill") == "dollars + joules / 1e6"
+    for wrong in ("seconds *", "watts", f"{file}:none"):
+        with pytest.raises(typer.BadParameter):
+            objective_text(wrong)

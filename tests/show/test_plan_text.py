@@ -111,3 +111,8 @@ def test_the_first_line_under_the_name_is_an_experts(plan: te.Plan) -> None:
     name, expert, *_ = plan.explain().split("\n")
     assert name.startswith("plan p0 of forward on h100:4, mesh 4d")
     assert "parallel over d (4 on nvlink)" in expert
+
+
+def test_tables_call_files_by_the_end_of_their_paths(plan: te.Plan) -> None:
+    for text in (str(plan.peak()), str(plan.costs_by("line"))):
+        assert "test_plan_text.py:" in text and "/test_plan_text.py" not in text
