@@ -55,7 +55,8 @@ test: $(READY) lint
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
-# Dask's cluster, OR-tools and Graphviz: what some tests are skipped without.
+# Dask's cluster, OR-tools and Graphviz: what some tests are skipped without; others want a Chromium
+# and Node of the distribution.
 test-all: $(READY) lint docs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cluster,plot,smt]' highspy ortools
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=draws
