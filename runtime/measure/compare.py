@@ -110,9 +110,8 @@ def compare(plan: Plan, compiled: Executable | HloStats) -> Comparison:
             continue
         entry = table.setdefault((c.kind, c.group), [0, 0, 0, 0])
         payload = c.payload_bytes * c.count
-        if c.promoted:
-            payload //= 2
-            promoted += payload
+        payload -= c.widened_bytes * c.count
+        promoted += c.widened_bytes * c.count
         entry[1] += payload
         entry[3] += c.count
     return Comparison(

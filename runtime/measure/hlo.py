@@ -29,9 +29,9 @@ KINDS = {
 class CompiledCollective:
     """One collective of an executable. Bytes are per device and per execution.
 
-    `count` multiplies loops out. `promoted` marks one of 16-bit values that XLA carries out in 32
-    bits, as its CPU compiler does with reductions, and with all else of bfloat16: the payload is
-    twice what the program asked for.
+    `count` multiplies loops out. `widened_bytes` of the payload are more than the program asked
+    for: 16-bit values are carried out in 32 bits, as XLA's CPU compiler does with reductions, and
+    with all else of bfloat16.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class CompiledCollective:
     name: str = ""
     op_name: str = ""
     source: str = ""
-    promoted: bool = False
+    widened_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _collective(scope: Scope, i: Instruction) -> _Work:
         name=i.name,
         op_name=i.op_name,
         source=scope.module.source(i),
-        promoted=i.attributes.get("to_apply", "").endswith("_promoted") or _is_widened(scope, i),
+        widened_bytes=int(payload * _share_widened(scope, i) / 2),
     )
     return _Work((found,), repeats=(f"{kind} {channel} {chain.group(1)}" if chain else "",))
 
@@ -291,6 +291,20 @@ def _collective(scope: Scope, i: Instruction) -> _Work:
 # Where a compiler has no collective of bfloat16, it converts on its own account, before and after.
 
 _SAME = ("copy", "bitcast", "get-tuple-element")
+_NARROW = ("bf16", "f16")
+
+
+def _share_widened(scope: Scope, i: Instruction) -> float:
+    """The share of a collective's payload that is of 16-bit values in 32 bits.
+
+    One that XLA says to have promoted may be several in one, of which others are of 32 bits.
+    """
+    own = scope.computation
+    if not i.attributes.get("to_apply", "").endswith("_promoted"):
+        return float(_is_widened(scope, i))
+    sizes = {o: own.by_name[o].nbytes for o in i.operands if o in own.by_name}
+    narrow = [o for o in sizes if _was_narrow(scope.module, own, o, anyone=True)]
+    return sum(sizes[o] for o in narrow or sizes) / max(sum(sizes.values()), 1)
 
 
 def _is_widened(scope: Scope, i: Instruction) -> bool:
@@ -305,7 +319,11 @@ def _is_widened(scope: Scope, i: Instruction) -> bool:
     )
 
 
-def _was_narrow(module: Module, computation: Computation, name: str) -> bool:
+def _was_narrow(
+    module: Module, computation: Computation, name: str, *, anyone: bool = False
+) -> bool:
+    """Whether a value is converted from 16 bits, by what no operation of the program stands for or
+    by `anyone`."""
     i = computation.by_name[name]
     while i.opcode in ("fusion", *_SAME):
         if i.opcode == "fusion":
@@ -319,9 +337,9 @@ def _was_narrow(module: Module, computation: Computation, name: str) -> bool:
         elif i.opcode == "get-tuple-element":
             return False
         i = made
-    if i.opcode != "convert" or i.op_name:
+    if i.opcode != "convert" or (i.op_name and not anyone):
         return False
-    return computation.by_name[i.operands[0]].arrays[0].dtype == "bf16"
+    return computation.by_name[i.operands[0]].arrays[0].dtype in _NARROW
 
 
 def _is_narrowed(module: Module, computation: Computation, name: str) -> bool:

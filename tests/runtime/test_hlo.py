@@ -132,7 +132,16 @@ def test_a_conditional_counts_its_dearest_branch() -> None:
 def test_sixteen_bit_reductions_that_the_cpu_widens_are_marked() -> None:
     stats = hlo_stats(compiled(lambda x: lax.psum(x, "y"), (P(),), P(), ((8,), jnp.bfloat16)))
     (c,) = stats.collectives
-    assert c.promoted and c.payload_bytes == 8 * 4
+    assert (c.widened_bytes, c.payload_bytes) == (8 * 2, 8 * 4)
+
+
+def test_of_several_reductions_in_one_those_that_the_cpu_widens_are_counted() -> None:
+    def f(x: jax.Array, y: jax.Array) -> Any:
+        return lax.psum(x, "y"), lax.psum(y, "y")
+
+    given = (P(), P()), (P(), P()), ((8,), jnp.bfloat16), ((6,), F32)
+    (c,) = hlo_stats(compiled(f, *given)).collectives
+    assert (c.widened_bytes, c.payload_bytes) == (8 * 2, (8 + 6) * 4)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, F32])
@@ -156,11 +165,9 @@ def test_sixteen_bit_values_that_the_cpu_sends_in_32_bits_are_marked(dtype: Any)
         ("permute", 4): 8 * 16 * size,
         ("all_gather", 8): 8 * 8 * 16 * 4,
     }
-    found = {
-        (c.kind, c.group): c.payload_bytes // (2 if c.promoted else 1) for c in stats.collectives
-    }
+    found = {(c.kind, c.group): c.payload_bytes - c.widened_bytes for c in stats.collectives}
     assert found == asked
-    assert any(c.promoted for c in stats.collectives) == (dtype == jnp.bfloat16)
+    assert any(c.widened_bytes for c in stats.collectives) == (dtype == jnp.bfloat16)
 
 
 def test_donated_arguments_are_aliased() -> None:
