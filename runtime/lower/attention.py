@@ -87,10 +87,11 @@ def flash_attention_backward(
 ) -> list[jax.Array]:
     """Gradients by q, k and v, from the results of `flash_attention` and the output's gradient.
 
-    cuDNN's kernel reads `stats`. Blocks have all keys of their rows, and take the weights from the
-    scores again: in rows whose keys are all at a fill of -1e30, stats have lost their number. The
-    barrier keeps a compiler from holding the forward pass's weights instead, since then: those of
-    all layers would be in memory at once.
+    Weights are of the scores and of `stats`, which say how much a row's keys weigh together. In
+    rows whose keys are all at a fill of -1e30 they have lost their number, so weights are divided
+    by their sum once more: blocks have all keys of their rows. The barrier keeps a compiler from
+    holding the forward pass's weights instead, since then those of all layers would be in memory at
+    once.
     """
     q, k, v, out, grad = lax.optimization_barrier((q, k, v, out, grad))
     batch, rows, heads, width = q.shape
@@ -104,7 +105,7 @@ def flash_attention_backward(
     def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any, sums: Any) -> Any:
         seen, query, given = parts.get("mask"), parts["q"], parts["grad"]
         s = scores(query, k, seen, start=start, first=first)
-        weights, _ = _softmax(s)
+        weights = _weights(s, parts["stats"].transpose(0, 2, 3, 1)[..., None].astype(wide))
         by_weight = product("btgrh,bsgh->bgrts", given, v)
         less = by_weight - parts["delta"].transpose(0, 2, 3, 1)[..., None]
         by_score = weights * less * scale
@@ -116,7 +117,10 @@ def flash_attention_backward(
         dv = product("bgrts,btgrh->bsgh", weights.astype(v.dtype), given)
         return dq.astype(query.dtype), (sums[0] + dk, sums[1] + dv)
 
-    by_row = {"q": q.reshape(shape), "grad": grad.reshape(shape), "delta": delta}
+    sums_of_rows = stats.transpose(0, 2, 1).reshape(shape[:-1])
+    by_row = {
+        "q": q.reshape(shape), "grad": grad.reshape(shape), "delta": delta, "stats": sums_of_rows
+    }  # fmt: skip
     of_keys = _masks(by_row, mask, rows)
     dk, dv = (filled(x.shape, 0.0, wide, after=grad) for x in (k, v))
     made = []
@@ -167,6 +171,13 @@ def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     parts = jnp.exp(scores - top[..., None])
     total = parts.sum(axis=-1)
     return parts / jnp.where(total > 0, total, 1.0)[..., None], top + jnp.log(total)
+
+
+def _weights(scores: jax.Array, stats: jax.Array) -> jax.Array:
+    """The weights of `_softmax` from the logarithm of their sum, to its last place."""
+    parts = jnp.exp(scores - jnp.where(jnp.isneginf(stats), 0.0, stats))
+    total = parts.sum(axis=-1, keepdims=True)
+    return parts / jnp.where(total > 0, total, 1.0)
 
 
 def _as_scores(mask: jax.Array) -> jax.Array:

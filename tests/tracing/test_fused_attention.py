@@ -1,5 +1,6 @@
 """Programs that ask JAX for cuDNN's attention, planned and run where there is none."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,6 +9,10 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.runtime.lower.attention import flash_attention_backward_p
+from tests.plans.plans import plan_by_hand
+from tests.runtime.lowered import MESH, Y, check, numbers
 
 Arrays = tuple[jax.Array, ...]
 
@@ -90,3 +95,21 @@ def test_what_the_kernel_lacks_stays_jaxs_own() -> None:
     program = te.trace(biased, *operands())
     assert kernels(program) == []
     assert program.graph.operations
+
+
+@pytest.mark.slow
+def test_what_the_gradients_in_blocks_are_given_is_what_they_read() -> None:
+    """A gather of what is not read would be planned, and dropped by XLA."""
+    names = ("q", "k", "v", "stats", "out", "grad")
+    xs = dict(zip(names, (numbers(4, 8, 2, 8, seed=k) for k in range(6)), strict=True))
+    xs["stats"] = numbers(4, 2, 8) + 3.0
+
+    def gradients(*given: Any) -> Any:
+        params = {"scale": 0.35, "causal": True, "window": 0, "fill": 0.0}
+        return flash_attention_backward_p.bind(*given, **params)
+
+    program = te.trace(gradients, *xs.values())
+    layouts = [Layout(((Y,), *((),) * (x.ndim - 1))) for x in xs.values()]
+    whole = [Layout.replicated(4)] * 3
+    plan = plan_by_hand(program.graph, MESH, {}, tuple(layouts), tuple(whole))
+    check(replace(plan, program=program), *xs.values())
