@@ -151,7 +151,7 @@ class _Builder:
         source = self.given[v]
         if source == target:
             return
-        table = self.choices.copies[self.program.types[v]]
+        table = self.choices.table(v)
         local = self.program.bodies[body].values.index(v)
         self.copies[body][local, source, target] = table.path(source, target)
 

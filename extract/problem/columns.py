@@ -43,7 +43,7 @@ class Columns:
 
     def table(self, v: int) -> CopyTable:
         """The copies between the layouts of a value's type."""
-        return self.choices.copies[self.program.types[v]]
+        return self.choices.table(v)
 
     def others(self, v: int) -> tuple[int, ...]:
         """Units other than its producer that read a materialised value, in the program's order."""

@@ -66,11 +66,12 @@ def _name(parts: tuple[Any, ...]) -> Hashable:
 class OnMesh:
     """What was joined and tabulated on one mesh: the rows of units by their structure, in which
     signatures have the `numbers` of this table; which of them have more rows than are here; copies
-    by tensor type."""
+    by tensor type, those of fills apart."""
 
     rows: dict[tuple[object, ...], UnitRows] = field(default_factory=dict)
     cut: set[tuple[object, ...]] = field(default_factory=set)
     copies: dict[TensorType, CopyTable] = field(default_factory=dict)
+    of_fills: dict[TensorType, CopyTable] = field(default_factory=dict)
     numbers: dict[OperationSignature, int] = field(default_factory=dict)
 
     def numbered(self, signatures: Sequence[OperationSignature]) -> list[int]:

@@ -8,11 +8,12 @@ added that the rules did not derive; of rows with equal layouts those are kept t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import InstanceId
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import LOCAL
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -20,6 +21,7 @@ from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.strategies import ChangeRow, Saturated, StrategyRow
 
 from .copies import CopyTable, StepCosts, copy_table
+from .fills import fills
 from .inner_sums import InnerSums
 from .joiner import Joiner
 from .joiner import UnitRows as UnitRows
@@ -28,7 +30,8 @@ from .once import JoinedUnits
 
 @dataclass(frozen=True)
 class UnitChoices:
-    """Units with their rows, and copy tables by tensor type; all costs are of one run of a unit.
+    """Units with their rows, and copy tables by tensor type, those of `fills` apart, since nothing
+    is sent for them; all costs are of one run of a unit.
     `truncated` kernels, and so many ports, have more rows than are here; `uncombined` sums inside
     kernels are never combined there."""
 
@@ -40,6 +43,13 @@ class UnitChoices:
     copies: Mapping[TensorType, CopyTable]
     truncated: tuple[int, int]
     uncombined: int = 0
+    fills: frozenset[int] = frozenset()
+    of_fills: Mapping[TensorType, CopyTable] = field(default_factory=dict)
+
+    def table(self, value: int) -> CopyTable:
+        """The copies of a flat value."""
+        tables = self.of_fills if value in self.fills else self.copies
+        return tables[self.schedule.program.types[value]]
 
     def signature(self, instance: InstanceId) -> OperationSignature:
         return self.schedule.program.instances[instance].signature
@@ -87,9 +97,29 @@ def unit_choices(
                 strong, by_rank[tensor.rank], changes[tensor.rank], algebra.monoids, costs
             )
         copies[strong] = copies[tensor] = here.copies[strong]
+    written = fills(program)
+    local = {rank: [c for c in some if c.kind in LOCAL] for rank, some in changes.items()}
+    of_fills: dict[TensorType, CopyTable] = {}
+    costs = StepCosts(mesh, target)
+    for tensor in {program.types[v] for v in written} & types:
+        strong = TensorType(tensor.shape, tensor.dtype)
+        if strong not in here.of_fills:
+            here.of_fills[strong] = copy_table(
+                strong, by_rank[tensor.rank], local[tensor.rank], algebra.monoids, costs
+            )
+        of_fills[strong] = of_fills[tensor] = here.of_fills[strong]
     joiner = Joiner(schedule, saturated, mesh, target, sums, contract, here)
     rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
     kernels, ports = joiner.truncated
     return UnitChoices(
-        schedule, saturated, mesh, target, rows, copies, (kernels, ports), sums.others
+        schedule,
+        saturated,
+        mesh,
+        target,
+        rows,
+        copies,
+        (kernels, ports),
+        sums.others,
+        written,
+        of_fills,
     )

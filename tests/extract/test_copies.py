@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import fields
 from itertools import product
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.problem.copies import CopyTable, StepCosts, copy_table
-from tapestry_egg.extract.problem.unit_choices import unit_choices
+from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
@@ -22,13 +25,32 @@ from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 
 
-def tables(sizes: tuple[int, ...]) -> list[CopyTable]:
-    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 8), ())]
-    graph = te.trace(lambda x, w, s: s * (x @ w), *shapes).graph
+def choices(function: Any, sizes: tuple[int, ...], *shapes: tuple[int, ...]) -> UnitChoices:
+    graph = te.trace(function, *[jax.ShapeDtypeStruct(s, "float32") for s in shapes]).graph
     plan = scheduled(graph, feedback_pairs(graph, None))
     mesh = MeshShape(("x", "y", "z")[: len(sizes)], sizes)
     found = saturate(encode(plan.program, mesh), load_books(DEFAULT_BOOKS))
-    return list(unit_choices(plan, found, mesh, load_target("h100:8")).copies.values())
+    return unit_choices(plan, found, mesh, load_target("h100:8"))
+
+
+def tables(sizes: tuple[int, ...]) -> list[CopyTable]:
+    found = choices(lambda x, w, s: s * (x @ w), sizes, (8, 16), (16, 8), ())
+    return list(found.copies.values())
+
+
+def test_nothing_is_sent_for_what_holds_one_number() -> None:
+    """XLA writes the number anew where a gather of it would stand."""
+
+    def sums(xs: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, x: (c + x, None), jnp.zeros((8, 16)), xs)[0]
+
+    found = choices(sums, (8,), (4, 8, 16))
+    (fill,) = found.fills
+    table, others = found.table(fill), found.copies[TensorType((8, 16), "float32")]
+    assert set(np.unique(table.wire)) == {0.0, np.inf}
+    whole, cut = (table.number[Layout(dims)] for dims in (((), ()), ((0,), ())))
+    assert (table.wire[whole, cut], table.seconds[cut, whole]) == (0.0, np.inf)
+    assert 0.0 < others.wire[cut, whole] < np.inf
 
 
 def collects(have: Layout, kept: Layout) -> bool:
