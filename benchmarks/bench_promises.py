@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tapestry_egg.machine import Target
     from tapestry_egg.pipeline import Front
     from tapestry_egg.plans.plan import Plan
+    from tapestry_egg.runtime.compile import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
 
@@ -171,7 +172,8 @@ def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[
         path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
         if path.exists():
             return dict(json.loads(path.read_text("utf-8")))
-    stats = hlo_stats(run.lower().compile(options) if options else run.compile())
+    executable, spaced = _executable(run, options)
+    stats = hlo_stats(executable)
     sent = {f"{r.kind} {r.group}": r for r in compare(plan, stats).rows}
     found = {
         "peak": stats.peak_bytes,
@@ -179,6 +181,7 @@ def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[
         "outputs": stats.output_bytes - stats.alias_bytes,
         "temporaries": stats.temp_bytes,
         "held": stats.reported_peak_bytes if options else None,
+        "spaced": spaced,
         "promised_wire": {name: r.planned_bytes for name, r in sent.items()},
         "wire": {name: r.compiled_bytes for name, r in sent.items()},
     }
@@ -186,6 +189,23 @@ def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found), encoding="utf-8")
     return found
+
+
+def _executable(run: CompiledPlan, options: dict[str, Any]) -> tuple[Any, bool]:
+    """A plan as compiled, and whether products have cuBLAS's space in memory, of 4 MiB.
+
+    Without a GPU to try them on, XLA makes products by Triton with tiles that it has not for all
+    (the step of `models.vit` under plain `jax.jit`, too), and refuses.
+    """
+    from jax.errors import JaxRuntimeError
+
+    try:
+        return run.lower().compile(options) if options else run.compile(), False
+    except JaxRuntimeError as refused:
+        if "output tile sizes" not in str(refused):
+            raise
+    plain = {**run.plan.compiler_options, "xla_gpu_enable_triton_gemm": False}
+    return run.lower().compile(plain), True
 
 
 #: With what XLA is to compile beside what a plan asks for, by JAX's name of the platform.
@@ -225,6 +245,8 @@ def lines(name: str, told: dict[str, Any]) -> list[str]:
         )
         off = wire_error(row)
         held = held_error(row)
+        if row.get("spaced"):
+            line += " (with cuBLAS's 4 MiB, not judged)"
         words = "" if held is None else f" held {held:+.1%}"
         found.append(f"{line} {'equal' if not off else f'{off:.1%}'}{words}")
     return found
@@ -235,14 +257,12 @@ def total(told: dict[str, Any]) -> dict[str, Any]:
     good = {n: t["rows"] for n, t in told.items() if t.get("rows")}
     found: dict[str, Any] = {}
     for name, rows in good.items():
-        off = [abs(peak_error(r)) for r in rows]
+        off = [abs(peak_error(r)) for r in rows if not r.get("spaced")]
         wire = max(map(wire_error, rows))
-        found[name] = (
-            f"peak worst {max(off):.1%} median {statistics.median(off):.1%}, wire {wire:.1%}"
-        )
+        peak = f"peak worst {max(off):.1%} median {statistics.median(off):.1%}, " if off else ""
+        found[name] = f"{peak}wire {wire:.1%}"
     rows = [r for some in good.values() for r in some]
-    if rows:
-        off = [abs(peak_error(r)) for r in rows]
+    if off := [abs(peak_error(r)) for r in rows if not r.get("spaced")]:
         found["peak"] = (
             f"worst {max(off):.1%}, median {statistics.median(off):.1%}, within 10 %: "
             f"{sum(x <= 0.1 for x in off)} of {len(off)}"
@@ -253,7 +273,7 @@ def total(told: dict[str, Any]) -> dict[str, Any]:
                 f"worst {max(holds):.1%}, median {statistics.median(holds):.1%}, within 10 %: "
                 f"{sum(x <= 0.1 for x in holds)} of {len(holds)}"
             )
-        wires = [wire_error(r) for r in rows]
+    if wires := [wire_error(r) for r in rows]:
         found["wire"] = f"worst {max(wires):.1%}, within 1 %: {sum(x <= 0.01 for x in wires)}"
     return found
 
