@@ -18,10 +18,10 @@ from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.shard.fills import fills
 from tapestry_egg.shard.strategies import ChangeRow, Saturated, StrategyRow
 
 from .copies import CopyTable, StepCosts, copy_table
-from .fills import fills
 from .inner_sums import InnerSums
 from .joiner import Joiner
 from .joiner import UnitRows as UnitRows
