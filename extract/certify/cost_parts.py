@@ -6,9 +6,8 @@ copies.
 
 from __future__ import annotations
 
-import re
-
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.graph.groups import layers
 from tapestry_egg.machine.costs import LOCAL, carried_as, collective_seconds
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.plan import Plan
@@ -17,8 +16,6 @@ from .certificate import walked
 from .longest_path import Step
 from .recount import Move, Walk
 from .verdict import Certificate
-
-_INDEX = re.compile(r"\[\d+\]")
 
 
 def cost_parts(plan: Plan) -> tuple[CostPart, ...]:
@@ -118,7 +115,7 @@ class _Layers:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         graph = walk.program.bodies[0].graph
-        self._found = {0: _spread(graph)}
+        self._found = {0: layers(graph)}
 
     def of(self, body: int, operation: int) -> str:
         """The layer of an operation, with the loops around it; empty where none is known."""
@@ -129,33 +126,3 @@ class _Layers:
             return f"{outer} {parent.kernel} at {_line(parent) or 'a loop'}".strip()
         layers = self._found[0]
         return layers[operation] if 0 <= operation < len(layers) else ""
-
-
-def _spread(graph: BlockGraph) -> list[str]:
-    """Per operation the layer of its own weights; else of the operand that was made last."""
-    names = graph.input_names or ("",) * len(graph.inputs)
-    weights = {v: _layer(name) for v, name in zip(graph.inputs, names, strict=True)}
-    made: dict[int, tuple[int, str]] = {}  # value -> place of its maker, layer
-    found = []
-    for k, op in enumerate(graph.operations):
-        own = [weights[v] for v in op.inputs if weights.get(v)]
-        others = sorted(made[v] for v in op.inputs if v in made)
-        layer = own[0] if own else others[-1][1] if others else ""
-        found.append(layer)
-        for v in op.outputs:
-            made[v] = (k, layer)
-            # What is made of weights of one layer alone, such as a transpose, is its weight.
-            if own and len(set(own)) == 1 and all(weights.get(x) for x in op.inputs):
-                weights[v] = layer
-    return found
-
-
-def _layer(name: str) -> str:
-    """The entry of the arguments that a leaf belongs to, by its path: up to the last index, if one
-    follows the argument's own, else up to the leaf; empty for an argument that is a leaf itself."""
-    indices = [m.end() for m in _INDEX.finditer(name)]
-    if len(indices) > 1:
-        return name[: indices[-1]]
-    if name.count("[") + name.count(".") < 2:
-        return ""
-    return name[: max(name.rfind("["), name.rfind("."))] if name.count("[") > 2 else name

@@ -8,14 +8,14 @@ views are one arrow that says how the tensor is read. Large graphs are drawn in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.groups import grouped
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.metakernels.views import View, folded_views
@@ -70,8 +70,8 @@ def graph_picture(
 
     Operations in `covers` are drawn in the shards that its boxes make, at most MOST_SHARDS one by
     one; those of a region have paths (operation, region, operation). More than MOST_OPERATIONS are
-    drawn in groups of equal scope, unless they are in `covers`. Raises GraphError for a range or
-    cover outside the graph.
+    drawn in groups (`graph/groups.py`), unless they are in `covers`. Raises GraphError for a range
+    or cover outside the graph.
     """
     count = len(graph.operations)
     chosen = range(count) if operations is None else operations
@@ -424,39 +424,6 @@ def _operands_of(op: Operation) -> list[Sequence[int]]:
     if op.kernel == "cond":
         return [op.inputs[1:]] * len(op.regions)
     return [op.inputs] * len(op.regions)
-
-
-def grouped(
-    graph: BlockGraph, chosen: range, alone: set[int], most: int
-) -> list[tuple[str, list[int]]]:
-    """Operations in at most about `most` groups of neighbours, as (scope, numbers).
-
-    Neighbours in program order are grouped by as much of their scope as leaves few enough groups,
-    so that groups depend on each other one way only. Where even the outermost scopes change too
-    often, groups are runs of equal length. Operations in `alone` are groups of their own.
-    """
-
-    def runs(depth: int) -> Iterator[tuple[str, list[int]]]:
-        def key(i: int) -> tuple[int, tuple[str, ...]]:
-            scope = graph.operations[i].scope
-            return (i if i in alone else -1, tuple(scope.split("/")[:depth]))
-
-        for (_, scope), numbers in groupby(chosen, key):
-            yield "/".join(scope), list(numbers)
-
-    deepest = max((graph.operations[i].scope.count("/") + 1 for i in chosen), default=1)
-    for depth in range(deepest, 0, -1):
-        found = list(runs(depth))
-        if len(found) <= most:
-            return found
-    length = -(-len(chosen) // most)
-    out = []
-    for numbers in (list(chosen[k : k + length]) for k in range(0, len(chosen), length)):
-        for single, part in groupby(numbers, lambda i: i if i in alone else -1):
-            listed = list(part)
-            scopes = Counter(graph.operations[i].scope for i in listed)
-            out.append((scopes.most_common(1)[0][0] if single < 0 else "", listed))
-    return out
 
 
 def _dims(signature: OperationSignature) -> str:

@@ -22,7 +22,8 @@ import tapestry_egg as te
 from tapestry_egg.cli.app import app
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.show.drawing import MOST_SHARDS, draw, graph_picture, grouped, parse_cover
+from tapestry_egg.graph.groups import grouped
+from tapestry_egg.show.drawing import MOST_SHARDS, draw, graph_picture, parse_cover
 from tapestry_egg.show.layered_drawing import Edge, crossings, layered, ranks, spread
 from tapestry_egg.show.picture import Item, Link, Picture, to_dot
 from tapestry_egg.show.picture_svg import picture_svg
