@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapestry_egg.columns import WIDTH, columns
+from tapestry_egg.columns import WIDTH, columns, readers_width, wrapped
 from tapestry_egg.errors import RuleError, TapestryError, TargetError
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.show import text
@@ -489,7 +489,7 @@ def _print_fields(fields: dict[str, Any]) -> None:
     width = max(len(name) for name in fields)
     for name, value in fields.items():
         lines = str(value).rstrip().splitlines() or [""]
+        text = "\n    ".join([name, *lines])
         if len(lines) == 1:
-            print(f"{name.ljust(width)}  {lines[0]}")
-        else:
-            print("\n    ".join([name, *lines]))
+            text = f"{name.ljust(width)}  {lines[0]}"
+        print(wrapped(text, readers_width()))

@@ -14,6 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tapestry_egg.columns import starred
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.groups import layers
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan, Plan, parts_of_batch
@@ -111,7 +114,7 @@ def summary(plan: Plan) -> str:
     twice = [Recomputation.from_numbers(s.numbers) for s in plan.steps if s.numbers]
     if twice:
         values = sum(len(segment) for r in twice for segment in r.segments)
-        parts.append(f"{values} value{'' if values == 1 else 's'} computed twice")
+        parts.append(f"{values} value{'' if values == 1 else 's'} computed twice{layers_again(plan.graph)}")
     every = [rule for s in plan.steps if not s.numbers for rule in s.rules]
     if plan.micro_batches > 1:
         parts.append(f"micro-batches: {plan.micro_batches}")
@@ -121,6 +124,16 @@ def summary(plan: Plan) -> str:
             "by " + ", ".join(f"{r} ({n} times)" if n > 1 else r for r, n in rules.items())
         )
     return "; ".join(parts)
+
+
+def layers_again(graph: BlockGraph) -> str:
+    """`, in 2 of 32 layers`, of the layers whose values are computed a second time; empty where the
+    arguments tell of no equal ones."""
+    every = layers(graph)
+    again = [x for x, op in zip(every, graph.operations, strict=True) if x and op.remat is not None]
+    kinds = Counter(map(starred, again)).most_common(1)
+    alike = {x for x in every if kinds and starred(x) == kinds[0][0]}
+    return f", in {len(alike & {*again})} of {len(alike)} layers" if len(alike) > 1 else ""
 
 
 class _Tally:

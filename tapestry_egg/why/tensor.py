@@ -167,7 +167,8 @@ def _named(account: Account, name: str) -> Sequence[int]:
             return [values[given[ending[0]]]]
     if found := matching(name, given):
         return [values[given[n]] for n in found]
-    near = ending[:3] or get_close_matches(name, [*given, *{starred(n) for n in given}], 3, 0.0)
+    every = list(dict.fromkeys([*given, *map(starred, given)]))
+    near = ending[:3] or get_close_matches(name, every, 3, 0.0)
     raise PlanError(
         f"no tensor {name!r:.80}",
         where=f"plan {account.plan.name} of {graph.name}",

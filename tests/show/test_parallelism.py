@@ -11,7 +11,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline.settings import Settings
-from tapestry_egg.show.parallelism import axis_uses, summary
+from tapestry_egg.show.parallelism import axis_uses, layers_again, summary
 
 TOKENS, WIDTH, INNER = 1 << 16, 512, 2048
 ARRAY = jax.ShapeDtypeStruct
@@ -161,3 +161,20 @@ def test_a_kernel_of_the_users_reads_data_first(result: Any, said: str, tmp_path
         settings=Settings(work=1, workers=1),
     )
     assert summary(front.best("seconds")).startswith(f"{said} over d (4 on nvlink)")
+
+
+def test_layers_whose_values_are_computed_again_are_counted() -> None:
+    def gradient(again: int) -> Any:
+        def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.tanh(x @ w)
+
+        def loss(ws: Any, x: jax.Array) -> jax.Array:
+            for k, w in enumerate(ws["layers"]):
+                x = (jax.checkpoint(layer) if k < again else layer)(x, w["up"])
+            return jnp.sum(x * x)
+
+        return jax.grad(loss)
+
+    ws = {"layers": [{"up": jnp.ones((8, 8))}] * 3}
+    for again, said in [(0, ""), (2, ", in 2 of 3 layers"), (3, ", in 3 of 3 layers")]:
+        assert layers_again(te.trace(gradient(again), ws, jnp.ones((8, 8))).graph) == said
