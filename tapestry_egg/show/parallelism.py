@@ -114,7 +114,8 @@ def summary(plan: Plan) -> str:
     twice = [Recomputation.from_numbers(s.numbers) for s in plan.steps if s.numbers]
     if twice:
         values = sum(len(segment) for r in twice for segment in r.segments)
-        parts.append(f"{values} value{'' if values == 1 else 's'} computed twice{layers_again(plan.graph)}")
+        where = layers_again(plan.graph)
+        parts.append(f"{values} value{'' if values == 1 else 's'} computed twice{where}")
     every = [rule for s in plan.steps if not s.numbers for rule in s.rules]
     if plan.micro_batches > 1:
         parts.append(f"micro-batches: {plan.micro_batches}")
