@@ -1,8 +1,8 @@
 """Which values lie in memory as their dims are written, by who makes and who reads them.
 
 Kernels write their results as their dims are written. A transpose moves nothing, and operations on
-elements leave the order as it is. Some kernels, loops and the caller take no other order than that
-in which dims are written: what lies otherwise is turned for them, a copy.
+elements leave the order as it is. Some kernels and the caller take no other order than that in
+which dims are written: what lies otherwise is turned for them, a copy.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def made_straight(schedule: Schedule) -> frozenset[FlatId]:
 
 def read_straight(schedule: Schedule) -> frozenset[tuple[int, int]]:
     """Units and what they read that must not be turned, dims in the order in which they are
-    written: operands of kernels that say so (`straight`), stacks that a loop takes slices of, and
-    results. Contractions and operations on elements take any order."""
+    written: operands of kernels that say so (`straight`), and results. Contractions, slices of
+    stacks and operations on elements take any order."""
     instances = schedule.program.instances
     found = set()
     for u, unit in enumerate(schedule.units):
-        straight = instances[unit.root].port in ("stream", "output")
+        straight = instances[unit.root].port == "output"
         for i, p, v in unit.reads:
             if straight or p in instances[i].signature.straight:
                 found.add((u, int(v)))
