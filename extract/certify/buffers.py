@@ -168,7 +168,7 @@ class Lives:
         """Whether something is held beside a carry, of unit u, until all carries are written: its
         next value, a view of what was there before the round, or its old one, which is the last of
         a ring of carries that another is to have."""
-        if u not in self._given or u in self._unread:
+        if u not in self._given:
             return False
         ring, giver = [u], self._given[u]
         while giver is not None and giver not in ring:

@@ -20,7 +20,8 @@ class Fusion:
 
     `within[u]`: what unit u makes never exists in memory, every reader computes it for itself.
     `aligned[u]`: the stored values that unit u therefore reads in the end, all of them only at the
-    places in memory that it writes: in the place of one it may write its result.
+    places in memory that it writes: in the place of one it may write its result. A kernel that
+    turns something goes through tiles, and writes over nothing.
     """
 
     within: tuple[bool, ...]
@@ -41,7 +42,9 @@ def fusion(schedule: Schedule) -> Fusion:
     program, units = schedule.program, schedule.units
     size = program.sizes
     operands = [{v for _, _, v in unit.reads} for unit in units]
-    elsewhere = [_read_elsewhere(program, unit) for unit in units]
+    elsewhere, turns = (
+        list(x) for x in zip(*(_read_elsewhere(program, u) for u in units), strict=True)
+    )
     readers: list[set[int]] = [set() for _ in program.types]
     for u, unit in enumerate(units):
         for _, _, v in unit.reads:
@@ -67,28 +70,47 @@ def fusion(schedule: Schedule) -> Fusion:
             continue
         within[u] = True
         for r in using:
+            turns[r] |= turns[u]
             elsewhere[r] |= operands[u] if v in elsewhere[r] else elsewhere[u]
             operands[r] = (operands[r] - {v}) | operands[u]
         for w in operands[u]:
             readers[w] = (readers[w] - {u}) | using
-    aligned = [frozenset(x - y) for x, y in zip(operands, elsewhere, strict=True)]
+    aligned = [
+        frozenset() if turned else frozenset(x - y)
+        for x, y, turned in zip(operands, elsewhere, turns, strict=True)
+    ]
     return Fusion(tuple(within), tuple(aligned))
 
 
-def _read_elsewhere(program: FlatProgram, unit: Unit) -> set[FlatId]:
-    """The values from outside that a unit reads at other places in memory than it writes."""
+def _read_elsewhere(program: FlatProgram, unit: Unit) -> tuple[set[FlatId], bool]:
+    """The values from outside that a unit reads at other places in memory than it writes, and
+    whether it reads something with dims in another order."""
     makers = {v: i for i in unit.members for v in program.instances[i].outputs}
     moved: set[int] = set()  # members of which something is read elsewhere
     found: set[FlatId] = set()
+    turns = False
     for i in reversed(unit.members):
         instance = program.instances[i]
         for p, v in enumerate(instance.inputs):
+            turns |= _turns(instance.signature, p)
             if i in moved or not _aligned(instance.signature, p):
                 if v in makers:
                     moved.add(makers[v])
                 else:
                     found.add(v)
-    return found
+    return found, turns
+
+
+def _turns(signature: OperationSignature, p: int) -> bool:
+    """Whether an operation permutes the dims of operand p."""
+    if len(signature.outputs) != 1:
+        return False
+    shapes = signature.input_types[p].shape, signature.output_types[0].shape
+    before, after = (
+        _places(x, shape)
+        for x, shape in zip((signature.inputs[p], signature.outputs[0]), shapes, strict=True)
+    )
+    return before != after and sorted(before) == sorted(after)
 
 
 def _aligned(signature: OperationSignature, p: int) -> bool:

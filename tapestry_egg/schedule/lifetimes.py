@@ -180,9 +180,9 @@ class _Lives:
         return u not in below and read <= on and all(self._is_vacant(r, below | {u}) for r in on)
 
     def _takes_another(self, u: int) -> bool:
-        """Whether writing a carry takes an array beside: it gets a view of an old value, while its
-        own is read, or is the first of several that change places."""
-        if u not in self.handed or self._is_vacant(u):
+        """Whether writing a carry takes an array beside: it gets a view of an old value, or is the
+        first of several that change places."""
+        if u not in self.handed:
             return False
         ring, at = [u], self.handed[u]
         while at is not None and at not in ring:

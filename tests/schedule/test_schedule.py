@@ -86,6 +86,23 @@ def test_what_reductions_share_is_computed_in_each() -> None:
     assert fused.aligned[e] == {product}
 
 
+@pytest.mark.parametrize(
+    ("other", "over"),
+    [
+        (lambda w: w, True),
+        (lambda w: w[0], True),
+        (lambda w: w[::-1], True),
+        (lambda w: w.T, False),
+    ],
+)
+def test_a_kernel_that_turns_an_operand_writes_over_none(
+    other: Callable[[jax.Array], jax.Array], over: bool
+) -> None:
+    plan = scheduled(lambda x, w: jnp.tanh((x @ w) * other(w)) @ w, X, X)
+    (product,) = plan.units[find(plan, "dot_general")].outputs
+    assert (product in fusion(plan).aligned[find(plan, "tanh")]) is over
+
+
 def test_what_a_contraction_reads_is_stored() -> None:
     def f(x: jax.Array, w: jax.Array) -> Any:
         e = jnp.exp(x @ w)
