@@ -170,7 +170,10 @@ def why_not(
     found, within = _searched(plan, pins, shapes, settings or Settings(work=WORK, front=False))
     if found is None:
         return replace(answer, refused="no plan with it was found", holders=holders)
-    found = replace(found, name="asked", rules=plan.rules)  # whose form it is
+    kept = found = replace(found, name="asked")
+    found = replace(found, rules=plan.rules, steps=plan.steps)  # whose form it is
+    if not split_pins(plan.graph, pins).inside:  # else its program is the form that asks for them
+        kept = found = replace(found, program=plan.program, origin=plan.origin)
     mine, theirs = plan.costs, found.costs
     better = (
         theirs.seconds < mine.seconds * (1 - _BETTER)
@@ -190,7 +193,7 @@ def why_not(
         holders=holders,
         covered=_covered(plan, found, better, holders, front),
         difference=difference(plan, found),
-        found=found,
+        found=kept,
     )
 
 

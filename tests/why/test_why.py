@@ -316,7 +316,7 @@ def layout_of(dims: tuple[str | None, ...]) -> str:
     return f"[{', '.join(d or '.' for d in dims)}]"
 
 
-def test_another_layout_is_searched_and_its_price_told(front: te.Front) -> None:
+def test_another_layout_is_searched_and_its_price_told(front: te.Front, tmp_path: Path) -> None:
     plan = front.best("seconds")
     path = "[0]['layers'][0]['up']"
     lies = plan.tensor(path).layout
@@ -325,6 +325,9 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front) -> None:
     answer = front.why_not({path: layout}, plan.name, settings=te.Settings(work=1.0, front=False))
     assert answer.found is not None and answer.difference is not None
     assert answer.found.tensor(path).layout == answer.asked[0][1] != lies
+    te.save(answer.found, tmp_path / "asked.json")  # a plan of the program, which can be taken
+    taken = te.load(tmp_path / "asked.json")
+    assert isinstance(taken, te.Plan) and taken.costs == answer.found.costs
     assert dict(answer.lies)[path] == lies
     assert answer.seconds == answer.found.costs.seconds
     mine, theirs = plan.costs, answer.found.costs
