@@ -6,9 +6,9 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.products import dot
 
 from .dual import Prices
-from .products import dot
 
 # Of these numbers no measurement is kept: steps of any length lead to valid bounds, some sooner.
 

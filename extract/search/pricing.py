@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Variable
-
-from .products import matrix_product
+from tapestry_egg.products import matrix_product
 
 
 class Kind:

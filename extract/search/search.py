@@ -18,12 +18,12 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.problem import Floats, Ints
+from tapestry_egg.products import dot
 
 from .archive import Archive, Candidate, shown
 from .balance import hull, slope
 from .dual import Cut, Prices
 from .price_steps import mixed, stepped, toward, weights_after
-from .products import dot
 from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
 
 # Where these numbers come from: see `settling.py`.
@@ -205,7 +205,7 @@ class Search(Settling):
         if not total:
             return
         before, rng = self.dual.messages(), np.random.default_rng(self.effort.seed)
-        self.dual.resume([(a / total, b / total) for a, b in before])
+        self.dual.resume(before / total)
         prices = Prices(0.0, self.dual.prices.bytes / total, 0.0)
         used: Floats | None = None
         for k in range(1 + self.effort.steps):
@@ -251,7 +251,7 @@ class Search(Settling):
     def _least_joules(self) -> None:
         """Prove, where seconds and bytes cost nothing, that no plan takes many fewer joules than
         the most frugal one that is known."""
-        self.dual.resume([(0.0 * a, 0.0 * b) for a, b in self.dual.messages()])
+        self.dual.resume(0.0 * self.dual.messages())
         self.dual.price(Prices(1.0, np.zeros(self.problem.times), 0.0))
         least = max(self.dual.sweep().value for _ in range(_PASSES))
         self.archive.cuts.append(Cut(np.inf, 0.0, 0.0, np.inf, least * (1.0 - 0.1 * SLIVER)))

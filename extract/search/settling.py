@@ -17,6 +17,7 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
 from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES
+from tapestry_egg.products import dot
 from tapestry_egg.work import Work
 
 from . import exact
@@ -26,7 +27,6 @@ from .descent import Descent
 from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
 from .price_steps import EventShares
-from .products import dot
 
 # Of the numbers below, and of those in `search.py`, no measurement is kept. They say in which order
 # and how long the search works. What it did not come to is in the gaps: every bound holds, however

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
+from tapestry_egg.extract.problem.problem import Floats, Pair, Problem, Use, Variable
+from tapestry_egg.extract.search import passes
 from tapestry_egg.extract.search.batches import batches
 from tapestry_egg.extract.search.dual import Dual, Prices
 from tapestry_egg.extract.search.elimination import Elimination
@@ -140,6 +141,52 @@ def test_messages_come_back_as_they_were(seed: int, more: int) -> None:
     dual.price(prices(more))
     dual.resume(state)
     assert np.isclose(dual.sweep().value, after, rtol=1e-12)
+
+
+def plain(dual: Dual, messages: dict[tuple[int, int], Floats], forward: bool) -> float:
+    """The bound of one pass, variable after variable, each message brought to a least of zero:
+    `messages` by pair and the variable that gets it."""
+    problem, bound = dual.problem, dual.constant
+    order = [int(i) for b in dual.batches for i in b.members]
+    rank = {i: n for n, i in enumerate(order)}
+    for i in order if forward else reversed(order):
+        start, size = int(dual.row_start[i]), len(problem.variables[i])
+        belief = dual.costs[start : start + size].copy()
+        mine = [(k, p) for k in dual.edges if i in ((p := problem.pairs[k]).a, p.b)]
+        for k, p in mine:
+            labels = p.label_a if p.a == i else p.label_b
+            belief += messages.setdefault((k, i), np.zeros(labels.max() + 1))[labels]
+        bound += belief.min()
+        belief -= belief.min()
+        ends = {k: p.b if p.a == i else p.a for k, p in mine}
+        ahead = sum(rank[j] > rank[i] for j in ends.values())
+        for k, p in mine:
+            if (rank[ends[k]] > rank[i]) != forward:
+                continue
+            table = dual.tables.of(k) if p.a == i else dual.tables.of(k).T
+            labels = p.label_a if p.a == i else p.label_b
+            shared = belief / max(ahead, len(mine) - ahead, 1)
+            own = np.array([shared[labels == x].min() for x in range(labels.max() + 1)])
+            sent = (table + (own - messages[k, i])[:, None]).min(axis=0)
+            bound += sent.min()
+            messages[k, ends[k]] = sent - sent.min()
+    return float(bound)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 20))
+@settings(max_examples=10, deadline=None)
+def test_passes_prove_what_plain_ones_prove(seed: int, more: int, together: int) -> None:
+    """Whatever number of sums is made at once, and though messages keep their constants."""
+    problem, at = ladder(seed, 5), prices(more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "_TOGETHER", together)
+        dual = Dual(problem)
+    dual.price(at)
+    messages: dict[tuple[int, int], Floats] = {}
+    for _ in range(4):
+        plain(dual, messages, True)
+        expected = plain(dual, messages, False)
+        assert dual.sweep().value == pytest.approx(expected, rel=1e-9)
 
 
 def with_leaves(seed: int) -> Problem:

@@ -7,8 +7,9 @@ order for other numbers of them; a search in a worker process would differ from 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tapestry_egg.extract.problem.problem import Floats
+Floats = NDArray[np.float64]
 
 
 def dot(a: Floats, b: Floats) -> float:
