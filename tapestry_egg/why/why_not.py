@@ -294,6 +294,8 @@ def _searched(
     within that peak, and where there is none, whatever its peak."""
     origin, graph = plan.origin, plan.graph
     assert origin is not None
+    if split_pins(graph, pins).inside:  # a program of its own, whose constants are as they are
+        graph = replace(graph, prepared=None)
     names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
     inputs = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
     state: Mapping[str, str] = {names[j]: inputs[i] for j, i in origin.feedback}

@@ -468,3 +468,21 @@ def test_plans_of_two_forms_say_in_which_operations_they_differ() -> None:
     assert all(o.source.startswith("test_why.py:") and "jnp." in o.text for o in found.operations)
     assert "operations that only one of them has" in str(found)
     assert max(map(len, str(found).splitlines())) <= 120
+
+
+def test_a_plan_that_was_asked_for_inside_a_program_is_one_to_keep(tmp_path: Path) -> None:
+    """Of a program with constants that are computed before it runs, too."""
+
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x.T) @ x + jnp.arange(16.0)
+
+    graph = te.trace(step, jax.ShapeDtypeStruct((64, 16), "float32"))
+    settings = te.Settings(work=0.2, workers=1, front=False)
+    plan = te.optimize(graph, "h100:2", settings=settings).best()
+    assert plan.graph.prepared is not None
+    made = next(op.outputs[0] for op in plan.graph.operations if op.kernel == "tanh")
+    answer = plan.why_not({f"%{made}": ("x",)}, settings=settings)
+    assert answer.found is not None
+    te.save(answer.found, tmp_path / "asked.json")
+    taken = te.load(tmp_path / "asked.json")
+    assert isinstance(taken, te.Plan) and taken.costs == answer.found.costs
