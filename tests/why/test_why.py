@@ -481,7 +481,7 @@ def test_a_plan_that_was_asked_for_inside_a_program_is_one_to_keep(tmp_path: Pat
     plan = te.optimize(graph, "h100:2", settings=settings).best()
     assert plan.graph.prepared is not None
     made = next(op.outputs[0] for op in plan.graph.operations if op.kernel == "tanh")
-    answer = plan.why_not({f"%{made}": ("x",)}, settings=settings)
+    answer = plan.why_not({f"%{made}": (None, "x")}, settings=settings)
     assert answer.found is not None
     te.save(answer.found, tmp_path / "asked.json")
     taken = te.load(tmp_path / "asked.json")
