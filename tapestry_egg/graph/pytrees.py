@@ -19,6 +19,7 @@ import keyword
 import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from tapestry_egg.errors import GraphError
@@ -258,8 +259,14 @@ def _namedtuple(plain: Mapping[str, Any], classes: Mapping[str, Any]) -> Any:
     if isinstance(known, type) and issubclass(known, tuple):
         if getattr(known, "_fields", None) == names:
             return known
-    last = name.rpartition(".")[2]
-    return namedtuple(last if _is_field(last) else "Record", names)
+    return _stand_in(qualified, names)
+
+
+@cache
+def _stand_in(qualified: str, fields: tuple[str, ...]) -> Any:
+    """The namedtuple that stands for one that is not loaded: one class, as JAX compares them."""
+    last = qualified.rpartition(":")[2].rpartition(".")[2]
+    return namedtuple(last if _is_field(last) else "Record", fields)
 
 
 def _children(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

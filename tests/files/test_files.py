@@ -190,6 +190,15 @@ def test_trees_come_back(tree: Any) -> None:
     assert pytrees.leaf_paths(plain) == [jax.tree_util.keystr(p) for p, _ in paths]
 
 
+def test_what_stands_for_a_namedtuple_that_is_not_loaded_is_one_class() -> None:
+    """Where a plan from a file is compiled, its results and their shardings are built apart."""
+    plain = {"namedtuple": "of.nobody:Moments", "fields": ["mu", "nu"], "items": ["*", "*"]}
+    one, two = (jax.tree.structure(pytrees.build(plain, iter(range(2)), {})) for _ in range(2))
+    assert one == two
+    other = {**plain, "namedtuple": "of.somebody:Moments"}
+    assert jax.tree.structure(pytrees.build(other, iter(range(2)), {})) != one
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 
 
