@@ -64,7 +64,7 @@ def rounds(op: Operation, constants: Mapping[int, Any]) -> int | None:
     are known where it stands."""
     test, body = op.regions
     n, m = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
-    if len(test.operations) != 1 or op.effectful:
+    if len(test.operations) != 1:
         return None
     (asked,) = test.operations
     if asked.kernel not in _COMPARISONS or asked.outputs != test.outputs:

@@ -99,3 +99,21 @@ def test_what_no_counter_tells_stays_a_while() -> None:
     for function in (by_argument, by_two, by_turns, bound_moves, step_grows):
         assert lengths(function, np.int32(1)) == [None]
     assert lengths(by_value, np.float32(1.0)) == [None]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_loop_that_calls_into_python_counts_its_rounds_too(ordered: bool) -> None:
+    seen: list[int] = []
+
+    def told(x: Array) -> Array:
+        def body(c: Any) -> Any:
+            jax.debug.callback(lambda i: seen.append(int(i)), c[0], ordered=ordered)
+            return c[0] + 1, jnp.tanh(c[1])
+
+        return lax.while_loop(lambda c: c[0] < 4, body, (0, x))[1]
+
+    program = te.trace(told, X := np.ones(8, np.float32))
+    assert [op.kernel for op in program.graph.operations] == ["scan"]
+    np.testing.assert_allclose(program(X), told(X), rtol=1e-6)
+    jax.effects_barrier()
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
