@@ -39,7 +39,13 @@ def with_rows_of_labels(logits: Array, labels: Array) -> Array:
     return -(jax.nn.log_softmax(logits) * rows).sum(-1)
 
 
-SPELLINGS = (integers, one_hot, with_rows_of_labels, picked, with_logsumexp, numbered)
+def flattened(logits: Array, labels: Array) -> Array:
+    """Tokens of all sequences in one dim, as ports from PyTorch have them."""
+    rows = jax.nn.log_softmax(logits.reshape(-1, logits.shape[-1]))
+    return -rows[jnp.arange(rows.shape[0]), labels.reshape(-1)]
+
+
+SPELLINGS = (integers, one_hot, with_rows_of_labels, picked, with_logsumexp, numbered, flattened)
 
 
 def wide(x: Array, w: Array) -> Array:
@@ -120,9 +126,22 @@ def test_no_logits_are_left(mode: str, loss: Loss, product: str) -> None:
     assert largest(made) <= BYTES // 4 // 16
 
 
+def test_blocks_compute_nothing_twice() -> None:
+    """Labels that the loss reads by and that its gradient adds by would be sent twice."""
+
+    def mean(x: Array, w: Array, labels: Array) -> Array:
+        return flattened(x @ w, labels).mean()
+
+    shapes = [S((4, 64, 16), "float32"), S((16, 512), "float32"), S((4, 64), "int32")]
+    made = blocks.with_blocks(trace(jax.value_and_grad(mean, (0, 1)), *shapes).graph)
+    (body,) = [op.regions[0] for op in made.operations if op.kernel == "scan"]
+    made_of = [(op.kernel, op.inputs, repr(op.params)) for op in body.operations]
+    assert len(set(made_of)) == len(made_of)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("product", ["float32", "bfloat16"])
-@pytest.mark.parametrize("loss", [one_hot, numbered])
+@pytest.mark.parametrize("loss", [one_hot, numbered, flattened])
 @pytest.mark.parametrize("mode", MODES)
 def test_numbers_are_those_of_the_program(mode: str, loss: Loss, product: str) -> None:
     """By the reference executor, which knows of no blocks."""

@@ -1,7 +1,8 @@
 """Cuts: how blocks of rows pass through an operation, read from its projections alone.
 
 Rows are one dim of a tensor, or the major part of one: a batch whose tokens were put into one dim
-with it is cut there too. Nothing is known of any kernel.
+with it is cut there too. Where `digits` are asked for, rows may be any part of a dim, as those
+tokens are. Nothing is known of any kernel.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from tapestry_egg.zspace import Projection, ZRange
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows lie along a dim of a tensor, `inner` elements of the dim to each."""
+    """Rows lie along a dim of a tensor, `inner` elements of the dim to each, all of them `outer`
+    times one after another."""
 
     dim: int
     inner: int = 1
+    outer: int = 1
+
+    def moved(self, by: int) -> Cut:
+        """The same rows of a tensor with so many dims more before that one."""
+        return Cut(self.dim + by, self.inner, self.outer)
 
 
 @dataclass(frozen=True)
@@ -38,22 +45,30 @@ class Rows:
 
     @staticmethod
     def along(
-        sig: OperationSignature, index: int, inner: int = 1, any_monoid: bool = False
+        sig: OperationSignature,
+        index: int,
+        inner: int = 1,
+        any_monoid: bool = False,
+        digits: int = 0,
     ) -> Rows | None:
         """The rows of an operation are its index dim `index`, `inner` points to each; None where
         blocks of any of them do not give the blocks, or the partial sums, of what the whole gives.
-        With `any_monoid` its results may be partial under others than sums.
+        With `any_monoid` its results may be partial under others than sums. With `digits` rows may
+        be any part of a dim, and are so many times one after another along this one.
 
         The signature remembers it: rows are followed through a program from many of its inputs.
         """
-        known: dict[tuple[int, int, bool], Rows | None] = sig.__dict__.setdefault("_rows", {})
-        key = index, inner, any_monoid
+        known: dict[tuple[int, int, bool, int], Rows | None]
+        known = sig.__dict__.setdefault("_rows", {})
+        key = index, inner, any_monoid, digits
         if key not in known:
-            known[key] = Rows._along(sig, index, inner, any_monoid)
+            known[key] = Rows._along(sig, *key)
         return known[key]
 
     @staticmethod
-    def _along(sig: OperationSignature, index: int, inner: int, any_monoid: bool) -> Rows | None:
+    def _along(
+        sig: OperationSignature, index: int, inner: int, any_monoid: bool, digits: int
+    ) -> Rows | None:
         dim = sig.index[index]
         if sig.opaque or sig.once or index in sig.placed or dim.role not in ("map", "reduce"):
             return None
@@ -65,10 +80,10 @@ class Rows:
             if not dims:
                 found.append(None)
                 continue
-            each = each_of(sig, projection, type_, dims[0], index)
-            if len(dims) > 1 or each is None:
+            digit = _digit(sig, projection, type_, dims[0], index)
+            if len(dims) > 1 or digit is None or (not digits and digit[1] > 1):
                 return None
-            found.append(Cut(dims[0], each * inner))
+            found.append(Cut(dims[0], digit[0] * inner, digit[1] * max(digits, 1)))
         whole = ZRange.from_shape(sig.extents)
         if any(any(m != (0, 0) for m in sig.margins(p, whole)) for p in range(len(sig.inputs))):
             return None  # What lies outside is filled in by whoever runs the kernel.
@@ -117,6 +132,21 @@ class Rows:
         return None if None in outputs else Rows(sig, inputs, outputs)
 
     @staticmethod
+    def anywhere(
+        sig: OperationSignature, projection: Projection, type_: TensorType, cut: Cut
+    ) -> Rows | None:
+        """The same as `of`, where rows may be any part of a dim."""
+        count = type_.shape[cut.dim] // (cut.inner * cut.outer)
+        for index in range(len(sig.index)):
+            digit = _digit(sig, projection, type_, cut.dim, index)
+            if digit is None or cut.inner % digit[0] or cut.outer % digit[1]:
+                continue
+            inner, outer = cut.inner // digit[0], cut.outer // digit[1]
+            if inner * outer * count == sig.index[index].size:
+                return Rows.along(sig, index, inner, digits=outer)
+        return None
+
+    @staticmethod
     def of(
         sig: OperationSignature, projection: Projection, type_: TensorType, cut: Cut
     ) -> Rows | None:
@@ -150,10 +180,25 @@ def each_of(
 ) -> int | None:
     """How many elements of a tensor's dim a point of an index dim has, if the dim is made of these,
     in order, and of nothing else."""
+    digit = _digit(sig, projection, type_, dim, index)
+    return digit[0] if digit is not None and digit[1] == 1 else None
+
+
+def _digit(
+    sig: OperationSignature, projection: Projection, type_: TensorType, dim: int, index: int
+) -> tuple[int, int] | None:
+    """The same, and how often all of these stand in the dim one after another, where other index
+    dims say which of them."""
     row, each = projection.matrix[dim], projection.matrix[dim][index]
     if each < 1 or projection.offset[dim] or any(a < 0 for a in row):
         return None
-    others = sum(a * (sig.index[d].size - 1) for d, a in enumerate(row) if d != index)
-    if others + projection.shape[dim] != each or each * sig.index[index].size != type_.shape[dim]:
+    span = each * sig.index[index].size
+    steps = [(a, sig.index[d].size - 1) for d, a in enumerate(row) if d != index]
+    steps = [(a, n) for a, n in steps if a and n]
+    inside = sum(a * n for a, n in steps if a < span)
+    around = sum(a * n for a, n in steps if a >= span)
+    if inside + projection.shape[dim] != each or around + span != type_.shape[dim]:
         return None
-    return each
+    if any(a % span for a, _ in steps if a >= span) or type_.shape[dim] % span:
+        return None
+    return each, type_.shape[dim] // span

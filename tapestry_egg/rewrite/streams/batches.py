@@ -209,7 +209,7 @@ class Batch:
             if p >= first and isinstance(x, Cut):
                 if not x.dim:
                     return None  # Rows one after another.
-                x = Cut(x.dim - 1, x.inner)
+                x = x.moved(-1)
             given.append("free" if x == "zero" and consts <= p < first else x)
         wanted: dict[int, Cut] = {}
         while True:  # each turn gives an operand or a wanted value its only rows
@@ -267,12 +267,12 @@ class Batch:
             if isinstance(y, Cut) and not isinstance(x, Cut):
                 if x not in ("free", "zero"):
                     return None
-                cut = y if p < first else Cut(y.dim + 1, y.inner)
+                cut = y if p < first else y.moved(1)
                 self.demands[op.inputs[p], cut] = None
         out: list[Label] = list(given[consts:first])
         for v in inner.graph.outputs[carried:]:
             y = inner.label[v]
-            out.append(Cut(y.dim + 1, y.inner) if isinstance(y, Cut) else y)
+            out.append(y.moved(1) if isinstance(y, Cut) else y)
         self.how[k] = Inner(inner)
         return tuple(["same" if y in ("free", "zero") else y for y in out])
 

@@ -83,6 +83,8 @@ def _each_once(graph: BlockGraph) -> BlockGraph:
 def _once(graph: BlockGraph, again: bool = False) -> BlockGraph:
     """The same of the largest product; `again`: of those that are computed again."""
     counted = with_batch_dims(graph)
+    if counted is not graph:
+        counted = _each_once(counted)  # what gathers and scatters count rows by is then one
     for op in _products(counted, again):
         for dim in _dims(counted, op):
             region = Region(counted, op, dim)

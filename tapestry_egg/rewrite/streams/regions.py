@@ -93,7 +93,7 @@ class Region:
         sig = self._signature(k)
         if sig is None:
             return False
-        return self._take(k, Rows.of(sig, sig.outputs[output], sig.output_types[output], cut))
+        return self._take(k, Rows.anywhere(sig, sig.outputs[output], sig.output_types[output], cut))
 
     def _from_operands(self, k: int) -> bool:
         """Take in an operation some of whose operands are cut."""
@@ -101,7 +101,7 @@ class Region:
         if sig is None:
             return False
         p, v = next((p, v) for p, v in enumerate(self.graph.operations[k].inputs) if v in self.cut)
-        return self._take(k, Rows.of(sig, sig.inputs[p], sig.input_types[p], self.cut[v]))
+        return self._take(k, Rows.anywhere(sig, sig.inputs[p], sig.input_types[p], self.cut[v]))
 
     def _take(self, k: int, rows: Rows | None) -> bool:
         if rows is None:

@@ -111,12 +111,12 @@ class Block:
         cuts = [x if isinstance(x, Cut) else None for x in labels]
         for p in range(consts + carried, len(cuts)):
             c = cuts[p]
-            cuts[p] = c and Cut(c.dim + 1, c.inner)
+            cuts[p] = c and c.moved(1)
         read = tuple([self.read(v, c) for v, c in zip(op.inputs, cuts, strict=True)])
         outs: list[Cut | None] = cuts[consts : consts + carried]
         for v in body.graph.outputs[carried:]:
             y = body.label[v]
-            outs.append(Cut(y.dim + 1, y.inner) if isinstance(y, Cut) else None)
+            outs.append(y.moved(1) if isinstance(y, Cut) else None)
         made = tuple([self.value(self.part(t, c)) for t, c in zip(types, outs, strict=True)])
         regions = (on_blocks(body, self.steps),)
         self.operations.append(replace(op, inputs=read, outputs=made, regions=regions))
@@ -422,11 +422,17 @@ class _Loop:
 
     def _in_steps(self, v: int, cut: Cut) -> tuple[int, ...]:
         """The shape with the dim of rows as two, [rows, steps]: a step takes every so many-th row,
-        so that devices that share the dim have rows of every block."""
+        so that devices that share the dim have rows of every block. What stands around rows in the
+        dim has dims of its own."""
         shape, dim = self.given.values[v].shape, cut.dim
-        inner = (cut.inner,) if cut.inner > 1 else ()
-        rows = shape[dim] // cut.inner // self.steps
-        return (*shape[:dim], rows, self.steps, *inner, *shape[dim + 1 :])
+        outer, inner = ((n,) if n > 1 else () for n in (cut.outer, cut.inner))
+        rows = shape[dim] // cut.outer // cut.inner // self.steps
+        return (*shape[:dim], *outer, rows, self.steps, *inner, *shape[dim + 1 :])
+
+    @staticmethod
+    def _step_dim(cut: Cut) -> int:
+        """Which dim of `_in_steps` numbers the steps."""
+        return cut.dim + 1 + (cut.outer > 1)
 
     def _taken(self, v: int, cut: Cut) -> int:
         """A step's rows of a value, taken out of it in the body."""
@@ -439,8 +445,9 @@ class _Loop:
         if self.step is None:
             self.step = body.value(number)
         shape = self.values[whole].shape
-        sizes = [1 if d == cut.dim + 1 else n for d, n in enumerate(shape)]
-        starts = [self.step if d == cut.dim + 1 else zero for d in range(len(shape))]
+        at = self._step_dim(cut)
+        sizes = [1 if d == at else n for d, n in enumerate(shape)]
+        starts = [self.step if d == at else zero for d in range(len(shape))]
         type_ = TensorType(tuple(sizes), given.dtype)
         params = {"slice_sizes": sizes}
         made = body.new("dynamic_slice", (self.fixed[whole], *starts), type_, params)
@@ -457,7 +464,8 @@ class _Loop:
     def _streamed(self, v: int, cut: Cut) -> int:
         """The value [steps, block]."""
         shape, dim, split = self.given.values[v].shape, cut.dim, self._in_steps(v, cut)
-        order = [dim + 1, *(d for d in range(len(split)) if d != dim + 1)]
+        at = self._step_dim(cut)
+        order = [at, *(d for d in range(len(split)) if d != at)]
         made = self._turned(self._reshaped(v, split), order)
         block = (self.steps, *shape[:dim], shape[dim] // self.steps, *shape[dim + 1 :])
         return self._reshaped(made, block)
@@ -466,11 +474,12 @@ class _Loop:
         cut = self.split.cut[v]
         shape, dim = self.values[made].shape, cut.dim + 1
         assert prod(shape) == self.given.values[v].size
-        if cut.inner > 1:
-            rows = shape[dim] // cut.inner
-            made = self._reshaped(made, (*shape[:dim], rows, cut.inner, *shape[dim + 1 :]))
-        rank = len(self.values[made].shape)
-        order = [*range(1, dim + 1), 0, *range(dim + 1, rank)]
+        rows = shape[dim] // cut.outer // cut.inner
+        around = [*((cut.outer,) if cut.outer > 1 else ()), rows]
+        around += [cut.inner] if cut.inner > 1 else []
+        made = self._reshaped(made, (*shape[:dim], *around, *shape[dim + 1 :]))
+        rank, after = len(self.values[made].shape), self._step_dim(cut) + 1
+        order = [*range(1, after), 0, *range(after, rank)]
         return self._reshaped(self._turned(made, order), self.given.values[v].shape)
 
 
