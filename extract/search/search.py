@@ -67,9 +67,8 @@ _PER_BOUND = 300
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
 
-# So many passes at prices towards those at which known labellings balance; each step takes long, so
-# that with fewer units of work more is proven by short ones.
-_LONG, _ENOUGH = 8, 4.0
+# So many passes at prices towards those at which known labellings balance.
+_LONG = 8
 
 # So far from the best prices towards those at which known labellings balance is the first step, and
 # the longest; where what they balance at is within this share of the gap above the bound, no prices
@@ -357,7 +356,7 @@ class Search(Settling):
             self._remember(self._mixed(limits, best, _MIXTURES * steps))
             return
         # Programs settle small problems, and prices are where they begin.
-        balanced = self.mixtures is None and not self.small and self.effort.work >= _ENOUGH
+        balanced = self.mixtures is None and not self.small
         best, found = (self._toward if balanced else self._along)(limits, best, steps)
         self._remember(best)
         self._repair(best.prices, found, limits.peak)
