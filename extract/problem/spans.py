@@ -123,7 +123,8 @@ class Spans:
         links, and within the device."""
 
         def made() -> Parts:
-            links, local = _finite(table.seconds - table.local), _finite(table.local)
+            local = _finite(table.local)
+            links = _finite(table.seconds) - local
             combined = np.where(table.combines, links, 0.0)
             return combined, links - combined, local
 

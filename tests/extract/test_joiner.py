@@ -53,7 +53,9 @@ def test_any_labelling_costs_what_the_certificate_finds(
     assembled = assemble(unit_choices(plan_schedule, found, mesh, target))
     rng, tried, kept = np.random.default_rng(0), 0, 0
     keeping = {s.variable: s for s in assembled.sharing}
-    for _ in range(25):
+    for _ in range(600):  # in many, what holds one number lies so that only sending it would serve
+        if tried == 25:
+            break
         rows = np.array([rng.integers(len(v)) for v in assembled.problem.variables])
         for variable, s in keeping.items():
             if rng.random() < 0.8:
@@ -66,7 +68,7 @@ def test_any_labelling_costs_what_the_certificate_finds(
         certify(plan, plan_schedule, target)
         tried += 1
         kept += len(plan.body.kept)
-    assert tried >= 10
+    assert tried == 25
     assert kept or function is not fan
 
 
