@@ -130,13 +130,18 @@ def _draw(
     shards: Mapping[tuple[int, ...], Any],
     covers: Sequence[str],
 ) -> None:
-    """Draw a graph in the shards that its file has, or a plan in those that it makes."""
+    """Draw a graph in the shards that its file has; a plan from the program to the kernel, or some
+    of its operations in the shards that it makes."""
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.show.drawing import MOST_OPERATIONS, draw, parse_cover, plan_covers
+    from tapestry_egg.show.zoom.plan_svg import draw_plan
 
     if isinstance(loaded, Front):
         raise typer.BadParameter("a front is drawn by `tapestry-egg front --svg`; save a plan")
+    if isinstance(loaded, Plan) and not operations and not covers:
+        say(f"drawn: {draw_plan(loaded, path)}")
+        return
     first, _, after = operations.partition(":")
     if operations and not (first.isdigit() and after.isdigit()):
         raise typer.BadParameter(f"{operations!r} is no range A:B of operations")

@@ -49,6 +49,16 @@ def draw(
     """
     from tapestry_egg.atomic import write_atomic
 
+    dot = is_dot(path)
+    picture = graph_picture(graph, covers, operations)
+    text = to_dot(picture).source if dot else picture_svg(picture, renderer)
+    write_atomic(Path(path), text.encode())
+    return Path(path)
+
+
+def is_dot(path: str | Path) -> bool:
+    """Whether a picture of that name is text for Graphviz, and not SVG. Raises GraphError for
+    endings of other formats."""
     ending = Path(path).suffix.lower()
     if ending not in ("", ".svg", ".dot", ".gv"):
         raise GraphError(
@@ -56,11 +66,7 @@ def draw(
             where=str(path),
             hint="Call the file .svg, or .dot for Graphviz: `dot -Tpng graph.dot -o graph.png`.",
         )
-    picture = graph_picture(graph, covers, operations)
-    dot = ending in (".dot", ".gv")
-    text = to_dot(picture).source if dot else picture_svg(picture, renderer)
-    write_atomic(Path(path), text.encode())
-    return Path(path)
+    return ending in (".dot", ".gv")
 
 
 def graph_picture(

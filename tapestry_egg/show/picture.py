@@ -14,29 +14,36 @@ from tapestry_egg.errors import GraphError
 if TYPE_CHECKING:
     from graphviz import Digraph
 
-Kind = Literal["tensor", "constant", "operation", "shard", "region", "group"]
+Kind = Literal["tensor", "constant", "operation", "kernel", "shard", "region", "group"]
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A box with lines of text; the first is its name. `title` is shown where a pointer rests."""
+    """A box with lines of text; the first is its name. `title` is shown where a pointer rests,
+    `fill` is a colour instead of its kind's, `bands` are colours at its lower edge with the shares
+    that they take; a click `opens` the picture of that name."""
 
     id: str
     kind: Kind
     lines: tuple[str, ...]
     title: str = ""
     cluster: str = ""
+    fill: str = ""
+    bands: tuple[tuple[str, float], ...] = ()
+    opens: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An arrow from one item to another, with the range that moves along it."""
+    """An arrow from one item to another, with the range that moves along it; `sends` where devices
+    send what moves."""
 
     source: str
     target: str
     label: str = ""
     title: str = ""
     dashed: bool = False
+    sends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +57,15 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing by content: no item, link or cluster refers to one that is not there."""
+    """A drawing by content: no item, link or cluster refers to one that is not there. `legend` says
+    what colours mean, as (colour, words)."""
 
     title: str
     items: tuple[Item, ...]
     links: tuple[Link, ...]
     clusters: tuple[Cluster, ...] = ()
     subtitle: str = ""
+    legend: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         ids, frames = {i.id for i in self.items}, {c.id for c in self.clusters} | {""}
@@ -74,11 +83,14 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "tensor": ("#e3edf9", "#3b72b4"),
     "constant": ("#eceff3", "#7b8794"),
     "operation": ("#fdebd3", "#c9781f"),
+    "kernel": ("#fbd9b0", "#b4610f"),
     "shard": ("#fdf3e2", "#d09a4c"),
     "region": ("#ece4f7", "#7d5fb2"),
     "group": ("#e0f2e9", "#2f8f63"),
 }
 TEXT = "#1f2933"
+#: What is sent between devices, in light and in dark.
+SENT = ("#b45309", "#fbbf24")
 
 
 def to_dot(picture: Picture) -> Digraph:
@@ -109,14 +121,14 @@ def to_dot(picture: Picture) -> Digraph:
     def fill(graph: Digraph, cluster: str) -> None:
         for item in inside.get(cluster, ()):
             colour, outline = COLOURS[item.kind]
-            rounded = item.kind in ("operation", "shard", "region", "group")
+            rounded = item.kind not in ("tensor", "constant")
             graph.node(
                 item.id,
                 label=nohtml("\\n".join(escape(line) for line in item.lines)),
                 tooltip=escape(item.title or item.lines[0]),
                 shape="box",
                 style="rounded,filled" if rounded else "filled",
-                fillcolor=colour,
+                fillcolor=item.fill or colour,
                 color=outline,
             )
         for frame in frames.get(cluster, ()):
@@ -137,5 +149,6 @@ def to_dot(picture: Picture) -> Digraph:
             label=nohtml(escape(link.label)),
             tooltip=escape(link.title or link.label),
             style="dashed" if link.dashed else "solid",
+            **({"color": SENT[0], "fontcolor": SENT[0], "penwidth": "2"} if link.sends else {}),
         )
     return dot

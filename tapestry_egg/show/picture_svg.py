@@ -16,7 +16,17 @@ from xml.sax.saxutils import escape, quoteattr
 from .chart import FONT
 from .labels import text_width
 from .layered_drawing import Edge, layered
-from .picture import COLOURS, TEXT, Cluster, Item, Link, Picture, to_dot
+from .picture import COLOURS, SENT, TEXT, Cluster, Item, Link, Picture, to_dot
+
+#: The points of arrows, and of those along which something is sent.
+TIP = "<defs>{}</defs>".format(
+    "".join(
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7.5" refY="4" markerUnits="userSpaceOnUse" '
+        f'markerWidth="8" markerHeight="8" orient="auto"><path class="{name}" '
+        f'd="M0 0.8L8 4L0 7.2Z"/></marker>'
+        for name in ("tip", "sent")
+    )
+)
 
 Renderer = Literal["auto", "dot", "own"]
 Point = tuple[float, float]
@@ -25,14 +35,17 @@ _LINE, _SMALL = 14.0, 10.5  # height of a line of text; size of labels on arrows
 _PAD, _CAPTION, _MARGIN = 12.0, 20.0, 16.0
 _SLACK = 7.0  # less than half the gap between boxes, so that a straighter way crosses none
 
-_STYLE = f"""
+STYLE = f"""
   .item text {{ fill: {TEXT}; }} .head {{ fill: #374151; }} .note {{ fill: #6b7280; }}
   .link path {{ stroke: #7b8794; stroke-width: 1.1; fill: none; }} .link text {{ fill: #374151; }}
+  .sends path {{ stroke: {SENT[0]}; stroke-width: 2; }} .sends text {{ fill: {SENT[0]}; }}
+  .tip {{ fill: #7b8794; }} .sent {{ fill: {SENT[0]}; }}
   .frame {{ fill: #9aa5b1; fill-opacity: 0.08; stroke: #9aa5b1; }}
   .halo {{ paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }}
   @media (prefers-color-scheme: dark) {{
     .halo {{ stroke: #14181d; }}
     .head, .link text {{ fill: #e5e7eb; }} .note {{ fill: #9ca3af; }}
+    .sends path {{ stroke: {SENT[1]}; }} .sends text, .sent {{ fill: {SENT[1]}; }}
   }}
 """
 
@@ -118,7 +131,7 @@ def _within(home: Mapping[str, str], name: str, cluster: str) -> str | None:
 def _item_size(item: Item) -> tuple[float, float]:
     # The first line is bold, which is wider.
     widths = [text_width(line, 13.5 if k == 0 else 11) for k, line in enumerate(item.lines)]
-    return max(widths) + 18, _LINE * len(item.lines) + 10
+    return max(widths) + 18, _LINE * len(item.lines) + (16 if item.bands else 10)
 
 
 def _frame_size(picture: Picture, name: str, level: _Level) -> tuple[float, float]:
@@ -159,25 +172,37 @@ def _settle(page: _Page, level: _Level, left: float, top: float) -> None:
 
 
 def _own(picture: Picture) -> str:
+    width, height, parts = drawn(picture)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+            f'width="{width:.0f}" height="{height:.0f}" font-family="{FONT}" role="img">',
+            f"<title>{_text(picture.title)}</title>",
+            f"<style>{STYLE}</style>",
+            TIP,
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def drawn(picture: Picture) -> tuple[float, float, list[str]]:
+    """Width, height and elements of a picture, for an SVG that has `STYLE` and `TIP`."""
     members: dict[str, list[str]] = {}
     for name, home in _homes(picture).items():
         members.setdefault(home, []).append(name)
     level = _level(picture, "", members)
-    head = 26.0 + (18.0 if picture.subtitle else 0.0)
     titles = [text_width(picture.title, 15), text_width(picture.subtitle, 11)]
-    width = max(level.width, *titles) + 2 * _MARGIN
+    inner = max(level.width, *titles, 320.0 if picture.legend else 0.0)
+    head = 26.0 + (18.0 if picture.subtitle else 0.0)
+    legend, head = _legend(picture, inner, head)
+    width = inner + 2 * _MARGIN
     height = level.height + head + 2 * _MARGIN
     page = _Page({}, {}, {})
     _settle(page, level, (width - level.width) / 2, _MARGIN + head)
     ports = _ports(picture.links, page)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" height="{height:.0f}" font-family="{FONT}" role="img">',
-        f"<title>{_text(picture.title)}</title>",
-        f"<style>{_STYLE}</style>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0.8L8 4L0 7.2Z" fill="#7b8794"/></marker>'
-        "</defs>",
         f'<text class="head" x="{_MARGIN}" y="{_MARGIN + 14}" font-size="15" font-weight="600">'
         f"{_text(picture.title)}</text>",
     ]
@@ -186,6 +211,7 @@ def _own(picture: Picture) -> str:
             f'<text class="note" x="{_MARGIN}" y="{_MARGIN + 32}" font-size="11">'
             f"{_text(picture.subtitle)}</text>"
         )
+    parts += legend
     depth = {c.id: _depth(c, picture.clusters) for c in picture.clusters}
     clusters = [c for c in picture.clusters if c.id in page.boxes]
     parts += [_frame(c, page) for c in sorted(clusters, key=lambda c: depth[c.id])]
@@ -193,7 +219,24 @@ def _own(picture: Picture) -> str:
     # At the lower edge, where fewer arrows cross it than above, and over those that do.
     parts += [_caption(c, page) for c in clusters]
     parts += [_box(item, page) for item in picture.items]
-    return "\n".join([*parts, "</svg>", ""])
+    return width, height, parts
+
+
+def _legend(picture: Picture, width: float, top: float) -> tuple[list[str], float]:
+    """What colours mean, in lines no wider than `width`, and where they end."""
+    parts, x, y = [], 0.0, top
+    for colour, words in picture.legend:
+        size = 18 + text_width(words, 11) + 14
+        if x and x + size > width:
+            x, y = 0.0, y + 17
+        at = _MARGIN + x
+        parts.append(
+            f'<rect x="{at:.1f}" y="{_MARGIN + y:.1f}" width="12" height="12" rx="2" '
+            f'fill="{colour}" stroke="#7b8794"/><text class="note" x="{at + 18:.1f}" '
+            f'y="{_MARGIN + y + 10:.1f}" font-size="11">{_text(words)}</text>'
+        )
+        x += size
+    return parts, y + (26 if parts else 0)
 
 
 def _depth(cluster: Cluster, clusters: Sequence[Cluster]) -> int:
@@ -242,11 +285,14 @@ def _arrow(link: Link, k: int, page: _Page, ports: Mapping[tuple[int, int], Poin
             f'<text x="{label[0]:.1f}" y="{label[1] + 3.5:.1f}" font-size="{_SMALL}" '
             f'text-anchor="middle">{_text(link.label)}</text>'
         )
+    kind, tip = ("link sends", "sent") if link.sends else ("link", "tip")
+    words = link.title or link.label
+    title = f"<title>{_text(words)}</title>" if words else ""
     dashes = ' stroke-dasharray="4 3"' if link.dashed else ""
     return (
-        f'<g class="link" data-source={quoteattr(link.source)} '
-        f"data-target={quoteattr(link.target)}><title>{_text(link.title or link.label)}</title>"
-        f'<path d="{"".join(path)}" marker-end="url(#tip)"{dashes}/>{text}</g>'
+        f'<g class="{kind}" data-source={quoteattr(link.source)} '
+        f"data-target={quoteattr(link.target)}>{title}"
+        f'<path d="{"".join(path)}" marker-end="url(#{tip})"{dashes}/>{text}</g>'
     )
 
 
@@ -278,11 +324,22 @@ def _box(item: Item, page: _Page) -> str:
             f'<text x="{x:.1f}" y="{baseline:.1f}" text-anchor="middle" {style}>'
             f"{_text(line)}</text>"
         )
+    bands, left = "", x - w / 2
+    for colour, share in item.bands:
+        bands += (
+            f'<rect x="{left:.1f}" y="{y + h / 2 - 6:.1f}" width="{w * share:.1f}" height="6" '
+            f'fill="{colour}"/>'
+        )
+        left += w * share
+    opens = ""
+    if item.opens:
+        label = quoteattr(f"open {item.lines[0]}")
+        opens = f' data-opens={quoteattr(item.opens)} tabindex="0" role="button" aria-label={label}'
     return (
-        f'<g class="item {item.kind}" id={quoteattr(item.id)}>'
+        f'<g class="item {item.kind}" id={quoteattr(item.id)}{opens}>'
         f"<title>{_text(item.title or item.lines[0])}</title>"
         f'<rect x="{x - w / 2:.1f}" y="{y - h / 2:.1f}" width="{w:.1f}" height="{h:.1f}" '
-        f'rx="{radius}" fill="{fill}" stroke="{outline}"/>{"".join(lines)}</g>'
+        f'rx="{radius}" fill="{item.fill or fill}" stroke="{outline}"/>{bands}{"".join(lines)}</g>'
     )
 
 
