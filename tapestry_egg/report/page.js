@@ -228,6 +228,23 @@ function start() {
     return node("div", { class: "wide" }, svg);
   }
 
+  // The pictures of a plan, which are unpacked when they are shown.
+  function picture([packed, left]) {
+    const place = node("div", { class: "wide" });
+    const hint = `Tensors have the colours of their layouts. Boxes open: click, or Tab and Enter; Escape goes back.${
+      left ? ` ${left} pictures deeper inside are left out here: save the plan, and \`tapestry-egg show --svg\` has all.` : ""}`;
+    if (window.DecompressionStream) {
+      const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+      new Response(stream).text().then((svg) => {
+        place.append(document.importNode(
+          new DOMParser().parseFromString(svg, "image/svg+xml").documentElement, true));
+        zoomable(place.firstChild);
+      });
+    }
+    return [node("h3", {}, "The plan, drawn"), node("p", {}, hint), place];
+  }
+
   function drawn(plan, [name, type, , dims, count]) {
     const grid = cells(plan.axes, dims), rows = grid.length, columns = grid[0].length;
     const width = 170, height = Math.min(120, Math.max(28, 26 * rows));
@@ -257,6 +274,7 @@ function start() {
     find("plan").replaceChildren(
       node("h2", { id: "shown", tabindex: -1 }, told(plan)),
       ...(plan.lanes ? [node("h3", {}, "What runs when, and memory"), lanes(plan)] : []),
+      ...picture(plan.drawn),
       node("h3", {}, "Collectives"),
       moves.length ? table(moves, ["collective", "times", "sent"]) : node("p", {}, "None."),
       node("details", {}, node("summary", {}, `Layouts of ${tensors.length} kinds of arguments, drawn`),

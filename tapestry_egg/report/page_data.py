@@ -20,6 +20,8 @@ from tapestry_egg.printable import printable
 from tapestry_egg.rules import load_books
 from tapestry_egg.show.text import plan_text
 
+from .packed import packed
+
 #: Parts of a step that one bar of the page, and one point of its memory curve, may be short of.
 _BINS = 240
 
@@ -59,7 +61,7 @@ def page_data(front: Front) -> dict[str, Any]:
         "objectives": [[o.name, o.title, o.quantity.base] for o in COSTS],
         "usable": front.usable_bytes,
         "peak": [o.name for o in COSTS].index(PEAK_BYTES.name),
-        "plans": [_plan(page, p) for p in plans],
+        "plans": [_plan(page, p) | {"drawn": d} for p, d in zip(plans, packed(plans), strict=True)],
         "texts": page.texts.texts,
     }
 

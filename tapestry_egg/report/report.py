@@ -16,6 +16,7 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
+from tapestry_egg.show.zoom.plan_svg import zoom_script
 
 from .page_data import page_data
 
@@ -77,7 +78,7 @@ def _page(front: Front, picture: str) -> str:
             *([_timeline(front)] if front.timeline else []),
             "</main>",
             f'<script type="application/json" id="data">{_json(page_data(front))}</script>',
-            f"<script>{script}</script>",
+            f"<script>{zoom_script()}{script}</script>",
             "</body></html>",
             "",
         ]

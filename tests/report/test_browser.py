@@ -41,7 +41,24 @@ PROBE = """
     found.said = document.getElementById("said").textContent;
   }
   at.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+  const press = (key) => {
+    document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  };
+  const open = () => [...document.querySelectorAll("svg.zoom [data-page]")]
+    .filter((p) => p.getBoundingClientRect().width > 0).map((p) => p.dataset.page);
   setTimeout(() => {
+    const doors = document.querySelectorAll("svg.zoom [data-page='page-1'] [data-opens]");
+    found.opened = [open()];
+    doors[0].dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    found.opened.push(open());
+    press("Escape");
+    found.opened.push(open());
+    found.back = document.activeElement === doors[0];
+    press("ArrowDown");
+    found.next = document.activeElement === doors[1];
+    press("Enter");
+    found.opened.push(open());
+    found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
     found.shown = document.getElementById("shown").textContent;
     found.drawn = document.querySelectorAll("#plan svg rect").length;
     found.difference = document.getElementById("difference").textContent;
@@ -49,7 +66,7 @@ PROBE = """
     probe.id = "probe";
     probe.textContent = JSON.stringify(found);
     document.body.append(probe);
-  }, 200);
+  }, 1000);
 </script>
 """
 
@@ -99,4 +116,8 @@ def test_the_page_works_in_a_browser(
     assert not found["scrolls"], "only tables scroll sideways"
     assert (light(found["background"]) < 80 < 160 < light(found["ink"])) == dark
     assert found["shown"].startswith("p0 on "), "Enter chooses where the walk ended"
+    first, inner, again, other = found["opened"]
+    assert first == again == ["page-1"] and len(inner) == len(other) == 1, "one picture at a time"
+    assert len({*first, *inner, *other}) == 3, "boxes open, by mouse and keyboard"
+    assert found["back"] and found["next"] and not found["wide"]
     assert found["drawn"] > 0 and "time per step" in found["difference"]

@@ -6,9 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
+from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -24,11 +28,15 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorT
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline.batch import Outcome
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
+from tapestry_egg.report.packed import packed
 from tapestry_egg.report.page_data import page_data
 from tapestry_egg.report.report import write_report
 from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
 from tapestry_egg.show.text import graph_data, graph_text, plan_data, plan_text
+from tapestry_egg.show.zoom import pages as zoom
+from tapestry_egg.show.zoom.pages import plan_pages
+from tapestry_egg.show.zoom.plan_svg import DrawnPage, drawn_page
 
 COLLECTIVE = PlannedCollective("all_gather", ("x",), 2, 1024, 512.0, 3, "%1", "output", "toy.py:3")
 VOID = {"meta", "path", "line", "circle", "rect"}
@@ -231,6 +239,43 @@ def test_the_data_of_a_page_adds_up(trained: Front) -> None:
         assert max(bar[1] for bar in bars) == pytest.approx(plan.costs.seconds, rel=1e-3)
         assert all(a <= b for a, b, _ in bars)
         assert sum(row[-1] for row in told["inputs"]) == len(plan.graph.inputs)
+
+
+def unpacked(text: str) -> str:
+    return zlib.decompress(b64decode(text)).decode("utf-8")
+
+
+@pytest.mark.slow
+def test_pictures_of_plans_are_packed_while_there_is_room(
+    trained: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = plan_pages(trained[0])
+    (whole, left), *_ = packed([trained[0]])
+    assert left == 0 and unpacked(whole).count("data-page=") == len(pages) > 3
+    counts = set()
+    for twelfths in range(2, 12):
+        monkeypatch.setattr("tapestry_egg.report.packed.ROOM", len(whole) * twelfths // 12)
+        (some, left), *_ = packed([trained[0]])
+        svg = unpacked(some)
+        there = re.findall('data-page="([^"]+)"', svg)
+        assert len(there) == len(pages) - left and len(some) < len(whole)
+        assert set(re.findall('data-parent="([^"]+)"', svg)) <= set(there)
+        counts.add(len(there))
+    assert len(counts) > 4
+    monkeypatch.setattr("tapestry_egg.report.packed.ROOM", 4 * len(whole))
+    large = next(p for p in pages if p.parent and any(q.parent == p.id for q in pages))
+    noise = Random(0).randbytes(8 * len(whole)).hex()
+
+    def heavy(page: zoom.Page, by: Mapping[str, zoom.Page]) -> DrawnPage:
+        one = drawn_page(page, by)
+        return replace(one, text=one.text + noise) if page == large else one
+
+    monkeypatch.setattr("tapestry_egg.report.packed.drawn_page", heavy)
+    there = re.findall('data-page="([^"]+)"', unpacked(packed([trained[0]])[0][0]))
+    gone = {p.id for p in pages if large.id in (p.id, p.parent)}  # it has no deeper ones
+    assert set(there) == {p.id for p in pages} - gone and len(gone) > 1
+    monkeypatch.setattr("tapestry_egg.report.packed.ROOM", 0)
+    assert unpacked(packed([trained[0]])[0][0]).count("data-page=") == 1, "the program, always"
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
@@ -32,7 +33,11 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
     `.dot` file; returns the path. Raises GraphError for endings of other formats."""
     path, dot = Path(path), is_dot(path)
     pages = plan_pages(plan)
-    write_atomic(path, to_dot(pages[0].picture).source if dot else pages_svg(pages, alone=True))
+    if dot:
+        write_atomic(path, to_dot(pages[0].picture).source)
+        return path
+    by = {page.id: page for page in pages}
+    write_atomic(path, pages_svg([drawn_page(page, by) for page in pages], alone=True))
     return path
 
 
@@ -41,36 +46,50 @@ def zoom_script() -> str:
     return Path(__file__).with_name("zoom.js").read_text("utf-8")
 
 
-def pages_svg(pages: Sequence[Page], *, alone: bool = False) -> str:
-    """Pages as one SVG that shows the first; `alone` it has the script that opens others."""
-    by = {page.id: page for page in pages}
-    sizes, parts = [], []
-    for page in pages:
-        width, height, elements = drawn(page.picture)
-        way = _way(page, by)
-        shift = _TOP if way else 0.0
-        width = max(width, *(x + w for x, w, _ in way)) + 16 if way else width
-        sizes.append((width, height + shift))
-        hidden = "" if page is pages[0] else ' display="none"'
-        parts.append(
-            f"<g data-page={quoteattr(page.id)} data-parent={quoteattr(page.parent)} "
-            f'data-size="{width:.0f} {height + shift:.0f}"{hidden}>'
-        )
-        parts += [element for _, _, element in way]
-        parts.append(f'<g transform="translate(0 {shift:.0f})">' if way else "<g>")
-        parts += [*elements, "</g></g>"]
-    width, height = sizes[0]
+@dataclass(frozen=True)
+class DrawnPage:
+    """A page as a group of an SVG that has others."""
+
+    title: str
+    width: float
+    height: float
+    text: str
+
+
+def drawn_page(page: Page, by: Mapping[str, Page]) -> DrawnPage:
+    """A page among those of its plan by name, hidden but for the first."""
+    width, height, elements = drawn(page.picture)
+    way = _way(page, by)
+    shift = _TOP if way else 0.0
+    width = max([width, *(x + w + 16 for x, w, _ in way)])
+    hidden = ' display="none"' if page.parent else ""
+    parts = [
+        f"<g data-page={quoteattr(page.id)} data-parent={quoteattr(page.parent)} "
+        f'data-size="{width:.0f} {height + shift:.0f}"{hidden}>',
+        *(element for _, _, element in way),
+        f'<g transform="translate(0 {shift:.0f})">',
+        *elements,
+        "</g></g>",
+    ]
+    return DrawnPage(page.picture.title, width, height + shift, "\n".join(parts))
+
+
+def pages_svg(pages: Sequence[DrawnPage], *, alone: bool = False) -> str:
+    """Pages as one SVG that shows the first; `alone` it has the script that opens others. A box of
+    a page that is not among them does not open."""
+    first = pages[0]
+    size = f"{first.width:.0f} {first.height:.0f}"
     scheme = "  :root { color-scheme: light dark; }" if alone else ""
     script = [f"<script>//<![CDATA[\n{zoom_script()}"] if alone else []
     script += ["zoomable(document.documentElement);\n//]]></script>"] if alone else []
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-            f'width="{width:.0f}" height="{height:.0f}" font-family="{FONT}" role="group" '
-            f"aria-label={quoteattr(printable(pages[0].picture.title))}>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="zoom" viewBox="0 0 {size}" '
+            f'width="{first.width:.0f}" height="{first.height:.0f}" font-family="{FONT}" '
+            f'role="group" aria-label={quoteattr(printable(first.title))}>',
             f"<style>{STYLE}{_STYLE}{scheme}</style>",
             TIP,
-            *parts,
+            *(page.text for page in pages),
             *script,
             "</svg>",
             "",
@@ -78,7 +97,7 @@ def pages_svg(pages: Sequence[Page], *, alone: bool = False) -> str:
     )
 
 
-def _way(page: Page, by: dict[str, Page]) -> list[tuple[float, float, str]]:
+def _way(page: Page, by: Mapping[str, Page]) -> list[tuple[float, float, str]]:
     """The pages around one, outermost first, each to go back to: (left, width, element)."""
     around: list[Page] = []
     while page.parent:

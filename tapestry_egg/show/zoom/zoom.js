@@ -6,6 +6,10 @@ function zoomable(svg) {
   const name = (page) => page.getAttribute("data-page");
   const doors = (page) => [...page.querySelectorAll("[data-opens]")];
   let open = pages[0];
+  for (const door of doors(svg)) {  // what is not here does not open
+    if (pages.some((p) => name(p) === door.getAttribute("data-opens"))) continue;
+    for (const word of ["data-opens", "tabindex", "role", "aria-label"]) door.removeAttribute(word);
+  }
 
   function show(wanted, from) {
     const page = pages.find((p) => name(p) === wanted);
@@ -18,7 +22,7 @@ function zoomable(svg) {
     svg.setAttribute("height", height);
     const next = doors(page).find((d) => d.getAttribute("data-opens") === from) || doors(page)[0];
     if (next) next.focus({ preventScroll: true });
-    svg.scrollIntoView({ block: "nearest" });
+    if (svg.getBoundingClientRect().top < 0) svg.scrollIntoView();
   }
   const door = (event) => event.target.closest("[data-opens]");
   svg.addEventListener("click", (event) => {
