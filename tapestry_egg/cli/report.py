@@ -18,14 +18,23 @@ def report(
             "--out", "-o", metavar="PATH", help="A file .html, or a folder; default: beside FILE."
         ),
     ] = "",
+    run: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="What `run --json` printed of a plan; may be repeated."),
+    ] = None,
     kernels: Kernels = None,
 ) -> None:
     """Write a front as one page that opens from disk and loads nothing.
 
     It has the front with bounds, every plan with its layouts, collectives, lanes, memory and rules,
-    the difference of any two plans, and the timeline of the rules. Prints the page's path.
+    the difference of any two plans, and the timeline of the rules; of plans that ran, what was
+    planned against what was compiled. Prints the page's path.
     """
-    print(load_front(file).report(out or default_path(file)))
+    from tapestry_egg.report.report import write_report
+    from tapestry_egg.report.runs import load_runs
+
+    front = load_front(file)
+    print(write_report(front, out or default_path(file), load_runs(front, run or ())))
 
 
 def default_path(file: str) -> Path:

@@ -228,6 +228,21 @@ function start() {
     return node("div", { class: "wide" }, svg);
   }
 
+  // A plan as it ran: planned beside compiled.
+  function ran(run) {
+    if (!run) return [];
+    const row = (what, group, planned, compiled) => [what, group, written(planned, "B"),
+      written(compiled, "B"), signed(compiled - planned, "B") || "equal"];
+    const rows = run.collectives.map((c) => row(c.kind, String(c.group), c.planned_bytes, c.compiled_bytes));
+    rows.push(row("peak memory", "", run.planned_peak_bytes, run.compiled_peak_bytes));
+    const results = run.differing.length ? `Results differ by more than rounding: ${run.differing.join(", ")}. `
+      : "Results are the program's own. ";
+    return [node("h3", {}, "Planned against compiled"),
+      node("p", {}, `${results}A step took ${written(run.seconds, "s")} on ${run.platform} devices; `
+        + `the program on one of them ${written(run.original_seconds, "s")}.`),
+      table(rows, ["a device's bytes", "devices", "planned", "compiled", "more or less"])];
+  }
+
   // The pictures of a plan, which are unpacked when they are shown.
   function picture([packed, left]) {
     const place = node("div", { class: "wide" });
@@ -274,6 +289,7 @@ function start() {
     find("plan").replaceChildren(
       node("h2", { id: "shown", tabindex: -1 }, told(plan)),
       ...(plan.lanes ? [node("h3", {}, "What runs when, and memory"), lanes(plan)] : []),
+      ...ran(plan.run),
       ...picture(plan.drawn),
       node("h3", {}, "Collectives"),
       moves.length ? table(moves, ["collective", "times", "sent"]) : node("p", {}, "None."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from tapestry_egg.rules import load_books
 from tapestry_egg.show.text import plan_text
 
 from .packed import packed
+from .runs import Run
 
 #: Parts of a step that one bar of the page, and one point of its memory curve, may be short of.
 _BINS = 240
@@ -51,17 +52,21 @@ class _Page:
     laws: dict[str, str] = field(default_factory=dict)
 
 
-def page_data(front: Front) -> dict[str, Any]:
+def page_data(front: Front, runs: Mapping[str, Run] | None = None) -> dict[str, Any]:
     """All that the page shows, as plain data; amounts are in base units, texts by number in
-    `texts`."""
+    `texts`; of plans that ran, by name, how."""
     page = _Page(front)
     plans = [*front.plans, *([front.original] if front.original else [])]
     page.laws = _laws(plans)
+    ran = {name: run.data() for name, run in (runs or {}).items()}
     return {
         "objectives": [[o.name, o.title, o.quantity.base] for o in COSTS],
         "usable": front.usable_bytes,
         "peak": [o.name for o in COSTS].index(PEAK_BYTES.name),
-        "plans": [_plan(page, p) | {"drawn": d} for p, d in zip(plans, packed(plans), strict=True)],
+        "plans": [
+            _plan(page, p) | {"drawn": d, "run": ran.get(p.name)}
+            for p, d in zip(plans, packed(plans), strict=True)
+        ],
         "texts": page.texts.texts,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tapestry_egg.show.plot import front_info
 from tapestry_egg.show.zoom.plan_svg import zoom_script
 
 from .page_data import page_data
+from .runs import Run
 
 
 def _escape(text: str) -> str:
@@ -26,9 +28,10 @@ def _escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def write_report(front: Front, path: str | Path) -> Path:
+def write_report(front: Front, path: str | Path, runs: Mapping[str, Run] | None = None) -> Path:
     """Write the page and return its path: a file of that name if it ends in `.html`, else
-    `index.html`, with `front.svg` beside it, in a folder of that name.
+    `index.html`, with `front.svg` beside it, in a folder of that name. Plans in `runs` have pages
+    with what was planned and what was compiled.
 
     The page needs nothing but itself: no font, no address is loaded.
     """
@@ -37,11 +40,11 @@ def write_report(front: Front, path: str | Path) -> Path:
     if path.suffix.lower() not in (".html", ".htm"):
         write_atomic(path / "front.svg", picture)
         path = path / "index.html"
-    write_atomic(path, _page(front, picture))
+    write_atomic(path, _page(front, picture, runs or {}))
     return path
 
 
-def _page(front: Front, picture: str) -> str:
+def _page(front: Front, picture: str, runs: Mapping[str, Run]) -> str:
     title = f"{front.graph_name} on {front.target}"
     status = "" if front.saturated else " A rule budget was hit: bounds speak of what was reached."
     own = Path(__file__).parent
@@ -77,7 +80,7 @@ def _page(front: Front, picture: str) -> str:
             '<section id="difference"></section>',
             *([_timeline(front)] if front.timeline else []),
             "</main>",
-            f'<script type="application/json" id="data">{_json(page_data(front))}</script>',
+            f'<script type="application/json" id="data">{_json(page_data(front, runs))}</script>',
             f"<script>{zoom_script()}{script}</script>",
             "</body></html>",
             "",

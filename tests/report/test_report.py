@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 import tapestry_egg as te
@@ -22,6 +23,7 @@ from tapestry_egg import report
 from tapestry_egg.cli.app import main
 from tapestry_egg.cli.app import summary as summary_line
 from tapestry_egg.columns import columns, percent
+from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.legality import tensor_blocks
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
@@ -31,6 +33,7 @@ from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, St
 from tapestry_egg.report.packed import packed
 from tapestry_egg.report.page_data import page_data
 from tapestry_egg.report.report import write_report
+from tapestry_egg.report.runs import Run, load_runs
 from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
 from tapestry_egg.show.text import graph_data, graph_text, plan_data, plan_text
@@ -170,7 +173,8 @@ def trained() -> Front:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> None:
-    text = write_report(trained, tmp_path).read_text("utf-8")
+    run = msgspec.convert(run_of(trained[0]), Run)
+    text = write_report(trained, tmp_path, {trained[0].name: run}).read_text("utf-8")
     (data,) = re.findall(r'id="data">(.*)</script>', text)
     (tmp_path / "data.json").write_text(data)
     script = Path(report.__file__).with_name("page.js")
@@ -189,6 +193,9 @@ def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> N
         assert plan.explain() in words
         assert all(c.kind in words for c in plan.collectives)
     assert len(set(shown["walked"])) == len(trained), "arrow keys reach every plan"
+    compiled = ["Planned against compiled" in words for words in shown["shown"]]
+    assert compiled == [True] + [False] * (len(trained) - 1)
+    assert "all_gather 2 1 KiB 1.5 KiB +512 B" in shown["shown"][0]
     last = trained.plans[-1]
     for plan, words in zip(trained, shown["differences"], strict=True):
         assert plan.name in words if plan is not last else words == "Choose two plans."
@@ -241,6 +248,36 @@ def test_the_data_of_a_page_adds_up(trained: Front) -> None:
         assert sum(row[-1] for row in told["inputs"]) == len(plan.graph.inputs)
 
 
+def run_of(plan: Plan, /, **changed: object) -> dict[str, object]:
+    """What `run --json` prints of a plan that sent more than it planned."""
+    sent = {"kind": "all_gather", "group": 2, "planned_bytes": 1024, "compiled_bytes": 1536}
+    told = {
+        **{"plan": plan.name, "mesh": str(plan.mesh), "platform": "cpu", "ok": False},
+        **{"seconds": 0.003, "original_seconds": 0.001, "collectives": [sent]},
+        **{"planned_peak_bytes": plan.costs.peak_bytes, "compiled_peak_bytes": 4 << 20},
+        **{"differing": [], "differences": {}},
+    }
+    return {**told, **changed}
+
+
+def test_runs_are_those_of_plans_of_the_front(tmp_path: Path) -> None:
+    front, path = made(), tmp_path / "run.json"
+    path.write_text(json.dumps(run_of(front["cut"])))
+    runs = load_runs(front, [path])
+    whole, cut = page_data(front, runs)["plans"]
+    assert whole["run"] is None and cut["run"]["compiled_peak_bytes"] == 4 << 20
+    assert cut["run"]["collectives"][0]["planned_bytes"] == 1024
+    other = ({"plan": "p9"}, {"mesh": "4x"}, {"planned_peak_bytes": 1})
+    for wrong in other:
+        path.write_text(json.dumps(run_of(front["cut"], **wrong)))
+        with pytest.raises(PlanError, match="the front does not have"):
+            load_runs(front, [path])
+    for text in ("{", "[]", json.dumps(run_of(front["cut"], seconds="long"))):
+        path.write_text(text)
+        with pytest.raises(PlanError, match="holds no run"):
+            load_runs(front, [path])
+
+
 def unpacked(text: str) -> str:
     return zlib.decompress(b64decode(text)).decode("utf-8")
 
@@ -281,8 +318,10 @@ def test_pictures_of_plans_are_packed_while_there_is_room(
 @pytest.mark.slow
 def test_reports_are_written_from_the_command_line(trained: Front, tmp_path: Path) -> None:
     trained.save(tmp_path / "mlp.front.json")
+    (tmp_path / "run.json").write_text(json.dumps(run_of(trained[0])))
     with pytest.raises(SystemExit) as end:
-        main(["report", str(tmp_path / "mlp.front.json")])
+        main(["report", str(tmp_path / "mlp.front.json"), "--run", str(tmp_path / "run.json")])
+    assert '"compiled_bytes":1536' in (tmp_path / "mlp.html").read_text("utf-8")
     assert end.value.code == 0 and (tmp_path / "mlp.html").stat().st_size < 1 << 20
 
 
