@@ -243,8 +243,15 @@ function start() {
       table(rows, ["a device's bytes", "devices", "planned", "compiled", "more or less"])];
   }
 
-  // The pictures of a plan, which are unpacked when they are shown.
-  function picture([packed, left]) {
+  // The pictures of a plan, which are unpacked when they are first shown and then stay as they are:
+  // a window that gets another size closes none.
+  const pictures = new Map();
+  function picture(plan) {
+    if (!pictures.has(plan)) pictures.set(plan, unpacked(plan.drawn));
+    return pictures.get(plan);
+  }
+
+  function unpacked([packed, left]) {
     const place = node("div", { class: "wide" });
     const hint = `Tensors have the colours of their layouts. Boxes open: click, or Tab and Enter; Escape goes back.${
       left ? ` ${left} pictures deeper inside are left out here: save the plan, and \`tapestry-egg show --svg\` has all.` : ""}`;
@@ -290,7 +297,7 @@ function start() {
       node("h2", { id: "shown", tabindex: -1 }, told(plan)),
       ...(plan.lanes ? [node("h3", {}, "What runs when, and memory"), lanes(plan)] : []),
       ...ran(plan.run),
-      ...picture(plan.drawn),
+      ...picture(plan),
       node("h3", {}, "Collectives"),
       moves.length ? table(moves, ["collective", "times", "sent"]) : node("p", {}, "None."),
       node("details", {}, node("summary", {}, `Layouts of ${tensors.length} kinds of arguments, drawn`),

@@ -58,6 +58,8 @@ PROBE = """
     found.next = document.activeElement === doors[1];
     press("Enter");
     found.opened.push(open());
+    window.dispatchEvent(new Event("resize"));
+    found.opened.push(open());
     found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
     found.shown = document.getElementById("shown").textContent;
     found.drawn = document.querySelectorAll("#plan svg rect").length;
@@ -116,7 +118,8 @@ def test_the_page_works_in_a_browser(
     assert not found["scrolls"], "only tables scroll sideways"
     assert (light(found["background"]) < 80 < 160 < light(found["ink"])) == dark
     assert found["shown"].startswith("p0 on "), "Enter chooses where the walk ended"
-    first, inner, again, other = found["opened"]
+    first, inner, again, other, resized = found["opened"]
+    assert resized == other, "a window of another size closes nothing"
     assert first == again == ["page-1"] and len(inner) == len(other) == 1, "one picture at a time"
     assert len({*first, *inner, *other}) == 3, "boxes open, by mouse and keyboard"
     assert found["back"] and found["next"] and not found["wide"]
