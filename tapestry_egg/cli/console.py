@@ -261,10 +261,11 @@ def load_sharded(name: str) -> tuple[Any, dict[tuple[int, ...], Any]]:
 
 def load_front(name: str) -> Front:
     """The front in a file. Raises GraphError where the file holds something else."""
-    return _as_front(load_any(name), name)
+    return as_front(load_any(name), name)
 
 
-def _as_front(loaded: Any, name: str) -> Front:
+def as_front(loaded: Any, name: str) -> Front:
+    """The front that a file held. Raises GraphError where it is something else."""
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.plans.plan import Plan
 
@@ -291,7 +292,7 @@ def load_plan(
     loaded = load_any(name)
     if isinstance(loaded, Plan):
         return None, loaded
-    front = _as_front(loaded, name)
+    front = as_front(loaded, name)
     return front, plan_of(front, name, plan, minimize, limits)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import File, Kernels, load_front
+from .console import File, Kernels, as_front, load_any, load_front
+
+if TYPE_CHECKING:
+    from tapestry_egg.extract.front.front import Front
+    from tapestry_egg.plans.plan import Plan
 
 
 def report(
@@ -22,6 +26,13 @@ def report(
         list[str] | None,
         typer.Option(metavar="FILE", help="What `run --json` printed of a plan; may be repeated."),
     ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="A plan, or a front's fastest, beside the front, as one of pins; may be repeated.",
+        ),
+    ] = None,
     kernels: Kernels = None,
 ) -> None:
     """Write a front as one page that opens from disk and loads nothing.
@@ -30,11 +41,22 @@ def report(
     the difference of any two plans, and the timeline of the rules; of plans that ran, what was
     planned against what was compiled. Prints the page's path.
     """
+    from tapestry_egg.report.baselines import baselines
     from tapestry_egg.report.report import write_report
     from tapestry_egg.report.runs import load_runs
 
     front = load_front(file)
-    print(write_report(front, out or default_path(file), load_runs(front, run or ())))
+    named = [text.partition("=") for text in baseline or ()]
+    beside = tuple(baselines(front, ((name, _plans(path)) for name, _, path in named)))
+    print(write_report(front, out or default_path(file), load_runs(front, run or ()), beside))
+
+
+def _plans(path: str) -> Plan | Front:
+    """The plan or front in a file. Raises GraphError where it holds something else."""
+    from tapestry_egg.plans.plan import Plan
+
+    loaded = load_any(path)
+    return loaded if isinstance(loaded, Plan) else as_front(loaded, path)
 
 
 def default_path(file: str) -> Path:

@@ -107,6 +107,13 @@ function ticks(low, high, log, base) {
   return found;
 }
 
+// Points of a chart: what is no plan of the front is no circle.
+const SHAPES = {
+  "": (cx, cy) => ["circle", { cx, cy, r: 5.5 }],
+  "as given": (x, y) => ["path", { d: `M${x - 5} ${y - 5}h10v10h-10Z` }],
+  baseline: (x, y) => ["path", { d: `M${x} ${y - 7}l7 7l-7 7l-7 -7Z` }],
+};
+
 function start() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const plans = data.plans;
@@ -132,7 +139,7 @@ function start() {
   function told(plan) {
     const gap = plan.gap === "-" ? "no bound" : `gap ${plan.gap}`;
     const costs = plan.costs.slice(0, 3).map((c, k) => written(c, data.objectives[k][2])).join(", ");
-    return `${plan.name} on ${plan.mesh}: ${costs}, ${gap}${plan.fits ? "" : ", above the memory"}`;
+    return `${plan.name}${plan.kind ? ` (${plan.kind})` : ""} on ${plan.mesh}: ${costs}, ${gap}${plan.fits ? "" : ", above the memory"}`;
   }
 
   function front() {
@@ -178,8 +185,9 @@ function start() {
           hint(p.gap.startsWith("~") ? `${p.name}: its bound, ${written(p.bound, "s")}, is not proven`
             : `${p.name}: no plan within its other costs takes less than ${written(p.bound, "s")}`)));
       }
-      const dot = node("circle", { class: `dot${p.fits ? "" : " over"}${k === chosen ? " chosen" : ""}`,
-        cx, cy, r: 5.5, tabindex: 0, role: "button", "aria-label": told(p), "data-plan": k }, hint(told(p)));
+      const [tag, form] = SHAPES[p.kind](cx, cy);
+      const dot = node(tag, { class: `dot${p.fits ? "" : " over"}${k === chosen ? " chosen" : ""}`,
+        ...form, tabindex: 0, role: "button", "aria-label": told(p), "data-plan": k }, hint(told(p)));
       dot.addEventListener("focus", () => say(told(p)));
       dot.addEventListener("pointerenter", () => say(told(p)));
       dot.addEventListener("click", () => go(k));

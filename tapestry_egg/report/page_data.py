@@ -52,11 +52,15 @@ class _Page:
     laws: dict[str, str] = field(default_factory=dict)
 
 
-def page_data(front: Front, runs: Mapping[str, Run] | None = None) -> dict[str, Any]:
+def page_data(
+    front: Front, runs: Mapping[str, Run] | None = None, baselines: Sequence[Plan] = ()
+) -> dict[str, Any]:
     """All that the page shows, as plain data; amounts are in base units, texts by number in
-    `texts`; of plans that ran, by name, how."""
+    `texts`; of plans that ran, by name, how; `kind` says what is no plan of the front."""
     page = _Page(front)
-    plans = [*front.plans, *([front.original] if front.original else [])]
+    own = [front.original] if front.original else []
+    plans = [*front.plans, *own, *baselines]
+    kinds = [""] * len(front.plans) + ["as given"] * len(own) + ["baseline"] * len(baselines)
     page.laws = _laws(plans)
     ran = {name: run.data() for name, run in (runs or {}).items()}
     return {
@@ -64,8 +68,8 @@ def page_data(front: Front, runs: Mapping[str, Run] | None = None) -> dict[str, 
         "usable": front.usable_bytes,
         "peak": [o.name for o in COSTS].index(PEAK_BYTES.name),
         "plans": [
-            _plan(page, p) | {"drawn": d, "run": ran.get(p.name)}
-            for p, d in zip(plans, packed(plans), strict=True)
+            _plan(page, p) | {"drawn": drawn, "run": ran.get(p.name), "kind": kind}
+            for p, drawn, kind in zip(plans, packed(plans), kinds, strict=True)
         ],
         "texts": page.texts.texts,
     }

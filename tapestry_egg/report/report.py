@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,15 @@ def _escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def write_report(front: Front, path: str | Path, runs: Mapping[str, Run] | None = None) -> Path:
+def write_report(
+    front: Front,
+    path: str | Path,
+    runs: Mapping[str, Run] | None = None,
+    baselines: Sequence[Plan] = (),
+) -> Path:
     """Write the page and return its path: a file of that name if it ends in `.html`, else
     `index.html`, with `front.svg` beside it, in a folder of that name. Plans in `runs` have pages
-    with what was planned and what was compiled.
+    with what was planned and what was compiled; `baselines` stand beside the front.
 
     The page needs nothing but itself: no font, no address is loaded.
     """
@@ -40,13 +45,14 @@ def write_report(front: Front, path: str | Path, runs: Mapping[str, Run] | None 
     if path.suffix.lower() not in (".html", ".htm"):
         write_atomic(path / "front.svg", picture)
         path = path / "index.html"
-    write_atomic(path, _page(front, picture, runs or {}))
+    write_atomic(path, _page(front, picture, runs or {}, baselines))
     return path
 
 
-def _page(front: Front, picture: str, runs: Mapping[str, Run]) -> str:
+def _page(front: Front, picture: str, runs: Mapping[str, Run], baselines: Sequence[Plan]) -> str:
     title = f"{front.graph_name} on {front.target}"
     status = "" if front.saturated else " A rule budget was hit: bounds speak of what was reached."
+    data = _json(page_data(front, runs, baselines))
     own = Path(__file__).parent
     script, style = ((own / name).read_text("utf-8") for name in ("page.js", "page.css"))
     choices = "".join(
@@ -71,7 +77,7 @@ def _page(front: Front, picture: str, runs: Mapping[str, Run]) -> str:
             f"<p>Each plan runs and gives the program's own numbers. A plan's gap is how far its "
             f"time may be above the least possible at its other costs; with ~ that is no proof."
             f"{status}</p>",
-            f'<div class="wide">{_table(front)}</div>',
+            f'<div class="wide">{_table(front, baselines)}</div>',
             *([f"<p>! {_escape(front.over_memory())}</p>"] if front.over_memory() else []),
             *([f"<p>{_escape(front.left_unused())}</p>"] if front.left_unused() else []),
             *_notes(front),
@@ -80,7 +86,7 @@ def _page(front: Front, picture: str, runs: Mapping[str, Run]) -> str:
             '<section id="difference"></section>',
             *([_timeline(front)] if front.timeline else []),
             "</main>",
-            f'<script type="application/json" id="data">{_json(page_data(front, runs))}</script>',
+            f'<script type="application/json" id="data">{data}</script>',
             f"<script>{zoom_script()}{script}</script>",
             "</body></html>",
             "",
@@ -99,10 +105,10 @@ def _all(front: Front) -> tuple[Plan, ...]:
     return (*front.plans, *([front.original] if front.original else []))
 
 
-def _table(front: Front) -> str:
+def _table(front: Front, baselines: Sequence[Plan]) -> str:
     heads = ["plan", "mesh", *(o.column for o in COSTS), "gap"]
     rows = [f"<tr>{''.join(f'<th>{word}</th>' for word in heads)}</tr>"]
-    for row, plan in enumerate(_all(front)):
+    for row, plan in enumerate((*_all(front), *baselines)):
         name = _escape(plan.name)
         marks = {PEAK_BYTES.name: "" if front.fits(plan) else " !"}
         cells = [

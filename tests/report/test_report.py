@@ -30,6 +30,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorT
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline.batch import Outcome
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
+from tapestry_egg.report.baselines import baselines
 from tapestry_egg.report.packed import packed
 from tapestry_egg.report.page_data import page_data
 from tapestry_egg.report.report import write_report
@@ -174,7 +175,8 @@ def trained() -> Front:
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> None:
     run = msgspec.convert(run_of(trained[0]), Run)
-    text = write_report(trained, tmp_path, {trained[0].name: run}).read_text("utf-8")
+    by_hand = tuple(baselines(trained, [("by hand", trained[1])]))
+    text = write_report(trained, tmp_path, {trained[0].name: run}, by_hand).read_text("utf-8")
     (data,) = re.findall(r'id="data">(.*)</script>', text)
     (tmp_path / "data.json").write_text(data)
     script = Path(report.__file__).with_name("page.js")
@@ -186,19 +188,20 @@ def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> N
         check=True,
     )
     shown = json.loads(done.stdout)
-    assert shown["dots"] == len(trained) == len(shown["shown"])
+    assert shown["dots"] == len(trained) + 1 == len(shown["shown"])
+    assert "by hand (baseline) on 8x" in shown["shown"].pop()
+    assert shown["differences"].pop() == "Choose two plans.", "the last one, from itself"
     assert shown["numbers"] == []
     assert shown["ticks"] == [n << 20 for n in (32, 48, 64, 96)]  # of bytes: binary marks
     for plan, words in zip(trained, shown["shown"], strict=True):
         assert plan.explain() in words
         assert all(c.kind in words for c in plan.collectives)
-    assert len(set(shown["walked"])) == len(trained), "arrow keys reach every plan"
+    assert len(set(shown["walked"])) == len(trained) + 1, "arrow keys reach every plan"
     compiled = ["Planned against compiled" in words for words in shown["shown"]]
     assert compiled == [True] + [False] * (len(trained) - 1)
     assert "all_gather 2 1 KiB 1.5 KiB +512 B" in shown["shown"][0]
-    last = trained.plans[-1]
     for plan, words in zip(trained, shown["differences"], strict=True):
-        assert plan.name in words if plan is not last else words == "Choose two plans."
+        assert plan.name in words
     for (axes, dims, blocks, cells), (plan, name) in zip(
         shown["blocks"], kinds(trained, data), strict=True
     ):
@@ -225,7 +228,7 @@ def kinds(front: Front, data: str) -> list[tuple[Plan, str]]:
     found = json.loads(data)
     return [
         (plan, found["texts"][row[0]])
-        for plan, told in zip(front, found["plans"], strict=True)
+        for plan, told in zip((*front, front[1]), found["plans"], strict=True)
         for row in told["inputs"]
     ]
 
@@ -278,6 +281,27 @@ def test_runs_are_those_of_plans_of_the_front(tmp_path: Path) -> None:
             load_runs(front, [path])
 
 
+def test_baselines_stand_beside_the_front(tmp_path: Path) -> None:
+    front = made()
+    whole, cut = front.plans
+    beside = tuple(baselines(front, [("by hand", whole), ("pinned", replace(front, plans=(cut,)))]))
+    assert [p.name for p in beside] == ["by hand", "pinned"] and not any(p.bound for p in beside)
+    told = page_data(replace(front, original=replace(whole, name="own")), None, beside)["plans"]
+    assert [p["kind"] for p in told] == ["", "", "as given", "baseline", "baseline"]
+    assert [p["gap"] for p in told[3:]] == ["-", "-"] and told[3]["costs"] == told[0]["costs"]
+    text = write_report(front, tmp_path / "b.html", None, beside).read_text("utf-8")
+    assert '<a href="#by hand">' in text
+    for name in ("cut", ""):
+        with pytest.raises(PlanError, match="is taken"):
+            list(baselines(front, [(name, whole)]))
+    with pytest.raises(PlanError, match="other machine"):
+        list(baselines(front, [("tpu", replace(whole, target="v5e:2x4"))]))
+    graph = replace(whole.body.graph, input_names=("y",))
+    other = replace(whole, body=replace(whole.body, graph=graph))
+    with pytest.raises(PlanError, match="other arguments"):
+        list(baselines(front, [("y", other)]))
+
+
 def unpacked(text: str) -> str:
     return zlib.decompress(b64decode(text)).decode("utf-8")
 
@@ -320,7 +344,9 @@ def test_reports_are_written_from_the_command_line(trained: Front, tmp_path: Pat
     trained.save(tmp_path / "mlp.front.json")
     (tmp_path / "run.json").write_text(json.dumps(run_of(trained[0])))
     with pytest.raises(SystemExit) as end:
-        main(["report", str(tmp_path / "mlp.front.json"), "--run", str(tmp_path / "run.json")])
+        front, run = str(tmp_path / "mlp.front.json"), str(tmp_path / "run.json")
+        main(["report", front, "--run", run, "--baseline", f"fastest={front}"])
+    assert '<a href="#fastest">' in (tmp_path / "mlp.html").read_text("utf-8")
     assert '"compiled_bytes":1536' in (tmp_path / "mlp.html").read_text("utf-8")
     assert end.value.code == 0 and (tmp_path / "mlp.html").stat().st_size < 1 << 20
 
