@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -111,6 +111,7 @@ def test_a_number_that_is_taken_out_of_what_grows() -> None:
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
+@example(57292)  # sums along a dim of nothing
 def test_programs_drawn_at_random_give_their_numbers(seed: int) -> None:
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -192,7 +192,8 @@ def _digit(
     row, each = projection.matrix[dim], projection.matrix[dim][index]
     if each < 1 or projection.offset[dim] or any(a < 0 for a in row):
         return None
-    span = each * sig.index[index].size
+    if not (span := each * sig.index[index].size):
+        return None  # a dim of nothing
     steps = [(a, sig.index[d].size - 1) for d, a in enumerate(row) if d != index]
     steps = [(a, n) for a, n in steps if a and n]
     inside = sum(a * n for a, n in steps if a < span)
