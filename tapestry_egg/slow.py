@@ -49,7 +49,7 @@ class Alarm(Reporter):
 
     def _tell(self, phase: Phase) -> None:
         logger.warning(
-            "the first call of %s is being planned, %.0f s so far; now: %s",
+            "%s is being planned, %.0f s so far; now: %s",
             self._name,
             time.monotonic() - self._begin,
             phase,

@@ -22,6 +22,7 @@ from tapestry_egg.show.costs_told import LEGEND
 from .account import Account
 
 _NUMBERED = re.compile(r"(?:(\d[\d:/]*)/)?%(\d+)\Z")
+_LINE = re.compile(r"\.py:\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +170,13 @@ def _named(account: Account, name: str) -> Sequence[int]:
         return [values[given[n]] for n in found]
     every = list(dict.fromkeys([*given, *map(starred, given)]))
     near = ending[:3] or get_close_matches(name, every, 3, 0.0)
+    hint = f"Nearest are {', '.join(near)}; %12 is value 12, `explain --all` lists all."
+    if _LINE.search(name):
+        hint = (
+            "Of what a line makes `--line` and `--why-not` tell; `explain --all` has its numbers."
+        )
     raise PlanError(
-        f"no tensor {name!r:.80}",
-        where=f"plan {account.plan.name} of {graph.name}",
-        hint=f"Nearest are {', '.join(near)}; %12 is value 12, `--all` lists all.",
+        f"no tensor {name!r:.80}", where=f"plan {account.plan.name} of {graph.name}", hint=hint
     )
 
 

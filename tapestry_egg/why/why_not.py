@@ -163,7 +163,8 @@ def why_not(
     try:
         shapes = _shapes(plan, pinned)
     except (ExtractError, TargetError) as e:
-        return replace(answer, refused=f"there is no such plan: {e.what}")
+        told = () if isinstance(e, TargetError) else means  # of an axis that there is not: nothing
+        return replace(answer, refused=f"there is no such plan: {e.what}", means=told)
     holders = tuple(
         p.name for p in (front.plans if front else ()) if p.mesh in shapes and _lies(p, plan, pins)
     )

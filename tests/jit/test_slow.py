@@ -26,7 +26,7 @@ def test_each_stage_is_told_once(
             assert a._timer is None
     told = [r.getMessage() for r in caplog.records]
     assert len(told) == 2 and len(passed) == 6
-    assert "first call of step" in told[0] and "encode 8x: 7 operations" in told[0]
+    assert "step is being planned" in told[0] and "encode 8x: 7 operations" in told[0]
     assert "saturate" in told[1]
 
 

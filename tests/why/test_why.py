@@ -220,6 +220,8 @@ def test_names_that_are_none_are_told_what_there_is(moving: te.Plan) -> None:
         moving.tensor("[0]['layers'][0]['upp']")
     with pytest.raises(PlanError, match=r"Nearest are .*result\['stack'\]"):
         moving.tensor("result['stac']")
+    with pytest.raises(PlanError, match="Of what a line makes `--line`"):
+        moving.tensor("train.py:12")
     assert moving.tensor("stack").name == "[0]['stack']"  # its result is called so, too
     with pytest.raises(PlanError, match=f"They are 0 to {len(moving.collectives) - 1}"):
         moving.collective(len(moving.collectives))
@@ -411,6 +413,7 @@ def test_a_layout_that_cannot_be_is_refused_with_the_reason(front: te.Front) -> 
     axis = plan.mesh.names[0]
     nowhere = plan.why_not({"[0]['stack']": ("nowhere",)})
     assert "no mesh has the axis 'nowhere'" in nowhere.refused and nowhere.found is None
+    assert not nowhere.means
     same = plan.tensor("[0]['stack']").layout
     spec = tuple(None if d == "." else tuple(d.split("·")) for d in same.strip("[]").split(", "))
     assert plan.why_not({"[0]['stack']": spec}).refused == "it does"
