@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import PlanError, TargetError
+from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.plan import Plan
@@ -221,8 +222,6 @@ class CompiledPlan:
         """Of the arguments, with how they enter."""
         import jax
 
-        from tapestry_egg.graph.arrays import decode_dtype
-
         types = [self.plan.graph.values[v] for v in self.plan.graph.inputs]
         return tuple(
             jax.ShapeDtypeStruct(
@@ -347,19 +346,30 @@ class CompiledPlan:
         platform = self.mesh.devices.flat[0].platform
         local = lower(self.plan, caller_of(self.mesh), platform=platform)
 
-        graph = self.plan.graph
+        graph, layouts, mesh = self.plan.graph, self.plan.in_shardings, self.plan.mesh
+        types = [graph.values[v] for v in graph.inputs]
+        # Arrays without elements are made inside: XLA turns them into constants, and then misses
+        # the arguments of the `shard_map`.
+        held = [i for i, t in enumerate(types) if t.size]
+        shapes = [x.local_shape(t.shape, mesh) for x, t in zip(layouts, types, strict=True)]
 
         def step(*arguments: jax.Array) -> tuple[jax.Array, ...]:
-            outputs = zip(local(*arguments), graph.outputs, strict=True)
+            given = iter(arguments)
+            blocks = [
+                next(given) if t.size else jax.lax.empty(shape, decode_dtype(t.dtype))
+                for t, shape in zip(types, shapes, strict=True)
+            ]
+            outputs = zip(local(*blocks), graph.outputs, strict=True)
             return tuple(_weakened(x, graph.values[v].weak) for x, v in outputs)
 
-        return jax.shard_map(
+        mapped = jax.shard_map(
             step,
             mesh=self.mesh,
-            in_specs=tuple(partition_spec(x, self.plan.mesh) for x in self.plan.in_shardings),
-            out_specs=tuple(partition_spec(x, self.plan.mesh) for x in self.plan.out_shardings),
+            in_specs=tuple(partition_spec(layouts[i], mesh) for i in held),
+            out_specs=tuple(partition_spec(x, mesh) for x in self.plan.out_shardings),
             check_vma=False,  # replication is what the plan says, and is tested by its numbers
         )
+        return lambda *arguments: mapped(*(arguments[i] for i in held))
 
     # What the executable itself takes and gives. Inside it types may not name the axes of an
     # Explicit mesh that the plan divides: there they are those of the plan's mesh.

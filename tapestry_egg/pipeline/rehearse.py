@@ -213,14 +213,14 @@ def random_arguments(types: Sequence[TensorType], seed: int) -> list[Any]:
     """One array per type: numbers in [0, 1), integers 0 and 1, fresh keys."""
     import jax
 
-    from tapestry_egg.graph.arrays import decode_dtype
+    from tapestry_egg.graph.arrays import decode_dtype, key_impl
 
     random = np.random.default_rng(seed)
     arrays: list[Any] = []
     for i, type_ in enumerate(types):
         dtype = decode_dtype(type_.dtype)
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            key = jax.random.key(seed + i, impl=type_.dtype[4:-1])
+            key = jax.random.key(seed + i, impl=key_impl(type_.dtype[4:-1]))
             arrays.append(jax.random.split(key, type_.shape) if type_.shape else key)
         elif np.issubdtype(dtype, np.integer) or dtype == np.bool_:
             arrays.append(random.integers(0, 2, type_.shape).astype(dtype))

@@ -116,3 +116,19 @@ def test_words_about_arguments_mean_what_they_mean_to_jax_jit(
         np.testing.assert_allclose(said, theirs[1], rtol=1e-6)
     else:
         assert said == theirs[1]
+
+
+EMPTY = np.zeros((64, 0), np.float32), np.zeros((0, 8), np.float32)
+NONE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "contracted": (lambda a, b: a @ b, EMPTY),
+    "beside an unused one": (lambda a, b, c: a @ b, (*EMPTY, X)),
+    "returned": (lambda a, b: (a * 2, a @ b), EMPTY),
+    "keys": (lambda k: jax.random.key_data(k), (jax.random.split(jax.random.key(0), 2)[:0],)),
+}
+
+
+@pytest.mark.parametrize("kind", NONE)
+def test_arguments_may_be_without_elements(kind: str) -> None:
+    fn, arguments = NONE[kind]
+    got, wanted = (jit(fn)(*arguments) for jit in (te.jit, jax.jit))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
