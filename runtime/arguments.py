@@ -50,6 +50,23 @@ def taken(graph: BlockGraph) -> tuple[bool, ...]:
     return tuple(found)
 
 
+def unique(arrays: Sequence[Any], given_up: Sequence[bool], names: Sequence[str]) -> None:
+    """Raises PlanError, with nothing moved yet, where an array that is given up to a call is
+    another argument of it, too. Arrays of NumPy's are copied, and may be."""
+    import jax
+
+    first: dict[int, int] = {}
+    for k, x in enumerate(arrays if any(given_up) else ()):
+        j = first.setdefault(id(x), k) if isinstance(x, jax.Array) else k
+        if j < k and (given_up[j] or given_up[k]):
+            raise PlanError(
+                f"is donated and the same array as {names[k if given_up[j] else j]}: the same "
+                "buffer is not donated twice, nor read beside",
+                where=names[j if given_up[j] else k],
+                hint="Donate an array once, and give a copy (x.copy()) in the other place.",
+            )
+
+
 @dataclass(slots=True)
 class Moves:
     """Arguments that lie on a mesh and are moved: one that is moved a second time is told of, once

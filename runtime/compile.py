@@ -25,7 +25,7 @@ from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
 
-from .arguments import Moves, checked, donated_arguments, placed_as, taken, taken_as_it_is
+from .arguments import Moves, checked, donated_arguments, placed_as, taken, taken_as_it_is, unique
 from .dispatch import Answer, Callee, dispatcher
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ class CompiledPlan:
         arrays = [checked(x, t, n) for x, t, n in zip(leaves, types, names, strict=True)]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):  # inside the user's own jit
             return self.program.unflatten(self._mapped(*arrays), tree), None, False
+        unique(leaves, self._taken, names)
         callee, first = self._running.get(tree), False
         if callee is None:
             callee, first = Callee(self._start(tree, arrays)), True

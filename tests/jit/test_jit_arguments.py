@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
+from tapestry_egg.errors import PlanError
 from tapestry_egg.pipeline import Settings
 
 QUICK = Settings(work=0.2)
@@ -54,6 +55,32 @@ def test_what_is_moved_is_given_up_where_jax_jit_takes_it(kind: str) -> None:
             gone.append((x.is_deleted(), y.is_deleted()))
         assert gone[0] == gone[1], place
         jax.tree.map(np.testing.assert_allclose, *results)
+
+
+@pytest.mark.parametrize(
+    ("kind", "donated", "shared"),
+    [
+        ("for both", (0, 1), True),
+        ("for both", 1, True),
+        ("an output for one", (0, 1), True),
+        ("for none", (0, 1), False),
+    ],
+)
+@pytest.mark.parametrize("place", ["the first device", "rows"])
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_an_array_that_is_given_up_is_no_other_argument(
+    kind: str, donated: Any, shared: bool, place: str
+) -> None:
+    fn = DONATING[kind]
+    run = te.jit(fn, donate_argnums=donated, settings=QUICK)
+    x = at(place)
+    if shared:
+        with pytest.raises(PlanError, match=r"the same array as \[\d\]: .* donated twice"):
+            run(x, x)
+    else:
+        jax.tree.map(np.testing.assert_allclose, run(x, x), fn(X, X))
+    assert not x.is_deleted()
+    jax.tree.map(np.testing.assert_allclose, run(X, X), fn(X, X))  # each has a copy
 
 
 def told(calls: Callable[[], object]) -> list[str]:
