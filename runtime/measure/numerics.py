@@ -1,19 +1,24 @@
 """The numerics rule: a plan may be no less accurate than the program it came from.
 
 Reassociated sums differ in the last bits, so "the same numbers" is judged against float64: the
-plan's error may be at most four times that of the original as it is written.
+plan's error may be at most four times that of the original as it is written. Where float64 draws
+other random numbers, both are judged against the original (`standard`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 #: How many times the original's error a plan's may be.
 ALLOWED = 4.0
+#: Times that the original is run on other roundings of its arguments.
+SHAKES = 3
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,58 @@ def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
     with jax.enable_x64(True):
         wide = jax.tree.map(_widened, tuple(args))
         return [on_host(x) for x in jax.tree.leaves(jax.jit(fn)(*wide))]
+
+
+def standard(
+    fn: Callable[..., Any], fresh: Callable[[], Sequence[Any]]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What plans of `fn` are held against, and what it gives itself, for `accuracy`: flat outputs.
+
+    The first are those in float64. Where that draws other random numbers they are the original's,
+    and the second what it gives of arguments moved in their last places, each output the farthest
+    off of `SHAKES`. `fresh` gives the arguments, anew for each call.
+    """
+    import jax
+
+    original = as_written(fn, fresh())
+    if draws_alike(fn, fresh()):
+        return in_float64(fn, fresh()), original
+    runs = [
+        as_written(fn, jax.tree.map(partial(shaken, seed=seed), tuple(fresh())))
+        for seed in range(SHAKES)
+    ]
+    moved = [
+        max(those, key=lambda x: _error([own], [x]))
+        for own, *those in zip(original, *runs, strict=True)
+    ]
+    return original, moved
+
+
+def draws_alike(fn: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether `in_float64` draws the random numbers that `fn` draws of its own arguments.
+
+    What is drawn in the dtype of an argument, or in the widest that there is, is drawn of twice as
+    many bits in float64: other numbers, beside which those of the program say nothing.
+    """
+    import jax
+
+    own = _drawn(jax.make_jaxpr(fn)(*args).jaxpr)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(_widened, tuple(args))
+        return own == _drawn(jax.make_jaxpr(fn)(*wide).jaxpr)
+
+
+def shaken(x: Any, seed: int) -> Any:
+    """Floating-point numbers moved by at most one in their last places; all else as it is."""
+    import jax.numpy as jnp
+
+    if is_key(x) or not jnp.issubdtype(getattr(x, "dtype", bool), jnp.floating):
+        return x
+    x = np.asarray(x)
+    eps = _ulp(x.dtype)
+    up = np.random.default_rng(seed).uniform(-eps, eps, x.shape)
+    moved: np.ndarray = (x.astype(np.float64) * (1.0 + up)).astype(x.dtype)
+    return moved
 
 
 def as_written(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
@@ -100,6 +157,20 @@ def _widened(x: Any) -> Any:
 
     x = x if is_key(x) else jnp.asarray(x)
     return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _drawn(jaxpr: Any) -> Counter[tuple[str, str]]:
+    """How often what is drawn, by primitive and types."""
+    from jax.extend.core import jaxprs_in_params
+
+    found: Counter[tuple[str, str]] = Counter()
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name.startswith(("random_", "rng_")):
+            found[name, str([v.aval for v in equation.outvars])] += 1
+        for inner in jaxprs_in_params(equation.params):
+            found.update(_drawn(inner))
+    return found
 
 
 def _ulp(dtype: Any) -> float:

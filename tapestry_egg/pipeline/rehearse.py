@@ -28,8 +28,8 @@ CLOSE = 1e-4
 #: What differs more must be this many times farther off than the original itself moves when its
 #: arguments change in their last places: an output that is made of rounding moves freely.
 _NOISE = 16.0
-#: Times that the original is run on other roundings of its arguments.
-_SHAKES = 3
+#: Said of a program that float64 cannot judge.
+_DRAWN = "the program draws other random numbers in float64: the original decides"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Rehearsal:
     rounding, such as an optimizer's step along a gradient that is zero in exact arithmetic.
     `noise` is how far the original's outputs move when its arguments change in their last places;
     it is looked at where differences are large. `accuracy` judges by float64, where the program was
-    at hand to compute with it.
+    at hand to compute with it, and draws the same random numbers there: not where
+    `drawn_otherwise`.
     `seconds` is the median of the timed runs, `original_seconds` that of the original on one
     device.
     """
@@ -54,6 +55,7 @@ class Rehearsal:
     comparison: Comparison
     accuracy: tuple[Accuracy, ...] = ()
     noise: tuple[float, ...] = ()
+    drawn_otherwise: bool = False
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -83,6 +85,7 @@ class Rehearsal:
             "differing": list(self.differing),
             "ok": self.ok,
             "accuracy": [asdict(a) for a in self.accuracy],
+            "drawn_otherwise": self.drawn_otherwise,
             "seconds": self.seconds,
             "original_seconds": self.original_seconds,
             "planned_peak_bytes": self.comparison.planned_peak_bytes,
@@ -116,6 +119,7 @@ class Rehearsal:
                         for name in (() if self.accuracy else self.differing)
                     ),
                     *(f"{a} (float64 decides)" for a in self.accuracy),
+                    *([_DRAWN] if self.drawn_otherwise else ()),
                     f"time per step here: {took}; the original on one device: {original}",
                     str(self.comparison),
                 ]
@@ -139,7 +143,13 @@ def rehearse(
     from tapestry_egg.interop.foreign import load_program
     from tapestry_egg.runtime.compile import compile
     from tapestry_egg.runtime.measure.compare import compare
-    from tapestry_egg.runtime.measure.numerics import is_key, on_host
+    from tapestry_egg.runtime.measure.numerics import (
+        SHAKES,
+        draws_alike,
+        is_key,
+        on_host,
+        shaken,
+    )
     from tapestry_egg.tracing.emit import emit
 
     types = [plan.graph.values[v] for v in plan.graph.inputs]
@@ -160,10 +170,11 @@ def rehearse(
     names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
     differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
     noise = [0.0] * len(differences)
-    if not entry and not all(share <= CLOSE for share in differences):
-        for k in range(_SHAKES):
-            shaken = [x if is_key(x) else _shaken(x, seed + k) for x in fresh()]
-            moved = [on_host(x) for x in original(*shaken)]
+    alike = entry is not None and draws_alike(entry.function, entry.arguments)
+    judged = _judged(entry, found) if entry and alike else ()
+    if not judged and not all(share <= CLOSE for share in differences):
+        for k in range(SHAKES):
+            moved = [on_host(x) for x in original(*(shaken(x, seed + k) for x in fresh()))]
             pairs = zip(noise, moved, expected, strict=True)
             noise = [max(n, _difference(m, e)) for n, m, e in pairs]
     return Rehearsal(
@@ -173,7 +184,8 @@ def rehearse(
         seconds=_clock(lambda: planned(*fresh()), repeat),
         original_seconds=_clock(lambda: original(*fresh()), repeat),
         comparison=compare(plan, planned.compile()),
-        accuracy=_judged(entry, found) if entry else (),
+        accuracy=judged,
+        drawn_otherwise=entry is not None and not alike,
         noise=tuple(noise),
     )
 
@@ -184,18 +196,6 @@ def _judged(entry: Entry, found: Sequence[np.ndarray[Any, Any]]) -> tuple[Accura
 
     function, arguments = entry.function, entry.arguments
     return accuracy(in_float64(function, arguments), as_written(function, arguments), found)
-
-
-def _shaken(x: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
-    """Floating-point numbers moved by at most one in their last places; all else as it is."""
-    import jax.numpy as jnp
-
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    eps = float(jnp.finfo(x.dtype).eps)
-    up = np.random.default_rng(seed).uniform(-eps, eps, x.shape)
-    shaken: np.ndarray[Any, Any] = (x.astype(np.float64) * (1.0 + up)).astype(x.dtype)
-    return shaken
 
 
 def simulate_devices(count: int) -> None:

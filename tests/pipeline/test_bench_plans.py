@@ -12,7 +12,7 @@ import pytest
 
 import tapestry_egg as te
 from benchmarks import bench_plans, programs, unseen
-from tapestry_egg.runtime.measure.numerics import as_written
+from tapestry_egg.runtime.measure.numerics import accuracy, as_written, standard
 
 
 @pytest.mark.parametrize("name", programs.SMALL)
@@ -39,6 +39,19 @@ def test_the_original_rounds_to_16_bits_where_it_says_so() -> None:
 
     (found,) = as_written(product, (np.random.default_rng(0).normal(size=(8, 8)),))
     assert (found == found.astype(jnp.bfloat16).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, float])  # drawn in float64 alike, and not
+def test_a_gradient_that_is_scaled_is_told_beside_random_numbers(dtype: Any) -> None:
+    def step(key: Any, w: Any) -> Any:
+        kept = jax.random.uniform(key, w.shape, dtype) < 0.9
+        return jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.where(kept, w, 0.0) @ w) ** 2))(w)
+
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(16, 16)), jnp.float32)
+    reference, original = standard(step, lambda: (jax.random.key(0), w))
+    (found,) = jax.tree.leaves(step(jax.random.key(0), w))
+    assert accuracy(reference, original, [found])[0].ok
+    assert not accuracy(reference, original, [found * 1.01])[0].ok
 
 
 @pytest.mark.slow  # to compile

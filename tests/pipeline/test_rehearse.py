@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.interop.foreign import load_program
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.rehearse import rehearse
 
@@ -32,3 +35,34 @@ def test_typed_keys_are_drawn_or_the_programs_own(impl: str, tmp_path: Path) -> 
         shown = rehearse(plan, program, repeat=1)
         assert shown.ok
         assert [share for _, share in shown.differences] == [0.0]
+
+
+class Wrong:
+    """A compiled plan whose first output is 2 % off."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan, self.compile = plan, plan.compile
+
+    def __call__(self, *arguments: Any) -> Any:
+        first, *rest = self._plan(*arguments)
+        return [first * 1.02, *rest]
+
+
+@pytest.mark.parametrize(("dtype", "drawn"), [("", True), (", jnp.float32", False)])
+def test_a_wrong_plan_of_a_program_that_draws_is_told(
+    dtype: str, drawn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keyed.py"
+    text = PROGRAM.format(impl="threefry2x32").replace("(16, 8))", f"(16, 8){dtype})", 1)
+    file.write_text(text)
+    program = load_program(str(file))
+    plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
+    right = rehearse(plan, str(file), repeat=1)
+    assert right.ok
+    assert right.drawn_otherwise == drawn
+    assert ("other random numbers" in str(right)) == drawn
+    assert ("float64 decides" in str(right)) != drawn
+    compiling = import_module("tapestry_egg.runtime.compile")
+    compiled = compiling.compile
+    monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
+    assert not rehearse(plan, str(file), repeat=1).ok
