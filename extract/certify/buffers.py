@@ -364,6 +364,8 @@ class Lives:
         root = self._root(self.schedule.units[u])
         if root.port in ("carry", "stack") and v == root.outputs[-1]:
             return self._loop_end(u) + 1
+        if root.port in ("input", "state"):  # those that leave are copied one after another
+            return 2 * u + 1
         return self.made(v)
 
     def _runs(self, v: int) -> int:

@@ -159,3 +159,22 @@ def test_arguments_may_be_without_elements(kind: str) -> None:
     fn, arguments = NONE[kind]
     got, wanted = (jit(fn)(*arguments) for jit in (te.jit, jax.jit))
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+@pytest.mark.parametrize("lies", [(P("data"), P()), (P("model"), P("data"))])
+@pytest.mark.parametrize("donated", [(), 1, (0, 1)])
+def test_what_only_changes_place_and_layout_is_planned(lies: Any, donated: Any) -> None:
+    """Copies of arguments that leave as they are come one after another, in every count."""
+    given = tuple(NamedSharding(MESH, s) for s in lies)
+    wanted = NamedSharding(MESH, P(None, "model")), NamedSharding(MESH, P())
+    run = te.jit(
+        lambda x, y: (y, x),
+        donate_argnums=donated,
+        in_shardings=given,
+        out_shardings=wanted,
+        settings=QUICK,
+    )
+    y, x = run(jnp.array(X), jnp.array(X + 1))
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, X + 1)
+    assert (y.sharding, x.sharding) == wanted
