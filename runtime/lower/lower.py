@@ -318,7 +318,11 @@ class LocalBody:
         graph = self.body.graph
         frame = Frame(self, dict(zip(graph.inputs, arguments, strict=True)), stacks=stacks)
         for v, constant in graph.constants.items():
-            frame.produced[v] = jax.numpy.asarray(constant, constant.dtype)
+            frame.produced[v] = (
+                jax.numpy.asarray(constant, constant.dtype)
+                if constant.size  # XLA loses an empty one that enters a `shard_map`
+                else jax.lax.empty(constant.shape, constant.dtype)
+            )
         frame.stack(graph.inputs)
         for k, op in enumerate(graph.operations):
             with jax.named_scope(op.scope or op.kernel):

@@ -86,6 +86,17 @@ def test_what_is_without_elements_is_a_constant() -> None:
         same(compile(replace(plan, program=program))(*args), wanted)
 
 
+def test_constants_without_elements_leave_a_program_whose_arguments_have_none() -> None:
+    def f(x: jax.Array) -> Any:
+        return jnp.sort(x, 0), jnp.max(x, 1, initial=0.0), jnp.cumsum(x, 1)
+
+    none = jnp.zeros((8, 0))
+    program = trace(f, none)
+    assert len([v for v, a in program.graph.constants.items() if not a.size]) == 2
+    plan = replace(random_plan(program.graph, MESH, random.Random(0)), program=program)
+    same(compile(plan)(none), jax.jit(f)(none))
+
+
 def test_what_calls_out_is_kept() -> None:
     def f(x: jax.Array) -> jax.Array:
         jax.debug.print("{}", x[:0])
