@@ -159,7 +159,8 @@ def objective_text(text: str) -> str:
     try:
         found = objective(parse_objective(text))
     except ExtractError as e:
-        raise typer.BadParameter(f"{e.what}. {e.hint}" if e.hint else e.what) from None
+        what = f"{e.where}: {e.what}" if e.where and e.where in text else e.what  # of a file
+        raise typer.BadParameter(f"{what}. {e.hint}" if e.hint else what) from None
     return found.formula or found.name
 
 

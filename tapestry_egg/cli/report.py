@@ -46,17 +46,22 @@ def report(
     from tapestry_egg.report.runs import load_runs
 
     front = load_front(file)
-    named = [text.partition("=") for text in baseline or ()]
-    beside = tuple(baselines(front, ((name, _plans(path)) for name, _, path in named)))
+    beside = tuple(baselines(front, map(named_baseline, baseline or ())))
     print(write_report(front, out or default_path(file), load_runs(front, run or ()), beside))
 
 
-def _plans(path: str) -> Plan | Front:
-    """The plan or front in a file. Raises GraphError where it holds something else."""
+def named_baseline(text: str) -> tuple[str, Plan | Front]:
+    """The name in `NAME=FILE`, and the plan or front in the file.
+
+    Raises BadParameter where either is missing, GraphError where the file holds something else.
+    """
     from tapestry_egg.plans.plan import Plan
 
+    name, _, path = text.partition("=")
+    if not (name and path):
+        raise typer.BadParameter(f"{text!r} is not NAME=FILE", param_hint="--baseline")
     loaded = load_any(path)
-    return loaded if isinstance(loaded, Plan) else as_front(loaded, path)
+    return name, loaded if isinstance(loaded, Plan) else as_front(loaded, path)
 
 
 def default_path(file: str) -> Path:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import tapestry_egg as te
 from tapestry_egg.cli.app import app
 from tapestry_egg.cli.console import objective_text
+from tapestry_egg.cli.report import named_baseline
 from tapestry_egg.errors import GraphError, RuleError, TapestryError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.layout import MeshShape
@@ -229,6 +230,15 @@ def test_objectives_are_named_as_in_python(tmp_path: Path) -> None:
     assert objective_text("joules") == "joules"
     assert objective_text("seconds * joules") == "seconds * joules"
     assert objective_text(f"{file}:bill") == "dollars + joules / 1e6"
-    for wrong in ("seconds *", "watts", f"{file}:none"):
+    for wrong in ("seconds *", "watts"):
         with pytest.raises(typer.BadParameter):
             objective_text(wrong)
+    for wrong in (f"{file}:none", f"{file}.yaml:bill"):
+        with pytest.raises(typer.BadParameter, match="mine.yaml"):
+            objective_text(wrong)
+
+
+@pytest.mark.parametrize("text", ["cut.json", "=cut.json", "cut="])
+def test_a_baseline_is_a_name_and_a_file(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not NAME=FILE"):
+        named_baseline(text)
