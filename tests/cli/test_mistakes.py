@@ -234,7 +234,7 @@ def test_objectives_are_named_as_in_python(tmp_path: Path) -> None:
         with pytest.raises(typer.BadParameter):
             objective_text(wrong)
     for wrong in (f"{file}:none", f"{file}.yaml:bill"):
-        with pytest.raises(typer.BadParameter, match="mine.yaml"):
+        with pytest.raises(typer.BadParameter, match=r"mine\.yaml"):
             objective_text(wrong)
 
 
