@@ -24,13 +24,12 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.rewrite.recomputation.checkpoints import Flow
+from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts
 from tapestry_egg.rewrite.streams import blocks, contractions, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
-from tapestry_egg.schedule.schedules import scheduled
 
 from .derivation import digest
 from .explore import BUDGET
@@ -116,7 +115,7 @@ def _with_streams(
         found = find(graph)
         if not slower or len(found) >= MOST_FORMS:
             return (*found, *extra), fused
-        peaks = [Flow(scheduled(g, {})).peak for g in (graph, streamed)]
+        peaks = [peak_alone(g) for g in (graph, streamed)]
         if peaks[1] <= (1.0 - _LEAST_SAVED) * peaks[0]:
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
         return (*found, *_lean(found, fused), *extra), fused
@@ -139,7 +138,7 @@ def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
     made = blocks.with_blocks(form.graph)
     if made is form.graph:
         return ()
-    peaks = [Flow(scheduled(g, {})).peak for g in (form.graph, made)]
+    peaks = [peak_alone(g) for g in (form.graph, made)]
     if peaks[1] > (1.0 - _LEAST_SAVED) * peaks[0]:
         return ()
     step = RuleStep(
@@ -179,7 +178,7 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
     values = form.graph.values
     for _, op in contractions.largest_products(form.graph)[:1]:
         gathered = sum(values[v].nbytes for v in op.inputs) / math.sqrt(n)
-        held = Flow(scheduled(form.graph, {})).peak / n + gathered
+        held = peak_alone(form.graph) / n + gathered
         if held <= _FITS * limit or gathered < _LEAST_SAVED * held:
             return ()
         made = contractions.with_blocks_of_sums(form.graph)
@@ -281,7 +280,7 @@ class _Tried:
         """Its peak on one device; infinite where it cannot be."""
         if n not in self.peaks:
             graph = self.graph(n)
-            self.peaks[n] = math.inf if graph is None else Flow(scheduled(graph, {})).peak
+            self.peaks[n] = math.inf if graph is None else peak_alone(graph)
         return self.peaks[n]
 
     def fits(self, n: int, limit: float) -> bool:

@@ -92,13 +92,23 @@ def _read_elsewhere(program: FlatProgram, unit: Unit) -> tuple[set[FlatId], bool
     for i in reversed(unit.members):
         instance = program.instances[i]
         for p, v in enumerate(instance.inputs):
-            turns |= _turns(instance.signature, p)
-            if i in moved or not _aligned(instance.signature, p):
+            turned, aligned = _read_as(instance.signature, p)
+            turns |= turned
+            if i in moved or not aligned:
                 if v in makers:
                     moved.add(makers[v])
                 else:
                     found.add(v)
     return found, turns
+
+
+def _read_as(signature: OperationSignature, p: int) -> tuple[bool, bool]:
+    """Whether operand p has its dims permuted, and whether it is read where the result is written;
+    the signature remembers it, as equal operations have the same one."""
+    known: dict[int, tuple[bool, bool]] = signature.__dict__.setdefault("_read_as", {})
+    if p not in known:
+        known[p] = _turns(signature, p), _aligned(signature, p)
+    return known[p]
 
 
 def _turns(signature: OperationSignature, p: int) -> bool:

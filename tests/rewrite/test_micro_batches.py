@@ -22,6 +22,10 @@ from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.fused_forms import batched
+from tapestry_egg.rewrite.rows.cuts import Cut
+from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
+from tapestry_egg.rewrite.streams import batches
+from tapestry_egg.rewrite.streams.batches import Batch, Inner
 from tapestry_egg.rewrite.streams.micro_batches import batch, batch_of
 from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.runtime import compare, planned_collectives
@@ -180,6 +184,45 @@ def test_a_batch_in_parts_gives_what_the_whole_gives(name: str) -> None:
     )
     # The optimizer, and what it clips by, runs once, on sums that are complete.
     assert sum(op.kernel == "sqrt" for op in body.operations) == 0
+
+
+class Anew(Batch):
+    """Labels that are found once more of everything, as often as anything is learnt."""
+
+    def _pass(self) -> None:
+        self.changed = set(range(len(self.graph.operations)))
+        super()._pass()
+
+
+def labels(found: Batch) -> Any:
+    """All that is known of the operations and values of a graph, those of loops included."""
+    how = {k: labels(x.body) if isinstance(x, Inner) else x for k, x in found.how.items()}
+    demands = {(v, cut) for v, cuts in found.demands.items() for cut in cuts}
+    sets = found.before, found.outside, found.late, found.rejected
+    return found.label, how, demands, sets, found.wanted
+
+
+@pytest.mark.parametrize("name", ["masked mean", "clipped", "transformer"])
+def test_labels_that_follow_changes_are_those_of_all_labelled_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "transformer":
+        loss = partial(transformer, remat=True, dtype=jnp.float32)
+        graph = trace(descended(loss), LANGUAGE, shape(ROWS, TOKENS, dtype=jnp.int32)).graph
+    else:
+        graph = trace(PROGRAMS[name][0], *PROGRAMS[name][1]).graph
+    graph = with_batch_dims(graph)
+    dims = [(v, d) for v in graph.inputs for d, n in enumerate(graph.values[v].shape) if n > 1]
+
+    def every() -> list[Any]:
+        kind = batches.Batch
+        made = [kind(graph, graph.values[v].shape[d], {v: Cut(d)}) for v, d in dims]
+        return [labels(x.labelled()) for x in made]
+
+    followed = every()
+    assert any(wanted for *_, wanted in followed)
+    monkeypatch.setattr(batches, "Batch", Anew)
+    assert every() == followed
 
 
 @pytest.mark.slow

@@ -18,17 +18,27 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
-from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.tracing.plain import handles_in
 
 from .second_instances import Recomputation
 
 _RESIDENT = ("input", "state", "constant")
+
+
+def peak_alone(graph: BlockGraph) -> float:
+    """The most bytes that a program holds on one device, none of its outputs fed back; the graph
+    remembers it, as several other forms are held beside the same one."""
+    known: float | None = graph.__dict__.get("_peak_alone")
+    if known is None:
+        known = graph.__dict__["_peak_alone"] = Flow(scheduled(graph, {})).peak
+    return known
 
 
 class Flow:

@@ -5,13 +5,15 @@ or sums over rows; sums pass through what is linear in them. What needs a whole 
 comes after the loop, and whatever reads that. Loops are taken in as they are: their bodies are
 labelled too, to a fixpoint over what they carry. Where an operation with rows needs what comes
 after, and that is a sum over rows of cheap things (the count of a masked mean), the sum is taken
-before the loop, over all rows. Nothing is known of any kernel.
+before the loop, over all rows. What is found out on the way changes few labels, and only what reads
+these is labelled anew. Nothing is known of any kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -70,13 +72,21 @@ class Batch:
     label: dict[int, Label] = field(default_factory=dict)
     how: dict[int, How] = field(default_factory=dict)  # number of an operation -> how it runs
     before: set[int] = field(default_factory=set)  # operations on all rows, before the loop
-    demands: dict[tuple[int, Cut], None] = field(default_factory=dict)
-    late: list[int] = field(default_factory=list)  # operations with rows that need what is late
+    # Values that have no rows where operations want them -> the rows wanted -> by whom.
+    demands: dict[int, dict[Cut, set[int]]] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)  # operations with rows that need what is late
 
     def __post_init__(self) -> None:
-        self.makers = self.graph.producers()
+        graph = self.graph
+        self.makers, self.readers = graph.producers(), graph.readers()
+        self.leaving = set(graph.outputs)
         self.rejected: set[int] = set()  # values that are not made with rows
         self.costly: set[int] = set()  # operations that are not run before the loop
+        self.asked: dict[int, list[tuple[int, Cut]]] = {}  # what an operation demands
+        self.changed = set(range(len(graph.operations)))  # what is to be labelled
+        self.label = {v: self.given.get(v, "free") for v in graph.inputs}
+        for v, array in graph.constants.items():
+            self.label[v] = "zero" if array.size == 1 and _is_zero(array) else "free"
 
     def labelled(self) -> Batch:
         """Label everything. Raises Whole where the graph is the body of a loop and something in it
@@ -93,18 +103,41 @@ class Batch:
         return isinstance(self.label[v], Cut)
 
     def _pass(self) -> None:
-        graph, self.how, self.demands, self.late = self.graph, {}, {}, []
-        self.label = {v: self.given.get(v, "free") for v in graph.inputs}
-        for v, array in graph.constants.items():
-            self.label[v] = "zero" if array.size == 1 and _is_zero(array) else "free"
-        for k, op in enumerate(graph.operations):
+        """Label what has changed, in the program's order, and what reads values of new labels."""
+        ops, queued = self.graph.operations, self.changed
+        waiting, self.changed = list(queued), set()
+        heapify(waiting)
+        while waiting:
+            k = heappop(waiting)
+            op = ops[k]
+            self._forget(k)
             made = self._labels(k, op)
             if made is None:
                 if self.nested:
                     raise Whole
                 made = _all("late") * len(op.outputs)
                 self.how.pop(k, None)
-            self.label.update(zip(op.outputs, made, strict=True))
+            for v, label in zip(op.outputs, made, strict=True):
+                if self.label.get(v) != label:
+                    self.label[v] = label
+                    for r in self.readers[v]:
+                        if r not in queued:
+                            queued.add(r)
+                            heappush(waiting, r)
+
+    def _forget(self, k: int) -> None:
+        """Take back what was found of an operation."""
+        self.how.pop(k, None)
+        self.late.discard(k)
+        for v, cut in self.asked.pop(k, ()):
+            self.demands[v][cut].discard(k)
+            if not self.demands[v][cut]:
+                del self.demands[v][cut]
+
+    def _demand(self, k: int, v: int, cut: Cut) -> None:
+        """Note that an operation wants a value with rows."""
+        self.demands.setdefault(v, {}).setdefault(cut, set()).add(k)
+        self.asked.setdefault(k, []).append((v, cut))
 
     # One operation
 
@@ -116,7 +149,7 @@ class Batch:
         cut = any(isinstance(x, Cut) for x in ins)
         if "late" in ins:
             if cut:
-                self.late.append(k)
+                self.late.add(k)
             return None
         if not cut and "sum" not in ins and "same" not in ins:
             return self._free(k, op, ins)
@@ -129,7 +162,7 @@ class Batch:
         if cut:
             made = self._on_rows(k, op, sig, ins)
             if made is None and "sum" in ins:
-                self.late.append(k)
+                self.late.add(k)
             return made
         if "sum" in ins:
             return self._linear(k, sig, ins)
@@ -155,6 +188,7 @@ class Batch:
         if self.nested:
             return None
         self.rejected.update(op.outputs)
+        self.changed.add(k)
         for v in op.outputs:
             self.wanted.pop(v, None)
         return _all("free") * len(op.outputs)
@@ -168,7 +202,7 @@ class Batch:
                 return False
         for v, x, c in zip(op.inputs, ins, rows.inputs, strict=True):
             if c is not None and not isinstance(x, Cut):
-                self.demands[v, c] = None
+                self._demand(k, v, c)
         self.how[k] = rows
         return True
 
@@ -221,7 +255,7 @@ class Batch:
             except Whole:
                 return None
             before = list(given), dict(wanted)
-            for v, cut in inner.demands:
+            for v, cut in ((v, cut) for v, cuts in inner.demands.items() for cut in cuts):
                 p = body.inputs.index(v)
                 if given[p] not in ("free", "zero"):
                     return None
@@ -268,7 +302,7 @@ class Batch:
                 if x not in ("free", "zero"):
                     return None
                 cut = y if p < first else y.moved(1)
-                self.demands[op.inputs[p], cut] = None
+                self._demand(k, op.inputs[p], cut)
         out: list[Label] = list(given[consts:first])
         for v in inner.graph.outputs[carried:]:
             y = inner.label[v]
@@ -281,8 +315,7 @@ class Batch:
     def _want(self) -> bool:
         """Note what else is to be made with rows; whether there is something new."""
         new = False
-        readers = {} if self.nested else self.graph.readers()
-        for v, cut in list(self.demands):
+        for v, cut in ((v, cut) for v, cuts in self.demands.items() for cut in cuts):
             k = self.makers.get(v)
             if k is None:
                 if v in self.graph.inputs and self.nested:
@@ -294,15 +327,16 @@ class Batch:
                 if self.wanted[v] != cut and self.nested:
                     raise Whole
                 continue
-            if not self.nested and not (v not in self.rejected and self._only(v, readers[v], cut)):
+            if not self.nested and (v in self.rejected or not self._only(v, cut)):
                 continue
             self.wanted[v] = cut
+            self.changed.add(k)
             new = True
         return new
 
-    def _only(self, v: int, readers: list[int], cut: Cut) -> bool:
+    def _only(self, v: int, cut: Cut) -> bool:
         """Whether all that reads a value reads it with these rows, and making it is cheap."""
-        if v in self.graph.outputs or any(c != cut for u, c in self.demands if u == v):
+        if v in self.leaving or len(self.demands[v]) > 1:
             return False
         return all(
             isinstance(how := self.how.get(k), Rows)
@@ -311,19 +345,20 @@ class Batch:
                 for u, c in zip(self.graph.operations[k].inputs, how.inputs, strict=True)
                 if u == v
             )
-            for k in readers
+            for k in self.readers[v]
         )
 
     def _sum_before(self) -> bool:
         """Take sums before the loop that operations with rows wait for, if that is cheap; whether
         there are any."""
         new: set[int] = set()
-        for k in () if self.nested else self.late:
+        for k in () if self.nested else sorted(self.late):
             sources = self._sources(k)
             if all(s not in self.costly and self._chain(s) is not None for s in sources):
                 new |= sources
         new -= self.before | self.costly
         self.before |= new
+        self.changed |= new
         return bool(new)
 
     def _take_back(self) -> bool:
@@ -331,6 +366,7 @@ class Batch:
         lost = {k for k in self.before if self._chain(k) is None}
         self.before -= lost
         self.costly |= lost
+        self.changed |= lost
         return bool(lost)
 
     def _sources(self, k: int) -> set[int]:

@@ -170,7 +170,7 @@ def _found(of: Batch, place: int, dim: int) -> Found | None:
             needed.update(ops[k].inputs)
     if not inside or not out:
         return None
-    late = [ops[k] for k in of.late if k not in outside]
+    late = [ops[k] for k in sorted(of.late) if k not in outside]
     cut = {v: x for v, x in of.label.items() if isinstance(x, Cut)}
     return Found(
         graph=graph,
