@@ -61,6 +61,9 @@ _REPAIRS = 6
 # anything to so much that only the peak counts.
 _TOTALS = (0.05, 64.0)
 
+# Fractions of multiples of it are spread evenly, however many there are.
+_GOLDEN = 0.5 * (5.0**0.5 - 1.0)
+
 # What it takes to evaluate a bound for a plan, in entries that are read.
 _PER_BOUND = 300
 
@@ -115,18 +118,22 @@ class Search(Settling):
     def go_on(self, archive: Archive) -> Archive:
         """Take up what other searches of the problem have found and proved: work wherever the gap
         is largest, rivals counted, from the prices that proved most there."""
-        self.archive = replace(
-            archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
-        )
-        self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
-        for candidate in archive.candidates:
-            self.consider(candidate.rows)
+        self.take_up(archive)
         self._settle(Prices(0.0, np.zeros(self.problem.times)), _BEGIN, self._some_rows())
         self._remember(self._here())
         self._narrow()
         if self.small:
             self._close()
         return self.archive
+
+    def take_up(self, archive: Archive) -> None:
+        """Know what other searches of the problem have found and proved, and at which prices."""
+        self.archive = replace(
+            archive, candidates=[*archive.candidates], cuts=[*archive.cuts], places=[], spent=0.0
+        )
+        self.visited = [Place(cut, prices, None) for cut, prices in archive.places]
+        for candidate in archive.candidates:
+            self.consider(candidate.rows)
 
     def leave(self) -> None:
         """Note in the archive what was spent, and the places from which another may go on: those
@@ -232,6 +239,8 @@ class Search(Settling):
             count = min(count, _FEWEST)
         part, parts = self.effort.part, self.effort.parts
         every = np.geomspace(*_TOTALS, max(count, parts))
+        # Searches of the same one after the other walk between each other's prices.
+        every = every * (every[1] / every[0]) ** (self.effort.round * _GOLDEN % 1.0)
         first, last = (len(every) * k // parts for k in (part, part + 1))
         return every[first : last + 1]  # the next part's first is the end of this one's range
 

@@ -97,7 +97,8 @@ class Effort:
     does not hold all of it; `gap` is what is good enough. A search may be one of `parts`, number
     `part`, that divide the prices among them, from low to high. Without `front` it is over with the
     fastest plan, if that is within the limits; with `ends` it is over with the ends of the front,
-    what bounds say of it from there, and the least joules. So far the same input gives the same
+    what bounds say of it from there, and the least joules. `round` says how many searches of the
+    problem there were before, whose prices it lies between. So far the same input gives the same
     result; not so where the search ends by the clock: after `seconds`, or after `patience` seconds
     without a better plan or bound.
     """
@@ -114,6 +115,7 @@ class Effort:
     front: bool = True
     work: float = np.inf
     ends: bool = False
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Settling:
         self.mixtures = None if timeline is None else Mixtures(timeline, self.work)
         self.small = exact.small(problem)
         self.units = exact.units(problem)  # of work, about, for a program under one limit
+        self._nodes = exact.NODES * (1 + effort.round)
         self.rng = np.random.default_rng(effort.seed)
         self.visited: list[Place] = []
         self.pool = Pool()
@@ -371,7 +374,7 @@ class Settling:
         smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
         if limit < smallest < np.inf:
             least, by_clock = exact.least_peak(
-                self.problem, smallest, left, peaks, self.work, exact.NODES
+                self.problem, smallest, left, peaks, self.work, self._nodes
             )
             self._told(by_clock)
             self._none_below(least)
@@ -381,7 +384,7 @@ class Settling:
             left = min(self.deadline - time.perf_counter(), LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
         paths = [] if self.problem.timeline is None else self._paths(limit)
-        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, exact.NODES, paths)
+        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, self._nodes, paths)
         self._told(found.by_clock)
         if found.rows is not None:
             self.consider(found.rows)

@@ -69,7 +69,7 @@ def search_all(
     executor: Executor | None = None,
     seeds: int = 1,
     rivals: Floats | None = None,
-    begun: Sequence[Archive] | None = None,
+    begun: Sequence[Archive | None] | None = None,
     weights: Sequence[float] | None = None,
 ) -> Searched:
     """The archives of all problems, searched side by side on `workers` processors, or by an
@@ -79,21 +79,23 @@ def search_all(
     may take together, `effort.seconds` by the clock: where that ends no search (`by_clock` of the
     archives), neither the number of workers nor what else they do matters. `limits` are of special
     interest, `rivals` are costs of plans that other problems have, as `Search` takes them. Where
-    searches were `begun`, one for each problem goes on from there (`Search.go_on`), with as much of
-    the work as `weights` say (default: `weight`). An interruption (Ctrl-C) ends the search and
-    keeps what was found; raises KeyboardInterrupt where that is nothing, and what `Search` raises.
+    the search of a problem was `begun`, one goes on from there (`Search.go_on`), or, in a later
+    `round`, searches all of it again and knows what was found before. `weights` divide the work of
+    problems that all were begun (default: `weight`). An
+    interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
+    that is nothing, and what `Search` raises.
     """
     room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
     alone = executor is None and (room <= 1 or rows < _SMALL)
-    if begun is not None:
-        seeds = 1
-    whole = rows < _SMALL or begun is not None
-    parts = [1] * len(problems) if whole else divided(problems, _PARTS / seeds)
+    before: Sequence[Archive | None] = begun or [None] * len(problems)
+    parts = [1] * len(problems) if rows < _SMALL else divided(problems, _PARTS / seeds)
+    once = [b is not None and not effort.round for b in before]
+    parts = [1 if o else n for n, o in zip(parts, once, strict=True)]
     kinds = [
         (k, seed, part)
         for k, n in enumerate(parts)
-        for seed, part in product(range(seeds), range(n))
+        for seed, part in product(range(1 if once[k] else seeds), range(n))
     ]
     searched = [problems[k] for k, *_ in kinds]
     each = [weight(p) for p in searched] if weights is None else weights
@@ -111,11 +113,10 @@ def search_all(
         left = list(range(len(jobs)))
         if not alone:
             with nullcontext(executor) if executor is not None else Processes(room, True) as pool:
-                left = _there(problems, jobs, limits, known, found, pool, begun)
+                left = _there(problems, jobs, limits, known, found, pool, before)
         for j in left:
             k = jobs[j].problem
-            before = None if begun is None else begun[k]
-            told = _here(problems[k], jobs[j].effort, limits, known, found.improve(j), before)
+            told = _here(problems[k], jobs[j].effort, limits, known, found.improve(j), before[k])
             found.own(j, told)
     except KeyboardInterrupt:
         if not any(archive.candidates for archive in found.archives()):
@@ -193,7 +194,7 @@ def _there(
     rivals: Floats,
     found: _Found,
     executor: Executor,
-    begun: Sequence[Archive] | None = None,
+    begun: Sequence[Archive | None],
 ) -> list[int]:
     """Search by an executor, the longest searches first; the jobs that were lost in the end."""
     sent: dict[int, bytes] = {}
@@ -203,7 +204,8 @@ def _there(
     order = sorted(range(len(jobs)), key=lambda j: -jobs[j].effort.seconds)
     bounds = None if limits is None else [limits.peak, limits.joules]
     others = rivals.tolist()
-    before = [b"" if begun is None else packed(archive_arrays(begun[j.problem])) for j in jobs]
+    earlier = [begun[job.problem] for job in jobs]
+    before = [b"" if x is None else packed(archive_arrays(x)) for x in earlier]
     calls = [
         (sent[jobs[j].problem], asdict(jobs[j].effort), bounds, others, before[j]) for j in order
     ]
@@ -260,10 +262,20 @@ def _here(
 ) -> Archive:
     search = Search(p, effort, report, rivals)
     try:
-        return search.run(limits) if begun is None else search.go_on(begun)
+        return _searched(search, limits, begun)
     finally:
         search.leave()
         report(search.archive, 0.0)
+
+
+def _searched(search: Search, limits: Limits | None, begun: Archive | None) -> Archive:
+    """A search, run as it is meant."""
+    if begun is None:
+        return search.run(limits)
+    if not search.effort.round:
+        return search.go_on(begun)
+    search.take_up(begun)
+    return search.run(limits)
 
 
 def so_far(archives: Sequence[Archive]) -> str:
@@ -323,10 +335,8 @@ def search_part(
     others = np.array(rivals, dtype=np.float64).reshape(-1, 3)
     search = Search(problem_from(unpacked(problem)), Effort(**effort), report, others)
     try:
-        if begun:
-            search.go_on(archive_from(unpacked(begun)))
-        else:
-            search.run(Limits(*limits) if limits else None)
+        before = archive_from(unpacked(begun)) if begun else None
+        _searched(search, Limits(*limits) if limits else None, before)
     except KeyboardInterrupt:
         if not search.archive.candidates:
             raise

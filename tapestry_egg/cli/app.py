@@ -245,6 +245,13 @@ def optimize(
     again: Annotated[
         bool, typer.Option("--again", help="Also graphs whose front is there and current.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Keep each search in NAME.search.npz, and go on from there: work adds up.",
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -282,6 +289,7 @@ def optimize(
         price,
         overlap=overlap or None,
         idle=idle,
+        resume=resume,
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 MANIFEST = "batch.json"
+#: How the file of a search ends.
+SEARCH = ".search.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class BatchRequest:
     files, `kernels` of Python files that define kernels of theirs, which are imported first. `pins`
     pairs inputs with the axis names that cut each of their dims, `state` outputs with inputs, and
     `mesh` names with sizes, as `optimize` has them. The others say how hard to search each graph,
-    as the pipeline's `Settings` do (None: its own default).
+    as the pipeline's `Settings` do (None: its own default). With `resume` the search of a graph is
+    kept in `NAME.search.npz`, and goes on from there.
     """
 
     target: str
@@ -70,6 +73,7 @@ class BatchRequest:
     price: float | None = None  # dollars of a device and hour
     overlap: bool | None = None
     idle: str | None = None  # `free` or `counted`: devices that plans leave unused
+    resume: bool = False
 
     def effort(self, workers: int | None) -> Settings:
         """The settings of the pipeline, for a search on so many processors."""
@@ -83,7 +87,7 @@ class BatchRequest:
         """A hash that changes whenever the front of this graph could: same key, same result."""
         from tapestry_egg import __version__
 
-        parts: dict[str, Any] = {**asdict(self), "version": __version__}
+        parts: dict[str, Any] = {**asdict(replace(self, resume=False)), "version": __version__}
         parts["graph"] = hashlib.sha256(graph).hexdigest()
         for name in (self.target.rpartition(":")[0], *self.rules, *self.kernels):
             if Path(name).is_file():
@@ -123,10 +127,10 @@ def run_batch(
     """Optimize every graph file into `out`, yielding an outcome as each one ends.
 
     Several graphs are given to `executor`, each as one call; one graph, or each in turn where there
-    is no executor, is searched on `workers` processors (None: all). With `again` nothing is
-    skipped. An interruption (Ctrl-C) leaves the fronts that were found until then, and ends the
-    batch with KeyboardInterrupt. Two graphs of the same file name raise TapestryError before
-    anything is done.
+    is no executor, is searched on `workers` processors (None: all). With `again`, or to resume
+    searches, nothing is skipped. An interruption (Ctrl-C) leaves the fronts that were found until
+    then, and ends the batch with KeyboardInterrupt. Two graphs of the same file name raise
+    TapestryError before anything is done.
     """
     seen: dict[str, Path] = {}
     for path in graphs:
@@ -147,7 +151,7 @@ def run_batch(
             continue
         entry = done.get(name, {})
         whole = entry.get("front") is not None and entry["front"] == _hash_of(out, name)
-        if not again and entry.get("key") == key and whole:
+        if not (again or settings.resume) and entry.get("key") == key and whole:
             yield replace(_outcome(entry.get("outcome", {}), name), skipped=True)
         else:
             todo.append((path, key))
@@ -258,6 +262,7 @@ def optimize_file(
             settings=settings.effort(workers),
             executor=executor,
             on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),
+            resume=out / f"{name}{SEARCH}" if settings.resume else None,
         )
         # The picture first: the front file is what marks a graph as done.
         plot_front(front_info(front), out / f"{name}.front.svg")
@@ -318,7 +323,12 @@ def _side_by_side(
 ) -> Iterator[Outcome]:
     """Every graph a call of `front_files`, which is made again where its worker is lost."""
     plain = msgspec.to_builtins(settings)
-    calls = [(str(path), path.read_bytes(), plain) for path in paths]
+    searches = [out / f"{path.stem}{SEARCH}" for path in paths]
+    known = [x.read_bytes() if settings.resume and x.exists() else b"" for x in searches]
+    calls = [
+        (str(path), path.read_bytes(), plain, search)
+        for path, search in zip(paths, known, strict=True)
+    ]
 
     def heard(_: int, said: Any) -> None:
         on_progress(Phase(*said))
@@ -336,15 +346,20 @@ def _side_by_side(
             yield Outcome(name, error=f"{paths[k]}: {told.reason}, twice\n  {hint}")
 
 
-def front_files(path: str, graph: bytes, settings: dict[str, Any]) -> dict[str, Any]:
+def front_files(
+    path: str, graph: bytes, settings: dict[str, Any], search: bytes = b""
+) -> dict[str, Any]:
     """The outcome of a graph file and the files that it gives, as plain data: of a worker.
 
-    The graph comes as the bytes of its file, so that a worker need not see the same disks.
+    The graph comes as the bytes of its file, so that a worker need not see the same disks, and so
+    does an earlier search to resume, if there is one.
     """
     host_only()
     with scratch() as folder:
         file = folder / Path(path).name
         file.write_bytes(graph)
+        if search:
+            write_atomic(folder / "out" / f"{file.stem}{SEARCH}", search)
         outcome = optimize_file(
             file,
             msgspec.convert(settings, BatchRequest),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.nearby import division, nearby
 from tapestry_egg.extract.search.archive import shown
 from tapestry_egg.extract.search.settling import Limits
+from tapestry_egg.files.search_file import Near
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.progress import Phase
 
@@ -23,7 +25,7 @@ from .passes import (
     pose_problems,
     woven,
 )
-from .searches import search
+from .searches import begins, known_before, search
 from .state import State
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ def search_nearby(state: State) -> State:
     found there; nothing where those were searched whole, or were not asked for."""
     q = state.question
     shapes = () if state.finer or state.interrupted else finer_shapes(state)[:_MESHES]
-    form = fastest(state)
-    plans = {shape: _plans(state, form, shape) for shape in shapes}
-    shapes = tuple(shape for shape in shapes if plans[shape])
+    form, plans = _near_before(state, shapes)
+    if not plans:
+        form = fastest(state)
+        plans = {shape: _plans(state, form, shape) for shape in shapes}
+    shapes = tuple(shape for shape in shapes if plans.get(shape))
     if not shapes or q.words.fixed.contract is not None:
         return state
 
@@ -68,9 +72,24 @@ def search_nearby(state: State) -> State:
         own = each(replace(own, strategies=near))
     known = np.array([c.costs for r in state.results for c in r.archive.corners()])
     settings = replace(q.settings, work=_SHARE * q.settings.most_work)
+    limits, earlier = Limits.of(dict(q.limits)), known_before(q.kept, own.problems)
+    if q.kept is not None:
+        q.kept.near = tuple(
+            Near(shape, form, tuple((q.kept.digest(p.problem), rows) for p, rows in plans[shape]))
+            for shape in shapes
+        )
     found = search(
-        own.problems, Limits.of(dict(q.limits)), settings, q.executor, tell, known.reshape(-1, 3)
+        own.problems,
+        limits,
+        settings,
+        q.executor,
+        tell,
+        known.reshape(-1, 3),
+        begun=[begins(archive, limits, q.settings) for archive in earlier],
+        kept=q.kept,
     )
+    for archive, before in zip(found.archives, earlier, strict=True):
+        archive.join(before)
     results = tuple(NetworkResult(p, a) for p, a in zip(own.problems, found.archives, strict=True))
     some = ", ".join(str(shape) for shape in shapes)
     note = f"meshes of three axes ({some}) were searched only near the plans of fewer, for one form"
@@ -88,6 +107,25 @@ def search_nearby(state: State) -> State:
         timeline=own.timeline,
         notes=tuple(dict.fromkeys((*state.notes, *own.notes, *found.notes, note))),
     )
+
+
+def _near_before(
+    state: State, shapes: Sequence[MeshShape]
+) -> tuple[int, dict[MeshShape, list[tuple[PlanProblem, Ints]]]]:
+    """The form and the plans that an earlier search that is kept was near to, by mesh: so the same
+    problems are posed, and what was found of them counts. None where there was no such search."""
+    kept = state.question.kept
+    if kept is None or not kept.near:
+        return 0, {}
+    posed = {kept.digest(r.assembled.problem): r.assembled for r in state.results}
+    found: dict[MeshShape, list[tuple[PlanProblem, Ints]]] = {}
+    form = kept.near[0].form
+    for near in kept.near:
+        own = near.shape in shapes and near.form == form < len(state.forms)
+        if own and all(digest in posed for digest, _ in near.plans):
+            plans = [(posed[digest], rows) for digest, rows in near.plans]
+            found[near.shape] = [(p, kept.evaluated(p.problem, rows).rows) for p, rows in plans]
+    return form, found
 
 
 def _plans(state: State, form: int, shape: MeshShape) -> list[tuple[PlanProblem, Ints]]:

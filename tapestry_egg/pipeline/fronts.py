@@ -23,7 +23,7 @@ from tapestry_egg.schedule.schedules import Schedule
 
 from . import omissions
 from .patching import of_programs, whole
-from .searches import ended_by_clock, for_traffic, search, search_in_turn
+from .searches import begins, ended_by_clock, for_traffic, known_before, search, search_in_turn
 from .state import Question, State
 
 
@@ -45,6 +45,7 @@ def search_problems(state: State) -> State:
         state.raced,
         columns,
         q.by_devices,
+        q.kept,
     )
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     if q.settings.front and not found.interrupted:
@@ -61,7 +62,9 @@ def search_problems(state: State) -> State:
     if "traffic" in finders and not found.interrupted:
         every = [*results, *others]
         traffic = for_traffic([r.assembled for r in every], q.machine)
-        again = search(traffic, wanted, q.settings, q.executor, q.tell)
+        known = known_before(q.kept, traffic)
+        before = [begins(archive, wanted, q.settings) for archive in known]
+        again = search(traffic, wanted, q.settings, q.executor, q.tell, begun=before, kept=q.kept)
         notes += again.notes + ended_by_clock(q.settings, again.archives)
         notes += omissions.of_places_for_traffic(len(state.patched))
         every = [r.with_candidates(a) for r, a in zip(every, again.archives, strict=True)]

@@ -102,6 +102,7 @@ def optimize(
     keep_stages: bool = False,
     price: float | None = None,
     idle: str | None = None,
+    resume: str | Path | None = None,
 ) -> Front:
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
 
@@ -130,6 +131,9 @@ def optimize(
     searched, too, neighbours inside a host first (`machine/topology.py`). What a plan leaves unused
     draws nothing and costs nothing (`idle="free"`), or idle power and the price (`idle="counted"`);
     default: as the target says, which is `free` in files.
+    `resume` names a file in which the search is kept (every minute, and in the end). Where it is
+    there, the search goes on from it, where gaps are widest: what was found of the same program
+    for the same machine is not lost, and the work adds up.
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
     """
@@ -151,6 +155,7 @@ def optimize(
         tell=on_progress,
         price=price,
         idle=idle,
+        resume=resume,
     )
     done, stages = run_passes(State(question), PASSES, keep_stages)
     assert done.front is not None, "the last passes make it"

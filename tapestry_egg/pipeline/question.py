@@ -41,6 +41,7 @@ from .state import Question
 from .words import read_words
 
 if TYPE_CHECKING:
+    from tapestry_egg.files.search_file import SearchFile
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.tracing.trace import Program
 
@@ -64,6 +65,7 @@ def read_question(
     tell: Progress | None = None,
     price: float | None = None,
     idle: str | None = None,
+    resume: str | Path | None = None,
 ) -> Question:
     """What `optimize` is asked. Raises TargetError, RuleError, GraphError and ExtractError for what
     does not fit; every rule is verified before it is used."""
@@ -115,8 +117,15 @@ def read_question(
         executor=executor,
         tell=tell or _silent,
         named_shapes=mesh_shapes is not None,
+        kept=None if resume is None else _kept(resume),
         unsearched_parts=omitted if words.fixed.contract is None and not mesh_shapes else (),
     )
+
+
+def _kept(resume: str | Path) -> SearchFile:
+    from tapestry_egg.files.search_file import SearchFile  # most searches are not kept
+
+    return SearchFile.open(resume)
 
 
 def _idle_counted(idle: str) -> bool:

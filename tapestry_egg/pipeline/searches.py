@@ -25,6 +25,7 @@ from . import omissions
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.search.worker import Searched
+    from tapestry_egg.files.search_file import SearchFile
 
     from .settings import Settings
 
@@ -56,6 +57,7 @@ def search_in_turn(
     raced: Sequence[int] = (),
     wanted: Sequence[int] = (0, 1, 2),
     by_devices: bool = False,
+    kept: SearchFile | None = None,
 ) -> Searched:
     """Search forms that compute values twice, then all others for what is better than those.
 
@@ -64,13 +66,13 @@ def search_in_turn(
     prove that they hold nothing better in the objectives `wanted` are not searched any further.
     `by_devices`, all this is done for problems of the fewest devices first, then for those of more:
     there only what is better than all on fewer devices is looked for, here also what is worse than
-    on more.
+    on more. What was found before and is `kept` is gone on with.
     """
     from tapestry_egg.extract.search.worker import Searched, weight
 
     turns = [p.choices.mesh.devices if by_devices else 0 for p in problems]
     total = sum(weight(p.problem) for p in problems)
-    archives = [Archive() for _ in problems]
+    archives = known_before(kept, problems)
     notes: tuple[str, ...] = ()
     beaten = 0
     for n in sorted(set(turns)):
@@ -78,7 +80,10 @@ def search_in_turn(
         own = _share(settings, sum(weight(problems[k].problem) for k in mine) / total)
         late = [mine.index(k) for k in raced if k in mine]
         some, known = [problems[k] for k in mine], _known(archives)
-        found, others = _in_turn(some, limits, own, executor, tell, late, wanted, known)
+        before = [archives[k] for k in mine]
+        found, others = _in_turn(
+            some, limits, own, executor, tell, late, wanted, known, before, kept
+        )
         notes, beaten = notes + found.notes, beaten + others
         for k, archive in zip(mine, found.archives, strict=True):
             archives[k] = archive
@@ -96,9 +101,12 @@ def _in_turn(
     raced: Sequence[int],
     wanted: Sequence[int],
     beside: Floats,
+    archives: Sequence[Archive],
+    kept: SearchFile | None = None,
 ) -> tuple[Searched, int]:
     """One turn of `search_in_turn`, for what is better than plans of costs `beside` [plans, 3] that
-    other problems have; and how many problems were not searched to their end."""
+    other problems have, from what is in the archives; and how many problems were not searched to
+    their end."""
     from tapestry_egg.extract.search.exact import small
     from tapestry_egg.extract.search.worker import Searched, weight
 
@@ -106,7 +114,7 @@ def _in_turn(
     weights = [
         weight(p.problem) * (_TWICE if t else 1.0) for p, t in zip(problems, twice, strict=True)
     ]
-    archives = [Archive() for _ in problems]
+    begun = [begins(archive, limits, settings) for archive in archives]
     notes: tuple[str, ...] = ()
     late = min(_RACED, sum(weights[k] for k in raced) / sum(weights))
     closer = settings.front and len(problems) > 1
@@ -122,7 +130,8 @@ def _in_turn(
             return
         rivals = np.concatenate([beside, _known(archives)])
         own, some = _share(settings, first * share), [problems[k] for k in mine]
-        searched = search(some, limits, own, executor, tell, rivals, ends)
+        before = [begun[k] for k in mine]
+        searched = search(some, limits, own, executor, tell, rivals, ends, before, kept=kept)
         notes += searched.notes
         for k, archive in zip(mine, searched.archives, strict=True):
             archives[k].join(archive)
@@ -137,8 +146,10 @@ def _in_turn(
     left = [k for k in raced if not is_beaten(archives[k], points, settings.gap, wanted)]
     turn(left, (1.0 - _ENDS) * late)
     if closer and INTERRUPTED not in notes:
-        notes += _closer(problems, weights, archives, limits, settings, executor, tell, beside)
-    return Searched(archives, notes), len(raced) - len(left)
+        notes += _closer(
+            problems, weights, archives, limits, settings, executor, tell, beside, kept
+        )
+    return Searched([*archives], notes), len(raced) - len(left)
 
 
 def _share(settings: Settings, share: float) -> Settings:
@@ -155,6 +166,7 @@ def _closer(
     executor: Executor | None,
     tell: Progress,
     beside: Floats,
+    kept: SearchFile | None = None,
 ) -> tuple[str, ...]:
     """Go on with the problems whose gaps are widest, all of what is known counted, with the work
     that all searches have left over; what is to be said of it. The archives take in what is found.
@@ -182,6 +194,7 @@ def _closer(
             points,
             begun=[archives[k] for k in mine],
             weights=[weights[k] * gaps[k] for k in mine],
+            kept=kept,
         )
         notes += found.notes
         for k, archive in zip(mine, found.archives, strict=True):
@@ -232,11 +245,12 @@ def search(
     tell: Progress,
     rivals: Floats | None = None,
     ends: bool = False,
-    begun: Sequence[Archive] | None = None,
+    begun: Sequence[Archive | None] | None = None,
     weights: Sequence[float] | None = None,
+    kept: SearchFile | None = None,
 ) -> Searched:
     """Search all problems, side by side where processors allow; what was `begun` is gone on with,
-    and `weights` divide the work."""
+    `weights` divide the work, and what is found is `kept`."""
     from tapestry_egg.extract.search.worker import search_all, so_far
 
     begin = time.perf_counter()
@@ -244,20 +258,25 @@ def search(
     def report(archives: Sequence[Archive]) -> None:
         spent = (time.perf_counter() - begin) / min(settings.most_work, settings.most_seconds)
         tell(Phase("extract", so_far(archives), min(0.99, spent)))
+        if kept is not None:
+            kept.note(each, archives, ended=False)
 
+    each = [p.problem for p in problems]
+    runs = 0 if kept is None or weights is not None else kept.runs
     effort = Effort(
         settings.prices,
         settings.steps,
         seconds=settings.most_seconds,
         gap=settings.gap,
-        seed=settings.seed,
+        seed=settings.seed + runs * settings.seeds,
         patience=settings.patience,
         front=settings.front,
         work=settings.most_work,
         ends=ends,
+        round=runs,
     )
     found = search_all(
-        [p.problem for p in problems],
+        each,
         effort,
         limits,
         report,
@@ -270,7 +289,22 @@ def search(
     )
     words = "  ".join([so_far(found.archives), *found.notes])
     tell(Phase("extract", words, 1.0))
+    if kept is not None:
+        kept.note(each, found.archives, ended=True)
     return found
+
+
+def known_before(kept: SearchFile | None, problems: Sequence[PlanProblem]) -> list[Archive]:
+    """What earlier searches that are kept have found of problems."""
+    found = [None if kept is None else kept.known(p.problem) for p in problems]
+    return [Archive() if archive is None else archive for archive in found]
+
+
+def begins(archive: Archive, limits: Limits | None, settings: Settings) -> Archive | None:
+    """What a search goes on from: what is known of its problem; None where that is no plan that is
+    asked for."""
+    meant = any(limits is None or limits.hold(c) for c in archive.candidates)
+    return archive if meant and settings.front else None
 
 
 def for_traffic(problems: Sequence[PlanProblem], machine: Target) -> list[PlanProblem]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.places.programs import Patched
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
+    from tapestry_egg.files.search_file import SearchFile
     from tapestry_egg.tracing.trace import Program
 
 
@@ -48,6 +49,7 @@ class Question:
     tell: Progress
     named_shapes: bool = False  # whether the caller chose the mesh shapes
     unsearched_parts: tuple[int, ...] = ()  # numbers of devices that are not searched
+    kept: SearchFile | None = None  # what earlier searches found, and this one finds
 
     @property
     def by_devices(self) -> bool:

@@ -121,6 +121,34 @@ def test_a_second_run_does_nothing_until_something_changes(
     assert calls[6:] == ["a", "b"]
 
 
+@pytest.mark.parametrize("executor", [None, Inline()])
+def test_searches_are_resumed_beside_their_fronts(
+    executor: Any, graphs: Callable[..., list[Path]], tmp_path: Path, monkeypatch: Any
+) -> None:
+    read: list[bytes] = []
+
+    def optimize(program: Any, **settings: Any) -> Front:
+        """Adds a byte to what the search has."""
+        path: Path | None = settings["resume"]
+        if path is not None:
+            read.append(path.read_bytes() if path.exists() else b"")
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(read[-1] + program.graph.name.encode())
+        return front(program)
+
+    monkeypatch.setattr(pipeline, "optimize", optimize)
+    monkeypatch.setattr(admission, "admit", lambda *_: None)
+    out, paths, resumed = tmp_path / "out", graphs("a", "b"), replace(SETTINGS, resume=True)
+    go(paths, out, executor=executor)
+    assert not read and not list(out.glob("*.npz"))
+    for _ in range(2):
+        assert not any(o.skipped for o in go(paths, out, resumed, executor=executor))
+    assert read == [b"", b"", b"a", b"b"]
+    assert (out / "b.search.npz").read_bytes() == b"bb"
+    # What was resumed is as current as what was searched at once.
+    assert all(o.skipped for o in go(paths, out, executor=executor))
+
+
 def _more() -> tuple[Any, ...]:
     """The fields of a graph other than `graph`'s."""
     type_ = TensorType((4,), "float32")
