@@ -82,6 +82,19 @@ class Ground:
             for unit in self.schedule.units
         )
 
+    @cached_property
+    def first_reads(self) -> dict[int, list[tuple[int, int]]]:
+        """Per value: the units that read it and do not make it, each with its first operation."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for u, unit in enumerate(self.schedule.units):
+            first: dict[int, int] = {}
+            for _, _, w, at, _ in self.reads[u]:
+                first[w] = min(first.get(w, at), at)
+            for v, at in first.items():
+                if v not in unit.outputs:
+                    found.setdefault(v, []).append((u, at))
+        return found
+
     def _reader(self, i: int, b: int) -> tuple[int, bool]:
         """The operation of body b at which instance i reads; past the last: at the end."""
         instance = self.program.instances[i]

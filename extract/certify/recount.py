@@ -460,12 +460,7 @@ class Walk:
         until they are done."""
         b = self.body_of[v]
         until = self.bodies[b].kept[self.local[v]].until
-        found = []
-        for u, unit in enumerate(self.schedule.units):
-            reads = [at for _, _, w, at, _ in self.ground.reads[u] if w == v]
-            if reads and v not in unit.outputs and min(reads) <= until:
-                found.append(u)
-        return found
+        return [u for u, at in self.ground.first_reads.get(v, ()) if at <= until]
 
     def _refuse(self, b: int, operation: int, what: str) -> Refused:
         graph = self.program.bodies[b].graph

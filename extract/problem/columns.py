@@ -39,11 +39,15 @@ class Columns:
             choices.schedule.program,
         )
         self.once = once or Once()
+        self._tables: dict[int, CopyTable] = {}
         self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def table(self, v: int) -> CopyTable:
         """The copies between the layouts of a value's type."""
-        return self.choices.table(v)
+        found = self._tables.get(v)
+        if found is None:
+            found = self._tables[v] = self.choices.table(v)
+        return found
 
     def others(self, v: int) -> tuple[int, ...]:
         """Units other than its producer that read a materialised value, in the program's order."""

@@ -42,6 +42,8 @@ class Memory:
         rows = choices.target.tiles is None  # arrays lie row by row
         self.straight = read_straight(choices.schedule) if rows else frozenset()
         self.made_straight = made_straight(choices.schedule) if rows else frozenset()
+        self._first: dict[int, int] = {}  # value -> the tick of the first copy of it
+        self._alone: dict[int, int] = {}  # value -> the one unit that it is kept for in the end
 
     @property
     def times(self) -> int:
@@ -177,8 +179,12 @@ class Memory:
 
     def first(self, v: int) -> int:
         """The tick of the first copy that could be made of a value."""
-        producer = self.schedule.producer[v]
-        return min(self.lives.reads_at[r, v] for r in self.schedule.readers[v] if r != producer)
+        found = self._first.get(v)
+        if found is None:
+            producer, at = self.schedule.producer[v], self.lives.reads_at
+            found = min(at[r, v] for r in self.schedule.readers[v] if r != producer)
+            self._first[v] = found
+        return found
 
     def _apart(
         self, table: CopyTable, have: Ints, need: Ints, making: Floats
@@ -208,9 +214,11 @@ class Memory:
 
     def _reads_last(self, reader: int, v: int) -> bool:
         """Whether a unit alone is what a value is kept for in the end."""
-        producer, last = self.schedule.producer[v], self.lives.last[v]
-        at = [r for r in self.schedule.readers[v] if self.lives.reads_until[r, v] == last]
-        return at == [reader] and reader != producer
+        if v not in self._alone:
+            producer, last = self.schedule.producer[v], self.lives.last[v]
+            at = [r for r in self.schedule.readers[v] if self.lives.reads_until[r, v] == last]
+            self._alone[v] = at[0] if len(at) == 1 and at[0] != producer else -1
+        return self._alone[v] == reader
 
     def _read_before(self, reader: int, v: int) -> int:
         """Before which tick everything else that reads a value is done with it."""

@@ -28,32 +28,32 @@ class Descent:
 
         self.spans = [self._spans(i) for i in range(len(problem.variables))]
 
-    def _spans(self, i: int) -> Ints:
-        """When what variable i decides is in memory: [(start, end), ...]."""
+    def _spans(self, i: int) -> list[tuple[int, int]]:
+        """When what variable i decides is in memory: from when and up to when."""
         uses = [*self.problem.variables[i].uses]
         for k, _ in self.pairs[i]:
             uses += self.problem.pairs[k].uses
-        return np.array([(u.start, u.end) for u in uses], dtype=np.int64).reshape(-1, 2)
+        return list({(u.start, u.end): None for u in uses})
 
     def _touches(self, i: int, time: int) -> bool:
-        spans = self.spans[i]
-        return bool(((spans[:, 0] <= time) & (time < spans[:, 1])).any())
+        return any(start <= time < end for start, end in self.spans[i])
 
     def into(self, rows: Ints, limit: float, sweeps: int = 2) -> Ints:
         """Improve seconds while the peak stays within the limit; above it, lower the peak."""
         rows = rows.copy()
         *_, profile = self.problem.evaluate(rows)
+        most = int(profile.argmax()) if len(profile) else 0  # when most is in memory
         for _ in range(sweeps):
             changed = False
             for i in range(len(rows)):
                 if len(self.problem.variables[i]) == 1:
                     continue
-                cost = self._seconds(i, rows)
                 self.work.add(_LOOKED + _PER_PAIR * len(self.pairs[i]), 0)
-                peak = float(profile.max())
+                peak = float(profile[most])
                 tight = peak > limit
-                if tight and not self._touches(i, int(profile.argmax())):
+                if tight and not self._touches(i, most):
                     continue
+                cost = self._seconds(i, rows)
                 if not tight and cost[rows[i]] <= cost.min() * (1 + 1e-12):
                     continue
                 promising = np.flatnonzero(np.isfinite(cost))
@@ -82,6 +82,7 @@ class Descent:
                 if better and promising[take] != rows[i]:
                     lengths = np.diff(starts, append=len(profile))
                     profile = profile + np.repeat(changes[take], lengths)
+                    most = int(profile.argmax())
                     rows[i] = promising[take]
                     changed = True
             if not changed:
@@ -115,9 +116,10 @@ class Descent:
                     delta = amount[p.label_b[options]] - amount[p.label_b[now]]
                 deltas.append((use, delta))
         ends = {t for use, _ in deltas for t in (use.start, use.end)}
-        starts = np.array(sorted({0} | {t for t in ends if t < self.problem.times}), dtype=np.int64)
+        starts = sorted({0} | {t for t in ends if t < self.problem.times})
+        at = {t: k for k, t in enumerate(starts)}
         changes = np.zeros((len(options), len(starts)))
         self.work.add(_PER_USE * len(deltas), 2 * changes.size * len(deltas))
         for use, delta in deltas:
-            changes[:, (use.start <= starts) & (starts < use.end)] += delta[:, None]
-        return starts, changes
+            changes[:, at[use.start] : at.get(use.end)] += delta[:, None]
+        return np.array(starts, dtype=np.int64), changes

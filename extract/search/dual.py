@@ -31,7 +31,7 @@ _ROUNDING = 1e-12
 # Calls per variable and pair that it takes to set up message passing, and those per batch and slot
 # of a pass, and per slot that gives messages: as many as there were before `passes.py`, so that the
 # same work still finds the same plans. It takes about half the calls.
-_SET_UP, _PER_BATCH, _PER_SLOT, _PER_MESSAGE = 30, 6, 3, 10
+SET_UP, _PER_BATCH, _PER_SLOT, _PER_MESSAGE = 30, 6, 3, 10
 
 Messages = Floats  # all of them, one after the other (`passes.State`)
 
@@ -122,7 +122,7 @@ class Dual:
         self.passes = self._passes(self.batches)
         self.folded = self._passes(self.folding.batches)
         self.beliefs = [np.zeros(at.shape) for at in self.passes.rows_of]
-        self.work.add(_SET_UP * (n + len(problem.pairs)), 0)
+        self.work.add(SET_UP * (n + len(problem.pairs)), 0)
         self._pass_work = self._work_of(self.batches)
         self._rehearsal_work = self._work_of(self.folding.batches)
         self._price_work = self._work_of_prices()

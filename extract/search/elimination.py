@@ -35,7 +35,7 @@ _TOGETHER = 1 << 16
 
 # Calls per variable that it takes to find the order, per group of buckets, and per variable that
 # what is asked for has rows of.
-_SET_UP, _PER_GROUP, _PER_VARIABLE = 100, 30, 4
+SET_UP, _PER_GROUP, _PER_VARIABLE = 100, 30, 4
 
 Shape = tuple[int, ...]  # per axis of a bucket's table: the axis of a smaller one there, or -1
 
@@ -73,7 +73,7 @@ class Elimination:
         self.scopes = [(i, *sorted(others, key=at.__getitem__)) for i, others in order]
         self.levels = self._levels(edges, at)
         self._gather(edges, at)
-        dual.work.add(_SET_UP * len(self.scopes), 0)
+        dual.work.add(SET_UP * len(self.scopes), 0)
 
     # A bucket is a variable with the neighbours that are left when its turn comes. Its table is
     # minimised over the variable, and what remains, over the neighbours, is added to the bucket of

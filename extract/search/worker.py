@@ -25,7 +25,9 @@ from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, capaci
 from tapestry_egg.parallel.serving import tell
 from tapestry_egg.pareto import excess
 from tapestry_egg.quantities import TIME
+from tapestry_egg.work import Work
 
+from . import dual, elimination
 from .archive import Archive, Candidate, shown
 from .search import Search
 from .settling import Effort, Limits
@@ -89,7 +91,8 @@ def search_all(
     rows = sum(len(v) for p in problems for v in p.variables)
     alone = executor is None and (room <= 1 or rows < _SMALL)
     before: Sequence[Archive | None] = begun or [None] * len(problems)
-    parts = [1] * len(problems) if rows < _SMALL else divided(problems, _PARTS / seeds)
+    divide = rows >= _SMALL
+    parts = divided(problems, _PARTS / seeds, effort.work) if divide else [1] * len(problems)
     once = [b is not None and not effort.round for b in before]
     parts = [1 if o else n for n, o in zip(parts, once, strict=True)]
     kinds = [
@@ -222,11 +225,25 @@ def _there(
     return left
 
 
-def divided(problems: Sequence[Problem], room: float) -> list[int]:
-    """In how many parts to search each problem, so that `room` workers have about equal ones."""
+def divided(problems: Sequence[Problem], room: float, work: float = math.inf) -> list[int]:
+    """In how many parts to search each problem, so that `room` workers have about equal ones; in no
+    more than have as much of the `work` as it takes to begin each."""
     weights = [weight(p) for p in problems]
     each = sum(weights) / max(room, 1.0)
-    return [max(1, math.ceil(w / each - _SPARE)) for w in weights]
+    parts = [max(1, math.ceil(w / each - _SPARE)) for w in weights]
+    begins = [beginning(p) for p in problems]
+    owns = [work * w / sum(weights) for w in weights]
+    return [
+        n if n * b <= own else max(1, int(own / b))
+        for n, b, own in zip(parts, begins, owns, strict=True)
+    ]
+
+
+def beginning(problem: Problem) -> float:
+    """Units of work, about, that a search of a problem takes before it has looked at anything."""
+    work, count = Work(), len(problem.variables)
+    work.add(dual.SET_UP * (count + len(problem.pairs)) + elimination.SET_UP * count, 0)
+    return work.units
 
 
 def shares(weights: Sequence[float], workers: int, effort: Effort) -> list[float]:

@@ -13,8 +13,7 @@ from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
-from tapestry_egg.extract.search.settling import Limits
-from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
+from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
@@ -23,17 +22,22 @@ from tapestry_egg.schedule.schedules import Schedule
 
 from . import omissions
 from .patching import of_programs, whole
-from .searches import begins, ended_by_clock, for_traffic, known_before, search, search_in_turn
+from .searches import (
+    begins,
+    ended_by_clock,
+    for_traffic,
+    heeded,
+    known_before,
+    search,
+    search_in_turn,
+)
 from .state import Question, State
 
 
 def search_problems(state: State) -> State:
     """For every problem the labellings that no other dominates, and proven bounds on all others."""
     q = state.question
-    heeded = dict(q.limits)
-    if q.machine.usable_bytes is not None:
-        heeded.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
-    wanted = Limits.of(heeded)
+    wanted = heeded(q)
     columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
     problems = whole(state.problems, state.patched)
     found = search_in_turn(
@@ -47,6 +51,10 @@ def search_problems(state: State) -> State:
         q.by_devices,
         q.kept,
     )
+    for first in state.results:
+        network = state.number(first)
+        if network not in state.patched:
+            found.archives[network].join(first.archive)
     notes = state.notes + found.notes + ended_by_clock(q.settings, found.archives)
     if q.settings.front and not found.interrupted:
         notes += omissions.of_programs(problems, found.archives, q.settings.gap)

@@ -36,6 +36,16 @@ def of_meshes(left: Sequence[MeshShape]) -> tuple[str, ...]:
     return _told(len(left), f"mesh shape {what} was", f"mesh shapes {what} were", "not searched")
 
 
+def of_long_programs(size: int, left: int) -> tuple[str, ...]:
+    """What is said of mesh shapes, no more than others in axes, for which a program is too long."""
+    if not left:
+        return ()
+    return (
+        f"{size} operations: {_count(left, 'mesh shape', 'mesh shapes')} of as few axes as others "
+        f"{'was' if left == 1 else 'were'} not searched",
+    )
+
+
 def of_parts(left: Sequence[int]) -> tuple[str, ...]:
     """What is said of numbers of devices that do not divide the machine's."""
     if not left:

@@ -23,7 +23,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
-from . import finer, fronts, passes, patching, verify
+from . import apart, fronts, passes, patching, verify
 from .question import read_question
 from .settings import Settings
 from .stages import Stage
@@ -60,6 +60,7 @@ PASSES = (
     Pass("saturate", ("forms",), passes.find_forms, verify.forms),
     Pass("saturate", ("schedules",), passes.schedule_units, verify.schedules),
     Pass("saturate", ("forms", "schedules"), passes.recompute_values, verify.forms_and_schedules),
+    Pass("extract", ("results",), apart.look_first, verify.looked),
     Pass("encode", ("encodings",), passes.encode_facts, verify.encodings),
     Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies),
     Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
@@ -70,7 +71,7 @@ PASSES = (
     Pass(
         "extract",
         ("shapes", *NETWORKS, "results"),
-        finer.search_nearby,
+        apart.search_nearby,
         verify.searched,
     ),
     Pass("extract", ("front",), fronts.merge_front, verify.front),

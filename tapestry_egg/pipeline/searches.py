@@ -15,6 +15,7 @@ from tapestry_egg.extract.front.race import is_beaten
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, shown
 from tapestry_egg.extract.search.settling import Effort, Limits
+from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.machine.target import Target
 from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tapestry_egg.files.search_file import SearchFile
 
     from .settings import Settings
+    from .state import Question
 
 # When bytes and flops are objectives: seconds break ties, and flops weigh more than what their
 # arithmetic takes, so that work is divided evenly before bytes are saved.
@@ -46,6 +48,14 @@ _FIRST, _MUCH = 0.6, 40.0
 # more than this share of the widest; on none any more whose gaps together are still more than the
 # last share of what they were.
 _TURNS, _WIDE, _VAIN = 4, 0.5, 0.98
+
+
+def heeded(q: Question) -> Limits | None:
+    """The user's limits on what speed is exchanged for, and what a device has of memory."""
+    bounds = dict(q.limits)
+    if q.machine.usable_bytes is not None:
+        bounds.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
+    return Limits.of(bounds)
 
 
 def search_in_turn(

@@ -27,6 +27,7 @@ from .words import Words
 if TYPE_CHECKING:
     from tapestry_egg.extract.places.programs import Patched
     from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.once import JoinedUnits, Once
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.files.search_file import SearchFile
     from tapestry_egg.tracing.trace import Program
@@ -68,6 +69,16 @@ LONG = 2500
 
 
 @dataclass(frozen=True)
+class Begun:
+    """What was made of one network, for all others to take from: units that were joined, arrays of
+    problems, and what the rules derived."""
+
+    joined: JoinedUnits
+    once: Once
+    strategies: tuple[Saturated, ...] = ()
+
+
+@dataclass(frozen=True)
 class State:
     """A question, and what each pass has added; a pass reads what those before it made.
 
@@ -78,6 +89,7 @@ class State:
     shapes: tuple[MeshShape, ...] = ()
     forms: tuple[Form, ...] = ()
     schedules: tuple[Schedule, ...] = ()
+    begun: Begun | None = None  # until the problems are posed
     encodings: tuple[Encoding, ...] = ()
     strategies: tuple[Saturated, ...] = ()
     choices: tuple[UnitChoices, ...] = ()
@@ -85,7 +97,7 @@ class State:
     problems: tuple[PlanProblem, ...] = ()
     # By the number of a network: the problem of all programs that places of its form make.
     patched: Mapping[int, Patched] = field(default_factory=dict)
-    results: tuple[NetworkResult, ...] = ()
+    results: tuple[NetworkResult, ...] = ()  # until all are searched those of a first look
     # What was found of such programs other than the forms, none without a labelling.
     of_places: tuple[NetworkResult, ...] = ()
     front: Front | None = None
@@ -130,6 +142,13 @@ class State:
             for k, (f, s) in enumerate(self.networks)
             if self.forms[f].extra or fewer[s] or s >= len(self.shapes) - self.finer
         )
+
+    def number(self, result: NetworkResult) -> int:
+        """The number of the network that a result is of."""
+        choices = result.assembled.choices
+        forms = [id(s) for s in self.schedules]
+        place = forms.index(id(choices.schedule)), self.shapes.index(choices.mesh)
+        return self.networks.index(place)
 
     def at(self, k: int) -> str:
         """Which form on which shape entry k is of: `2x×4y form 2`."""

@@ -146,6 +146,13 @@ def patched(state: State) -> None:
         _is_sound(found.problem, f"problem of all programs, {state.at(k)}")
 
 
+def looked(state: State) -> None:
+    """One network that there is, with a bound, if there was a first look."""
+    for result in state.results:
+        _holds(state.number(result) >= 0, "of no network", "the first look")
+        _holds(bool(result.archive.cuts), "without a bound", "the first look")
+
+
 def networks(state: State) -> None:
     """All that a network is made of: what was added holds what the first ones hold."""
     encodings(state)

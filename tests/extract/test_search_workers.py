@@ -256,6 +256,9 @@ def test_large_problems_are_searched_in_parts_beside_small_ones() -> None:
     assert worker.divided([large, large, small], 2) == [1, 1, 1]
     assert worker.divided([large, large], 8) == [4, 4]
     assert worker.divided([large] * 9, 0.5) == [1] * 9
+    once = worker.beginning(large)  # is all that a part would come to
+    assert worker.divided([large], 5, 3.5 * once) == [3]
+    assert worker.divided([large], 5, 0.5 * once) == [1]
 
 
 @pytest.mark.slow

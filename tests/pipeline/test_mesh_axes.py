@@ -14,7 +14,7 @@ import tapestry_egg as te
 from tapestry_egg.extract.front.nearby import division, nearby
 from tapestry_egg.extract.problem.sizes import entries, entries_of_three_axes
 from tapestry_egg.machine.objectives import OBJECTIVES
-from tapestry_egg.pipeline import finer, passes
+from tapestry_egg.pipeline import apart, passes
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.state import State
@@ -139,13 +139,13 @@ def test_large_networks_of_three_axes_are_searched_near_plans_of_two(
     question = read_question(
         te.trace(layers, X, W, V), "h100:2x4", OBJECTIVES, books=DEFAULT_BOOKS, settings=BRIEF
     )
-    until = PASSES.index(next(p for p in PASSES if p.run is finer.search_nearby))
+    until = PASSES.index(next(p for p in PASSES if p.run is apart.search_nearby))
     before = run_passes(State(question), PASSES[:until])[0]
-    state = finer.search_nearby(before)
+    state = apart.search_nearby(before)
     assert axes(before) == [1, 2, 2] and axes(state) == [1, 2, 2, 3]
     assert NEAR in state.notes and len(state.results) == len(state.networks) == 4
     problem, mesh = state.problems[-1], state.shapes[-1]
-    plans = finer._plans(before, 0, mesh)
+    plans = apart._plans(before, 0, mesh)
     assert {p.choices.mesh.sizes for p, _ in plans} == {(8,), (2, 4), (4, 2)}
     least = min(c.costs for r in before.results for c in r.archive.candidates)
     whole = saturate(encode(state.schedules[0].program, mesh), question.books)

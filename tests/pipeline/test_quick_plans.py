@@ -45,6 +45,18 @@ def test_long_programs_are_searched_on_few_axes() -> None:
     assert "only meshes of 1 axis" in notes[0]
 
 
+def test_fronts_of_very_long_programs_are_searched_on_the_machine_s_own_meshes() -> None:
+    machine = te.load_target("h100:32x8")
+    shapes = machine.distinct(machine.mesh_shapes(2))
+    assert passes.first_shapes(shapes, 12_000) == (shapes, ())
+    few, notes = passes.first_shapes(shapes, 50_000)
+    assert [s.sizes for s in few] == [(256,), (32, 8)]
+    assert notes == ("50000 operations: 6 mesh shapes of as few axes as others were not searched",)
+    parts = (*shapes, *machine.mesh_shapes(2, 64))
+    few, _ = passes.first_shapes(parts, 50_000)
+    assert [s.devices for s in few] == [256, 256, 64, 64]
+
+
 @pytest.mark.slow
 def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = te.trace(lambda x: jnp.negative(jnp.negative(x)) @ x, jnp.ones((64, 64))).graph

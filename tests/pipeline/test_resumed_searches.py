@@ -22,7 +22,7 @@ from tapestry_egg.extract.search.worker import search_all
 from tapestry_egg.files import search_file
 from tapestry_egg.files.search_file import SearchFile
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.pipeline import finer, passes
+from tapestry_egg.pipeline import apart, passes
 from tests.extract.test_search_parts import ladder
 from tests.pipeline.test_mesh_axes import BRIEF, NEAR, V, W, X, layers
 
@@ -111,7 +111,7 @@ def test_a_mesh_near_plans_is_near_the_same_ones_again(
     monkeypatch.setattr(passes, "THREE_AXES", 0)
     program, file = te.trace(layers, X, W, V), tmp_path / "layers.search.npz"
     found = [te.optimize(program, "h100:2x4", settings=BRIEF, resume=file)]
-    monkeypatch.setattr(finer, "_plans", lambda *_: pytest.fail("other plans are near"))
+    monkeypatch.setattr(apart, "_plans", lambda *_: pytest.fail("other plans are near"))
     found.append(te.optimize(program, "h100:2x4", settings=BRIEF, resume=file))
     assert all(NEAR in front.notes for front in found)
     read = SearchFile.open(file)

@@ -1,4 +1,9 @@
-"""Meshes of three axes near plans of two, where all that they hold is too much to search."""
+"""Networks that are made and searched apart from the others.
+
+One is looked at first where all of them take long: what is made for it is not made again, and its
+plan joins what the whole search finds. Meshes of three axes are searched in the end, near plans of
+two, where all that they hold is too much.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +30,8 @@ from .passes import (
     pose_problems,
     woven,
 )
-from .searches import begins, known_before, search
-from .state import State
+from .searches import begins, heeded, known_before, search
+from .state import Begun, State
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
@@ -35,6 +40,51 @@ if TYPE_CHECKING:
 # So many meshes of three axes are searched so, and near so many plans on every mesh that one of
 # them divides; with this share of the work of the others. No measurement of these is kept.
 _MESHES, _PLANS, _SHARE = 2, 6, 0.5
+
+# So many networks, and operations of all of them together, take some seconds to make ready. The
+# look has this share of the work, and no more than so many units. No measurement is kept of these.
+_NETWORKS, _OPERATIONS = 12, 5_000
+_LOOK, _MOST = 0.05, 2.0
+
+
+def look_first(state: State) -> State:
+    """The fastest plan within the limits of the form that takes the least time on one device, on
+    the first mesh of most axes; nothing where the whole search begins as soon."""
+    from tapestry_egg.extract.problem.once import JoinedUnits, Once
+
+    q, count = state.question, len(state.networks)
+    if not q.settings.front or count < _NETWORKS or count * q.graph.size < _OPERATIONS:
+        return state
+    form, most = fastest(state), state.shapes[0].devices
+    mine = [s for s, shape in enumerate(state.shapes) if shape.devices == most]
+    place = max(mine, key=lambda s: len(state.shapes[s].sizes))
+    network = state.networks.index((form, place))
+
+    def tell(phase: Phase) -> None:
+        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
+
+    begun = Begun(JoinedUnits(), Once())
+    own = replace(
+        state,
+        question=replace(q, tell=tell),
+        shapes=(state.shapes[place],),
+        forms=(state.forms[form],),
+        schedules=(state.schedules[form],),
+        timeline=(),
+        begun=begun,
+    )
+    for each in (encode_facts, derive_strategies, join_units, pose_problems):
+        own = each(own)
+    work = min(_LOOK * q.settings.most_work, _MOST)
+    settings = replace(q.settings, work=work, front=False, workers=1, seeds=1)
+    found = search(own.problems, heeded(q), settings, None, q.tell)
+    ticks = tuple(replace(tick, subject=state.at(network)) for tick in own.timeline)
+    return replace(
+        state,
+        results=(NetworkResult(own.problems[0], replace(found.archives[0], by_clock=False)),),
+        begun=replace(begun, strategies=own.strategies),
+        timeline=(*state.timeline, *ticks),
+    )
 
 
 def search_nearby(state: State) -> State:
