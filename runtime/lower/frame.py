@@ -154,8 +154,12 @@ class Frame:
         self._renew(done, k)
         self.left.update(left)
         self.ahead |= {f.value for f in tie.ahead}
+        read = {f.value for f in self.local.reads[k]}
         for v, x in now.items():
-            held[v][v] = x
+            if v in read or held[v] is not self.produced:
+                held[v][v] = x
+            else:  # an operand is computed from it
+                self._renew({v: x}, k)
 
     def _is_read(self, v: int, k: int) -> bool:
         """Whether a value is read as it was made by operation k or a later one."""
@@ -291,15 +295,23 @@ class Frame:
         else:
             store, other = tie
             late, store[other] = barrier((x, store[other]))
+            if store is self.produced:
+                self._renew({other: store[other]}, k)
         return late
 
     def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
-        """The array to tie a late copy of v to: the reader's operand computed last, if it computes
-        one, else whatever was computed last and is read again."""
-        others = [f for f in self.local.reads[k] if f.value != v and f.value in self.made_by]
+        """The array to tie a late copy of v to: of what the reader's operands are, or are computed
+        of on the fly, that computed last, if there is one; else whatever was computed last and is
+        read again. A barrier on what is computed on the fly would store it."""
+        others = {
+            u: "kept" if f.origin == "kept" else "produced"
+            for f in self.local.reads[k]
+            for u in self.local.sources.get(f.value, (f.value,))
+            if u != v and u in self.made_by
+        }
         if others:
-            f = max(others, key=lambda f: self.made_by[f.value])
-            return self._store("kept" if f.origin == "kept" else "produced", f.value), f.value
+            u = max(others, key=self.made_by.__getitem__)
+            return self._store(others[u], u), u
         alive = [u for u in self.made_by if u != v and self.local.last_read.get(u, -1) >= k]
         if alive:
             u = max(alive, key=self.made_by.__getitem__)

@@ -99,7 +99,7 @@ def ties(
             moved = [f for f in outside if f.origin == "copy" and f.moves]
             moved = [f for f in moved if local(f.value, f.need) >= SMALL]
             there = [f for f in outside if f not in moved] if beside else outside
-            held = _held(there, solid, () if beside else moved)
+            held = _held(there, solid, sources, () if beside else moved)
             taken = {f.value for f in held}
             waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
             ahead = tuple(f for f in moved if not f.have.partial)
@@ -225,12 +225,19 @@ def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion,
     return found
 
 
-def _held(outside: Sequence[Fetch], solid: set[int], moved: Sequence[Fetch]) -> tuple[Fetch, ...]:
+def _held(
+    outside: Sequence[Fetch],
+    solid: set[int],
+    sources: Mapping[int, Sequence[int]],
+    moved: Sequence[Fetch],
+) -> tuple[Fetch, ...]:
     """Which of its operands an operation is made to wait for.
 
     All that it collects from other devices (`moved`), so that no copy exists before its time; else
-    what is in memory anyway, since a barrier on a value that would have been computed on the fly,
-    inside the kernels that read it, makes it exist.
+    what is in memory anyway, or an operand is computed from on the fly, inside the kernels that
+    read it: a barrier on such an operand makes it exist.
     """
     ready = [f for f in outside if f.value in solid]
-    return tuple({f.value: f for f in (moved or ready[-1:] or outside[-1:])}.values())
+    below = [replace(f, value=u) for f in outside for u in sources.get(f.value, ()) if u in solid]
+    found = moved or ready[-1:] or below[-1:] or outside[-1:]
+    return tuple({f.value: f for f in found}.values())

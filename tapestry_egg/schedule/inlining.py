@@ -1,4 +1,4 @@
-"""Inlining: what XLA computes inside its readers, instead of storing it."""
+"""Inlining: what XLA for GPUs computes inside its readers, instead of storing it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
-from .flatten import FlatProgram
+from .flatten import FlatProgram, Instance
 from .schedules import Schedule
 from .units import Unit
+
+#: Operations on elements that its kernels of products know.
+_ONE = frozenset(
+    "abs cbrt ceil convert_element_type cos erf exp expm1 floor log log1p neg rsqrt sin sqrt tan"
+    " tanh".split()
+)
+_TWO = frozenset("add atan2 div max min mul pow rem sub".split())
+#: Those that it computes in bfloat16 as they are: it widens and rounds for all others, and what
+#: rounds is not taken in.
+_SHORT = frozenset("abs add max min mul neg sub".split())
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,8 @@ def fusion(schedule: Schedule) -> Fusion:
     boundary), and must not cost more memory traffic: apart, the producer's operands are read, its
     result is written and read by every reader; within, every reader reads the operands instead,
     where it does not read them already. So GELU's steps are recomputed in the backward pass from
-    one product, while a sum of two stored values with four readers is stored too.
+    one product, while a sum of two stored values with four readers is stored too. Products of
+    matrices take in what they can (`read_by_products`), whatever that costs.
     """
     program, units = schedule.program, schedule.units
     size = program.sizes
@@ -50,6 +61,7 @@ def fusion(schedule: Schedule) -> Fusion:
         for _, _, v in unit.reads:
             readers[v].add(u)
     within = [False] * len(units)
+    products, inner = read_by_products(schedule)
 
     def kind(u: int) -> str:
         root = program.instances[units[u].root]
@@ -60,12 +72,16 @@ def fusion(schedule: Schedule) -> Fusion:
             continue
         (v,) = unit.outputs
         using = readers[v]
-        if not using or any(
-            kind(r) not in ("loop", "view", "reduce") or units[r].body != unit.body for r in using
+        if not using or any(units[r].body != unit.body for r in using):
+            continue
+        taking = products.get(v, set())
+        others = using - taking
+        if (taking and kind(u) == "loop" and u not in inner) or any(
+            kind(r) not in ("loop", "view", "reduce") for r in others
         ):
             continue
-        apart = sum(size[w] for w in operands[u]) + size[v] * (1 + len(using))
-        inside = sum(size[w] for r in using for w in operands[u] - operands[r])
+        apart = sum(size[w] for w in operands[u]) + size[v] * (1 + len(others))
+        inside = sum(size[w] for r in others for w in operands[u] - operands[r])
         if inside > apart:
             continue
         within[u] = True
@@ -143,3 +159,76 @@ def _places(projection: Projection, shape: tuple[int, ...]) -> tuple[int, ...]:
         for c in zip(*projection.matrix, strict=True)
     ]
     return *grows, sum(s * x for s, x in zip(steps, projection.offset, strict=True))
+
+
+def read_by_products(schedule: Schedule) -> tuple[dict[FlatId, set[int]], frozenset[int]]:
+    """The products that read each value, themselves or by what they compute; and the units that
+    the products among their readers compute.
+
+    A model of XLA's GEMM fusion for GPUs (xla/backends/gpu/transforms/gemm_fusion.cc), which comes
+    before all other fusion. From a product it goes towards what it reads, and takes in what reads
+    no more from memory than is read of it: operations on one array whose elements are no smaller
+    than what they give, and on two where one is a number, or an argument of the program that is
+    repeated. So a rectifier of a product and a bias is computed by every product that reads it.
+    """
+    program, units = schedule.program, schedule.units
+    products = {u for u, unit in enumerate(units) if _is_product(program, unit)}
+    read: dict[FlatId, set[int]] = {}
+    inside: set[int] = set()
+    for u in reversed(range(len(units))):
+        unit = units[u]
+        by = {u} if u in products else set[int]()
+        view = _is_view(program, unit)
+        if view or (len(unit.outputs) == 1 and _fits(program, unit)):
+            by = read.get(unit.outputs[0], set()) if unit.outputs else set()
+            if by and not view:
+                inside.add(u)
+        for v in {v for _, _, v in unit.reads} if by else ():
+            read.setdefault(v, set()).update(by)
+    return read, frozenset(inside)
+
+
+def _is_product(program: FlatProgram, unit: Unit) -> bool:
+    root = program.instances[unit.root]
+    return not root.port and root.signature.kernel == "dot_general"
+
+
+def _is_view(program: FlatProgram, unit: Unit) -> bool:
+    members = [program.instances[i] for i in unit.members]
+    return not members[-1].port and all(m.signature.fusion == "view" for m in members)
+
+
+def _fits(program: FlatProgram, unit: Unit) -> bool:
+    """Whether all that a unit computes can run inside a product."""
+    members = [program.instances[i] for i in unit.members]
+    if members[-1].port or not program.types[unit.outputs[0]].shape:
+        return False
+    spread = {
+        m.outputs[0]
+        for m in members
+        if m.signature.kernel == "broadcast_in_dim" and _is_given(program, m.inputs[0])
+    }
+    return all(_is_taken(program, m, spread) for m in members)
+
+
+def _is_given(program: FlatProgram, v: FlatId) -> bool:
+    """Whether a value is a number, or one that the program is given."""
+    return not program.types[v].shape or v in _entering(program)
+
+
+def _entering(program: FlatProgram) -> frozenset[FlatId]:
+    graph, values = program.bodies[0].graph, program.bodies[0].values
+    return frozenset(values[v] for v in graph.inputs)
+
+
+def _is_taken(program: FlatProgram, instance: Instance, spread: set[FlatId]) -> bool:
+    signature, types = instance.signature, program.types
+    if instance.outputs[0] in spread or signature.fusion == "view":
+        return True
+    result = types[instance.outputs[0]]
+    if result.dtype == "bfloat16" and signature.kernel not in _SHORT:
+        return False
+    if signature.kernel in _ONE:
+        return types[instance.inputs[0]].itemsize <= result.itemsize
+    rest = [v for v in instance.inputs if v not in spread and types[v].shape]
+    return signature.kernel in _TWO and len(rest) == 1

@@ -53,6 +53,11 @@ def beside() -> te.Front:
     return front(True)
 
 
+def alone(plans: te.Front) -> list[Plan]:
+    """Plans whose collectives are each on their own."""
+    return [p for p in plans if not any(c.merged for c in p.collectives)]
+
+
 def local_equations(plan: Plan) -> Sequence[Any]:
     """What every device runs, in a plan for abstract devices."""
     (mapped,) = [e for e in te.compile(plan).trace().jaxpr.eqns if e.primitive.name == "shard_map"]
@@ -81,14 +86,25 @@ def dots_beside(equations: Sequence[Any]) -> list[int]:
 
 @pytest.mark.slow
 def test_products_need_not_wait_for_what_the_plan_sends_beside_them(beside: te.Front) -> None:
-    for plan in (beside[0], beside[-1]):
+    for plan in (alone(beside)[0], alone(beside)[-1]):
         hidden = {b.name for b in plan.lanes() if b.stream == "links" and b.hidden > 0}
         assert hidden
         free = [n for n in dots_beside(local_equations(plan)) if n]
         assert len(free) >= len(hidden), plan
         machine = replace(plan.origin.machine, overlaps=False)
-        alone = replace(plan, origin=replace(plan.origin, machine=machine))
-        assert sum(map(bool, dots_beside(local_equations(alone)))) < len(free) / 2
+        serial = replace(plan, origin=replace(plan.origin, machine=machine))
+        assert sum(map(bool, dots_beside(local_equations(serial)))) < len(free) / 2
+
+
+def test_nothing_waits_for_a_rectified_product_that_products_compute(beside: te.Front) -> None:
+    """A barrier would store what is computed on the fly; it waits for what that is made of."""
+    for plan in (*alone(beside)[:2], beside[-1]):
+        equations = local_equations(plan)
+        rectified = {e.outvars[0] for e in equations if e.params.get("name") == "relu"}
+        rectified |= {e.outvars[0] for e in equations if e.primitive.name == "max"}
+        barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
+        assert rectified and barriers
+        assert rectified.isdisjoint(x for e in barriers for x in e.invars)
 
 
 @pytest.mark.slow
@@ -112,8 +128,9 @@ def test_what_the_compiler_is_told(beside: te.Front) -> None:
         for kind in ("all_reduce", "reduce_scatter", "all_gather"):
             most = options[f"xla_gpu_{kind}_combine_threshold_bytes"]
             assert (most > 1) == (kind in merged)
-    serial = replace(beside[0].origin.machine, overlaps=False)
-    plan = replace(beside[0], origin=replace(beside[0].origin, machine=serial))
+    plan = alone(beside)[0]
+    serial = replace(plan.origin.machine, overlaps=False)
+    plan = replace(plan, origin=replace(plan.origin, machine=serial))
     assert set(plan.compiler_options.values()) == {131072}  # no gradient is as small
     # Whatever a file says of a machine, XLA is told of every kind that it merges.
     for overlaps, least in ((False, 131072), (True, 1)):
@@ -155,7 +172,7 @@ def test_xla_for_h100_hides_them(beside: te.Front) -> None:
         devices = devices_of("h100:8")
     except TargetError as missing:
         pytest.skip(str(missing))
-    for plan in (beside[0], beside[-1]):
+    for plan in (alone(beside)[0], alone(beside)[-1]):
         compiled = te.compile(plan, devices).compile()
         compared = compare(plan, compiled)
         assert compared.equal, compared

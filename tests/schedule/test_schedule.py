@@ -105,7 +105,7 @@ def test_a_kernel_that_turns_an_operand_writes_over_none(
 
 def test_what_a_contraction_reads_is_stored() -> None:
     def f(x: jax.Array, w: jax.Array) -> Any:
-        e = jnp.exp(x @ w)
+        e = jnp.exp(x @ w) * x
         return e.sum(0), e @ w
 
     plan = scheduled(f, X, X)
