@@ -147,12 +147,13 @@ class Frame:
         )
         if not now or not (done or left or late):
             return
-        now, done, left, late = barrier((now, done, left, late))
+        keys = tuple(left)  # of a value in two layouts, which have no order
+        now, done, gone, late = barrier((now, done, tuple(left.values()), late))
         if self.stacks is not None:
             self.stacks.arrays.update(late)
             self.written.update(dict.fromkeys(late, True))
         self._renew(done, k)
-        self.left.update(left)
+        self.left.update(zip(keys, gone, strict=True))
         self.ahead |= {f.value for f in tie.ahead}
         read = {f.value for f in self.local.reads[k]}
         for v, x in now.items():

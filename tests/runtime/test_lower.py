@@ -223,6 +223,18 @@ def test_a_kernel_waits_for_results_that_are_read_later_through_what_is_not_stor
     assert text.index("optimization_barrier") < text.rindex("stablehlo.tanh")
 
 
+def test_a_result_that_leaves_in_two_layouts_is_on_its_way_in_both() -> None:
+    def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        h = x @ w
+        return h, h, h @ w
+
+    args = numbers(128, 128), numbers(128, 128, seed=1)
+    program = trace(f, *args)
+    whole, outputs = cut((), ()), (cut((X,), ()), cut((), (Y,)), cut((), ()))
+    plan = plan_by_hand(program.graph, MESH, {1: {"m": (X,)}}, (whole, whole), outputs)
+    check(replace(plan, program=program), *args)
+
+
 # Plans that do not fit
 
 
