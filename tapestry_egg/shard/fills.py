@@ -6,21 +6,25 @@ and a plan that had the gather would promise bytes that nothing sends.
 
 from __future__ import annotations
 
-from tapestry_egg.schedule.flatten import FlatProgram
-
-#: Kernels that give what they are given, in another shape or dtype.
-_SPREADING = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze"}
-)
+from tapestry_egg.schedule.flatten import FlatProgram, Instance
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 
 def fills(program: FlatProgram) -> frozenset[int]:
-    """The flat values that are made of one constant number alone."""
+    """The flat values that are made of single numbers alone, as far as a compiler sees it: not
+    through products, nor out of loops and branches. What a constraint gives a layout has that."""
+    single = {v for v, type_ in enumerate(program.types) if type_.size == 1}
     found: set[int] = set()
     for instance in program.instances:
-        if instance.port == "constant":
-            found.update(v for v in instance.outputs if program.types[v].size == 1)
-        elif not instance.port and instance.signature.kernel in _SPREADING:
-            if found.issuperset(instance.inputs):
-                found.update(instance.outputs)
-    return frozenset(v for v in found if program.types[v].size > 1)
+        if _keeps(instance) and all(v in single or v in found for v in instance.inputs):
+            found.update(instance.outputs)
+    return frozenset(found - single)
+
+
+def _keeps(instance: Instance) -> bool:
+    """Whether what an instance makes of fills are fills, and XLA makes them so."""
+    if instance.port:
+        return instance.port in ("invariant", "stream")
+    signature = instance.signature
+    visible = signature.fusion != "kernel" and signature.kernel != CONSTRAINT
+    return visible and signature.keeps_fills

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import product
 from typing import Any
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.extract.problem.copies import CopyTable, StepCosts, copy_table
@@ -51,6 +54,30 @@ def test_nothing_is_sent_for_what_holds_one_number() -> None:
     whole, cut = (table.number[Layout(dims)] for dims in (((), ()), ((0,), ())))
     assert (table.wire[whole, cut], table.seconds[cut, whole]) == (0.0, np.inf)
     assert 0.0 < others.wire[cut, whole] < np.inf
+
+
+def test_what_is_computed_of_single_numbers_is_followed_as_far_as_xla_sees_it() -> None:
+    def program(xs: jax.Array) -> Sequence[jax.Array]:
+        z = jnp.full((8, 8), xs.sum())
+        laid = jax.lax.with_sharding_constraint(z, NamedSharding(AbstractMesh((8,), ("x",)), P()))
+        looped, _ = jax.lax.scan(lambda c, x: (c @ z + x, None), xs, jnp.full((2, 8, 8), xs[0, 0]))
+        return [
+            jnp.exp(z).T,
+            z.sum(0) > 0,
+            z @ z,
+            z + xs,
+            jnp.cumsum(z, 0),
+            laid + z,
+            jnp.arange(8.0) + z,
+            looped,
+        ]
+
+    found = choices(program, (8,), (8, 8))
+    makers = {v: i.signature for i in found.schedule.program.instances for v in i.outputs}
+    kernels = {makers[v].kernel for v in found.fills}
+    assert kernels >= {"broadcast_in_dim", "exp", "transpose", "reduce_sum", "gt"}
+    assert kernels >= {"port_invariant", "port_stream"}
+    assert not kernels & {"dot_general", "cumsum", "sharding_constraint", "add", "port_carry"}
 
 
 def collects(have: Layout, kept: Layout) -> bool:

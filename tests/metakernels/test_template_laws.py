@@ -71,6 +71,25 @@ def test_a_wrong_passage_fails(kernel: str, law: Passage) -> None:
                 check_passage(app, law, np.random.default_rng(seed))
 
 
+@pytest.mark.parametrize("kernel", CASES)
+def test_one_number_everywhere_gives_one_where_signatures_say_so(kernel: str) -> None:
+    for seed in range(6):
+        app = application(kernel, random.Random(seed))
+        if app.signature.keeps_fills and all(x.size for x in app.operands):
+            filled = [np.full(x.shape, x.flat[0]) for x in app.operands]
+            for made in app.run(operands=filled):
+                assert made.tobytes() == np.full_like(made, made.flat[0]).tobytes(), str(app)
+
+
+def test_most_that_is_fused_keeps_fills_and_no_kernel_that_asks_where_it_is() -> None:
+    found = {k: application(k, random.Random(0)).signature for k in CASES}
+    keeps = {k for k, s in found.items() if s.keeps_fills}
+    assert keeps >= {"broadcast_in_dim", "convert_element_type", "exp", "reduce_sum", "transpose"}
+    assert not keeps & {"argmax", "cumsum", "iota", "pad", "sort", "split"}
+    fused = {k for k, s in found.items() if s.fusion in ("view", "loop")}
+    assert len(keeps & fused) > 0.8 * len(fused)
+
+
 def test_unknown_kernels_and_regions_are_opaque() -> None:
     x = TensorType((4, 6), "float32")
     for kernel, regions in (("eigh", 0), ("scan", 1), ("no_such_kernel", 0)):

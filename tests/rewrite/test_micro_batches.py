@@ -371,3 +371,15 @@ def test_plans_in_micro_batches_give_the_numbers(name: str) -> None:
         run = te.compile(front.plans[plan], jax.devices()[:8])
         for a, b in zip(jax.tree.leaves(run(*arrays)), want, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
+def test_what_is_computed_of_zeros_alone_is_known_to_be_zeros(dtype: str) -> None:
+    def program(x: jax.Array) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+        z = jnp.zeros((4, 2), dtype)
+        zeros = [z.reshape(8), z.T, -z, jnp.abs(z), z * z, z.astype("float16"), z[1:] + z[:3]]
+        return zeros, [jnp.exp(z), z == z, jnp.ones_like(z), jnp.sum(z)], x
+
+    graph, rows = trace(program, np.ones(16)).graph, Cut(0, 1)
+    labels = Batch(graph, 16, {graph.inputs[0]: rows}).labelled().label
+    assert [labels[v] for v in graph.outputs] == ["zero"] * 7 + ["free"] * 4 + [rows]

@@ -172,6 +172,17 @@ class OperationSignature:
         return any(d.role == "reduce" for d in self.index)
 
     @cached_property
+    def keeps_fills(self) -> bool:
+        """Whether outputs hold one number everywhere where every operand does: it computes the same
+        at every index point, and of nothing but operands."""
+        return (
+            not self.placed
+            and all(d.role in ("map", "reduce") for d in self.index)
+            and all(n == 1 for projection in self.outputs for n in projection.shape)
+            and all(self.beyond(p) is None for p in range(len(self.inputs)))
+        )
+
+    @cached_property
     def contracts(self) -> bool:
         """Whether a kernel sums products of two operands over some index dim (tensor cores apply):
         one that no output has, whether it may be cut or not."""

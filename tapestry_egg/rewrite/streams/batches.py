@@ -18,19 +18,20 @@ from typing import Literal
 
 import numpy as np
 
+from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.call import KEY, numpy_dtype
+from tapestry_egg.reference.kernels import reference
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.tracing import constraints
+from tapestry_egg.zspace import ZRange
 
 #: Of a value: where it has rows; `sum`: a sum over rows; `free`: made without the rows, `zero` if
 #: it is nothing but zeros; `same`: made in the loop, the same by every step; `late`: made after it.
 Label = Cut | Literal["sum", "free", "zero", "same", "late"]
 Labels = tuple[Label, ...]
-
-#: Kernels that make zeros of zeros.
-_KEEPS_ZEROS = {"broadcast_in_dim", "convert_element_type", "reshape", "transpose", "copy", "neg"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Batch:
         self.changed = set(range(len(graph.operations)))  # what is to be labelled
         self.label = {v: self.given.get(v, "free") for v in graph.inputs}
         for v, array in graph.constants.items():
-            self.label[v] = "zero" if array.size == 1 and _is_zero(array) else "free"
+            single = array.size == 1 and array.dtype == numpy_dtype(graph.values[v].dtype)
+            self.label[v] = "zero" if single and _is_zero(array) else "free"
 
     def labelled(self) -> Batch:
         """Label everything. Raises Whole where the graph is the body of a loop and something in it
@@ -174,11 +176,27 @@ class Batch:
         types = tuple([values[v] for v in op.inputs]), tuple([values[v] for v in op.outputs])
         return registry.signature_of(op, *types)
 
+    def _keeps_zeros(self, op: Operation) -> bool:
+        """Whether an operation makes zeros of zeros: where index points are alike, the first of
+        them shows it."""
+        sig = self._signature(op)
+        if not sig.keeps_fills or sig.reduces or 0 in sig.extents:
+            return False
+        first = ZRange((0,) * len(sig.index), (1,) * len(sig.index))
+        zeros = [
+            np.zeros(sig.operand_box(p, first).shape, numpy_dtype(t.dtype))
+            for p, t in enumerate(sig.input_types)
+        ]
+        try:
+            return all(map(_is_zero, reference(op.kernel, op.params, sig, zeros, first)))
+        except TemplateError:  # it has no reference
+            return False
+
     def _free(self, k: int, op: Operation, ins: list[Label]) -> Labels | None:
         """What is made without rows; with rows, where that is wanted."""
         wanted = next((q for q, v in enumerate(op.outputs) if v in self.wanted), None)
         if wanted is None:
-            zeros = op.kernel in _KEEPS_ZEROS and all(x == "zero" for x in ins)
+            zeros = not op.regions and set(ins) == {"zero"} and self._keeps_zeros(op)
             return _all("zero" if zeros else "free") * len(op.outputs)
         if not op.regions and not registry.runs_once(op):
             sig, v = self._signature(op), op.outputs[wanted]
@@ -422,4 +440,4 @@ def _all(label: Label) -> Labels:
 
 
 def _is_zero(array: np.ndarray) -> bool:
-    return array.dtype.kind in "fiub" and not np.any(np.asarray(array))
+    return array.dtype != KEY and not np.any(array)
