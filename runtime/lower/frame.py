@@ -176,9 +176,18 @@ class Frame:
             self.made_by[v] = k
             for f in self.local.leaving.get(v, ()):
                 if not f.merged:
-                    self.left[v, f.need] = self._copy(f, x)
+                    self.left[v, f.need] = self._copy(f, self._apart(v, x) if f.again else x)
         self.stack(op.outputs)
         self._join(self.local.joint[0].get(k, ()))
+
+    def _apart(self, v: int, x: jax.Array) -> jax.Array:
+        """Value v, of which a compiler is to make another copy that leaves, not before the last."""
+        before = [key for key in self.left if key[0] == v]
+        if not before:
+            apart: jax.Array = barrier(x)
+        else:
+            apart, self.left[before[-1]] = barrier((x, self.left[before[-1]]))
+        return apart
 
     def stack(self, made: Sequence[int]) -> None:
         """Put what of a loop's stacks is there now into them."""
@@ -215,12 +224,14 @@ class Frame:
             for f in reads:
                 if self._outside(f.value, self.region):
                     self.again(f.value, self.region)
+        at_end = k == len(self.local.reads) - 1
+        wanted = {(f.value, f.need) for f in reads if f.merged or at_end}
+        there = wanted & self.left.keys()
         for f in reads:  # first, since tying a copy to another operand replaces that operand
-            if f.again and not f.merged:
+            if f.again and (f.value, f.need) not in there:
                 own[f.value, f.need] = self._copy(f, self._late(f.value, k))
         for f in reads:
-            at_end = k == len(self.local.reads) - 1
-            if (f.merged or at_end) and (f.value, f.need) in self.left:
+            if (f.value, f.need) in there:
                 own[f.value, f.need] = self.left[f.value, f.need]
             elif f.origin == "copy" and not f.again:
                 own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])

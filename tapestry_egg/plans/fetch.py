@@ -27,7 +27,7 @@ class Fetch:
     `own`       the copy that this reader, or another operation of its kernel, already made
     `copy`      made here from the produced value, through `steps`
 
-    `keep` says that the copy made here serves later readers. `again` says that an earlier reader
+    `keep` says that the copy made here serves later readers. `again` says that an earlier copy
     already moved the same bytes, so that a compiler must be kept from merging the two. `merged`
     numbers the collective, from 1 on, that makes the copy with others (`BodyPlan.merged`).
     """
@@ -91,7 +91,6 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
         found: list[Fetch] = []
         group = group_of(body, k)
         own: set[tuple[int, Layout]] = set() if group < 0 else shared.setdefault(group, set())
-        fresh: list[tuple[int, tuple[Change, ...]]] = []
         for v, need in wanted:
             if need == have[v]:
                 found.append(Fetch(v, have[v], need, "produced"))
@@ -109,10 +108,9 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
                 number = merged.get((v, need), 0)
                 found.append(Fetch(v, have[v], need, "copy", steps, keep, again, number))
                 own.add((v, need))
-                fresh += moves
+                moved.update(moves)
                 if keep:
                     made.add(v)
-        moved.update(fresh)
         readers.append(tuple(found))
     return tuple(readers)
 

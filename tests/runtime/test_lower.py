@@ -167,6 +167,22 @@ def test_two_copies_that_begin_alike_are_kept_apart() -> None:
     check(replace(plan, program=program), numbers(8, 8))
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_copies_of_results_that_begin_alike_are_kept_apart(read: bool) -> None:
+    def f(x: jax.Array) -> tuple[jax.Array, ...]:
+        h = jnp.tanh(x)
+        return h, h, h, jnp.cumsum(h, 0) if read else h
+
+    program = trace(f, numbers(8, 8))
+    outputs = (cut((Y,), (X,)), cut((), (X,)), cut((Y,), ()), cut((), ()))
+    inner = {0: {"i0": (X, Y)}}
+    plan = plan_by_hand(program.graph, MESH, inner, (cut((X, Y), ()),), outputs)
+    plan = replace(plan, program=program)
+    assert [m[0] for m in moved(plan)] == ["all_gather"] * 4
+    check(plan, numbers(8, 8))
+    assert compile(plan).lower().as_text().count("stablehlo.all_gather") == 4
+
+
 def test_recomputed_regions_read_their_inputs_through_a_barrier() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         layer = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w)))
