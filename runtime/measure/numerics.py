@@ -40,7 +40,8 @@ class Accuracy:
 
 
 def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
-    """Flat outputs of `fn` computed with every float of its arguments widened to float64."""
+    """Flat outputs of `fn` computed with every float of its arguments widened to float64, every
+    complex number to complex128."""
     import jax
 
     with jax.enable_x64(True):
@@ -137,16 +138,20 @@ def accuracy(
     `groups` names the group of every output (all one group if empty). A group's error is the norm
     of the difference over the norm of the reference; integers must be equal. The least error that
     counts is one unit in the last place of the outputs' dtype, since a single number may be right
-    by luck.
+    by luck. Infinities and what is no number agree with their likes alone.
     """
     names = list(groups) or ["outputs"] * len(reference)
     found = []
     for name in dict.fromkeys(names):
         mine = [k for k, n in enumerate(names) if n == name]
+        exact = [_wide(reference[k]) for k in mine]
+        once = [_wide(original[k]) for k in mine]
+        # What the original overflows to, or is no number of, is asked of no plan.
+        judged = [np.isfinite(x) | _same(r, x) for r, x in zip(exact, once, strict=True)]
         floor = max((_ulp(np.asarray(original[k]).dtype) for k in mine), default=0.0)
         errors = [
-            _error([reference[k] for k in mine], [np.asarray(x[k]) for k in mine])
-            for x in (original, plan)
+            _error(*([y[at] for y, at in zip(x, judged, strict=True)] for x in (exact, these)))
+            for these in (once, [_wide(plan[k]) for k in mine])
         ]
         found.append(Accuracy(name, errors[0], errors[1], ALLOWED * max(errors[0], floor)))
     return tuple(found)
@@ -156,6 +161,8 @@ def _widened(x: Any) -> Any:
     import jax.numpy as jnp
 
     x = x if is_key(x) else jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x.astype(jnp.complex128)
     return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
@@ -176,13 +183,24 @@ def _drawn(jaxpr: Any) -> Counter[tuple[str, str]]:
 def _ulp(dtype: Any) -> float:
     import jax.numpy as jnp
 
-    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
+    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
+
+
+def _wide(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    same: np.ndarray = (a == b) | (np.isnan(a) & np.isnan(b))
+    return same
 
 
 def _error(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     off = scale = 0.0
     for r, x in zip(reference, found, strict=True):
-        wide = np.asarray(r, dtype=np.float64)
-        off += float(np.sum((np.asarray(x, dtype=np.float64) - wide) ** 2))
-        scale += float(np.sum(wide**2))
+        other = ~_same(r, x)
+        apart = np.abs(x[other] - r[other])
+        off += float(np.sum(np.where(np.isnan(apart), np.inf, apart) ** 2))
+        scale += float(np.sum(np.abs(r[np.isfinite(r)]) ** 2))
     return float(np.sqrt(off) / np.sqrt(scale)) if scale else float(np.sqrt(off))

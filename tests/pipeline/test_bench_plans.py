@@ -54,6 +54,29 @@ def test_a_gradient_that_is_scaled_is_told_beside_random_numbers(dtype: Any) -> 
     assert not accuracy(reference, original, [found * 1.01])[0].ok
 
 
+def test_complex_numbers_are_judged_by_both_of_their_parts() -> None:
+    x = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+    arguments = (x + 1j * x[::-1],)
+    reference, original = standard(jnp.fft.fft2, lambda: arguments)
+    (found,) = original
+    assert reference[0].dtype == np.complex128
+    assert accuracy(reference, original, [found])[0].ok
+    assert not accuracy(reference, original, [found.real + 1.01j * found.imag])[0].ok
+
+
+def test_what_is_no_number_agrees_with_its_like_alone() -> None:
+    exact = np.array([1.0, np.inf, -np.inf, np.nan, 1e9])
+    once = np.array([*exact[:4], np.inf], np.float16)  # what overflows is asked of no plan
+
+    def ok(*changed: float) -> bool:
+        return accuracy([exact], [once], [np.array(changed, np.float16)])[0].ok
+
+    assert ok(*once) and ok(1.0, np.inf, -np.inf, np.nan, 7.0)
+    for k, wrong in enumerate((1.1, -np.inf, np.nan, 0.0)):
+        assert not ok(*(wrong if k == j else y for j, y in enumerate(once)))
+    assert not ok(np.nan, np.inf, -np.inf, np.nan, np.inf)
+
+
 @pytest.mark.slow  # to compile
 def test_a_plan_is_good_that_runs_and_bad_that_gives_other_numbers_or_sends_other_bytes() -> None:
     w = jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), jnp.float32)
