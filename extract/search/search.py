@@ -100,6 +100,8 @@ class Search(Settling):
         if self.effort.part == self.effort.parts - 1:
             self._least_peak(least)
         if limits is not None and least.peak > limits.peak:
+            if self._over():
+                least = self._squeezed(fastest, least)
             self._descended(least, limits.peak)
         elif limits is not None and not limits.hold(fastest):
             self.approach(limits, 2 * self.effort.steps)
@@ -201,6 +203,20 @@ class Search(Settling):
                     break
             self._remember(max(places, key=lambda x: x.cut.value))
         return self._descended(least, least.peak)
+
+    def _squeezed(self, fastest: Candidate, least: Candidate) -> Candidate:
+        """The smallest peak at the highest price of memory, which little work did not come to, and
+        without which nothing may be within the limits."""
+        total = _TOTALS[-1] * fastest.seconds / max(fastest.peak, 1.0)
+        used = self._used(least)[:-1]
+        before = np.ones_like(used)
+        for _ in range(self._longer):
+            prices = Prices(0.0, total * weights_after(before, used, 1.0))
+            found = self._settle(prices, 1, [least.rows])
+            least = min(least, found, key=lambda c: c.peak)
+            before, used = prices.bytes, mixed(used, self._used(found)[:-1])
+        self._remember(self._here())
+        return least
 
     def _least_peak(self, least: Candidate) -> None:
         """Prove, where seconds cost nothing, that no peak is much smaller than the smallest found.

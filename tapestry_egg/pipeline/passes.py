@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -170,11 +173,7 @@ def encode_facts(state: State) -> State:
 def derive_strategies(state: State) -> State:
     """What the rules derive from the facts: ways to run every operation, and changes of layout."""
     q = state.question
-    made: list[Saturated] = []
-    known = state.begun.strategies if state.begun else ()
-    for k, encoding in enumerate(state.encodings):
-        q.tell(Phase("saturate", state.at(k), k / len(state.encodings)))
-        made.append(saturate(encoding, q.books, q.settings.budget, [*known, *made]))
+    made = _derived(state)
     count = sum(len(s) for found in made for s in found.strategies)
     words = f"{sum(found.rows for found in made)} rows, {count} strategies"
     q.tell(Phase("saturate", words, 1.0))
@@ -195,6 +194,36 @@ def derive_strategies(state: State) -> State:
     if q.long:
         notes += (f"{q.graph.size} operations: the rules on the program were left out",)
     return replace(state, strategies=tuple(made), timeline=timeline, notes=state.notes + notes)
+
+
+def _derived(state: State) -> list[Saturated]:
+    """What the rules derive of every network. Meshes are done side by side, as egglog works in
+    processes of its own; on each one form after the other, for they have most in common."""
+    q, networks = state.question, state.networks
+    known = state.begun.strategies if state.begun else ()
+    chains: dict[int, list[int]] = {}
+    for k, (_, shape) in enumerate(networks):
+        chains.setdefault(shape, []).append(k)
+    made: dict[int, Saturated] = {}
+    interrupted = threading.Event()
+
+    def derive(chain: Sequence[int]) -> None:
+        found = [*known]
+        for k in chain:
+            if interrupted.is_set():
+                return
+            found.append(saturate(state.encodings[k], q.books, q.settings.budget, found))
+            made[k] = found[-1]
+
+    with ThreadPoolExecutor(min(q.settings.workers or os.cpu_count() or 1, len(chains))) as pool:
+        try:
+            jobs = {pool.submit(derive, chain): str(state.shapes[n]) for n, chain in chains.items()}
+            for job in as_completed(jobs):
+                job.result()
+                q.tell(Phase("saturate", jobs[job], min(0.99, len(made) / len(networks))))
+        finally:
+            interrupted.set()
+    return [made[k] for k in range(len(networks))]
 
 
 def join_units(state: State) -> State:

@@ -242,3 +242,24 @@ def test_the_best_within_limits_is_within_both() -> None:
     assert archive.best(9.0) is archive.best(9.0, 9.0) is fast
     assert archive.best(3.0) is lean and archive.best(9.0, 3.0) is cool
     assert archive.best(3.0, 3.0) is None
+
+
+def test_a_plan_within_a_tight_limit_is_looked_for_however_little_work_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def within(limits: int = 0) -> int:
+        """In how many problems something is within a limit that something can be within."""
+        for seed in range(60):
+            problem = random_problem(seed)
+            peaks = sorted({max(profile) for *_, profile in labellings(problem)})
+            if len(peaks) < 3:
+                continue
+            search = Search(problem, Effort(work=1e-6, ends=True))
+            search.small = False  # no integer programs
+            limit = Limits(peaks[0] * 1.0001)
+            limits += any(limit.hold(c) for c in search.run(limit).candidates)
+        return limits
+
+    most = within()
+    monkeypatch.setattr(Search, "_squeezed", lambda self, fastest, least: least)
+    assert within() < most
