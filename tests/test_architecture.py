@@ -32,6 +32,7 @@ DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.problem.pins"),  # the types of its arguments
     ("tapestry_egg.plans.plan", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.why.why_not"),  # Front.why_not
+    ("tapestry_egg.extract.front.front", "tapestry_egg.why.recipes"),  # Front.recipes
     ("tapestry_egg.extract.front.front", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.report.report"),  # Front.report
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot

@@ -36,6 +36,7 @@ from .notes import note_lines
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.pins import Pins
     from tapestry_egg.pipeline.settings import Settings
+    from tapestry_egg.why.recipes import Recipes
     from tapestry_egg.why.why_not import WhyNot
 
 
@@ -341,6 +342,14 @@ class Front:
 
         chosen = self.best() if plan == "" else self[plan]
         return why_not(chosen, pins, settings=settings, front=self)
+
+    def recipes(self, *, settings: Settings | None = None) -> Recipes:
+        """What data parallelism and full sharding would take beside this front: the best plans in
+        which arguments lie so (`why/recipes.py`). Each is a search (default: two units of work).
+        Raises ExtractError for plans that do not know their program and machine."""
+        from tapestry_egg.why.recipes import recipes
+
+        return recipes(self, settings)
 
     def report(self, path: str | Path) -> Path:
         """Write the front as one page that opens from disk, into a file `.html` or as `index.html`

@@ -31,7 +31,7 @@ from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.printable import printable
 from tapestry_egg.progress import VERBS
 
-from . import INTERRUPTED, calibrate, census, explain, kernels
+from . import INTERRUPTED, calibrate, census, explain, kernels, recipes
 from . import read as cli_read
 from . import report as reports
 from .console import (
@@ -480,6 +480,7 @@ for command in (
     cli_read.front,
     explain.explain,
     reports.report,
+    recipes.recipes,
     cli_read.rules,
     kernels.kernels,
     cli_read.targets,
