@@ -35,6 +35,8 @@ DOORS = {
     ("tapestry_egg.extract.front.front", "tapestry_egg.why.recipes"),  # Front.recipes
     ("tapestry_egg.extract.front.front", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.report.report"),  # Front.report
+    ("tapestry_egg.extract.front.front", "tapestry_egg.report.baselines"),
+    ("tapestry_egg.extract.front.front", "tapestry_egg.report.runs"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.chart"),  # the same, in notebooks
     ("tapestry_egg.extract.front.front", "tapestry_egg.files.files"),  # Front.save

@@ -351,12 +351,26 @@ class Front:
 
         return recipes(self, settings)
 
-    def report(self, path: str | Path) -> Path:
+    def report(
+        self,
+        path: str | Path,
+        *,
+        baselines: Mapping[str, Plan | Front] | None = None,
+        runs: Sequence[str | Path] = (),
+    ) -> Path:
         """Write the front as one page that opens from disk, into a file `.html` or as `index.html`
-        into a folder; returns the page's path."""
-        from tapestry_egg.report.report import write_report
+        into a folder; returns the page's path.
 
-        return write_report(self, Path(path))
+        `baselines` are plans of other searches, by names of yours (of a front its fastest), that
+        stand beside it; `runs` files of what `tapestry-egg run --json` printed. Raises PlanError
+        for plans of another program or machine, and for files that hold no run of a plan here.
+        """
+        from tapestry_egg.report.baselines import baselines as beside
+        from tapestry_egg.report.report import write_report
+        from tapestry_egg.report.runs import load_runs
+
+        known = tuple(beside(self, (baselines or {}).items()))
+        return write_report(self, Path(path), load_runs(self, runs), known)
 
     def save(self, path: str | Path) -> None:
         """Write the front and its plans to a file that `tapestry_egg.load` reads."""

@@ -33,6 +33,10 @@ def report(
             help="A plan, or a front's fastest, beside the front, as one of pins; may be repeated.",
         ),
     ] = None,
+    recipes: Annotated[
+        bool,
+        typer.Option("--recipes", help="Data parallelism and full sharding beside the front, too."),
+    ] = False,
     kernels: Kernels = None,
 ) -> None:
     """Write a front as one page that opens from disk and loads nothing.
@@ -41,13 +45,15 @@ def report(
     the difference of any two plans, and the timeline of the rules; of plans that ran, what was
     planned against what was compiled. Prints the page's path.
     """
-    from tapestry_egg.report.baselines import baselines
-    from tapestry_egg.report.report import write_report
-    from tapestry_egg.report.runs import load_runs
-
     front = load_front(file)
-    beside = tuple(baselines(front, map(named_baseline, baseline or ())))
-    print(write_report(front, out or default_path(file), load_runs(front, run or ()), beside))
+    beside: dict[str, Plan | Front] = {}
+    for name, found in map(named_baseline, baseline or ()):
+        if name in beside:
+            raise typer.BadParameter(f"the name {name!r} is taken", param_hint="--baseline")
+        beside[name] = found
+    if recipes:
+        beside |= {r.name: r.plan for r in front.recipes().recipes if r.plan is not None}
+    print(front.report(out or default_path(file), baselines=beside, runs=run or ()))
 
 
 def named_baseline(text: str) -> tuple[str, Plan | Front]:

@@ -291,6 +291,8 @@ def test_baselines_stand_beside_the_front(tmp_path: Path) -> None:
     assert [p["gap"] for p in told[3:]] == ["-", "-"] and told[3]["costs"] == told[0]["costs"]
     text = write_report(front, tmp_path / "b.html", None, beside).read_text("utf-8")
     assert '<a href="#by hand">' in text
+    named = {"by hand": whole, "pinned": replace(front, plans=(cut,))}
+    assert front.report(tmp_path / "c.html", baselines=named).read_text("utf-8") == text
     for name in ("cut", ""):
         with pytest.raises(PlanError, match="is taken"):
             list(baselines(front, [(name, whole)]))
@@ -345,7 +347,8 @@ def test_reports_are_written_from_the_command_line(trained: Front, tmp_path: Pat
     (tmp_path / "run.json").write_text(json.dumps(run_of(trained[0])))
     with pytest.raises(SystemExit) as end:
         front, run = str(tmp_path / "mlp.front.json"), str(tmp_path / "run.json")
-        main(["report", front, "--run", run, "--baseline", f"fastest={front}"])
+        main(["report", front, "--run", run, "--baseline", f"fastest={front}", "--recipes"])
+    assert '<a href="#data parallel">' in (tmp_path / "mlp.html").read_text("utf-8")
     assert '<a href="#fastest">' in (tmp_path / "mlp.html").read_text("utf-8")
     assert '"compiled_bytes":1536' in (tmp_path / "mlp.html").read_text("utf-8")
     assert end.value.code == 0 and (tmp_path / "mlp.html").stat().st_size < 1 << 20
