@@ -101,7 +101,7 @@ class Search(Settling):
             self._least_peak(least)
         if limits is not None and least.peak > limits.peak:
             if self._over():
-                least = self._squeezed(fastest, least)
+                least = self._squeezed(fastest, least, limits)
             self._descended(least, limits.peak)
         elif limits is not None and not limits.hold(fastest):
             self.approach(limits, 2 * self.effort.steps)
@@ -204,13 +204,15 @@ class Search(Settling):
             self._remember(max(places, key=lambda x: x.cut.value))
         return self._descended(least, least.peak)
 
-    def _squeezed(self, fastest: Candidate, least: Candidate) -> Candidate:
+    def _squeezed(self, fastest: Candidate, least: Candidate, limits: Limits) -> Candidate:
         """The smallest peak at the highest price of memory, which little work did not come to, and
         without which nothing may be within the limits."""
         total = _TOTALS[-1] * fastest.seconds / max(fastest.peak, 1.0)
         used = self._used(least)[:-1]
         before = np.ones_like(used)
-        for _ in range(self._longer):
+        for _ in range(self._longer * self._steps):
+            if limits.hold(least):
+                break
             prices = Prices(0.0, total * weights_after(before, used, 1.0))
             found = self._settle(prices, 1, [least.rows])
             least = min(least, found, key=lambda c: c.peak)
@@ -256,7 +258,8 @@ class Search(Settling):
         part, parts = self.effort.part, self.effort.parts
         every = np.geomspace(*_TOTALS, max(count, parts))
         # Searches of the same one after the other walk between each other's prices.
-        every = every * (every[1] / every[0]) ** (self.effort.round * _GOLDEN % 1.0)
+        apart = every[1] / every[0] if len(every) > 1 else 1.0
+        every = every * apart ** (self.effort.round * _GOLDEN % 1.0)
         first, last = (len(every) * k // parts for k in (part, part + 1))
         return every[first : last + 1]  # the next part's first is the end of this one's range
 

@@ -261,5 +261,5 @@ def test_a_plan_within_a_tight_limit_is_looked_for_however_little_work_there_is(
         return limits
 
     most = within()
-    monkeypatch.setattr(Search, "_squeezed", lambda self, fastest, least: least)
+    monkeypatch.setattr(Search, "_squeezed", lambda self, fastest, least, limits: least)
     assert within() < most
