@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -27,19 +27,26 @@ _JUST = 0.02
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """What the searches of one network found: candidates by true costs, cuts on seconds."""
+    """What the searches of one network found: candidates by true costs, cuts on seconds; and those
+    that merging may make fast, each with the seconds that it may leave of it."""
 
     assembled: PlanProblem
     archive: Archive
+    mergeable: tuple[tuple[float, Candidate], ...] = ()
 
     def with_candidates(self, archive: Archive) -> NetworkResult:
         """Take in what a search of the same rows for other objectives found."""
-        candidates = list(self.archive.candidates)
-        for found in archive.candidates:
-            seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
-            peak = float(profile.max(initial=0.0))
-            candidates.append(Candidate(found.rows, seconds, peak, joules))
-        return NetworkResult(self.assembled, Archive(candidates, self.archive.cuts))
+        candidates = [*self.archive.candidates, *map(self._counted, archive.candidates)]
+        return replace(self, archive=Archive(candidates, self.archive.cuts))
+
+    def with_mergeable(self, found: Sequence[Candidate]) -> NetworkResult:
+        """Take in labellings with the seconds that merging may leave of them."""
+        return replace(self, mergeable=tuple([(c.seconds, self._counted(c)) for c in found]))
+
+    def _counted(self, found: Candidate) -> Candidate:
+        """A labelling with its true costs."""
+        seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
+        return Candidate(found.rows, seconds, float(profile.max(initial=0.0)), joules)
 
 
 def merge(

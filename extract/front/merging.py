@@ -41,14 +41,15 @@ from .front import Front, in_order, value, within
 from .merge import NetworkResult, bounded_plan, epsilon
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
-_LEAST = 0.01
+LEAST = 0.01
 # What is tried in turn: which part of the bytes that the compiler makes one collective of is the
 # most of one, and whether gathers are merged, too. The first that holds no more ends it.
 _WAYS = ((1.0, True), (1.0, False), (0.25, False), (0.0625, False))
 
 # Operations that all plans may have together that are tried, those of a loop once: a plan of 2000
 # takes about a second for each way. The first is always tried, those of the front before others.
-_MOST = 100_000
+# What was found for merging is counted apart: each of it is behind the front before it is merged.
+_MOST, _MOST_MEANT = 100_000, 200_000
 
 
 def merge_collectives(
@@ -82,17 +83,19 @@ def merge_collectives(
             left += 1
         else:
             made += _merged(plan, candidates, feedback)
-    # What merging may bring to the front besides: plans of which others are a little better.
+    # What merging may bring to the front besides: plans that were found for it, and those of which
+    # others are a little better.
     here = {(p.mesh, p.costs) for p in front.plans}
-    near = _behind(front, results) if found else []
-    for k, (assembled, candidate) in enumerate(near):
-        tries += (1 + len(_WAYS)) * len(assembled.choices.schedule.program.instances)
-        if tries > _MOST:
-            left += len(near) - k
-            break
-        plan = bounded_plan(results, assembled, candidate, objectives)
-        if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
-            made += _merged(plan, one, feedback)
+    behind = _behind(front, results) if found else []
+    for near, tried, most in ((_meant(results), 0, _MOST_MEANT), (behind, tries, _MOST)):
+        for k, (assembled, candidate) in enumerate(near):
+            tried += (1 + len(_WAYS)) * len(assembled.choices.schedule.program.instances)
+            if tried > most:
+                left += len(near) - k
+                break
+            plan = bounded_plan(results, assembled, candidate, objectives)
+            if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
+                made += _merged(plan, one, feedback)
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     notes: tuple[str, ...] = ()
     if left:
@@ -110,6 +113,15 @@ def merge_collectives(
         "that are not here it may save more"
     )
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
+
+
+def _meant(results: Sequence[NetworkResult]) -> list[tuple[PlanProblem, Candidate]]:
+    """The labellings that were found for merging: those that a front would show, if it left no more
+    of any than it may, the fastest first."""
+    every = [(s, r.assembled, c) for r in results for s, c in r.mergeable]
+    if not every:
+        return []
+    return [every[i][1:] for i in shown(np.array([(s, c.peak, c.joules) for s, _, c in every]))]
 
 
 def _behind(front: Front, results: Sequence[NetworkResult]) -> list[tuple[PlanProblem, Candidate]]:
@@ -146,7 +158,7 @@ def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
     walk = Walk(plan, ground)
     walk.find_moves()
     found = _Candidates(walk)
-    return found if found.most_saved() >= _LEAST * plan.costs.seconds else None
+    return found if found.most_saved() >= LEAST * plan.costs.seconds else None
 
 
 def _merged(plan: Plan, found: _Candidates, feedback: Mapping[int, int]) -> list[Plan]:
@@ -154,7 +166,7 @@ def _merged(plan: Plan, found: _Candidates, feedback: Mapping[int, int]) -> list
     made: list[Plan] = []
     for groups in dict.fromkeys(found.groups(part, gathers) for part, gathers in _WAYS):
         one = _made(plan, groups, found.walk.ground, feedback) if groups else None
-        if one is not None and one.costs.seconds <= (1.0 - _LEAST) * plan.costs.seconds:
+        if one is not None and one.costs.seconds <= (1.0 - LEAST) * plan.costs.seconds:
             made.append(one)
             if one.costs.peak_bytes <= plan.costs.peak_bytes:
                 break

@@ -24,6 +24,7 @@ from tapestry_egg.graph.layout import Layout
 from .columns import Columns, Wanted
 from .copies import CopyTable
 from .memory import Memory
+from .mergeable import Chains, Mergeable
 from .once import Once
 from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
 from .spans import Spans
@@ -49,11 +50,13 @@ Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
 
 @dataclass(frozen=True)
 class Weights:
-    """What the problem minimises: a weighted sum of seconds, bytes sent and flops per device."""
+    """What the problem minimises: a weighted sum of seconds, bytes sent and flops per device; with
+    `chains`, latencies that merging may take away are paid only there."""
 
     seconds: float = 1.0
     wire_bytes: float = 0.0
     flops: float = 0.0
+    chains: Chains | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ class _Assembler:
         self.program = self.schedule.program
         self.columns, self.once = Columns(choices, once), once
         self.memory = Memory(choices, self.columns)
+        chains = weights.chains
+        self.mergeable = None if chains is None else Mergeable(self.columns, chains)
         # Bytes and flops are additive, whatever runs beside what.
         slowdown = choices.target.slowdown if weights == Weights() else None
         self.spans = None if slowdown is None else Spans(self.columns, slowdown)
@@ -232,14 +237,17 @@ class _Assembler:
         """Seconds, per row, of a port that reads what it makes itself: it copies within."""
         table, weight = self.columns.table(v), self.columns.copy_weight(u, v)
         given, wanted = self.columns.gives(v), self.columns.wanted(u, v)
+        less, saved, share = self._saved(v, u)
 
         def copied() -> Floats:
             price = self._price(table)
+            if less is not None and saved is not None:
+                price = price - less + share * saved
             needs = [wanted.sets[k] for k in wanted.label]
             costs = [sum(price[a, b] for b in n) for a, n in zip(given, needs, strict=True)]
             return np.array(costs) * weight
 
-        return self.once(copied, "own copy", given, wanted, weight)
+        return self.once(copied, "own copy", given, wanted, weight, less, share)
 
     def _rows_that_keep(self, v: int, haves: Ints) -> _Holding:
         """Rows once without a kept copy, then with each that two readers could share, or that one
@@ -311,16 +319,18 @@ class _Assembler:
         self.sharing.append(Sharing(v, variable, holding.rows, self.columns.others(v)))
         table = self.columns.table(v)
         weight = self.program.bodies[self.program.body_of[v]].weight
+        less = None if self.mergeable is None else self.mergeable.less(v)
 
         def costs() -> tuple[Floats, Floats]:
             have, holds = holding.have, holding.copy >= 0
             some = np.where(holds, holding.copy, have)
+            price = self._price(table) - (0.0 if less is None else less)
             return (
-                np.where(holds, self._price(table)[have, some], 0.0) * weight,
+                np.where(holds, price[have, some], 0.0) * weight,
                 np.where(holds, table.joules[have, some], 0.0) * weight,
             )
 
-        return self.once(costs, "keeping", table, holding, weight)
+        return self.once(costs, "keeping", table, holding, weight, less)
 
     def _endings(self, v: int, readers: Sequence[int], sharing: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
@@ -369,23 +379,38 @@ class _Assembler:
         table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
         wanted, rows = self.columns.wanted(reader, v), self.unit_row[reader]
         label_r = self.once(lambda: wanted.label[rows], "labels", wanted, rows)
+        less, saved, share = self._saved(v, reader)
 
         def costs() -> tuple[Floats, Floats]:
             price, shape = self._price(table), (len(have), len(wanted.sets))
+            if less is not None:
+                price = price - less
             seconds, energy = np.zeros(shape), np.zeros(shape)
             for j, layouts in enumerate(wanted.sets):
                 for b in layouts:
                     there = (have == b) | (kept == b)
                     seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
                     energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
+                if saved is not None and share and layouts:
+                    # Once, whoever makes the copies: those of one value may be merged.
+                    seconds[:, j] += share * saved[have][:, list(layouts)].max(axis=1)
             return seconds, energy
 
-        seconds, energy = self.once(costs, "read", table, have, kept, wanted, weight)
+        key = (table, have, kept, wanted, weight, less, share)
+        seconds, energy = self.once(costs, "read", *key)
         uses = self.memory.read(reader, v, have, kept, holds, wanted)
         spans = self.spans.of_read(reader, v, have, kept, wanted) if self.spans else []
         self.pairs.append(
             Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
         )
+
+    def _saved(self, v: int, reader: int) -> tuple[Floats | None, Floats | None, float]:
+        """What copies of a value are cheaper by that one unit reads; what merging may take away of
+        them, and which part of it is paid all the same."""
+        if self.mergeable is None or self.columns.copy_weight(reader, v) != 1.0:
+            return None, None, 0.0
+        own = self.mergeable
+        return own.less(v), own.saved(v), own.more(v, reader)
 
     def _price(self, table: CopyTable) -> Floats:
         """Weighted cost of every copy of one tensor type."""

@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.latencies import worth_merging
 from tapestry_egg.extract.front.merge import best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
+from tapestry_egg.progress import Phase
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
@@ -28,10 +32,16 @@ from .searches import (
     for_traffic,
     heeded,
     known_before,
+    part_of,
     search,
     search_in_turn,
 )
 from .state import Question, State
+
+# So many chains of reads are mixed for the prices of latencies that merging may take away, each the
+# longest of what was found at those before. All of that, and the search at those prices, may take
+# the first share of the work of all other searches, and of it the chains the second.
+_CHAINS, _MERGED, _MIXING = 3, 0.2, 0.2
 
 
 def search_problems(state: State) -> State:
@@ -83,6 +93,46 @@ def search_problems(state: State) -> State:
         of_places=tuple(others),
         notes=notes,
         interrupted=found.interrupted,
+    )
+
+
+def search_merged(state: State) -> State:
+    """The results with labellings that merging may make faster than all that were found; as they
+    are where it saves no share worth telling."""
+    q = state.question
+    every = list(state.every_result)
+    if not q.settings.merge or state.interrupted or any(r.archive.by_clock for r in every):
+        return state
+    mine = worth_merging(every)
+    if not mine:
+        return state
+
+    def tell(phase: Phase) -> None:
+        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
+
+    notes = state.notes
+    quick = replace(part_of(q.settings, _MERGED * _MIXING / (_CHAINS - 1)), front=False)
+    for _ in range(_CHAINS - 1):
+        found = search([own.bounding for own in mine.values()], None, quick, q.executor, tell)
+        notes += found.notes
+        if found.interrupted:
+            return replace(state, interrupted=True, notes=tuple(dict.fromkeys(notes)))
+        for own, archive in zip(mine.values(), found.archives, strict=True):
+            own.add(archive)
+    known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
+    longer = part_of(q.settings, _MERGED * (1.0 - _MIXING))
+    problems = [own.likely for own in mine.values()]
+    found = search(problems, heeded(q), longer, q.executor, tell, known)
+    notes += found.notes + ended_by_clock(q.settings, found.archives)
+    for k, archive in zip(mine, found.archives, strict=True):
+        every[k] = every[k].with_mergeable(archive.corners())
+    count = len(state.results)
+    return replace(
+        state,
+        results=tuple(every[:count]),
+        of_places=tuple(every[count:]),
+        interrupted=found.interrupted,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

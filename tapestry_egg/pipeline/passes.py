@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.extract.front.sizes import entries_of_three_axes
 from tapestry_egg.extract.problem.boundary import restrict
-from tapestry_egg.extract.problem.sizes import entries_of_three_axes
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.plans.plan import is_split

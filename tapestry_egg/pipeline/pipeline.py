@@ -74,6 +74,7 @@ PASSES = (
         apart.search_nearby,
         verify.searched,
     ),
+    Pass("extract", ("results",), fronts.search_merged, verify.results),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
     Pass("extract", ("front",), fronts.merge_sent, verify.front),
     Pass("extract", ("front",), fronts.certify_front, verify.front),

@@ -87,7 +87,7 @@ def search_in_turn(
     beaten = 0
     for n in sorted(set(turns)):
         mine = [k for k, own in enumerate(turns) if own == n]
-        own = _share(settings, sum(weight(problems[k].problem) for k in mine) / total)
+        own = part_of(settings, sum(weight(problems[k].problem) for k in mine) / total)
         late = [mine.index(k) for k in raced if k in mine]
         some, known = [problems[k] for k in mine], _known(archives)
         before = [archives[k] for k in mine]
@@ -139,7 +139,7 @@ def _in_turn(
         if not mine or INTERRUPTED in notes:
             return
         rivals = np.concatenate([beside, _known(archives)])
-        own, some = _share(settings, first * share), [problems[k] for k in mine]
+        own, some = part_of(settings, first * share), [problems[k] for k in mine]
         before = [begun[k] for k in mine]
         searched = search(some, limits, own, executor, tell, rivals, ends, before, kept=kept)
         notes += searched.notes
@@ -162,7 +162,7 @@ def _in_turn(
     return Searched([*archives], notes), len(raced) - len(left)
 
 
-def _share(settings: Settings, share: float) -> Settings:
+def part_of(settings: Settings, share: float) -> Settings:
     """The settings with a share of the work, and of the time."""
     return replace(settings, seconds=settings.most_seconds * share, work=settings.most_work * share)
 

@@ -12,7 +12,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.front.nearby import division, nearby
-from tapestry_egg.extract.problem.sizes import entries, entries_of_three_axes
+from tapestry_egg.extract.front.sizes import entries, entries_of_three_axes
 from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.pipeline import apart, passes
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .assemble import PlanProblem
-    from .problem import Problem
+    from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.problem import Problem
 
 # By how much the third axis multiplies more than the second did: from 1.38 to 2.04 in programs of
 # two products, their gradients and train step, and of attention, on meshes of 8 and 64.

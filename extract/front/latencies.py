@@ -1,0 +1,93 @@
+"""Latencies that merging may take away: the same problems, in which they are cheap.
+
+A search prices every collective with its whole latency, and so finds plans of few collectives, not
+those of many that can be one. Here latencies are paid along chains of units, where collectives wait
+for each other (`extract/problem/mergeable.py`), and elsewhere but a part of them. What is found so
+is merged with what was found before (`extract/front/merging.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
+from tapestry_egg.extract.problem.mergeable import Chains, chain_of, may_merge, mean, most_saved
+from tapestry_egg.extract.problem.once import Once
+from tapestry_egg.extract.search.archive import Archive, Candidate, shown
+from tapestry_egg.extract.search.settling import SLIVER
+
+from .merge import NetworkResult
+from .merging import LEAST
+
+# Which part of its latency a collective off the chains pays: as if five were one. Of 0, 0.02, 0.05,
+# 0.1, 0.2 and 0.4 it led to the fastest merged plan of a decoder of width 256 on h100:8, as did
+# 0.4; 0 leads to so many collectives that most stay alone.
+_PART = 0.2
+# So many networks are searched so at most.
+_NETWORKS = 4
+
+
+@dataclass
+class Latencies:
+    """One network in which latencies are paid along `chains`: at first the one of the fastest plan
+    that is known."""
+
+    result: NetworkResult
+    once: Once = field(default_factory=Once)
+    chains: list[Chains] = field(default_factory=list)
+
+    def add(self, found: Archive) -> None:
+        """Mix in the chain that is the longest in the fastest of what was found."""
+        rows = _fastest(found).rows
+        self.chains.append(chain_of(self.result.assembled, rows, self.once))
+
+    @property
+    def bounding(self) -> PlanProblem:
+        """The problem in which nothing is paid elsewhere: no merging of any plan takes less."""
+        return self._posed(0.0)
+
+    @property
+    def likely(self) -> PlanProblem:
+        """The problem in which a part of latencies is paid elsewhere."""
+        return self._posed(_PART)
+
+    def most_saved(self, plan: Candidate) -> float:
+        """Seconds that merging the collectives of a plan saves at most."""
+        return most_saved(self.result.assembled, plan.rows, self.once)
+
+    def _posed(self, part: float) -> PlanProblem:
+        own = self.result.assembled
+        weights = Weights(chains=mean(self.chains, part))
+        return assemble(own.choices, weights, self.once, own.shared)
+
+
+def worth_merging(results: Sequence[NetworkResult]) -> dict[int, Latencies]:
+    """The networks, by their places, in which merging may make a plan faster than all that are
+    known of no larger peak, by a share worth telling: those first where it may leave the least
+    share of these.
+
+    Asked are the fastest plan of each network, and what a front of all would show.
+    """
+    every = [(k, c) for k, r in enumerate(results) for c in r.archive.candidates]
+    costs = np.array([c.costs for _, c in every]).reshape(-1, 3)
+    asked = {id(every[i][1]) for i in shown(costs)} if every else set()
+    asked |= {id(_fastest(r.archive)) for r in results if r.archive.candidates}
+    networks = [Latencies(r) for r in results]
+    least: dict[int, float] = {}
+    for k, c in every:
+        if id(c) in asked and may_merge(results[k].assembled.choices):
+            known = costs[costs[:, 1] <= c.peak * (1.0 + SLIVER), 0].min()
+            left = c.seconds - networks[k].most_saved(c)
+            least[k] = min(least.get(k, 1.0), left / known if known else 1.0)
+    worth = sorted((share, k) for k, share in least.items() if share <= 1.0 - LEAST)
+    found = {k: networks[k] for _, k in worth[:_NETWORKS]}
+    for network in found.values():
+        network.add(network.result.archive)
+    return found
+
+
+def _fastest(archive: Archive) -> Candidate:
+    return min(archive.candidates, key=lambda c: c.costs)

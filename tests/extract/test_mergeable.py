@@ -1,0 +1,202 @@
+"""Prices without the latencies that merging may take away, over all mergings of all plans of small
+programs.
+
+Every plan is listed (`brute.py`), every way to make collectives of it into fewer is tried, and the
+certificate says what each takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, single_moves
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.verdict import Certificate
+from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
+from tapestry_egg.extract.problem.mergeable import Chains, chain_of, mean
+from tapestry_egg.extract.problem.once import Once
+from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline import fronts
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.schedule.of_plans import with_merged
+from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.tracing.constants import prepare
+from tapestry_egg.tracing.trace import trace
+from tests.extract.brute import every_plan
+from tests.extract.test_merging import partitions
+
+BOOKS = load_books(("sharding", "collectives"))
+MESH, TARGET = MeshShape(("x",), (4,)), load_target("h100:4")
+SIZE = 256
+
+Arrays = tuple[jax.Array, ...]
+Costs = tuple[Certificate, Certificate]  # with every collective apart, and with some merged
+
+
+def two_sums(x: jax.Array, y: jax.Array) -> Arrays:
+    """Two sums that need not wait for each other."""
+    return jnp.sum(x), jnp.sum(y)
+
+
+def read_twice(x: jax.Array, y: jax.Array) -> Arrays:
+    """Gathers that are read one after another."""
+    return jnp.cumsum(jnp.cumsum(x, 0), 1), jnp.cumsum(y, 0)
+
+
+def after_each_other(x: jax.Array) -> Arrays:
+    """A sum of what another is made into."""
+    return jnp.sum(x), jnp.sum(x - jnp.sum(x, 0), 1)
+
+
+PROGRAMS = {two_sums: 2, read_twice: 2, after_each_other: 1}
+
+
+def schedule_of(program: Callable[..., Arrays]) -> Schedule:
+    shapes = [jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)] * PROGRAMS[program]
+    graph = prepare(trace(program, *shapes).graph)
+    return scheduled(graph, feedback_pairs(graph))
+
+
+def groupings(walk: Walk) -> Iterator[tuple[tuple[Key, ...], ...]]:
+    """Every way to make copies of one kind into fewer, but for that none is."""
+    kinds: dict[Kind, list[Key]] = {}
+    for key, move in single_moves(walk).items():
+        kind = kind_of(walk, move)
+        if kind is not None:
+            kinds.setdefault(kind, []).append(key)
+    every: list[list[list[Key]]] = [[]]
+    for members in kinds.values():
+        some = [[g for g in p if len(g) > 1] for p in partitions(tuple(members))]
+        every = [[*a, *b] for a in every for b in some]
+    yield from (tuple(map(tuple, groups)) for groups in every if groups)
+
+
+def every_merged(plan: Schedule) -> Iterator[Costs]:
+    """What every plan takes, and every merging of it."""
+    ground = Ground(plan, TARGET)
+    for one in every_plan(plan, MESH, TARGET, inside=True):
+        walk = Walk(one, ground)
+        try:
+            apart = walk.certificate()
+        except ExtractError:
+            continue
+        yield apart, apart
+        for groups in groupings(walk):
+            try:
+                body, order = with_merged(one.body, {}, groups)
+                other = replace(one, body=body)
+                yield apart, Walk(other, Ground(order, TARGET)).certificate()
+            except (PlanError, ExtractError):
+                continue
+
+
+def choices_of(plan: Schedule) -> UnitChoices:
+    found = saturate(encode(plan.program, MESH), BOOKS)
+    return unit_choices(plan, found, MESH, TARGET)
+
+
+def searched(assembled: PlanProblem) -> Archive:
+    return Search(assembled.problem, Effort(work=2.0)).run()
+
+
+def over(archive: Archive, every: Sequence[Costs]) -> float:
+    """The largest share by which a bound is above what it bounds."""
+    worst = -1.0
+    for apart, one in every:
+        peak = float(max(apart.peak_bytes, one.peak_bytes))
+        worst = max(worst, archive.bound(peak, np.inf) / one.seconds - 1.0)
+    return worst
+
+
+def priced(choices: UnitChoices, chains: Chains) -> PlanProblem:
+    return assemble(choices, Weights(chains=chains))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_merging_of_any_plan_takes_less(program: Callable[..., Arrays]) -> None:
+    plan = schedule_of(program)
+    every, choices = list(every_merged(plan)), choices_of(plan)
+    fewer = [b for a, b in every if a is not b]
+    assert len(fewer) > 10
+    # Chains of what is found, one after another, and a mixture of them: all are bounds.
+    chains = [Chains({})]
+    for _ in range(3):
+        archive = searched(priced(choices, mean(chains)))
+        assert over(archive, every) < 1e-9
+        fastest = min(archive.candidates, key=lambda c: c.costs)
+        chains.append(chain_of(priced(choices, Chains({})), fastest.rows, Once()))
+        assert over(searched(priced(choices, chains[-1])), every) < 1e-9
+    # And of the last mixture nothing is missing.
+    least = min(one.seconds for _, one in every)
+    assert archive.bound(np.inf, np.inf) == pytest.approx(least, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_latencies_off_chains_are_no_bound() -> None:
+    """Two sums of which each pays its own: one collective of both takes less."""
+    plan = schedule_of(two_sums)
+    every, choices = list(every_merged(plan)), choices_of(plan)
+    assert over(searched(priced(choices, Chains({}, 1.0))), every) > 0.01
+
+
+def residual(
+    state: tuple[list[dict[str, jax.Array]], list[dict[str, jax.Array]]], x: jax.Array
+) -> tuple[list[dict[str, jax.Array]], list[dict[str, jax.Array]]]:
+    """A step with momentum of some residual layers."""
+
+    def loss(ws: list[dict[str, jax.Array]]) -> jax.Array:
+        h = x
+        for w in ws:
+            h = h + jnp.tanh(h @ w["up"] + w["b"]) @ w["down"]
+        return jnp.mean(h**2)
+
+    ws, before = state
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, before, jax.grad(loss)(ws))
+    return jax.tree.map(lambda w, m: w - 0.1 * m, ws, momentum), momentum
+
+
+@pytest.mark.slow
+def test_plans_of_many_collectives_that_can_be_one_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where latency decides, the fastest plan has more collectives than the fastest of plans whose
+    collectives are all apart."""
+    shapes = {"up": (128, 512), "b": (512,), "down": (512, 128)}
+    ws = [{k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}] * 3
+    program = te.trace(
+        residual, (ws, ws), jax.ShapeDtypeStruct((4096, 128), jnp.float32), donate_argnums=0
+    )
+
+    def front() -> te.Front:
+        return te.optimize(
+            program,
+            "h100:8",
+            settings=te.Settings(work=1, recompute=0, workers=1),
+            books=["sharding", "collectives"],
+            mesh_shapes=[MeshShape(("x",), (8,))],
+        )
+
+    found = front().best("seconds")
+    monkeypatch.setattr(fronts, "worth_merging", lambda _: {})
+    apart = front().best("seconds")
+    assert found.body.merged
+    assert found.costs.seconds < 0.95 * apart.costs.seconds
+    assert len(found.collectives) > len(apart.collectives)
