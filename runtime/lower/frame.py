@@ -250,6 +250,17 @@ class Frame:
             self._renew(done, k)
         return found
 
+    def repeat(self, k: int) -> None:
+        """Keep a kernel that begins with operation k apart from one that stores the same."""
+        read = {
+            u: self.produced[u]
+            for v in self.local.repeats.get(k, ())
+            for u in self.local.sources.get(v, (v,))
+            if u in self.produced and u not in self.local.body.graph.constants
+        }
+        late = {u: self.produced[u] for u in self._alive(k)} if read else {}
+        self._renew(barrier({**read, **late}), k)
+
     def turned(self, k: int, operands: list[Any]) -> list[Any]:
         """Operands of a loop; in the place of stacks that are transposed, what those are of."""
         graph = self.local.body.graph

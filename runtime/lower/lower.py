@@ -21,7 +21,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
-from .order import SMALL, Tie, fills, last_reads, stored, ties, written_late
+from .order import SMALL, Tie, fills, last_reads, repeats, stored, ties, written_late
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
 from .spellings import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS
@@ -208,6 +208,11 @@ class LocalBody:
         return sent_again(self.body, self.mesh)
 
     @cached_property
+    def repeats(self) -> dict[int, tuple[int, ...]]:
+        """Operations with which a kernel begins that stores what another has stored before."""
+        return repeats(self.body, self.stored, self.mesh) if self.platform in GPUS else {}
+
+    @cached_property
     def fills(self) -> frozenset[int]:
         """Operations that fill an array of some size from constants alone."""
         return fills(self.body, self.stored, self.mesh)
@@ -328,6 +333,7 @@ class LocalBody:
             with jax.named_scope(op.scope or op.kernel):
                 frame.enter(op.remat, k)
                 frame.wait(k)
+                frame.repeat(k)
                 operands = frame.operands(k)
                 if k in self.fills:
                     operands = frame.not_before(k, operands)

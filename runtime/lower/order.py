@@ -26,6 +26,7 @@ from tapestry_egg.schedule.flatten import FlatProgram, flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import operation_groups, schedule
 from tapestry_egg.schedule.units import Unit, fuse
+from tapestry_egg.schedule.value_numbers import ValueNumbers
 
 #: Local bytes below which order matters little for the peak, while XLA's combining of collectives
 #: and fusing across kernels saves launches.
@@ -188,6 +189,34 @@ def _never_filled(graph: BlockGraph, reads: Reads) -> set[int]:
                 if into == v and adds and there and not more and -1 not in readers[v]:
                     found[k] = v
     return set(found.values())
+
+
+def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int, tuple[int, ...]]:
+    """What stores an array of some size that was stored before, of the same values: the first
+    operation that makes it, and what that kernel reads.
+
+    What is cheap to make is made for every reader (`schedule/repeated.py`), which a compiler sees
+    to be the same: it would hold what it makes first for the last reader.
+    """
+    graph = body.graph
+    plan = schedule(flatten(graph, {}))
+    program, layouts = plan.program, produced_layouts(body)
+    place = {v: k for k, v in enumerate(program.bodies[0].values)}
+    numbers, seen = ValueNumbers().of(program), set[int]()
+    found: dict[int, tuple[int, ...]] = {}
+    for unit in plan.units:
+        members = [program.instances[i] for i in unit.members]
+        plain = all(not m.port and m.signature.fusion in ("loop", "view") for m in members)
+        if not plain or len(unit.outputs) != 1 or place.get(unit.outputs[0]) not in stored:
+            continue
+        v = place[unit.outputs[0]]
+        local = layouts[v].local_shape(graph.values[v].shape, mesh)
+        first = min(m.operation for m in members)
+        again = numbers[unit.outputs[0]] in seen and graph.operations[first].remat is None
+        seen.add(numbers[unit.outputs[0]])
+        if again and TensorType(local, graph.values[v].dtype).nbytes >= SMALL:
+            found[first] = tuple(place[w] for *_, w in unit.reads if w in place)
+    return found
 
 
 def fills(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .pooling import lie_side_by_side, unpooled
+from .pooling import are_small, lie_side_by_side, unpooled, unpooled_over
 from .ragged_dots import by_group
 
 if TYPE_CHECKING:
@@ -22,10 +22,13 @@ def _pooling_gradient(call: Call) -> list[jax.Array]:
     window, strides, padding = (
         call.params[k] for k in ("window_dimensions", "window_strides", "padding")
     )
-    if not lie_side_by_side(window, strides, padding):
-        return call.bind(*call.operands)
     source, operand = call.operands
-    return [unpooled(source, operand, str(call.params["select_prim"]), window)]
+    select = str(call.params["select_prim"])
+    if lie_side_by_side(window, strides, padding):
+        return [unpooled(source, operand, select, window)]
+    if are_small(window):
+        return [unpooled_over(source, operand, select, window, strides, padding)]
+    return call.bind(*call.operands)
 
 
 def _convolution(call: Call) -> list[jax.Array]:

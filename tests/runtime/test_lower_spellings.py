@@ -190,6 +190,39 @@ def test_what_is_split_is_split_at_once() -> None:
     same(_local(fn, (numbers(8, 8),), "cuda")(numbers(8, 8))[0], fn(numbers(8, 8))[0])
 
 
+def test_what_is_cheap_is_made_again_for_a_second_product() -> None:
+    """Else XLA makes it once, and holds it from the first product to the second."""
+
+    def fn(x: Any, places: Any) -> Any:
+        mask = jax.nn.one_hot(places, 64)
+        sums = mask.T @ x
+        return mask @ (sums @ sums)
+
+    arguments = numbers(128, 64), np.arange(128) % 64
+    found = _looped(fn, arguments, "cuda"), _looped(fn, arguments, "cpu")
+    texts = [str(jax.make_jaxpr(f)(*arguments)) for f in found]
+    lines = [[x for x in t.splitlines() if "optimization_barrier" in x] for t in texts]
+    assert [any("i32[128]" in x for x in some) for some in lines] == [True, False]
+    same(found[0](*arguments)[0], fn(*arguments), 1e-3)
+
+
+def test_gradients_of_overlapping_windows_are_not_scattered() -> None:
+    """XLA would fill an array for it, the same as a rectifier compares with, and hold that long."""
+
+    def fn(x: Any) -> Any:
+        def total(x: Any) -> Any:
+            y = lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME")
+            return (y * y).sum()
+
+        return jax.grad(total)(x)
+
+    arguments = (numbers(9, 8),)
+    for platform, scattered in (("cuda", False), ("cpu", True)):
+        text = str(jax.make_jaxpr(_local(fn, arguments, platform))(*arguments))
+        assert ("select_and_scatter_add" in text) == scattered
+    same(_local(fn, arguments, "cuda")(*arguments)[0], fn(*arguments))
+
+
 def _looped(fn: Callable[..., Any], arguments: Any, platform: str) -> Callable[..., Any]:
     """The same of a program with loops, by a plan for one device."""
     front = te.optimize(

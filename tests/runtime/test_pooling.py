@@ -1,4 +1,4 @@
-"""Gradients of pooling over windows side by side, as they are said to compilers for GPUs."""
+"""Gradients of pooling, as they are said to compilers for GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.runtime.lower.pooling import lie_side_by_side, unpooled
+from tapestry_egg.runtime.lower.pooling import lie_side_by_side, unpooled, unpooled_over
 
 SELECTS = {"ge": lax.ge_p, "le": lax.le_p}
 
@@ -57,3 +57,35 @@ def test_windows_lie_side_by_side(
     window: tuple[int, ...], strides: tuple[int, ...], padding: tuple, they_do: bool
 ) -> None:
     assert lie_side_by_side(window, strides, padding) == they_do
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding"),
+    [
+        ((1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (0, 1), (0, 0))),  # overlap, reach outside
+        ((1, 2, 3, 1), (1, 3, 1, 1), ((0, 0), (0, 0), (2, 2), (0, 0))),  # gaps
+        ((2, 2, 1, 1), (1, 1, 2, 1), ((0, 1), (0, 0), (0, 0), (0, 0))),
+    ],
+)
+@pytest.mark.parametrize("select", SELECTS)
+def test_windows_that_overlap_add_up_what_they_give_an_element(
+    select: str, window: tuple[int, ...], strides: tuple[int, ...], padding: tuple
+) -> None:
+    x = example("float32", (3, 7, 11, 4), (1, 1, 1, 1))[1]
+    x = jnp.where(jnp.isnan(x), 0.0, x)  # XLA for CPUs loses what a window with one gives at edges
+    low, high = zip(*padding, strict=True)
+    sizes = [
+        (n + a + b - w) // s + 1
+        for n, a, b, w, s in zip(x.shape, low, high, window, strides, strict=True)
+    ]
+    source = jnp.asarray(np.random.default_rng(1).integers(1, 9, size=sizes), jnp.float32)
+    wanted = lax.select_and_scatter_add_p.bind(
+        source,
+        x,
+        select_prim=SELECTS[select],
+        window_dimensions=window,
+        window_strides=strides,
+        padding=padding,
+    )
+    found = unpooled_over(source, x, select, window, strides, padding)
+    np.testing.assert_array_equal(found, wanted)
