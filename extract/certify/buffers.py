@@ -85,8 +85,10 @@ class Lives:
         copies: Sequence[Copied],
         size: Callable[[Layout], float],
         passing_by: Callable[[Layout], float],
+        late: bool = False,
     ) -> list[Buffer]:
-        """All arrays that hold value v, produced as `have`.
+        """All arrays that hold value v, produced as `have`; `late` where it is added up of parts,
+        when the kernel that makes these is over.
 
         A block takes `size` bytes, one on the way to a copy what it is `passing_by`.
         `needs[u]` are the layouts in which unit u reads it, `back` the units that need something
@@ -97,7 +99,7 @@ class Lives:
         passing = self.owns_memory(v) and self.death(v) < self.end
         if self.owns_memory(v):
             begin, end = self.birth(v), min(self.death(v) + 2, self.end)
-            begin = min(begin, end - 1)
+            begin = min(max(begin, 2 * self.maker[v] + 2) if late else begin, end - 1)
             joined = {c.need: c.at for c in copies if c.joined}
             if kept and passing:
                 end = next(c.at for c in copies if c.kept) + 1

@@ -127,13 +127,26 @@ def kernel_scratch(
     mesh: MeshShape,
     target: Target,
 ) -> float:
-    """Bytes of one device that a unit's kernel takes beside its operands and results: the parts of
-    a product of matrices whose sum the compiler splits, and blocks of scores."""
+    """Bytes of one device that a unit's kernel takes beside its operands and results: blocks of
+    scores."""
     if program.instances[unit.root].port:
         return 0.0
     extents = _extents(unit, program, bodies, mesh)
-    stored = sum(_blocks(program.instances[i].signature, extents[i], target) for i in unit.members)
-    return stored + _split(unit, program, extents, target)
+    return sum(_blocks(program.instances[i].signature, extents[i], target) for i in unit.members)
+
+
+def parts_of_a_sum(
+    unit: Unit,
+    program: FlatProgram,
+    bodies: Sequence[BodyPlan],
+    mesh: MeshShape,
+    target: Target,
+) -> float:
+    """Bytes of one device that a unit makes in the place of a product of matrices whose sum the
+    compiler splits: they are added up by another kernel, after it."""
+    if program.instances[unit.root].port:
+        return 0.0
+    return _split(unit, program, _extents(unit, program, bodies, mesh), target)
 
 
 def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Target) -> float:

@@ -35,7 +35,14 @@ from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground
-from .kernel_work import Work, block_bytes, held_bytes, kernel_scratch, kernel_work
+from .kernel_work import (
+    Work,
+    block_bytes,
+    held_bytes,
+    kernel_scratch,
+    kernel_work,
+    parts_of_a_sum,
+)
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending
 from .margins import margin_bytes, margin_work
@@ -378,6 +385,7 @@ class Walk:
         for move in self.moves:
             moves.setdefault(move.value, []).append(move)
         for u, unit in enumerate(self.schedule.units):
+            parts = parts_of_a_sum(unit, self.program, self.bodies, self.mesh, self.target)
             for v in unit.outputs:
                 copies = [self._copied(m) for m in moves.get(v, ())]
                 needs, back = self._readers(u, v)
@@ -385,13 +393,15 @@ class Walk:
                     held_bytes, self.program.types[v], mesh=self.mesh, tiles=self.target.tiles
                 )
                 size = partial(inside, last=v in self.ground.last)
-                for x in lives.buffers(v, self.given[v], needs, back, copies, size, inside):
+                late = parts > 0.0
+                for x in lives.buffers(v, self.given[v], needs, back, copies, size, inside, late):
                     yield v, x
             scratch = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
             scratch += sum(margin_bytes(self.margins.get(i, ())) for i in unit.members)
-            if scratch:
-                (v, *_), at = unit.outputs, 2 * u + 1
-                yield v, Buffer(at, at + 1, scratch, self.given[v], "scratch")
+            for amount, ticks in ((scratch, 1), (parts, 2)):
+                if amount:
+                    (v, *_), at = unit.outputs, 2 * u + 1
+                    yield v, Buffer(at, at + ticks, amount, self.given[v], "scratch")
             if u in self.in_two:
                 yield from sum_in_memory(self.ground, self.in_two[u], self.mesh)
 

@@ -198,9 +198,10 @@ class _Assembler:
             return (seconds + held[0], energy + held[1]) if held else (seconds, energy)
 
         seconds, energy = self.once(costs, "unit", rows, weight, own, base, held)
-        uses = [use for v in unit.outputs for use in self.memory.produced(v, base)]
         scratch = self.once(lambda: rows.scratch[base], "scratch", rows, base)
-        uses += self.memory.running(u, scratch)
+        parts = self.once(lambda: rows.parts[base], "parts", rows, base)
+        uses = [use for v in unit.outputs for use in self.memory.produced(v, base, parts)]
+        uses += self.memory.running(u, scratch, parts)
         if shared is not None:
             uses += self.memory.kept(shared, holding.have, holding.copy, holding.until)
         spans = []

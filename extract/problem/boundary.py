@@ -93,5 +93,6 @@ def _allowed(rows: UnitRows, port: str, allows: Allows) -> UnitRows:
         rows.joules[which],
         rows.flops[which],
         rows.scratch[which],
+        rows.parts[which],
         rows.wire[which],
     )

@@ -53,6 +53,7 @@ class UnitRows:
     joules: NDArray[np.float64]  # [rows], of one run, all devices
     flops: NDArray[np.float64]  # [rows], of one run, per device
     scratch: NDArray[np.float64]  # [rows], bytes beside operands and results while it runs
+    parts: NDArray[np.float64]  # [rows], bytes that are added up to the result afterwards
     # [rows], bytes that a device sends for a sum inside it, and of rows to its neighbours
     wire: NDArray[np.float64]
 
@@ -304,9 +305,8 @@ class Joiner:
         flops = np.array([w.flops for w in ways])
         moved = np.array([w.moved for w in ways])
         seconds, energy = self.costs.kernel(unit, flops, moved, read, made, gemm)
-        scratch = self.costs.split(unit, gemm, len(ways)) + stored_blocks(
-            unit, choice, self.schedule, self.saturated, self.mesh, self.target
-        )
+        parts = self.costs.split(unit, gemm, len(ways))
+        scratch = stored_blocks(unit, choice, self.schedule, self.saturated, self.mesh, self.target)
         wire = np.zeros(len(ways))
         if inner is not None and (two := [r for r, w in enumerate(ways) if w.combined is not None]):
             seconds[two], energy[two], more, wire[two] = self._in_two(unit, inner, choice[two])
@@ -318,7 +318,7 @@ class Joiner:
                 seconds, energy, scratch, wire = [
                     a + b for a, b in zip((seconds, energy, scratch, wire), more.T, strict=True)
                 ]
-        costs = np.stack([seconds, energy, scratch, wire, flops], axis=1)
+        costs = np.stack([seconds, energy, scratch, parts, wire, flops], axis=1)
         alike: dict[int, list[int]] = {}  # what is shown -> rows, none worse than another
         for r, way in enumerate(ways):
             if inner is None or self._worthwhile(inner, way, needs[r]):
@@ -335,6 +335,7 @@ class Joiner:
             joules=energy[kept],
             flops=flops[kept],
             scratch=scratch[kept],
+            parts=parts[kept],
             wire=wire[kept],
         )
 

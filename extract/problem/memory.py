@@ -49,8 +49,9 @@ class Memory:
     def times(self) -> int:
         return self.lives.times
 
-    def produced(self, v: int, rows: Ints) -> tuple[Use, ...]:
-        """The array of a value as its unit makes it, where the unit runs as `rows` say."""
+    def produced(self, v: int, rows: Ints, parts: Floats) -> tuple[Use, ...]:
+        """The array of a value as its unit makes it, where the unit runs as `rows` say; what is
+        added up of `parts` is there a tick later."""
         if self.lives.free[v]:
             return ()
         table, gives = self.columns.table(v), self.columns.gives(v)
@@ -61,11 +62,19 @@ class Memory:
             return size[gives[rows]].astype(np.float64)
 
         key = table, gives, rows, v in self.last
-        return (Use(*self._span(v), self.once(amounts, "made", *key)),)
+        begin, end = self._span(v)
+        whole = self.once(amounts, "made", *key)
+        if not parts.any():
+            return (Use(begin, end, whole),)
+        late = min(max(begin, 2 * self.schedule.producer[v] + 2), end - 1)
+        at_once = self.once(lambda: np.where(parts > 0, 0.0, whole), "at once", parts, *key)
+        return _occupied([Use(begin, late, at_once), Use(late, end, whole)])
 
-    def running(self, u: int, scratch: Floats) -> tuple[Use, ...]:
-        """What a unit's kernel takes for itself while it runs, per row."""
-        return _occupied([Use(2 * u + 1, 2 * u + 2, scratch)])
+    def running(self, u: int, scratch: Floats, parts: Floats) -> tuple[Use, ...]:
+        """What a unit's kernel takes for itself while it runs, per row, and what it makes that is
+        added up when its operands may be gone."""
+        at = 2 * u + 1
+        return _occupied([Use(at, at + 1, scratch), Use(at, at + 2, parts)])
 
     def kept(self, v: int, have: Ints, copy: Ints, until: Ints) -> tuple[Use, ...]:
         """A copy in layout `copy` that the readers up to `until` share, per row; -1 for none.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.errors import TargetError
 from tapestry_egg.extract.certify.contractions import is_contraction, is_product
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.registry import signature_of
@@ -117,3 +118,26 @@ def test_what_is_sent_into_the_place_of_an_old_value_stands_beside_it_first(fn: 
     for plan in front:
         compiled = hlo_stats(te.compile(plan, jax.devices()[:8]).lower().compile())
         assert compiled.peak_bytes <= 1.1 * plan.costs.peak_bytes, plan.name
+
+
+def test_parts_of_a_sum_are_added_up_when_what_they_are_made_of_is_gone() -> None:
+    """So its result is not in memory beside that; nor is it as compiled for H100."""
+    rows, width = 4096, 512
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        wide = jnp.sin(x) * x
+        return w - wide.T @ wide
+
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((width, width), (rows, width))]
+    program = te.trace(step, *args, donate_argnums=0)
+    (plan,) = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
+    held = {p.kind: p.bytes for p in plan.peak().parts}
+    assert plan.costs.peak_bytes == 4 * (width * width + 2 * rows * width) + held["scratch"]
+    try:
+        from benchmarks.bench_strategies import devices_of
+
+        devices = devices_of("h100:8")
+    except TargetError as missing:
+        pytest.skip(str(missing))
+    compiled = hlo_stats(te.compile(plan, devices[:1]).compile())
+    assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)

@@ -486,7 +486,8 @@ def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -
             if lives.free[v]:
                 continue
             charged, read = np.zeros(lives.times), np.zeros(lives.times)
-            uses = [(use, use.amount[0]) for use in memory.produced(v, np.array([chosen[u]]))]
+            whole = memory.produced(v, np.array([chosen[u]]), np.zeros(1))
+            uses = [(use, use.amount[0]) for use in whole]
             table = choices.copies[plan.program.types[v]]
             number, none = np.array([table.number[have]]), np.array([-1])
             for r in plan.readers[v]:
