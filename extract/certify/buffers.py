@@ -450,16 +450,18 @@ class Lives:
                     if len(made.members) == 1:  # it only asks how another value lies
                         new = self._root(made).inputs[0]
                 found.setdefault(new, []).append(x.outputs[0])
-                for before in self._begun_with(new):
+                for before in self._begun_with(new, x.outputs[0]):
                     found.setdefault(before, []).append(x.outputs[0])
         return found
 
-    def _begun_with(self, v: int) -> list[int]:
-        """What the loop that leaves v began with, if nothing else reads that later: it is where v
-        is. And what that was begun with, from one loop to the one before."""
+    def _begun_with(self, v: int, old: int) -> list[int]:
+        """What the loop that leaves v in an old state's place began with, if nothing else reads
+        that later: it is where v is. And what that was begun with, from one loop to the one before.
+        """
         found: list[int] = []
-        while (x := self._root(self.schedule.units[u := self.maker[v]])).port == "carry":
-            if v != x.outputs[-1] or self._read_last(x.inputs[0]) != 2 * u:
+        while self._in_place(v, (old,), self._alike(v)):
+            x = self._root(self.schedule.units[u := self.maker[v]])
+            if x.port != "carry" or v != x.outputs[-1] or self._read_last(x.inputs[0]) != 2 * u:
                 break
             v = x.inputs[0]
             if self._root(self.schedule.units[self.maker[v]]).port not in ("", "carry", "stack"):
