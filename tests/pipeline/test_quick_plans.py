@@ -9,7 +9,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg import pipeline
-from tapestry_egg.pipeline import passes, state
+from tapestry_egg.pipeline import apart, passes, state
 from tapestry_egg.rewrite.forms import _worth_a_form
 from tapestry_egg.runtime.arguments import placed_as
 from tapestry_egg.schedule.one_device import region_shares
@@ -55,6 +55,33 @@ def test_fronts_of_very_long_programs_are_searched_on_the_machine_s_own_meshes()
     parts = (*shapes, *machine.mesh_shapes(2, 64))
     few, _ = passes.first_shapes(parts, 50_000)
     assert [s.devices for s in few] == [256, 256, 64, 64]
+
+
+@pytest.mark.slow
+def test_a_first_look_tells_of_a_plan_before_all_are_made_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = te.trace(_layers, jnp.ones((16, 16)), jnp.ones((16, 16)), jnp.ones((16, 16)))
+
+    def searched() -> tuple[te.Front, list[te.Phase]]:
+        told: list[te.Phase] = []
+        settings = pipeline.Settings(work=0.5, recompute=0, workers=1)
+        return te.optimize(graph, "h100:2x2", settings=settings, on_progress=told.append), told
+
+    whole, told = searched()
+    assert not any(p.step == "look_first" and p.text for p in told)
+    monkeypatch.setattr(apart, "_NETWORKS", 1)
+    monkeypatch.setattr(apart, "_OPERATIONS", 1)
+    looked, told = searched()
+    first = next(k for k, p in enumerate(told) if p.text.startswith("front "))
+    assert told[first].step == "look_first"
+    assert first < next(k for k, p in enumerate(told) if p.step == "encode_facts")
+    assert looked.table() == whole.table()
+    # What it derived is not derived again, and is told once.
+    rules = [
+        sorted((str(t.subject), t.ruleset, t.rows) for t in f.timeline) for f in (whole, looked)
+    ]
+    assert rules[0] == rules[1]
 
 
 @pytest.mark.slow
