@@ -14,6 +14,7 @@ from tapestry_egg.plans.plan import Plan
 
 from .certificate import walked
 from .longest_path import Step
+from .moves import turned_for
 from .recount import Move, Walk
 from .verdict import Certificate
 
@@ -63,6 +64,8 @@ def _kernel(walk: Walk, u: int, layers: _Layers) -> CostPart:
 def _copy(walk: Walk, move: Move, hidden: float, layers: _Layers) -> CostPart:
     body, local = walk.body_of[move.value], walk.local[move.value]
     seconds, joules, wire, inside = walk.copy(move)
+    for _, took, more in turned_for(walk, move):
+        seconds, joules, inside = seconds + took, joules + more, inside + took
     times = walk.times[body]
     steps = walk.bodies[body].copies[local, move.have, move.need]
     tensor = walk.program.types[move.value]

@@ -126,27 +126,15 @@ def kernel_scratch(
     bodies: Sequence[BodyPlan],
     mesh: MeshShape,
     target: Target,
-) -> float:
+) -> tuple[float, float]:
     """Bytes of one device that a unit's kernel takes beside its operands and results: blocks of
-    scores."""
+    scores; and those that it makes in the place of a product of matrices whose sum the compiler
+    splits, which another kernel adds up after it."""
     if program.instances[unit.root].port:
-        return 0.0
+        return 0.0, 0.0
     extents = _extents(unit, program, bodies, mesh)
-    return sum(_blocks(program.instances[i].signature, extents[i], target) for i in unit.members)
-
-
-def parts_of_a_sum(
-    unit: Unit,
-    program: FlatProgram,
-    bodies: Sequence[BodyPlan],
-    mesh: MeshShape,
-    target: Target,
-) -> float:
-    """Bytes of one device that a unit makes in the place of a product of matrices whose sum the
-    compiler splits: they are added up by another kernel, after it."""
-    if program.instances[unit.root].port:
-        return 0.0
-    return _split(unit, program, _extents(unit, program, bodies, mesh), target)
+    stored = sum(_blocks(program.instances[i].signature, extents[i], target) for i in unit.members)
+    return stored, _split(unit, program, extents, target)
 
 
 def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Target) -> float:

@@ -1,18 +1,26 @@
-"""The copies of a plan: those between kernels, and those inside one, which then runs as two."""
+"""The copies of a plan: those between kernels, those inside one, which then runs as two, and those
+that are written again with their dims in order, for kernels that take no other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import turning_seconds
+from tapestry_egg.machine.energy import turning_joules
+from tapestry_egg.plans.collectives import turns
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer
 from .ground import Ground
-from .kernel_work import held_bytes
+from .kernel_work import block_bytes, held_bytes
+
+if TYPE_CHECKING:
+    from .recount import Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +94,41 @@ def sum_in_memory(ground: Ground, two: InTwo, mesh: MeshShape) -> Iterator[tuple
     if move.have.dims != move.need.dims:  # an all-reduce writes where it reads
         size = held_bytes(types[v], move.need, mesh, tiles)
         yield v, Buffer(at, at + 1, size, move.need, "making")
+
+
+def turned_for(walk: Walk, move: Move) -> list[tuple[int, float, float]]:
+    """The units that read a copy turned, with the seconds, and the joules of the mesh, of the
+    kernels that write it so, in one run."""
+    if move.inner or not turns_on_the_way(walk, move, "all_gather"):
+        return []
+    units = (move.unit,) if move.unit >= 0 else walk.served(move.value)
+    found = []
+    for u in units:
+        reads = [walk.needed[i, p] for i, p, w, *_ in walk.ground.reads[u] if w == move.value]
+        if (u, move.value) in walk.ground.straight and move.need in reads:
+            found.append((u, *turning(walk, move.value, move.need)))
+    return found
+
+
+def turning(walk: Walk, value: int, layout: Layout) -> tuple[float, float]:
+    """Seconds, and joules of the mesh, of a kernel that writes a value's blocks in order."""
+    amount = float(block_bytes(walk.program.types[value], layout, walk.mesh))
+    return (
+        turning_seconds(amount, walk.target),
+        turning_joules(amount, walk.mesh.devices, walk.target),
+    )
+
+
+def turns_on_the_way(walk: Walk, move: Move, kind: str) -> bool:
+    """Whether a change of this kind on the way of a copy takes, or leaves, another order of dims
+    than that in which they are written."""
+    key = walk.local[move.value], move.have, move.need
+    shape = walk.program.types[move.value].shape
+    return any(turns(s, shape, kind) for s in walk.bodies[walk.body_of[move.value]].copies[key])
+
+
+def turns_before(walk: Walk, move: Move) -> bool:
+    """Whether what a copy is made of is written in another order first."""
+    return move.value in walk.ground.made_straight and turns_on_the_way(
+        walk, move, "reduce_scatter"
+    )

@@ -28,26 +28,28 @@ from tapestry_egg.machine.energy import (
     idle_joules,
     joules,
 )
-from tapestry_egg.plans.collectives import after, turns
+from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, exchanges
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground
-from .kernel_work import (
-    Work,
-    block_bytes,
-    held_bytes,
-    kernel_scratch,
-    kernel_work,
-    parts_of_a_sum,
-)
+from .kernel_work import Work, block_bytes, held_bytes, kernel_scratch, kernel_work
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending
 from .margins import margin_bytes, margin_work
 from .merging import Joined, Key, Unmerged, joined
-from .moves import InTwo, in_two, inner_moves, sum_in_memory
+from .moves import (
+    InTwo,
+    in_two,
+    inner_moves,
+    sum_in_memory,
+    turned_for,
+    turning,
+    turns_before,
+    turns_on_the_way,
+)
 from .moves import Move as Move
 from .ports import PortLayouts, port_layouts
 from .verdict import Certificate, Refused
@@ -84,15 +86,17 @@ class Walk:
         for unit in self.schedule.units:
             kernel = self.kernel(unit)
             weight = self.times[self.body_of_instance(unit.root)]
-            serial, energy, flops = (
-                total + weight * one
-                for total, one in zip((serial, energy, flops), kernel[:3], strict=True)
-            )
+            serial, energy = serial + weight * kernel.seconds, energy + weight * kernel.joules
+            flops += weight * kernel.flops
             kernels.append(weight * kernel.seconds)
         for move in self.moves:
             copy = self.copy(move)
             weight = self.times[self.body_of[move.value]]
             serial, energy = serial + weight * copy[0], energy + weight * copy[1]
+            for u, seconds, spent in turned_for(self, move):
+                serial, energy = serial + weight * seconds, energy + weight * spent
+                leaves = self.ground.streams.leaves(move.value, (u,))
+                kernels[self.ground.lives.maker[move.value] if leaves else u] += weight * seconds
             if move.inner:  # between two kernels that nothing else comes between
                 kernels[move.unit] += weight * copy[0]
                 continue
@@ -100,10 +104,9 @@ class Walk:
         step = self.ground.streams.step(kernels, sendings)
         profile = self._profile()
         peak = round(max(profile, default=0.0))
-        seconds = step.seconds
-        price = dollars(seconds, self.mesh.devices, self.target)
+        price = dollars(step.seconds, self.mesh.devices, self.target)
         return Certificate(
-            seconds, energy, flops, self._wire(0), peak, profile, serial, price, step
+            step.seconds, energy, flops, self._wire(0), peak, profile, serial, price, step
         )
 
     # The nest of bodies
@@ -291,6 +294,9 @@ class Walk:
                 f"a copy of {tensor} leads to {layout.show(self.mesh)}, "
                 f"not to {move.need.show(self.mesh)}",
             )
+        if turns_before(self, move):
+            took, spent = turning(self, move.value, move.have)
+            seconds, local, energy = seconds + took, local + took, energy + spent
         return seconds, energy, wire, local
 
     def _sending(self, move: Move, links: float, local: float) -> Sending:
@@ -385,7 +391,7 @@ class Walk:
         for move in self.moves:
             moves.setdefault(move.value, []).append(move)
         for u, unit in enumerate(self.schedule.units):
-            parts = parts_of_a_sum(unit, self.program, self.bodies, self.mesh, self.target)
+            scratch, parts = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
             for v in unit.outputs:
                 copies = [self._copied(m) for m in moves.get(v, ())]
                 needs, back = self._readers(u, v)
@@ -396,7 +402,6 @@ class Walk:
                 late = parts > 0.0
                 for x in lives.buffers(v, self.given[v], needs, back, copies, size, inside, late):
                     yield v, x
-            scratch = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
             scratch += sum(margin_bytes(self.margins.get(i, ())) for i in unit.members)
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:
@@ -415,12 +420,11 @@ class Walk:
     def _copied(self, move: Move) -> Copied:
         b = self.body_of[move.value]
         steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
-        units = [move.unit] if move.unit >= 0 else self._served(move.value)
+        units = [move.unit] if move.unit >= 0 else self.served(move.value)
         blocks, layout = [], move.have
         for step in steps[:-1]:
             layout = after(step, layout)
             blocks.append(layout)
-        shape = self.program.types[move.value].shape
         turned = [u for u in units if (u, move.value) in self.ground.straight]
         one, at = self.with_others(move), self.read_at(move)
         readers, kept = self.readers_of(move), move.unit < 0
@@ -439,9 +443,8 @@ class Walk:
             at,
             one is not None,
             apart,
-            tuple(turned) if any(turns(step, shape) for step in steps) else (),
-            move.value in self.ground.made_straight
-            and any(turns(step, shape, "reduce_scatter") for step in steps),
+            tuple(turned) if turns_on_the_way(self, move, "all_gather") else (),
+            turns_before(self, move),
         )
 
     def read_at(self, move: Move) -> int:
@@ -465,7 +468,7 @@ class Walk:
                 back.append(u)
         return needs, back
 
-    def _served(self, v: int) -> list[int]:
+    def served(self, v: int) -> list[int]:
         """Units with an operation that reads v while its kept copy is there, taken or not; it lasts
         until they are done."""
         b = self.body_of[v]

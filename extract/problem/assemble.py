@@ -208,7 +208,8 @@ class _Assembler:
         if self.spans is not None:
             spans = self.spans.of_unit(u, rows, weight, base)
             if shared is not None:
-                spans += self.spans.of_kept(shared, holding.have, holding.copy)
+                turns = self.memory.turns(None, shared)
+                spans += self.spans.of_kept(shared, holding.have, holding.copy, turns)
         self.unit_row.append(base)
         name = f"unit {u} {root.signature.kernel}"
         self.variables.append(Variable(name, seconds, energy, tuple(uses), tuple(spans)))
@@ -222,7 +223,8 @@ class _Assembler:
         variable = len(self.variables)
         seconds, energy = self._keeping(v, variable, holding)
         uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
-        spans = self.spans.of_kept(v, holding.have, holding.copy) if self.spans else []
+        turns = self.memory.turns(None, v)
+        spans = self.spans.of_kept(v, holding.have, holding.copy, turns) if self.spans else []
         self.variables.append(Variable(f"value {v}", seconds, energy, uses, tuple(spans)))
         rows = self.unit_row[u]
 
@@ -321,17 +323,20 @@ class _Assembler:
         table = self.columns.table(v)
         weight = self.program.bodies[self.program.body_of[v]].weight
         less = None if self.mergeable is None else self.mergeable.less(v)
+        turns = self.memory.turns(None, v)
 
         def costs() -> tuple[Floats, Floats]:
             have, holds = holding.have, holding.copy >= 0
             some = np.where(holds, holding.copy, have)
+            (_, before), (_, first) = table.turning(*turns)
             price = self._price(table) - (0.0 if less is None else less)
+            price = price + self.weights.seconds * before
             return (
                 np.where(holds, price[have, some], 0.0) * weight,
-                np.where(holds, table.joules[have, some], 0.0) * weight,
+                np.where(holds, (table.joules + first)[have, some], 0.0) * weight,
             )
 
-        return self.once(costs, "keeping", table, holding, weight, less)
+        return self.once(costs, "keeping", table, holding, weight, less, turns)
 
     def _endings(self, v: int, readers: Sequence[int], sharing: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
@@ -381,26 +386,31 @@ class _Assembler:
         wanted, rows = self.columns.wanted(reader, v), self.unit_row[reader]
         label_r = self.once(lambda: wanted.label[rows], "labels", wanted, rows)
         less, saved, share = self._saved(v, reader)
+        turns = self.memory.turns(reader, v)
 
         def costs() -> tuple[Floats, Floats]:
             price, shape = self._price(table), (len(have), len(wanted.sets))
             if less is not None:
                 price = price - less
+            (after, before), (more, first) = table.turning(*turns)
+            price, joules = price + self.weights.seconds * before, table.joules + first
             seconds, energy = np.zeros(shape), np.zeros(shape)
             for j, layouts in enumerate(wanted.sets):
                 for b in layouts:
                     there = (have == b) | (kept == b)
-                    seconds[:, j] += np.where(there, 0.0, price[have, b]) * weight
-                    energy[:, j] += np.where(there, 0.0, table.joules[have, b]) * weight
+                    own = self.weights.seconds * after[have, b]
+                    seconds[:, j] += (np.where(there, 0.0, price[have, b]) + own) * weight
+                    own = more[have, b]
+                    energy[:, j] += (np.where(there, 0.0, joules[have, b]) + own) * weight
                 if saved is not None and share and layouts:
                     # Once, whoever makes the copies: those of one value may be merged.
                     seconds[:, j] += share * saved[have][:, list(layouts)].max(axis=1)
             return seconds, energy
 
-        key = (table, have, kept, wanted, weight, less, share)
+        key = (table, have, kept, wanted, weight, less, share, turns)
         seconds, energy = self.once(costs, "read", *key)
         uses = self.memory.read(reader, v, have, kept, holds, wanted)
-        spans = self.spans.of_read(reader, v, have, kept, wanted) if self.spans else []
+        spans = self.spans.of_read(reader, v, have, kept, wanted, turns) if self.spans else []
         self.pairs.append(
             Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
         )

@@ -19,8 +19,9 @@ from tapestry_egg.machine.costs import (
     carried_as,
     collective_seconds,
     collective_wire_bytes,
+    turning_seconds,
 )
-from tapestry_egg.machine.energy import collective_joules
+from tapestry_egg.machine.energy import collective_joules, turning_joules
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.plans.collectives import turns
@@ -50,6 +51,9 @@ class CopyTable:
     joules: Matrix  # [from, to], of all devices
     wire: Matrix  # [from, to], bytes per device
     scratch: Matrix  # [from, to], bytes on one device
+    # [layouts]: seconds, and joules of all devices, of a kernel that turns a block's dims
+    turn_seconds: Matrix
+    turn_joules: Matrix
     following: NDArray[np.int64]  # [from, to], next layout on the path
     step_of: dict[tuple[int, int], Change]
 
@@ -116,6 +120,16 @@ class CopyTable:
         for (a, b), step in self.step_of.items():
             along[a, b] = turns(step, self.tensor.shape, "reduce_scatter")
         return self._on_the_way(along) > 0
+
+    def turning(self, straight: bool, made: bool) -> tuple[tuple[Matrix, Matrix], ...]:
+        """(seconds, joules), [a, b] each: of turning what is gathered for a reader that wants it
+        `straight`, its own copy or one that is kept; and of turning what lies straight when it is
+        `made`, before a sum is scattered."""
+        after, before = straight & self.turned, made & self.turned_before
+        return tuple(
+            (np.where(after, x[None, :], 0.0), np.where(before, x[:, None], 0.0))
+            for x in (self.turn_seconds, self.turn_joules)
+        )
 
     @cached_property
     def collects(self) -> NDArray[np.bool_]:
@@ -238,7 +252,12 @@ def copy_table(
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
     found = (seconds, inside, joules, wire, scratch)
     _shorten(*found, following, held)
-    table = CopyTable(tensor, usable, local, held, last, *found, following, step_of)
+    amounts = local.astype(np.float64)
+    turned = (
+        turning_seconds(amounts, costs.target),
+        turning_joules(amounts, mesh.devices, costs.target),
+    )
+    table = CopyTable(tensor, usable, local, held, last, *found, *turned, following, step_of)
     costs.tables[key] = table
     return table
 

@@ -49,6 +49,10 @@ class Memory:
     def times(self) -> int:
         return self.lives.times
 
+    def turns(self, reader: int | None, v: int) -> tuple[bool, bool]:
+        """Whether a unit, if it is one, reads a value straight, and whether it is made so."""
+        return (reader, v) in self.straight, v in self.made_straight
+
     def produced(self, v: int, rows: Ints, parts: Floats) -> tuple[Use, ...]:
         """The array of a value as its unit makes it, where the unit runs as `rows` say; what is
         added up of `parts` is there a tick later."""
@@ -123,7 +127,7 @@ class Memory:
         table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
-        straight, made = (reader, v) in self.straight, v in self.made_straight
+        straight, made = self.turns(reader, v)
 
         def amounts() -> tuple[tuple[Floats, Floats], tuple[Floats, ...]]:
             shape = (len(have), len(wanted.sets))

@@ -46,36 +46,50 @@ class Spans:
                 found += self._spans(parts, [self.places.of_read(u, v, x) for x in (True, False)])
         return found
 
-    def of_kept(self, v: int, have: Ints, copy: Ints) -> list[Span]:
-        """What it takes to make the copy that is kept of a value, per row; -1 for none."""
+    def of_kept(self, v: int, have: Ints, copy: Ints, turns: tuple[bool, bool]) -> list[Span]:
+        """What it takes to make the copy that is kept of a value, per row; -1 for none. `turns` as
+        in `Memory.turns`."""
         table = self.columns.table(v)
         weight = self.program.bodies[self.program.body_of[v]].weight
 
         def seconds() -> Parts:
             holds = copy >= 0
             some = np.where(holds, copy, have)
-            made = [np.where(holds, m[have, some], 0.0) * weight for m in self._matrices(table)]
+            (_, before), _ = table.turning(*turns)
+            *sent, local = self._matrices(table)
+            every = (*sent, local + before)
+            made = [np.where(holds, m[have, some], 0.0) * weight for m in every]
             return made[0], made[1], made[2]
 
-        parts = self.once(seconds, "kept spans", table, have, copy, weight)
+        parts = self.once(seconds, "kept spans", table, have, copy, weight, turns)
         return self._spans(parts, [self.places.of_kept(FlatId(v), x) for x in (True, False)])
 
-    def of_read(self, reader: int, v: int, have: Ints, kept: Ints, wanted: Wanted) -> list[Span]:
+    def of_read(
+        self,
+        reader: int,
+        v: int,
+        have: Ints,
+        kept: Ints,
+        wanted: Wanted,
+        turns: tuple[bool, bool],
+    ) -> list[Span]:
         """What the copies take that one reader makes itself, [labels of the value, labels of the
-        reader]; `kept` as in `Memory.read`."""
+        reader]; `kept` as in `Memory.read`, `turns` as in `Memory.turns`."""
         table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
 
         def seconds() -> Parts:
             made = [np.zeros((len(have), len(wanted.sets))) for _ in range(3)]
-            matrices = self._matrices(table)
+            (after, before), _ = table.turning(*turns)
+            *sent, local = self._matrices(table)
             for j, layouts in enumerate(wanted.sets):
                 for b in layouts:
                     there = (have == b) | (kept == b)
-                    for part, m in zip(made, matrices, strict=True):
+                    for part, m in zip(made, (*sent, local + before), strict=True):
                         part[:, j] += np.where(there, 0.0, m[have, b]) * weight
+                    made[2][:, j] += after[have, b] * weight
             return made[0], made[1], made[2]
 
-        parts = self.once(seconds, "read spans", table, have, kept, wanted, weight)
+        parts = self.once(seconds, "read spans", table, have, kept, wanted, weight, turns)
         return self._spans(
             parts, [self.places.of_read(reader, FlatId(v), x) for x in (True, False)]
         )

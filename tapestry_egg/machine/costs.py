@@ -147,6 +147,11 @@ def wire_shares(kind: str, spans: Sequence[Span]) -> dict[str, float]:
     return {level: amount / total for level, amount in amounts.items()}
 
 
+def turning_seconds(local_bytes: Amount, target: Target) -> Amount:
+    """Time of a kernel that writes a block with its dims in another order."""
+    return 2.0 * local_bytes / target.hbm_bytes_per_second + target.launch_seconds
+
+
 def collective_seconds(
     kind: str, local_bytes: Amount, axes: tuple[int, ...], mesh: MeshShape, target: Target
 ) -> Amount:

@@ -14,7 +14,14 @@ from math import prod
 
 from tapestry_egg.graph.layout import MeshShape
 
-from .costs import LOCAL, Amount, collective_seconds, collective_wire_bytes, local_traffic
+from .costs import (
+    LOCAL,
+    Amount,
+    collective_seconds,
+    collective_wire_bytes,
+    local_traffic,
+    turning_seconds,
+)
 from .target import Target
 
 
@@ -92,6 +99,12 @@ def collective_joules(
     seconds = collective_seconds(kind, local_bytes, axes, mesh, target)
     work = collective_dynamic_joules(kind, local_bytes, axes, mesh, target)
     return work + idle_joules(seconds, mesh.devices, target)
+
+
+def turning_joules(local_bytes: Amount, devices: int, target: Target) -> Amount:
+    """Energy of a kernel that writes a block with its dims in another order, over all devices."""
+    seconds, nothing = turning_seconds(local_bytes, target), local_bytes * 0.0
+    return joules(nothing, 2.0 * local_bytes, nothing, seconds, devices, target)
 
 
 def dollars(seconds: float, devices: int, target: Target) -> float:
