@@ -291,19 +291,32 @@ class _Tried:
 
     def worth(self, divisors: Sequence[int], limit: float) -> list[int]:
         """Numbers of micro-batches that are worth a search."""
-        given = self.peak(1)
+        given, room = self.peak(1), limit * self.target.devices
         # Where a device has less than one row of a micro-batch, others than the batch are cut.
         most = [n for n in divisors if self._rows() // n >= self.target.devices] or divisors[:1]
-        if not most or self.peak(most[-1]) > (1.0 - _LEAST_SAVED) * given:
+        if not most:
+            return []
+        if self.peak(most[-1]) > room and (more := self._fitting(divisors[len(most) :], limit)):
+            return more
+        if self.peak(most[-1]) > (1.0 - _LEAST_SAVED) * given:
             return []
         saved = given - self.peak(most[-1])
         near = next(n for n in most if given - self.peak(n) >= (1.0 - _NEARLY) * saved)
         fit = next((n for n in most if self.fits(n, limit)), most[-1])
         # Fewer cannot fit: of those from there on, one in the middle may do and is quicker.
-        room = limit * self.target.devices
         least = next((k for k, n in enumerate(most) if self.peak(n) <= room), len(most) - 1)
         between = most[(least + most.index(fit)) // 2]
         return sorted({between, near, fit})
+
+    def _fitting(self, divisors: Sequence[int], limit: float) -> list[int]:
+        """Of some numbers the first that fits well, and one between it and the first that fits at
+        all; none where none does, for then they would cost time and be of no use."""
+        room = limit * self.target.devices
+        least = next((k for k, n in enumerate(divisors) if self.peak(n) <= room), None)
+        if least is None:
+            return []
+        fit = next((k for k, n in enumerate(divisors) if self.fits(n, limit)), least)
+        return sorted({divisors[(least + fit) // 2], divisors[fit]})
 
     def _rows(self) -> int:
         return self.found.rows if self.found else 0

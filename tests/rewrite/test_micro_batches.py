@@ -22,6 +22,7 @@ from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.fused_forms import batched
+from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows.cuts import Cut
 from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
 from tapestry_egg.rewrite.streams import batches
@@ -270,6 +271,22 @@ def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     assert "test_micro_batches.py" in told.whole
     (note,) = of_forms([Form(program.graph, whole=told.whole)], 1)
     assert "needs the whole batch" in note
+
+
+def test_parts_of_less_than_a_row_for_each_device_are_searched_where_nothing_else_can_fit() -> None:
+    """In four parts of 64 rows each of sixteen devices has one; in more, other dims are cut."""
+    wide = {"a": shape(16, 1024), "b": shape(1024, 4)}
+    graph = trace(descended(mean), wide, shape(64, 16), shape(64, 4)).graph
+    found = batch(graph)
+    assert found is not None
+    peaks = {n: peak_alone(made) for n in (4, 8, 16, 64) if (made := found.split(n))}
+
+    def parts(limit: float) -> list[int]:
+        short = batched(Form(graph), load_target("cpu:16"), None, limit=limit / 16)
+        return [int(f.rules[0].removeprefix("micro-batches-")) for f in short.forms]
+
+    assert [parts(1.01 * peaks[n]) for n in (4, 8, 16)] == [[4], [8], [16]]
+    assert parts(0.9 * peaks[64]) == [4]  # where none can fit, as if nothing were short
 
 
 def test_dims_of_a_large_state_that_were_not_tried_are_told() -> None:
