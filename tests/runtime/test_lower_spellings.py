@@ -155,6 +155,65 @@ def test_zeros_are_seen_where_sums_are_scattered_into_them_and_added_to_somethin
     assert zeros in stored(local.body.graph, reads)
 
 
+ZEROS: dict[str, tuple[Callable[..., Any], bool]] = {
+    "added to something": (lambda sums, zeros, x: sums + x, False),
+    "added, and read again": (lambda sums, zeros, x: (sums + x, sums * x), True),
+    "added, and given": (lambda sums, zeros, x: (sums + x, sums), True),
+    "added, beside the zeros": (lambda sums, zeros, x: (sums + x, zeros), True),
+    "multiplied": (lambda sums, zeros, x: sums * x, True),
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_zeros_are_filled_unless_their_sums_are_only_added(name: str) -> None:
+    made, filled = ZEROS[name]
+
+    def fn(x: Any) -> Any:
+        zeros = jnp.zeros_like(x)
+        return made(zeros.at[np.arange(256) % 7].add(x), zeros, x)
+
+    local = _local(fn, (numbers(256, 64),), "cuda")
+    assert isinstance(local, LocalBody)
+    graph = local.body.graph
+    (zeros,) = [op.inputs[0] for op in graph.operations if op.kernel == "scatter-add"]
+    assert (zeros in stored(graph, local.reads)) == filled
+
+
+@pytest.mark.parametrize(
+    ("body", "late"),
+    [
+        (lambda a, b, w: (a @ w, a @ b), True),  # the old a is read when the new one is there
+        (lambda a, b, w: (a @ w, b @ w), False),
+        (lambda a, b, w: (b, a @ b), False),  # what is handed over is copied anyway
+    ],
+)
+def test_carries_are_written_when_all_are_there_if_one_is_read_late(
+    body: Callable[..., Any], late: bool
+) -> None:
+    """Else XLA copies the old one for its late reader, and the next one as well."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def step(c: Any, _: Any) -> Any:
+            return body(*c, w), None
+
+        return lax.scan(step, (x, w), None, length=3)[0]
+
+    arguments = (numbers(64, 64), numbers(64, 64, seed=1) / 8)
+    for platform, wanted in (("cuda", late), ("cpu", False)):
+        local = _looped(fn, arguments, platform)
+        (loop,) = [
+            e
+            for e in jax.make_jaxpr(local)(*arguments).jaxpr.eqns
+            if e.primitive.name in ("scan", "while")
+        ]
+        inner = loop.params["jaxpr"].jaxpr
+        barriers = [e for e in inner.eqns if e.primitive.name == "optimization_barrier"]
+        last = set(barriers[-1].outvars) if barriers else set()
+        assert (sum(v in last for v in inner.outvars) == 2) == wanted
+        for got, want in zip(local(*arguments), fn(*arguments), strict=True):
+            same(got, want, 1e-3)
+
+
 def _barriers(fn: Callable[..., Any], arguments: Any, platform: str) -> list[Any]:
     jaxpr = jax.make_jaxpr(_local(fn, arguments, platform))(*arguments)
     return [e for e in jaxpr.eqns if e.primitive.name == "optimization_barrier"]
