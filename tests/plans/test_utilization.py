@@ -76,6 +76,7 @@ def test_a_device_of_two_hosts_sends_by_level() -> None:
 
 def test_a_plan_tells_what_it_uses_in_its_first_lines() -> None:
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        w, _ = jax.lax.scan(lambda w, _: (jnp.tanh(w @ w), None), w, None, length=3)
         return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w).astype(jnp.float32)))(w)
 
     half = jnp.bfloat16
@@ -90,7 +91,7 @@ def test_a_plan_tells_what_it_uses_in_its_first_lines() -> None:
     plan = front.best()
     use = plan.utilization()
     (one,) = use.products
-    assert (one.dtype, one.flops) == ("bfloat16", 2 * 2 * 8192 * 512 * 512)
+    assert (one.dtype, one.flops) == ("bfloat16", 2 * (2 * 8192 + 3 * 512) * 512 * 512)
     assert one.peak == pytest.approx(989.4e12)
     assert use.share == pytest.approx(one.flops / (4 * 989.4e12 * plan.costs.seconds))
     assert plan.costs.wire_bytes > 0

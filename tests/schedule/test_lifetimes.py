@@ -305,6 +305,8 @@ STATES: dict[str, tuple[Callable[[jax.Array, jax.Array], Any], int]] = {
     "a product": (lambda w, x: (w @ x,), 3),
     "sorted": (lambda w, x: (jnp.sort(w, axis=0),), 3),
     "turned by a kernel": (lambda w, x: (jnp.tanh(w.T),), 3),
+    "upside down": (lambda w, x: (jnp.tanh(w[::-1]),), 3),
+    "upside down when it is doubled": (lambda w, x: (jnp.tanh((w * 2)[::-1]),), 3),
     "a loop that reads the old one": (lambda w, x: (rounds(lambda c: (c @ w,))(jnp.sin(x))[0],), 4),
 }
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -61,6 +63,25 @@ def test_the_order_of_operations_plays_no_part_in_loops_either() -> None:
 def test_what_is_computed_otherwise_has_another_number() -> None:
     one, same, other = results(*(te.trace(loop(f), X).graph for f in (2.0, 2.0, 3.0)))
     assert one == same and not set(one) & set(other)
+
+
+def test_what_differs_in_parameters_or_length_or_is_a_call_has_a_number_of_its_own() -> None:
+    def fn(x: jax.Array) -> Any:
+        call = jax.jit(lambda x: io_callback(np.sin, X, x))
+        sums = jnp.sum(x, 0), jnp.sum(x, 0), jnp.sum(x, 1)
+        stacks = [jax.lax.scan(lambda c, _: (c, jnp.sin(x)), 0.0, None, length=n) for n in (2, 3)]
+        return *sums, call(x), call(x), *(y for _, y in stacks)
+
+    ((first, again, *others),) = results(te.trace(fn, X).graph)
+    assert first == again and len({first, *others}) == 6
+
+
+def test_constants_are_known_by_what_they_hold_and_its_dtype() -> None:
+    held = [np.zeros(512, d) for d in ("float32", "float32", "int32")]
+    held += [np.ones(512, "float32"), np.zeros((2, 256), "float32")]
+    given = [jnp.asarray(x) for x in held]
+    ((*found,),) = results(te.trace(lambda x: [x, *given], X).graph)
+    assert found[1] == found[2] and len(set(found)) == 5
 
 
 def test_a_loop_over_what_another_has_stacked_knows_its_values() -> None:
