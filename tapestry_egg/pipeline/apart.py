@@ -78,6 +78,8 @@ def look_first(state: State) -> State:
     work = min(_LOOK * q.settings.most_work, _MOST)
     settings = replace(q.settings, work=work, front=False, workers=1, seeds=1)
     found = search(own.problems, heeded(q), settings, None, q.tell)
+    if found.interrupted:  # there is no front of one network
+        raise KeyboardInterrupt
     ticks = tuple(replace(tick, subject=state.at(network)) for tick in own.timeline)
     return replace(
         state,

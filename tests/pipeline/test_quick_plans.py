@@ -84,6 +84,31 @@ def test_a_first_look_tells_of_a_plan_before_all_are_made_and_changes_nothing(
     assert rules[0] == rules[1]
 
 
+def test_an_interruption_of_the_first_look_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = te.trace(_layers, jnp.ones((16, 16)), jnp.ones((16, 16)), jnp.ones((16, 16)))
+    monkeypatch.setattr(apart, "_NETWORKS", 1)
+    monkeypatch.setattr(apart, "_OPERATIONS", 1)
+    looks: list[str] = []
+    seen: list[str] = []
+
+    def tell(phase: te.Phase) -> None:
+        looks.append(phase.step)
+        if phase.text.startswith("front ") and not seen:  # a plan is there: that was enough
+            seen.append(phase.text)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        te.optimize(
+            graph,
+            "h100:2x2",
+            settings=pipeline.Settings(work=0.5, recompute=0, workers=1),
+            on_progress=tell,
+        )
+    assert looks[-1] == "look_first"
+
+
 @pytest.mark.slow
 def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = te.trace(lambda x: jnp.negative(jnp.negative(x)) @ x, jnp.ones((64, 64))).graph
