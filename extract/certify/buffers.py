@@ -240,9 +240,13 @@ class Lives:
         return {w for w in read if (types[w].shape, types[w].dtype) == same}
 
     def _is_reduced(self, v: int) -> bool:
-        """Whether a sum or the like is taken of a value, which then one kernel makes with it."""
+        """Whether a sum or the like is taken of a value along its last dim, which then one kernel
+        makes with it."""
         roots = [self._root(self.schedule.units[u]) for u in self.users.get(v, [])]
-        return any(not x.port and x.signature.fusion == "reduce" for x in roots)
+        return any(
+            not x.port and x.signature.fusion == "reduce" and x.signature.reduces_rows
+            for x in roots
+        )
 
     def birth(self, v: int) -> int:
         """The tick from which the value's array is there, that of its unit's run or the next."""

@@ -66,6 +66,18 @@ def is_product(signature: OperationSignature) -> bool:
     )
 
 
+def sums_columns(signature: OperationSignature) -> bool:
+    """Whether a product of a matrix and a vector sums along another dim than the matrix's last."""
+    kept = _columns(signature.outputs)
+    matrix = max(signature.inputs, key=lambda p: len(_long(_columns([p]), signature)))
+    last = {d for d, a in enumerate(matrix.matrix[-1]) if a}
+    return not _long(last, signature) - kept
+
+
+def _long(dims: Iterable[int], signature: OperationSignature) -> set[int]:
+    return {d for d in dims if signature.index[d].size > 1}
+
+
 def _columns(projections: Iterable[Projection]) -> set[int]:
     """Index dims that some projection depends on."""
     return {d for p in projections for row in p.matrix for d, a in enumerate(row) if a}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.graph.blockgraph import TensorType, itemsize
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
     collective_seconds,
@@ -32,7 +32,7 @@ from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.units import Unit
 
-from .contractions import gemm_of, is_contraction, is_product
+from .contractions import gemm_of, is_contraction, is_product, sums_columns
 
 
 class Work(NamedTuple):
@@ -175,6 +175,10 @@ def _split(
     if gemm is None or not is_product(signature):
         return 0.0
     batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
+    whole = gemm_of(signature, signature.extents)
+    if whole is not None and 1.0 in (whole.m, whole.n):
+        every = batch * m * n * k * itemsize(gemm.out)
+        return float(every) if sums_columns(signature) else 0.0
     return float(split_scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
 
 

@@ -258,6 +258,7 @@ class Frame:
             for u in self.local.sources.get(v, (v,))
             if u in self.produced and u not in self.local.body.graph.constants
         }
+        read = {u: x for u, x in read.items() if u in self.made_by} or read
         late = {u: self.produced[u] for u in self._alive(k)} if read else {}
         self._renew(barrier({**read, **late}), k)
 

@@ -77,6 +77,7 @@ def ties(
     units = fuse(program)
     kernels = _made_by(program, units, ("kernel",))
     solid = kernels | _made_by(program, units, ("reduce",))
+    by_kernels = solid.difference(graph.inputs)
     layouts = produced_layouts(body)
     last_read = last_reads(reads, sources)
 
@@ -100,7 +101,7 @@ def ties(
             moved = [f for f in outside if f.origin == "copy" and f.moves]
             moved = [f for f in moved if local(f.value, f.need) >= SMALL]
             there = [f for f in outside if f not in moved] if beside else outside
-            held = _held(there, solid, sources, () if beside else moved)
+            held = _held(there, solid, sources, by_kernels, () if beside else moved)
             taken = {f.value for f in held}
             waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
             ahead = tuple(f for f in moved if not f.have.partial)
@@ -258,15 +259,17 @@ def _held(
     outside: Sequence[Fetch],
     solid: set[int],
     sources: Mapping[int, Sequence[int]],
+    made: set[int],
     moved: Sequence[Fetch],
 ) -> tuple[Fetch, ...]:
     """Which of its operands an operation is made to wait for.
 
     All that it collects from other devices (`moved`), so that no copy exists before its time; else
-    what is in memory anyway, or an operand is computed from on the fly, inside the kernels that
-    read it: a barrier on such an operand makes it exist.
+    what is in memory anyway, or what a kernel made (`made`) of which an operand is computed on the
+    fly, inside the kernels that read it: a barrier on such an operand makes it exist. Nor is it an
+    argument any more behind one, as XLA wants a bias that products add.
     """
     ready = [f for f in outside if f.value in solid]
-    below = [replace(f, value=u) for f in outside for u in sources.get(f.value, ()) if u in solid]
+    below = [replace(f, value=u) for f in outside for u in sources.get(f.value, ()) if u in made]
     found = moved or ready[-1:] or below[-1:] or outside[-1:]
     return tuple({f.value: f for f in found}.values())

@@ -72,3 +72,10 @@ def split_scratch(gemm: Gemm[NDArray[np.float64]], costs: SplitK) -> NDArray[np.
         best = np.minimum(cost, best)
         s *= 2
     return np.where(parts > 1, parts * batch * m * n * part, 0.0)
+
+
+def multiplied(gemm: Gemm[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Bytes of the products of all elements of a matrix and a vector, per entry: what the compiler
+    stores before it adds them up, where it sums along columns."""
+    every = gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
+    return np.asarray(every, dtype=np.float64)

@@ -189,8 +189,9 @@ def read_by_products(schedule: Schedule) -> tuple[dict[FlatId, set[int]], frozen
 
 
 def _is_product(program: FlatProgram, unit: Unit) -> bool:
+    """Whether a unit is a product of matrices: XLA multiplies vectors element by element."""
     root = program.instances[unit.root]
-    return not root.port and root.signature.kernel == "dot_general"
+    return not root.port and root.signature.kernel == "dot_general" and not root.signature.by_vector
 
 
 def _is_view(program: FlatProgram, unit: Unit) -> bool:

@@ -8,8 +8,8 @@ instruction that defines it to its last reader, and
 - inputs live throughout, and so do the program's results once made; a donated input's buffer
   serves the new state that takes its place, if nothing reads the old one after that;
 - an elementwise result takes over the buffer of an operand of the same type that dies there, unless
-  the kernel that makes it reduces it, too, and a scatter that of what it scatters into
-  (HloDataflowAnalysis: CanShareOperandBuffer);
+  the kernel that makes it reduces its rows, too (columns are reduced by another), and a scatter
+  that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
 - what a loop reads from outside, stacks whose slices it takes among it, is live until its last
   round is over; a slice is taken where it is read first;
 - what a loop carries has one buffer from its begin to the last reader of what it leaves there; a
@@ -331,7 +331,7 @@ class _Lives:
 
     def _reduces(self, u: int) -> bool:
         root = self.program.instances[self.schedule.units[u].root]
-        return not root.port and root.signature.fusion == "reduce"
+        return not root.port and root.signature.fusion == "reduce" and root.signature.reduces_rows
 
 
 def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:

@@ -16,7 +16,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, like_roofline
 from tapestry_egg.machine.energy import collective_joules, joules
-from tapestry_egg.machine.split_k import split_scratch
+from tapestry_egg.machine.split_k import multiplied, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
@@ -127,10 +127,14 @@ class WayCosts:
     def split(
         self, unit: Unit, gemm: Gemm[NDArray[np.float64]] | None, ways: int
     ) -> NDArray[np.float64]:
-        """Bytes of the parts of a product whose sum the compiler splits, per way."""
+        """Bytes of what the compiler makes of a product and adds up afterwards, per way: parts of
+        its sum, or the products of a vector's elements."""
         members = [self.instances[i].signature for i in unit.members]
         if gemm is None or self.target.split_k is None or not any([s.is_product for s in members]):
             return np.zeros(ways)
+        (product,) = (s for s in members if s.contracts)
+        if product.by_vector:
+            return multiplied(gemm) if product.adds_columns else np.zeros(ways)
         return split_scratch(gemm, self.target.split_k)
 
     def _sent(self, signature: OperationSignature) -> tuple[float, float]:

@@ -141,3 +141,29 @@ def test_parts_of_a_sum_are_added_up_when_what_they_are_made_of_is_gone() -> Non
         pytest.skip(str(missing))
     compiled = hlo_stats(te.compile(plan, devices[:1]).compile())
     assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(("vector", "stored"), [("rows", 1), ("columns", 0)])
+def test_a_vector_s_products_are_stored_before_columns_are_added_up(
+    vector: str, stored: int
+) -> None:
+    """Rows are added up as they are made. The search counts so, and the certificate."""
+    rows, columns = 4096, 512
+    shapes = {"rows": (1, rows), "columns": (columns, 1)}
+
+    def f(x: jax.Array, v: jax.Array) -> jax.Array:
+        return v @ x if vector == "rows" else x @ v
+
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, columns), shapes[vector])]
+    (plan,) = te.optimize(te.trace(f, *args), "h100:1", settings=te.Settings(forms=0, work=0.1))
+    matrix = 4 * rows * columns
+    assert [p.bytes for p in plan.peak().parts if p.kind == "scratch"] == [matrix] * stored
+    assert plan.costs.peak_bytes == pytest.approx((1 + stored) * matrix, rel=0.01)
+    try:
+        from benchmarks.bench_strategies import devices_of
+
+        devices = devices_of("h100:8")
+    except TargetError as missing:
+        pytest.skip(str(missing))
+    compiled = hlo_stats(te.compile(plan, devices[:1]).compile())
+    assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)

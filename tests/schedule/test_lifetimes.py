@@ -96,6 +96,19 @@ def test_an_elementwise_result_takes_over_a_dying_operand() -> None:
     assert max(held(plan, lives)) == 4 * BYTES
 
 
+@pytest.mark.parametrize(("axis", "takes_over"), [(0, True), (1, False)])
+def test_one_kernel_makes_a_result_and_reduces_its_rows(axis: int, takes_over: bool) -> None:
+    """And then overwrites nothing; columns are reduced by another, as XLA for H100 has it."""
+
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        y = (x @ w) * x
+        return y.sum(axis), (y @ w).sum()
+
+    plan = scheduled(f, X, X)
+    s, y = made_by(plan, "mul")
+    assert (lifetimes(plan).made[y] == 2 * s + 2) == takes_over
+
+
 def relu(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
     return jnp.maximum(a + c, 0.0)
 

@@ -238,6 +238,27 @@ class OperationSignature:
         ]
         return not any(len(dims) > 1 and dims & set(gemm.k) for dims in moving)
 
+    @cached_property
+    def reduces_rows(self) -> bool:
+        """Whether a reduction goes along the last dim of what it reads, as that is written."""
+        last = self.inputs[0].matrix[-1:] if self.inputs else ()
+        return any(a and self.index[d].role == "reduce" for row in last for d, a in enumerate(row))
+
+    @cached_property
+    def by_vector(self) -> bool:
+        """Whether it is a product of a matrix and a vector, or of two."""
+        gemm = self.gemm
+        return gemm is not None and min(gemm.shape(self.extents)[1:3]) == 1
+
+    @cached_property
+    def adds_columns(self) -> bool:
+        """Whether it is such a product that does not sum along the last dim of the matrix."""
+        gemm = self.gemm
+        if gemm is None or not self.by_vector:
+            return False
+        matrix = self.inputs[gemm.lhs if gemm.shape(self.extents)[2] == 1 else gemm.rhs]
+        return not any(matrix.matrix[-1][d] for d in gemm.k)
+
     def beyond(self, p: int) -> str | int | None:
         """What lies outside operand p; None where nothing may reach there."""
         return self.outside[p] if self.outside else None
