@@ -291,6 +291,7 @@ def _collective(scope: Scope, i: Instruction) -> _Work:
 # Where a compiler has no collective of bfloat16, it converts on its own account, before and after.
 
 _SAME = ("copy", "bitcast", "get-tuple-element")
+_MOVES = ("broadcast", "concatenate", "reshape", "slice", "transpose")
 _NARROW = ("bf16", "f16")
 
 
@@ -320,26 +321,48 @@ def _is_widened(scope: Scope, i: Instruction) -> bool:
 
 
 def _was_narrow(
-    module: Module, computation: Computation, name: str, *, anyone: bool = False
+    module: Module,
+    computation: Computation,
+    name: str,
+    *,
+    anyone: bool = False,
+    calls: tuple[tuple[Computation, Instruction], ...] = (),
 ) -> bool:
     """Whether a value is converted from 16 bits, by what no operation of the program stands for or
-    by `anyone`."""
+    by `anyone`, and moved at most since then. `calls` are the fusions that it is looked for in."""
     i = computation.by_name[name]
-    while i.opcode in ("fusion", *_SAME):
-        if i.opcode == "fusion":
-            computation = module.computations[i.called[0]]
-            i = computation.root
-            continue
-        made = computation.by_name[i.operands[0]]
-        if i.opcode == "get-tuple-element" and made.opcode == "fusion":
-            computation = module.computations[made.called[0]]
-            made = computation.by_name[computation.root.operands[int(i.attributes["index"])]]
-        elif i.opcode == "get-tuple-element":
-            return False
-        i = made
-    if i.opcode != "convert" or (i.op_name and not anyone):
-        return False
-    return computation.by_name[i.operands[0]].arrays[0].dtype in _NARROW
+
+    def before(operand: str) -> bool:
+        return _was_narrow(module, computation, operand, anyone=anyone, calls=calls)
+
+    if i.opcode == "convert":
+        own = anyone or not i.op_name
+        return own and computation.by_name[i.operands[0]].arrays[0].dtype in _NARROW
+    if i.opcode == "fusion":
+        return _root_was_narrow(module, computation, i, -1, anyone, calls)
+    if i.opcode == "parameter" and calls:
+        outer, call = calls[-1]
+        operand = call.operands[int(i.argument)]
+        return _was_narrow(module, outer, operand, anyone=anyone, calls=calls[:-1])
+    if i.opcode == "get-tuple-element":
+        made, index = computation.by_name[i.operands[0]], int(i.attributes["index"])
+        inside = made.opcode == "fusion"
+        return inside and _root_was_narrow(module, computation, made, index, anyone, calls)
+    return i.opcode in (*_SAME, *_MOVES) and all([before(o) for o in i.operands])
+
+
+def _root_was_narrow(
+    module: Module,
+    computation: Computation,
+    fusion: Instruction,
+    index: int,
+    anyone: bool,
+    calls: tuple[tuple[Computation, Instruction], ...],
+) -> bool:
+    """The same of what a fusion makes, of a tuple of that number."""
+    inner = module.computations[fusion.called[0]]
+    root = inner.root.name if index < 0 else inner.root.operands[index]
+    return _was_narrow(module, inner, root, anyone=anyone, calls=(*calls, (computation, fusion)))
 
 
 def _is_narrowed(module: Module, computation: Computation, name: str) -> bool:

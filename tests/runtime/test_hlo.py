@@ -170,6 +170,21 @@ def test_sixteen_bit_values_that_the_cpu_sends_in_32_bits_are_marked(dtype: Any)
     assert any(c.widened_bytes for c in stats.collectives) == (dtype == jnp.bfloat16)
 
 
+def test_so_are_those_that_are_sent_twice_or_broadcast() -> None:
+    def f(x: jax.Array) -> Any:  # [8, 16] on each device
+        a = lax.all_gather(lax.all_to_all(x, "y", 0, 1, tiled=True), "x", axis=0, tiled=True)
+        b = lax.all_to_all(jnp.broadcast_to(x[0], (64, 16)), MESH, 0, 1, tiled=True)
+        return a, b
+
+    given = (P("x", "y"),), (P("y"), P(None, MESH)), ((16, 64), jnp.bfloat16)
+    found = hlo_stats(compiled(f, *given)).collectives
+    assert {(c.kind, c.group): c.payload_bytes - c.widened_bytes for c in found} == {
+        ("all_to_all", 4): 8 * 16 * 2,
+        ("all_gather", 2): 4 * 64 * 2,
+        ("all_to_all", 8): 64 * 16 * 2,
+    }
+
+
 def test_donated_arguments_are_aliased() -> None:
     stats = hlo_stats(
         compiled(lambda x: x + 1, (P("x"),), P("x"), ((8, 8), F32), donate_argnums=(0,))
