@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,17 +173,26 @@ def run_passes(
     """
     stages: dict[str, Stage] = {}
     question = state.question
+    checked: set[str] = set()  # names of what passes have made here
     for each in table:
         telling = _Telling(question.tell, each)
         made = each.run(replace(state, question=replace(question, tell=telling)))
-        state = replace(made, question=question)
-        each.check(state)
+        before, state = state, replace(made, question=question)
+        # What a pass leaves as it was has been checked.
+        if not (_same(before, state) and checked.issuperset(each.makes)):
+            each.check(state)
+            checked.update(each.makes)
         telling.close()
         if keep:
             for name in each.makes:
                 verb = stages[name].verb if name in stages else each.verb
                 stages[name] = Stage(verb, name, getattr(state, name))
     return state, stages
+
+
+def _same(a: State, b: State) -> bool:
+    """Whether a pass has changed nothing, told by the identity of what there is."""
+    return all(getattr(a, x.name) is getattr(b, x.name) for x in fields(a))
 
 
 class _Telling:

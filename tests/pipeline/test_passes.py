@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import groupby
 
 import jax
@@ -12,8 +13,10 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.pipeline.pipeline import PASSES
+from tapestry_egg.pipeline.pipeline import PASSES, Pass, run_passes
+from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.pipeline.state import State
 from tapestry_egg.progress import VERBS, Phase
 
 X, W = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 128)))
@@ -33,6 +36,27 @@ def front() -> te.Front:
         on_progress=HEARD.append,
         keep_stages=True,
     )
+
+
+def test_what_a_pass_changes_is_checked_and_what_it_leaves_only_if_nothing_was() -> None:
+    graph = te.trace(jnp.tanh, X)
+    question = read_question(
+        graph, "h100:2", books=(), objectives=("seconds",), settings=Settings()
+    )
+    heard: list[str] = []
+
+    def table(*changes: dict[str, object]) -> list[Pass]:
+        def one(k: int, change: dict[str, object]) -> Pass:
+            def run(state: State) -> State:
+                return replace(state, **change)  # type: ignore[arg-type]
+
+            return Pass("extract", ("notes",), run, lambda _: heard.append(str(k)))
+
+        return [one(k, change) for k, change in enumerate(changes)]
+
+    # The first makes what it should not have left unmade; the third changes something else.
+    run_passes(State(question), table({}, {}, {"finer": 1}, {"notes": ("new",)}, {}))
+    assert heard == ["0", "2", "3"]
 
 
 def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:
