@@ -27,7 +27,8 @@ def lie_side_by_side(
     return inside and tuple(window) == tuple(strides)
 
 
-#: Windows of more places are left to the compiler: an element would ask as many windows.
+#: Windows of more places are left to the compiler: an element would ask as many windows. The
+#: template knows it (`window.yaml`).
 _PLACES = 32
 
 

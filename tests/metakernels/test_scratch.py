@@ -53,16 +53,21 @@ def test_its_gradient_holds_both_operands_once_more() -> None:
     assert found.scratch.bytes_at(halved) == 2 * 8 * 4 + 2 * 8 * 8
 
 
-@pytest.mark.parametrize(("stride", "numbers"), [(2, 4.0), (1, 4.0 * 2 + 2.0)])
-def test_a_gradient_of_pooling_holds_where_windows_chose(stride: int, numbers: float) -> None:
-    """One number for windows side by side; for others one per dim, and the element."""
+@pytest.mark.parametrize(
+    ("window", "stride", "numbers"),
+    [((2, 1), 2, 4.0), ((2, 1), 1, 4.0), ((5, 7), 1, 4.0 * 2 + 2.0)],
+)
+def test_a_gradient_of_pooling_holds_where_windows_chose(
+    window: tuple[int, int], stride: int, numbers: float
+) -> None:
+    """One number for windows of few places; for others one per dim, and the element."""
 
     def pooled(x: jax.Array) -> jax.Array:
-        return lax.reduce_window(x, -jnp.inf, lax.max, (2, 1), (stride, 1), "SAME").sum()
+        return lax.reduce_window(x, -jnp.inf, lax.max, window, (stride, 1), "SAME").sum()
 
-    found = signature("select_and_scatter_add", jax.grad(pooled), (8, 4))
+    found = signature("select_and_scatter_add", jax.grad(pooled), (8, 8))
     assert found.scratch is not None
-    assert found.scratch.bytes_at(found.extents) == numbers * 8 // stride * 4
+    assert found.scratch.bytes_at(found.extents) == numbers * 8 // stride * 8
 
 
 @pytest.mark.parametrize(
