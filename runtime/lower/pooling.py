@@ -28,7 +28,7 @@ def lie_side_by_side(
 
 
 #: Windows of more places are left to the compiler: an element would ask as many windows. The
-#: template knows it (`window.yaml`).
+#: template knows it (`metakernels/templates/window.yaml`).
 _PLACES = 32
 
 
