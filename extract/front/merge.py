@@ -28,11 +28,13 @@ _JUST = 0.02
 @dataclass(frozen=True)
 class NetworkResult:
     """What the searches of one network found: candidates by true costs, cuts on seconds; and those
-    that merging may make fast, each with the seconds that it may leave of it."""
+    that merging may make fast, by their true costs, in the order of each search for these; and the
+    seconds that all of its plans take at least, however merged (0: not proven)."""
 
     assembled: PlanProblem
     archive: Archive
-    mergeable: tuple[tuple[float, Candidate], ...] = ()
+    mergeable: tuple[tuple[Candidate, ...], ...] = ()
+    least_merged: float = 0.0
 
     def with_candidates(self, archive: Archive) -> NetworkResult:
         """Take in what a search of the same rows for other objectives found."""
@@ -40,8 +42,13 @@ class NetworkResult:
         return replace(self, archive=Archive(candidates, self.archive.cuts))
 
     def with_mergeable(self, found: Sequence[Candidate]) -> NetworkResult:
-        """Take in labellings with the seconds that merging may leave of them."""
-        return replace(self, mergeable=tuple([(c.seconds, self._counted(c)) for c in found]))
+        """Take in what one search for labellings that merging may make fast has found."""
+        own = tuple(map(self._counted, found))
+        return replace(self, mergeable=(*self.mergeable, own))
+
+    def with_least(self, seconds: float) -> NetworkResult:
+        """Take in that no plan of it takes less, however merged."""
+        return replace(self, least_merged=max(self.least_merged, seconds))
 
     def _counted(self, found: Candidate) -> Candidate:
         """A labelling with its true costs."""

@@ -8,7 +8,7 @@ the search prices every collective on its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +35,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.plans.planned import planned_collectives
+from tapestry_egg.quantities import TIME
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
@@ -46,10 +47,14 @@ LEAST = 0.01
 # most of one, and whether gathers are merged, too. The first that holds no more ends it.
 _WAYS = ((1.0, True), (1.0, False), (0.25, False), (0.0625, False))
 
+# A labelling of a problem; a plan, and what of it may be merged.
+_Found = tuple[PlanProblem, Candidate]
+_Posed = tuple[Plan, "_Candidates"]
+
 # Operations that all plans may have together that are tried, those of a loop once: a plan of 2000
 # takes about a second for each way. The first is always tried, those of the front before others.
 # What was found for merging is counted apart: each of it is behind the front before it is merged.
-_MOST, _MOST_MEANT = 100_000, 200_000
+_MOST, _MOST_MEANT = 100_000, 100_000
 
 
 def merge_collectives(
@@ -59,13 +64,16 @@ def merge_collectives(
     limits: Mapping[str, float],
     machine: Target,
     feedback: Mapping[int, int],
+    whole: bool = False,
 ) -> tuple[Front, tuple[str, ...]]:
     """The front with those plans as well that merge collectives, where that saves a share worth a
     point; and what is to be said of it.
 
     A merged plan's bound is that of the plan that it was made of, less what merging saves: nothing
     that was searched is faster, of what holds no more than that plan and of which merging saves no
-    more. That is no proof (`Plan.is_proven`): of others it may save more.
+    more. That is no proof (`Plan.is_proven`): of others it may save more. It is no less than what
+    the networks are known to take however merged, which is told as proven where `whole` networks
+    and all of them were asked.
     """
     grounds: dict[int, Ground] = {}
 
@@ -86,16 +94,28 @@ def merge_collectives(
     # What merging may bring to the front besides: plans that were found for it, and those of which
     # others are a little better.
     here = {(p.mesh, p.costs) for p in front.plans}
-    behind = _behind(front, results) if found else []
-    for near, tried, most in ((_meant(results), 0, _MOST_MEANT), (behind, tries, _MOST)):
-        for k, (assembled, candidate) in enumerate(near):
-            tried += (1 + len(_WAYS)) * len(assembled.choices.schedule.program.instances)
+
+    def posed(some: Sequence[_Found], tried: int, most: int, ways: int) -> Iterator[_Posed]:
+        """The plans of some labellings in which merging may save something."""
+        nonlocal left
+        for k, (assembled, candidate) in enumerate(some):
+            tried += (1 + ways) * len(assembled.choices.schedule.program.instances)
             if tried > most:
-                left += len(near) - k
-                break
+                left += len(some) - k
+                return
             plan = bounded_plan(results, assembled, candidate, objectives)
             if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
-                made += _merged(plan, one, feedback)
+                yield plan, one
+
+    for plan, one in _promising([*posed(_meant(results), 0, _MOST_MEANT, 0)]):
+        made += _merged(plan, one, feedback)
+    if found:
+        for plan, one in posed(_behind(front, results), tries, _MOST, len(_WAYS)):
+            made += _merged(plan, one, feedback)
+    known = [r.least_merged for r in results if r.least_merged]
+    least = min(known, default=0.0)
+    whole &= len(known) == len(results)
+    made = [_raised(p, least, whole) for p in made]
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     notes: tuple[str, ...] = ()
     if left:
@@ -112,19 +132,45 @@ def merge_collectives(
         "search: a bound there is the plan's own before, less what merging saves in it; of plans "
         "that are not here it may save more"
     )
+    if whole and least:
+        fastest = plans[0].costs.seconds
+        notes = (
+            f"however collectives are merged, no plan takes less than {TIME.format(least)}; "
+            f"the fastest here takes {fastest / least - 1.0:.2%} more",
+            *notes,
+        )
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
 
 
-def _meant(results: Sequence[NetworkResult]) -> list[tuple[PlanProblem, Candidate]]:
-    """The labellings that were found for merging: those that a front would show, if it left no more
-    of any than it may, the fastest first."""
-    every = [(s, r.assembled, c) for r in results for s, c in r.mergeable]
-    if not every:
+def _raised(plan: Plan, least: float, proven: bool) -> Plan:
+    """A merged plan whose bound is no less than what all plans take however merged.
+
+    Raises ExtractError where the plan takes less and that is `proven`: it is wrong then.
+    """
+    if proven and least > plan.costs.seconds * (1 + 1e-6):
+        raise ExtractError(
+            f"a bound of {least:.9g} s for a merged plan of {plan.costs.seconds:.9g} s"
+        )
+    return replace(plan, bound=max(plan.bound, min(least, plan.costs.seconds)))
+
+
+def _meant(results: Sequence[NetworkResult]) -> list[_Found]:
+    """The labellings that were found for merging, the first of each search before all second."""
+    every = [(k, r.assembled, c) for r in results for own in r.mergeable for k, c in enumerate(own)]
+    return [x[1:] for x in sorted(every, key=lambda x: x[0])]
+
+
+def _promising(plans: Sequence[_Posed]) -> list[_Posed]:
+    """The plans that a front would show if merging saved of each as much as it may."""
+    if not plans:
         return []
-    return [every[i][1:] for i in shown(np.array([(s, c.peak, c.joules) for s, _, c in every]))]
+    costs = [
+        (p.costs.seconds - one.most_saved(), p.costs.peak_bytes, p.costs.joules) for p, one in plans
+    ]
+    return [plans[i] for i in shown(np.array(costs, dtype=float))]
 
 
-def _behind(front: Front, results: Sequence[NetworkResult]) -> list[tuple[PlanProblem, Candidate]]:
+def _behind(front: Front, results: Sequence[NetworkResult]) -> list[_Found]:
     """Every candidate of the searches, those first that are slower by the least share than what the
     front has of no larger peak."""
     seconds = np.array([p.costs.seconds for p in front.plans])

@@ -13,7 +13,10 @@ _HAPPENED = re.compile(
     r"interrupted\b|a worker was lost\b|the time limit of\b|the constraint\b|(what )?the mesh\b"
     r"|no plan leaves the arguments\b"
 )
-_EXPLAINS = re.compile(r"in \d+ of \d+ plans\b|what if:|\d+ operations? without a template\b")
+_EXPLAINS = re.compile(
+    r"in \d+ of \d+ plans\b|however collectives\b|what if:"
+    r"|\d+ operations? without a template\b"
+)
 
 
 def happened(notes: Sequence[str]) -> list[str]:

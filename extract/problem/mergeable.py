@@ -55,7 +55,7 @@ def mean(chains: Sequence[Chains], others: float = 0.0) -> Chains:
 
 
 # Amounts, between none and all that one collective may have, at which its seconds are looked at.
-_POINTS = 64
+_POINTS = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,27 +104,32 @@ class Mergeable:
 
     def _least(self, kind: str, axes: tuple[int, ...], size: float) -> float:
         """Seconds that so many bytes add at least to those of any collective that they join."""
-        choices = self.columns.choices
-        mesh, target = choices.mesh, choices.target
+        target = self.columns.choices.target
         combiner = target.combiner
         assert combiner is not None
-        whole = mesh.parts(axes) if kind == "all_gather" else 1
-        room = combiner.bytes / whole - size
-        if room <= 0:
+        step, times = self._times(kind, axes)
+        steps = int(size / step)
+        if steps >= _POINTS:
             return np.inf
+        # From x bytes to x + size, whatever x is between two points: seconds rise with bytes.
+        more = max(0.0, float((times[steps:-1] - times[1 : _POINTS - steps]).min(initial=np.inf)))
+        if kind in combiner.contiguous:
+            more += 4.0 * size / target.hbm_bytes_per_second
+        return more
 
-        def least() -> float:
-            before = np.append(0.0, np.geomspace(min(64.0, 0.5 * room), room, _POINTS))
-            alone, joined = (
-                np.asarray(collective_seconds(kind, xs, axes, mesh, target))
-                for xs in (before, before + size)
-            )
-            more = float((joined - alone).min())
-            if kind in combiner.contiguous:
-                more += 4.0 * size / target.hbm_bytes_per_second
-            return max(0.0, more)
+    def _times(self, kind: str, axes: tuple[int, ...]) -> tuple[float, Floats]:
+        """Seconds of collectives of all amounts that one may have, from nothing to the most, at
+        equal steps; and how many bytes a step is."""
+        choices = self.columns.choices
+        mesh, target = choices.mesh, choices.target
+        assert target.combiner is not None
+        whole = mesh.parts(axes) if kind == "all_gather" else 1
+        amounts = np.linspace(0.0, target.combiner.bytes / whole, _POINTS)
 
-        return self.columns.once(least, "added", kind, axes, size)
+        def times() -> Floats:
+            return np.asarray(collective_seconds(kind, amounts, axes, mesh, target))
+
+        return float(amounts[1]), self.columns.once(times, "times", kind, axes)
 
 
 def may_merge(choices: UnitChoices) -> bool:

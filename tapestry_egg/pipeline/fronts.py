@@ -13,8 +13,8 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.latencies import worth_merging
-from tapestry_egg.extract.front.merge import best_given, merge, original_plan
+from tapestry_egg.extract.front.latencies import PARTS, Latencies, worth_merging
+from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.machine.target import Target
@@ -38,10 +38,11 @@ from .searches import (
 )
 from .state import Question, State
 
-# So many chains of reads are mixed for the prices of latencies that merging may take away, each the
-# longest of what was found at those before. All of that, and the search at those prices, may take
-# the first share of the work of all other searches, and of it the chains the second.
-_CHAINS, _MERGED, _MIXING = 3, 0.2, 0.2
+# So many rounds at most mix chains of reads for the prices of latencies that merging may take away,
+# each round the longest of what was found in those before: all networks, then those that are worth
+# it, then those that may take least, to this share, while that rises. All of it, and the searches
+# at those prices, may take the first share of the work of all others, and of it rounds the second.
+_ROUNDS, _NEAR, _MERGED, _MIXING = 6, 5e-4, 0.3, 0.15
 
 
 def search_problems(state: State) -> State:
@@ -103,7 +104,7 @@ def search_merged(state: State) -> State:
     every = list(state.every_result)
     if not q.settings.merge or state.interrupted or any(r.archive.by_clock for r in every):
         return state
-    mine = worth_merging(every)
+    mine, others = worth_merging(every)
     if not mine:
         return state
 
@@ -111,21 +112,33 @@ def search_merged(state: State) -> State:
         q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
 
     notes = state.notes
-    quick = replace(part_of(q.settings, _MERGED * _MIXING / (_CHAINS - 1)), front=False)
-    for _ in range(_CHAINS - 1):
-        found = search([own.bounding for own in mine.values()], None, quick, q.executor, tell)
+    quick = replace(part_of(q.settings, _MERGED * _MIXING / _ROUNDS), front=False)
+    # Where one problem stands for many programs, some of these are not asked: nothing is proven.
+    asked = mine if state.patched else {**mine, **others}
+    least = 0.0
+    for n in range(_ROUNDS):
+        some = (asked, mine)[n] if n < 2 else _lowest(every, asked)
+        problems = [own.bounding for own in some.values()]
+        found = search(problems, None, quick, q.executor, tell)
         notes += found.notes
         if found.interrupted:
             return replace(state, interrupted=True, notes=tuple(dict.fromkeys(notes)))
-        for own, archive in zip(mine.values(), found.archives, strict=True):
+        for (k, own), archive in zip(some.items(), found.archives, strict=True):
             own.add(archive)
+            every[k] = every[k].with_least(archive.bound(np.inf, np.inf))
+        before, least = least, min(every[k].least_merged for k in asked)
+        if n > 1 and least <= before * (1.0 + _NEAR):
+            break
     known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
-    longer = part_of(q.settings, _MERGED * (1.0 - _MIXING))
-    problems = [own.likely for own in mine.values()]
-    found = search(problems, heeded(q), longer, q.executor, tell, known)
-    notes += found.notes + ended_by_clock(q.settings, found.archives)
-    for k, archive in zip(mine, found.archives, strict=True):
-        every[k] = every[k].with_mergeable(archive.corners())
+    longer = part_of(q.settings, _MERGED * (1.0 - _MIXING) / len(PARTS))
+    for part in PARTS:
+        problems = [own.likely(part) for own in mine.values()]
+        found = search(problems, heeded(q), longer, q.executor, tell, known)
+        notes += found.notes + ended_by_clock(q.settings, found.archives)
+        for k, archive in zip(mine, found.archives, strict=True):
+            every[k] = every[k].with_mergeable(archive.corners())
+        if found.interrupted:
+            break
     count = len(state.results)
     return replace(
         state,
@@ -134,6 +147,14 @@ def search_merged(state: State) -> State:
         interrupted=found.interrupted,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _lowest(
+    results: Sequence[NetworkResult], asked: Mapping[int, Latencies]
+) -> dict[int, Latencies]:
+    """Of the networks that were asked those that may take least, however merged."""
+    least = min(results[k].least_merged for k in asked)
+    return {k: x for k, x in asked.items() if results[k].least_merged <= least * (1.0 + _NEAR)}
 
 
 def merge_front(state: State) -> State:
@@ -158,7 +179,13 @@ def merge_sent(state: State) -> State:
     if not q.settings.merge:
         return state
     front, notes = merge_collectives(
-        state.front, state.every_result, q.objectives, q.limits, q.machine, q.pairs
+        state.front,
+        state.every_result,
+        q.objectives,
+        q.limits,
+        q.machine,
+        q.pairs,
+        whole=not state.patched,
     )
     return replace(state, front=front, notes=state.notes + notes)
 

