@@ -16,9 +16,9 @@ import tapestry_egg as te
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "why.md"
-#: The page's searches, and as much of them as finds the plans that it tells of.
+#: The page's searches, in this process, and as much of them as finds the plans that it tells of.
 BRIEFLY = {
-    'target="h100:8")': 'target="h100:8", settings=te.Settings(work=6.0, workers=1))',
+    'target="h100:8")': 'target="h100:8", settings=te.Settings(workers=1))',
     '("x", None)})': '("x", None)}, settings=te.Settings(work=1.0, front=False, workers=1))',
 }
 
@@ -35,10 +35,6 @@ def test_the_answers_on_the_page_are_those_of_its_program() -> None:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile(code, "train.py", "exec"), names)
-        front = names["front"]
-        assert isinstance(front, te.Front)
-        # A longer search has plans between these, so that the last has another name there.
-        last = front.best("peak_bytes").name
-        assert re.sub(r"of plan p\d+,", f"of plan {last},", printed) == out.getvalue()
+        assert printed == out.getvalue()
         compared += 1
     assert compared == 4
