@@ -8,8 +8,9 @@ the search prices every collective on its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -41,11 +42,24 @@ from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 from .front import Front, in_order, value, within
 from .merge import NetworkResult, bounded_plan, epsilon
 
+# Which collectives are put together.
+_Which = Literal["next", "before", "after"]
+
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01
-# What is tried in turn: which part of the bytes that the compiler makes one collective of is the
-# most of one, and whether gathers are merged, too. The first that holds no more ends it.
-_WAYS = ((1.0, True), (1.0, False), (0.25, False), (0.0625, False))
+# What is tried: which collectives are put together (those next to each other, or those that as
+# many others precede, or follow, one after the other), which part of the bytes that the compiler
+# makes one collective of is the most of one, and whether gathers are merged, too. Those that save
+# most are tried first, and the first that holds no more ends it.
+_WAYS: tuple[tuple[_Which, float, bool], ...] = (
+    ("next", 1.0, True),
+    ("before", 1.0, True),
+    ("after", 1.0, True),
+    ("next", 1.0, False),
+    ("before", 1.0, False),
+    ("next", 0.25, False),
+    ("next", 0.0625, False),
+)
 
 # A labelling of a problem; a plan, and what of it may be merged.
 _Found = tuple[PlanProblem, Candidate]
@@ -54,7 +68,7 @@ _Posed = tuple[Plan, "_Candidates"]
 # Operations that all plans may have together that are tried, those of a loop once: a plan of 2000
 # takes about a second for each way. The first is always tried, those of the front before others.
 # What was found for merging is counted apart: each of it is behind the front before it is merged.
-_MOST, _MOST_MEANT = 100_000, 100_000
+_MOST, _MOST_MEANT = 175_000, 100_000
 
 
 def merge_collectives(
@@ -210,8 +224,9 @@ def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
 def _merged(plan: Plan, found: _Candidates, feedback: Mapping[int, int]) -> list[Plan]:
     """The ways that are tried to merge a plan's collectives, but for those that save too little."""
     made: list[Plan] = []
-    for groups in dict.fromkeys(found.groups(part, gathers) for part, gathers in _WAYS):
-        one = _made(plan, groups, found.walk.ground, feedback) if groups else None
+    ways = dict(found.groups(*way) for way in _WAYS)
+    for groups in sorted(filter(None, ways), key=lambda groups: -ways[groups]):
+        one = _made(plan, groups, found.walk.ground, feedback)
         if one is not None and one.costs.seconds <= (1.0 - LEAST) * plan.costs.seconds:
             made.append(one)
             if one.costs.peak_bytes <= plan.costs.peak_bytes:
@@ -273,41 +288,72 @@ class _Candidates:
             members.sort(key=lambda m: (walk.read_at(m.move) if late else 0, m.maker, m.key[0]))
 
     def most_saved(self) -> float:
-        """Seconds that merging can save at most."""
-        return sum(
-            sum(m.seconds for m in run) - self._seconds(kind, [m.move for m in run])
-            for kind in self.members
-            for run in self._runs(kind, 1.0)
-        )
+        """Seconds that merging can save at most, of what is tried."""
+        return max(self.groups(which, 1.0, True)[1] for which in get_args(_Which))
 
-    def groups(self, part: float, gathers: bool) -> tuple[Merged, ...]:
-        """Copies to merge, of no more than so large a part of the bytes that may be."""
-        return tuple(
-            tuple(m.key for m in run)
-            for kind in self.members
-            if gathers or kind[0] != "all_gather"
-            for run in self._runs(kind, part)
-            if self._seconds(kind, [m.move for m in run]) < sum(m.seconds for m in run)
-        )
+    def groups(self, which: _Which, part: float, gathers: bool) -> tuple[tuple[Merged, ...], float]:
+        """Copies to merge, of no more than so large a part of the bytes that may be, and the
+        seconds that this saves."""
+        made: list[Merged] = []
+        saved = 0.0
+        for kind, run in self._runs(which, part, gathers):
+            less = sum(m.seconds for m in run) - self._seconds(kind, [m.move for m in run])
+            if less > 0.0:
+                made.append(tuple(m.key for m in run))
+                saved += less
+        return tuple(made), saved
 
-    def _runs(self, kind: Kind, part: float) -> list[list[_Member]]:
-        """Members next to each other that need not wait for each other, two or more."""
-        runs: list[list[_Member]] = []
-        for m in self.members[kind]:
-            run = runs[-1] if runs else []
-            moves = [x.move for x in (*run, m)]
-            small = payload(self.walk, moves) <= part * most_bytes(self.walk, m.move)
-            if run and small and not any(x.readers & m.before or m.readers & x.before for x in run):
-                run.append(m)
-            else:
-                runs.append([m])
-        return [run for run in runs if len(run) > 1]
+    def _runs(
+        self, which: _Which, part: float, gathers: bool
+    ) -> Iterator[tuple[Kind, list[_Member]]]:
+        """Members that need not wait for each other, two or more."""
+        kinds = {k: own for k, own in self.members.items() if gathers or k[0] != "all_gather"}
+        level: Mapping[Key, int] = {}
+        if which != "next":
+            every = [m for own in kinds.values() for m in own]
+            level = _levels(self.walk, every, which == "before")
+        for kind, members in kinds.items():
+            run: list[_Member] = []
+            # None of a level waits for another, nor do levels for each other in a circle.
+            for m in sorted(members, key=lambda m: level[m.key]) if level else members:
+                moves = [x.move for x in (*run, m)]
+                small = payload(self.walk, moves) <= part * most_bytes(self.walk, m.move)
+                if level:
+                    free = bool(run) and level[run[-1].key] == level[m.key]
+                else:
+                    free = not any(x.readers & m.before or m.readers & x.before for x in run)
+                if not (small and free):
+                    if len(run) > 1:
+                        yield kind, run
+                    run = []
+                run = [*run, m]
+            if len(run) > 1:
+                yield kind, run
 
     def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
         walk = self.walk
         amount = entering(walk, moves)
         sent = float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
         return sent + copying(walk, moves)
+
+
+def _levels(walk: Walk, members: Iterable[_Member], before: bool) -> dict[Key, int]:
+    """Of each copy how many others must be made one after the other `before` it, or else after it,
+    at most."""
+    lives, units = walk.ground.lives, walk.schedule.units
+    copied = {m.move.value for m in members}
+    far = [0] * len(units)  # of each unit, to what it reads or from what it makes
+    for u in range(len(units)) if before else reversed(range(len(units))):
+        for _, _, v in units[u].reads:
+            maker = lives.maker[v]
+            if maker < u and before:
+                far[u] = max(far[u], far[maker] + (v in copied))
+            elif maker < u:
+                far[maker] = max(far[maker], far[u] + (v in copied))
+    if before:
+        return {m.key: far[lives.maker[m.move.value]] for m in members}
+    users = {v: [far[u] for u in lives.users[v] if u != lives.maker[v]] for v in copied}
+    return {m.key: max(users[m.move.value], default=0) for m in members}
 
 
 def _ancestors(walk: Walk) -> list[int]:

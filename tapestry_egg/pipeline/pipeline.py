@@ -20,6 +20,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
+from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Pass:
     """One step: the verb that it is part of, the fields of the state that it makes, and what checks
-    them."""
+    them. Without one that is `spare` the front is less good, but a front: an interruption (Ctrl-C)
+    ends that pass alone, and the front says so."""
 
     verb: Verb
     makes: tuple[str, ...]
     run: Callable[[State], State]
     check: Callable[[State], None]
+    spare: bool = False
 
     @property
     def name(self) -> str:
@@ -73,10 +76,11 @@ PASSES = (
         ("shapes", *NETWORKS, "results"),
         apart.search_nearby,
         verify.searched,
+        spare=True,
     ),
-    Pass("extract", ("results",), fronts.search_merged, verify.results),
+    Pass("extract", ("results",), fronts.search_merged, verify.results, spare=True),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
-    Pass("extract", ("front",), fronts.merge_sent, verify.front),
+    Pass("extract", ("front",), fronts.merge_sent, verify.front, spare=True),
     Pass("extract", ("front",), fronts.certify_front, verify.front),
     Pass("extract", ("front",), fronts.tell_origins, verify.front),
 )
@@ -176,7 +180,12 @@ def run_passes(
     checked: set[str] = set()  # names of what passes have made here
     for each in table:
         telling = _Telling(question.tell, each)
-        made = each.run(replace(state, question=replace(question, tell=telling)))
+        try:
+            made = each.run(replace(state, question=replace(question, tell=telling)))
+        except KeyboardInterrupt:
+            if not each.spare:
+                raise
+            made = replace(state, interrupted=True, notes=(*state.notes, INTERRUPTED))
         before, state = state, replace(made, question=question)
         # What a pass leaves as it was has been checked.
         if not (_same(before, state) and checked.issuperset(each.makes)):

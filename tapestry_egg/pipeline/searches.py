@@ -91,9 +91,15 @@ def search_in_turn(
         late = [mine.index(k) for k in raced if k in mine]
         some, known = [problems[k] for k in mine], _known(archives)
         before = [archives[k] for k in mine]
-        found, others = _in_turn(
-            some, limits, own, executor, tell, late, wanted, known, before, kept
-        )
+        try:
+            found, others = _in_turn(
+                some, limits, own, executor, tell, late, wanted, known, before, kept
+            )
+        except KeyboardInterrupt:  # it may come where nothing of a turn is found yet
+            if not any(archive.candidates for archive in archives):
+                raise
+            notes += (INTERRUPTED,)
+            break
         notes, beaten = notes + found.notes, beaten + others
         for k, archive in zip(mine, found.archives, strict=True):
             archives[k] = archive

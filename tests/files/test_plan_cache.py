@@ -212,13 +212,18 @@ def test_a_front_is_found_again_after_lines_were_added_above(
 ) -> None:
     """Also what is told of collectives: they stand where their readers do now."""
 
-    def f(x: Any) -> Any:
-        return jnp.tanh(x * 2.0) @ x.T
+    def above(x: Any) -> Any:
+        return jnp.tanh(x @ x.T) @ x
 
-    front = te.optimize(program(), TARGET, settings=Settings(work=0.3, workers=1))
+    def f(x: Any) -> Any:
+        return jnp.tanh(x @ x.T) @ x
+
+    square = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    earlier, here = te.trace(above, square, name="f"), te.trace(f, square, name="f")
+    front = te.optimize(earlier, TARGET, settings=Settings(work=0.3, workers=1))
     assert any(c.source for p in front.plans for c in p.collectives)
-    here, cache = te.trace(f, X), PlanCache(tmp_path)
-    cache.put(key(), front, program())
+    cache = PlanCache(tmp_path)
+    cache.put(key(), front, earlier)
     found = cache.get(key(), here)
     assert found is not None and not recwarn.list
     lines = {f"{op.source.file}:{op.source.line}" for op in here.graph.operations}

@@ -139,3 +139,29 @@ def test_some_of_the_work_is_kept_for_where_gaps_are_widest(
         assert asked == [(1, pytest.approx(all_ / 2)), (2, pytest.approx(all_ / 2))]
     else:
         assert asked == [(3, pytest.approx(all_))]
+
+
+def test_an_interruption_between_turns_keeps_what_earlier_ones_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only = [Candidate(np.zeros(1, np.int64), 2.0, 1.0, 1.0)]
+    calls: list[int] = []
+
+    def search(problems: Any, *_: Any, **given: Any) -> Any:
+        calls.append(len(problems))
+        if len(calls) == fails:
+            raise KeyboardInterrupt
+        return SimpleNamespace(archives=[Archive([*only]) for _ in problems], notes=())
+
+    monkeypatch.setattr(searches, "search", search)
+    schedule = SimpleNamespace(program=SimpleNamespace(rules=()))
+    choices = SimpleNamespace(schedule=schedule)
+    posed = cast(Any, [SimpleNamespace(problem=ladder(1, 6), choices=choices) for _ in range(2)])
+    settings, fails = Settings(work=1.0, workers=1), 2
+    found = searches.search_in_turn(posed, None, settings, None, lambda _: None, raced=[1])
+    assert calls == [1, 1] and found.interrupted
+    assert [len(a.candidates) for a in found.archives] == [1, 0]
+    calls.clear()
+    fails = 1
+    with pytest.raises(KeyboardInterrupt):
+        searches.search_in_turn(posed, None, settings, None, lambda _: None, raced=[1])

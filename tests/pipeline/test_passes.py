@@ -13,6 +13,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.pipeline.pipeline import PASSES, Pass, run_passes
 from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.settings import Settings
@@ -57,6 +58,28 @@ def test_what_a_pass_changes_is_checked_and_what_it_leaves_only_if_nothing_was()
     # The first makes what it should not have left unmade; the third changes something else.
     run_passes(State(question), table({}, {}, {"finer": 1}, {"notes": ("new",)}, {}))
     assert heard == ["0", "2", "3"]
+
+
+def test_an_interruption_ends_a_spare_pass_alone() -> None:
+    question = read_question(
+        te.trace(jnp.tanh, X), "h100:2", books=(), objectives=("seconds",), settings=Settings()
+    )
+
+    def ended(_: State) -> State:
+        raise KeyboardInterrupt
+
+    def after(state: State) -> State:
+        return replace(state, finer=7)
+
+    def check(_: State) -> None:
+        return None
+
+    table = [Pass("extract", (), ended, check, spare=True), Pass("extract", (), after, check)]
+    state, _ = run_passes(State(question), table)
+    assert state.interrupted and state.notes == (INTERRUPTED,) and state.finer == 7
+    with pytest.raises(KeyboardInterrupt):
+        run_passes(State(question), [Pass("extract", (), ended, check)])
+    assert {p.name for p in PASSES if p.spare} == {"search_nearby", "search_merged", "merge_sent"}
 
 
 def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:

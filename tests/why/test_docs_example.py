@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-import tapestry_egg as te
-
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "why.md"

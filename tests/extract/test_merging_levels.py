@@ -1,0 +1,142 @@
+"""Collectives put together: none that waits for another, and no sets that wait in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from types import SimpleNamespace
+from typing import Any, cast
+
+import networkx as nx
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.front import merging
+from tapestry_egg.extract.front.merging import _Candidates
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.plan import Merged, Plan
+from tapestry_egg.schedule.of_plans import plan_schedule
+from tests.extract.test_merging import searched
+
+H100 = load_target("h100:8")
+
+
+def drawn(seed: int, patch: pytest.MonkeyPatch) -> _Candidates:
+    """Copies of some of the values of a random program, of two kinds: unit u makes value u."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(3, 16))
+    reads = [sorted({int(v) for v in rng.integers(0, u, 2)}) if u else [] for u in range(count)]
+    users = {v: [u for u in range(count) if v in reads[u]] for v in range(count)}
+    units = [SimpleNamespace(reads=[(0, 0, v) for v in own]) for own in reads]
+    lives = SimpleNamespace(maker={v: v for v in range(count)}, users=users)
+    found = _Candidates.__new__(_Candidates)
+    found.walk = cast(
+        Any,
+        SimpleNamespace(ground=SimpleNamespace(lives=lives), schedule=SimpleNamespace(units=units)),
+    )
+    before = merging._ancestors(found.walk)
+    found.members = {}
+    for v in range(count):
+        if users[v] and rng.random() < 0.6:
+            readers = sum(1 << u for u in users[v])
+            move = cast(Any, SimpleNamespace(value=v))
+            one = merging._Member((v, cast(Any, "whole")), move, 1.0, v, readers, before[v])
+            kind = cast(Any, (("all_reduce", "all_gather")[int(rng.integers(2))], (0,)))
+            found.members.setdefault(kind, []).append(one)
+    patch.setattr(merging, "payload", lambda _, moves: len(moves))
+    patch.setattr(merging, "most_bytes", lambda *_: 3.0)
+    patch.setattr(_Candidates, "_seconds", lambda *_: 1.0)
+    return found
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_sets_of_random_programs_wait_for_none_of_their_own_nor_in_a_circle(
+    which: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = 0
+    for seed in range(300):
+        found = drawn(seed, monkeypatch)
+        graph = waits(found.walk, found)
+        groups, saved = found.groups(which, 1.0, True)
+        assert saved == sum(len(group) - 1 for group in groups)
+        assert all(2 <= len(group) <= 3 for group in groups)
+        sound(graph, groups)
+        sets += len(groups)
+    assert sets > 100
+
+
+def sound(graph: nx.DiGraph, groups: Sequence[Merged]) -> None:
+    """No copy of a set waits for another of it, and no sets wait for each other in a circle."""
+    for group in groups:
+        for a, b in permutations(group, 2):
+            assert not nx.has_path(graph, a, b)
+    named = {key: f"set {n}" for n, group in enumerate(groups) for key in group}
+    assert nx.is_directed_acyclic_graph(nx.relabel_nodes(graph, named))
+
+
+def waits(walk: Walk, found: _Candidates) -> nx.DiGraph:
+    """Units, and copies between the unit that makes a value and all that read it."""
+    graph, lives = nx.DiGraph(), walk.ground.lives
+    for u, unit in enumerate(walk.schedule.units):
+        graph.add_node(u)
+        graph.add_edges_from((lives.maker[v], u) for _, _, v in unit.reads if lives.maker[v] < u)
+    for m in (m for own in found.members.values() for m in own):
+        graph.add_edge(lives.maker[m.move.value], m.key)
+        graph.add_edges_from((m.key, u) for u in set(lives.users[m.move.value]) - {m.maker})
+    assert nx.is_directed_acyclic_graph(graph)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    """Every plan that a search kept, none of it merged."""
+    with pytest.MonkeyPatch.context() as patch:
+        return [p for p in searched(512, 4096, patch)[1] if p.mesh.devices > 1]
+
+
+def candidates(plan: Plan) -> tuple[Walk, _Candidates]:
+    walk = Walk(plan, Ground(plan_schedule(plan.body, {}), H100))
+    walk.find_moves()
+    return walk, _Candidates(walk)
+
+
+@pytest.mark.slow
+def test_none_waits_for_another_and_sets_not_in_a_circle(plans: list[Plan]) -> None:
+    sets = 0
+    for plan in plans:
+        walk, found = candidates(plan)
+        graph = waits(walk, found)
+        for which, part, gathers in merging._WAYS:
+            if which == "next":
+                continue
+            groups, _ = found.groups(which, part, gathers)
+            sound(graph, groups)
+            sets += len(groups)
+    assert sets > 10
+
+
+@pytest.mark.slow
+def test_what_may_be_saved_is_the_most_of_all_that_is_tried(plans: list[Plan]) -> None:
+    for plan in plans:
+        _, found = candidates(plan)
+        saved = [found.groups(*way)[1] for way in merging._WAYS]
+        assert found.most_saved() == max(saved)
+
+
+@pytest.mark.slow
+def test_what_is_put_together_is_a_plan(plans: list[Plan]) -> None:
+    made = 0
+    for plan in plans[:12]:
+        walk, found = candidates(plan)
+        for which in ("before", "after"):
+            groups, saved = found.groups(which, 1.0, True)
+            if not groups:
+                continue
+            one = merging._made(plan, groups, walk.ground, {})
+            assert isinstance(one, te.Plan)
+            assert plan.costs.seconds - one.costs.seconds == pytest.approx(saved, rel=1e-6)
+            made += 1
+    assert made > 3
