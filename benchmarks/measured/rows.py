@@ -44,6 +44,7 @@ class Run:
     stages: int = 1  # of a pipeline, which is no part of the program: see `pipelined`
     interleaved: int = 1  # parts of a stage
     attention: tuple[float, float] | None = None  # flop/s of another kernel, forward and backward
+    loss_bytes: float = 0.0  # that its framework's loss holds on a device beside the logits
     seconds: float = 0.0
     peak_bytes: float = 0.0
     ran: bool = True
@@ -75,7 +76,12 @@ def _host(devices: int, chip: str = "p5") -> str:
 
 
 def ultrascale(directory: Path) -> Iterator[Run]:
-    """The runs without pipelines whose own numbers agree (`row_consistent`), 1B and 8B on H100."""
+    """The runs without pipelines whose own numbers agree (`row_consistent`), 1B and 8B on H100.
+
+    nanotron's loss holds two float32 arrays beside the logits: the logits widened, and those less
+    their greatest, which become the softmax (tensor_parallel/functional.py,
+    sharded_cross_entropy and _ShardedCrossEntropy).
+    """
     for x in read(directory, "ultrascale_h100.csv"):
         if x["pp"] != "1" or x["row_consistent"] != "1":
             continue
@@ -99,6 +105,7 @@ def ultrascale(directory: Path) -> Iterator[Run]:
             zero=int(x["zero"]),
             micro_batch=int(x["mbs"]),
             micro_batches=int(x["grad_acc"]),
+            loss_bytes=8.0 * int(x["mbs"]) * model.sequence * model.vocabulary / int(x["tp"]),
             seconds=float(x["step_s"]) if ran else 0.0,
             peak_bytes=float(x["gpu_mem_gb"] or 0) * 2**30,  # nanotron: bytes / 1024**3
             ran=ran,

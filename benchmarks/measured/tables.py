@@ -33,8 +33,13 @@ class Judged:
         return max(self.device_seconds, self.host_seconds)
 
     @property
+    def peak_bytes(self) -> float:
+        """Of one device, what its framework's loss holds besides included."""
+        return self.predicted.peak_bytes + self.run.loss_bytes
+
+    @property
     def fits(self) -> bool:
-        return self.predicted.peak_bytes <= CAPACITY
+        return self.peak_bytes <= CAPACITY
 
 
 def with_attention(run: Run, made: Prediction) -> float:
@@ -210,7 +215,7 @@ def fit(rows: Sequence[Judged]) -> Fit:
 def peaks(rows: Sequence[Judged]) -> Errors | None:
     """Relative errors of peak bytes of runs that ran."""
     known = [r for r in rows if r.run.ran and r.run.peak_bytes]
-    signed = sorted(r.predicted.peak_bytes / r.run.peak_bytes - 1 for r in known)
+    signed = sorted(r.peak_bytes / r.run.peak_bytes - 1 for r in known)
     if not signed:
         return None
     sizes = sorted(map(abs, signed))

@@ -116,6 +116,11 @@ def test_errors_and_the_one_factor() -> None:
     assert raw and scaled and (raw.median, scaled.median) == (1.0, 0.0)
     peak = tables.peaks(rows_)
     assert peak and peak.bias == -0.5
+    # What the framework's loss holds besides counts, for what fits, too.
+    more = judged(1.0, 2.0, peak=1e9, loss_bytes=5e8)
+    held = tables.peaks([more])
+    assert held and held.bias == -0.25
+    assert not judged(1.0, 2.0, peak=7.9e10, loss_bytes=2e9).fits
 
 
 @pytest.mark.slow
