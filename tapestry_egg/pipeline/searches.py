@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -147,10 +147,14 @@ def _in_turn(
         rivals = np.concatenate([beside, _known(archives)])
         own, some = part_of(settings, first * share), [problems[k] for k in mine]
         before = [begun[k] for k in mine]
-        searched = search(some, limits, own, executor, tell, rivals, ends, before, kept=kept)
-        notes += searched.notes
-        for k, archive in zip(mine, searched.archives, strict=True):
-            archives[k].join(archive)
+
+        def take(found: Searched) -> None:
+            nonlocal notes
+            notes += found.notes
+            for k, archive in zip(mine, found.archives, strict=True):
+                archives[k].join(archive)
+
+        search(some, limits, own, executor, tell, rivals, ends, before, kept=kept, take=take)
 
     whole = [k for k in range(len(problems)) if k not in raced]
     total = sum(weights[k] for k in whole)
@@ -264,9 +268,11 @@ def search(
     begun: Sequence[Archive | None] | None = None,
     weights: Sequence[float] | None = None,
     kept: SearchFile | None = None,
+    take: Callable[[Searched], None] | None = None,
 ) -> Searched:
     """Search all problems, side by side where processors allow; what was `begun` is gone on with,
-    `weights` divide the work, and what is found is `kept`."""
+    `weights` divide the work, and what is found is `kept`, and given to `take` before it is told:
+    an interruption may come there."""
     from tapestry_egg.extract.search.worker import search_all, so_far
 
     begin = time.perf_counter()
@@ -303,10 +309,12 @@ def search(
         begun,
         weights,
     )
-    words = "  ".join([so_far(found.archives), *found.notes])
-    tell(Phase("extract", words, 1.0))
+    if take is not None:
+        take(found)
     if kept is not None:
         kept.note(each, found.archives, ended=True)
+    words = "  ".join([so_far(found.archives), *found.notes])
+    tell(Phase("extract", words, 1.0))
     return found
 
 

@@ -151,7 +151,7 @@ def test_an_interruption_between_turns_keeps_what_earlier_ones_found(
         calls.append(len(problems))
         if len(calls) == fails:
             raise KeyboardInterrupt
-        return SimpleNamespace(archives=[Archive([*only]) for _ in problems], notes=())
+        given["take"](SimpleNamespace(archives=[Archive([*only]) for _ in problems], notes=()))
 
     monkeypatch.setattr(searches, "search", search)
     schedule = SimpleNamespace(program=SimpleNamespace(rules=()))
