@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Us
 from tapestry_egg.work import Work
 
 if TYPE_CHECKING:
-    from scipy.optimize import LinearConstraint
+    from scipy.optimize import Bounds, LinearConstraint
 
 # Programs of more columns than this are left to the bounds, which the front's notes count: one of
 # this size takes about 25 units of work, a good part of the usual 90.
@@ -39,6 +39,9 @@ _COLUMNS_PER_UNIT = 8_000
 NODES = 200
 # So many take as long as what comes before the first.
 _AS_LONG = 50
+
+# The solver's word for a program without solutions.
+_NONE = 2
 
 # What the largest cost is scaled to; the memory limit is scaled to 1.
 _LARGE = 1e4
@@ -87,7 +90,7 @@ def solve(
     is a timeline so have paths, by the `shares` of its events in them, and others as solutions turn
     up that take longer. What the solver does is added to `work`, as far as it can be told.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
 
     model = _Model(problem)
     deadline = time.perf_counter() + seconds
@@ -110,13 +113,8 @@ def solve(
             constraints.append(LinearConstraint(rows_, -np.inf, 0.0))
             cost = np.append(np.zeros(len(cost)), 1.0)
             integral, most = np.append(integral, 0.0), np.append(most, np.inf)
-        found = milp(
-            cost,
-            integrality=integral,
-            bounds=Bounds(0.0, most),
-            constraints=constraints,
-            options={"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap},
-        )
+        options = {"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap}
+        found = _solved(cost, integral, Bounds(0.0, most), constraints, options)
         late = time.perf_counter() >= deadline
         visited = int(found.mip_node_count or 0)
         nodes = max(1, nodes - visited)
@@ -125,7 +123,7 @@ def solve(
         if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
             bound = max(bound, float(found.mip_dual_bound) / model.unit)
         if found.x is None:
-            return Exact(None, float("inf") if found.status == 2 else bound, late)
+            return Exact(None, float("inf") if found.status == _NONE else bound, late)
         rows = model.rows(found.x)
         true, _, profile = problem.evaluate(rows)
         over = np.flatnonzero(profile > limit * (1 + 1e-9))
@@ -142,6 +140,30 @@ def solve(
         if not fresh:  # over by less than the solver can tell
             return Exact(None, bound, late)
         times += fresh
+
+
+def _solved(
+    cost: Floats,
+    integral: Floats,
+    bounds: Bounds,
+    constraints: Sequence[LinearConstraint],
+    options: dict[str, Any],
+) -> Any:
+    """What the solver finds. That there is nothing it must find twice: its presolve says so of
+    some programs that have solutions."""
+    from scipy.optimize import milp
+
+    found = None
+    for presolve in (True, False):
+        if found is None or found.status == _NONE:
+            found = milp(
+                cost,
+                integrality=integral,
+                bounds=bounds,
+                constraints=constraints,
+                options={**options, "presolve": presolve},
+            )
+    return found
 
 
 def _widened(constraint: LinearConstraint) -> LinearConstraint:

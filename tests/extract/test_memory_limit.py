@@ -102,3 +102,20 @@ def test_a_search_looks_for_a_plan_within_it() -> None:
     none = _front(replace(h100, hbm_bytes=parted[-1].costs.peak_bytes // 8))
     with pytest.raises(ExtractError, match="least found"):
         none.best()
+
+
+def test_that_a_program_has_no_solution_is_found_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from tapestry_egg.extract.search import exact
+
+    asked: list[bool] = []
+
+    def milp(*_: object, options: dict[str, bool], **__: object) -> SimpleNamespace:
+        asked.append(options["presolve"])
+        return SimpleNamespace(status=2 if options["presolve"] else 0)
+
+    monkeypatch.setattr("scipy.optimize.milp", milp)
+    nothing = np.zeros(1)
+    assert exact._solved(nothing, nothing, None, [], {}).status == 0  # type: ignore[arg-type]
+    assert asked == [True, False]
