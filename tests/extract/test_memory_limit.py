@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import tapestry_egg as te
