@@ -105,8 +105,10 @@ def _chosen(
     def better(
         a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        # A place of -1 is that of no element, which none is worse than.
-        first = (a[1] >= 0) & ((b[1] < 0) | compare(a[0], b[0]))
+        # Of equals the first in the window is chosen, in whichever order they are compared. A place
+        # of -1 is that of no element, which none is worse than.
+        wins = jnp.where(a[0] == b[0], a[1] < b[1], compare(a[0], b[0]))
+        first = (a[1] >= 0) & ((b[1] < 0) | wins)
         return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
 
     nothing = (jnp.zeros((), held.dtype), jnp.int32(-1))

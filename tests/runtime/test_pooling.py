@@ -89,3 +89,23 @@ def test_windows_that_overlap_add_up_what_they_give_an_element(
     )
     found = unpooled_over(source, x, select, window, strides, padding)
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_of_equals_the_first_in_a_window_is_chosen() -> None:
+    """A compiler may reduce a window's columns before its rows, and then meets others first."""
+    x = jnp.asarray(
+        [[1, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 0], [1, 0, 1, 0, 0, 1, 0]], jnp.float32
+    )
+    window, strides, padding = (2, 2), (2, 1), ((0, 1), (0, 2))
+    source = jnp.arange(1.0, 17.0).reshape(2, 8)
+    wanted = lax.select_and_scatter_add_p.bind(
+        source,
+        x,
+        select_prim=lax.le_p,
+        window_dimensions=window,
+        window_strides=strides,
+        padding=padding,
+    )
+    assert wanted[0, 1] == 1.0 + 2.0, "the first of the first two windows"
+    found = unpooled_over(source, x, "le", window, strides, padding)
+    np.testing.assert_array_equal(found, wanted)

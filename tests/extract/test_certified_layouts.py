@@ -1,0 +1,70 @@
+"""The certificate counts what a kernel overwrites, and what lies turned, as the search does."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.extract.certify.cost_parts import cost_parts
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import collective_seconds, turning_seconds
+
+QUICK = te.Settings(work=0.2, forms=0, recompute=0, workers=1, merge=False)
+
+
+@pytest.mark.parametrize(("axis", "arrays"), [(0, 3), (1, 4)])
+def test_a_kernel_that_reduces_its_result_by_rows_overwrites_nothing(
+    axis: int, arrays: int
+) -> None:
+    """Of columns, which another kernel reduces, it may; a plan of which the certificate says
+    something else than the search is left out, with a warning."""
+    n = 1024
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        y = (x @ w) * x
+        return y.sum(axis), y @ v
+
+    square = jax.ShapeDtypeStruct((n, n), jnp.float32)
+    program = te.trace(f, square, square, jax.ShapeDtypeStruct((n, 8), jnp.float32))
+    whole = {f"[{k}]": (None, None) for k in range(3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        front = te.optimize(
+            program, "h100:2", mesh_shapes=[MeshShape(("x",), (2,))], pins=whole, settings=QUICK
+        )
+    least = min(p.costs.peak_bytes for p in front)
+    assert least == pytest.approx(arrays * 4 * n * n, rel=0.02)
+
+
+def test_a_sum_scattered_along_channels_is_turned_before() -> None:
+    cut = (None, None, None, "x")
+
+    def f(x: Any, k: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dims)
+
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 32, 32, 64), (3, 3, 64, 64))]
+    pins = {"[0]": cut, "[1]": (None, None, "x", None), "result": cut}
+    mesh = MeshShape(("x",), (8,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        front = te.optimize(
+            te.trace(f, *given), "h100:8", mesh_shapes=[mesh], pins=pins, settings=QUICK
+        )
+    target, block = te.load_target("h100:8"), 4.0 * 16 * 32 * 32 * 64
+    alone = float(collective_seconds("reduce_scatter", block, (0,), mesh, target))
+    scattered = [
+        (plan, part)
+        for plan in front
+        for part in cost_parts(plan)
+        if part.kind == "collective" and "reduce_scatter" in part.name
+    ]
+    assert scattered
+    for _, part in scattered:
+        assert part.seconds == pytest.approx(alone + turning_seconds(block, target))
