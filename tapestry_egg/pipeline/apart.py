@@ -19,7 +19,6 @@ from tapestry_egg.extract.search.archive import shown
 from tapestry_egg.extract.search.settling import Limits
 from tapestry_egg.files.search_file import Near
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.progress import Phase
 
 from .passes import (
     derive_strategies,
@@ -60,19 +59,8 @@ def look_first(state: State) -> State:
     place = max(mine, key=lambda s: len(state.shapes[s].sizes))
     network = state.networks.index((form, place))
 
-    def tell(phase: Phase) -> None:
-        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
-
     begun = Begun(JoinedUnits(), Once())
-    own = replace(
-        state,
-        question=replace(q, tell=tell),
-        shapes=(state.shapes[place],),
-        forms=(state.forms[form],),
-        schedules=(state.schedules[form],),
-        timeline=(),
-        begun=begun,
-    )
+    own = replace(state.alone(form, (state.shapes[place],)), timeline=(), begun=begun)
     for each in (encode_facts, derive_strategies, join_units, pose_problems):
         own = each(own)
     work = min(_LOOK * q.settings.most_work, _MOST)
@@ -102,18 +90,7 @@ def search_nearby(state: State) -> State:
     if not shapes or q.words.fixed.contract is not None:
         return state
 
-    def tell(phase: Phase) -> None:
-        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
-
-    own = replace(
-        state,
-        question=replace(q, tell=tell),
-        shapes=shapes,
-        forms=(state.forms[form],),
-        schedules=(state.schedules[form],),
-        notes=(),
-        results=(),
-    )
+    own = state.alone(form, shapes)
     for each in (encode_facts, derive_strategies):
         own = each(own)
     near = tuple(
@@ -135,7 +112,7 @@ def search_nearby(state: State) -> State:
         limits,
         settings,
         q.executor,
-        tell,
+        q.tell_part,
         known.reshape(-1, 3),
         begun=[begins(archive, limits, q.settings) for archive in earlier],
         kept=q.kept,

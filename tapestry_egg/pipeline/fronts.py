@@ -19,7 +19,6 @@ from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
-from tapestry_egg.progress import Phase
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
@@ -108,9 +107,6 @@ def search_merged(state: State) -> State:
     if not mine:
         return state
 
-    def tell(phase: Phase) -> None:
-        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
-
     notes = state.notes
     quick = replace(part_of(q.settings, _MERGED * _MIXING / _ROUNDS), front=False)
     # Where one problem stands for many programs, some of these are not asked: nothing is proven.
@@ -119,7 +115,7 @@ def search_merged(state: State) -> State:
     for n in range(_ROUNDS):
         some = (asked, mine)[n] if n < 2 else _lowest(every, asked)
         problems = [own.bounding for own in some.values()]
-        found = search(problems, None, quick, q.executor, tell)
+        found = search(problems, None, quick, q.executor, q.tell_part)
         notes += found.notes
         if found.interrupted:
             return replace(state, interrupted=True, notes=tuple(dict.fromkeys(notes)))
@@ -133,7 +129,7 @@ def search_merged(state: State) -> State:
     longer = part_of(q.settings, _MERGED * (1.0 - _MIXING) / len(PARTS))
     for part in PARTS:
         problems = [own.likely(part) for own in mine.values()]
-        found = search(problems, heeded(q), longer, q.executor, tell, known)
+        found = search(problems, heeded(q), longer, q.executor, q.tell_part, known)
         notes += found.notes + ended_by_clock(q.settings, found.archives)
         for k, archive in zip(mine, found.archives, strict=True):
             every[k] = every[k].with_mergeable(archive.corners())

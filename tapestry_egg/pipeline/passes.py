@@ -267,19 +267,7 @@ def add_axes(state: State) -> State:
     shapes = _small_enough(state, form)
     if not shapes:
         return state
-    q = state.question
-
-    def tell(phase: Phase) -> None:
-        q.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
-
-    own = replace(
-        state,
-        question=replace(q, tell=tell),
-        shapes=shapes,
-        forms=(state.forms[form],),
-        schedules=(state.schedules[form],),
-        notes=(),
-    )
+    own = state.alone(form, shapes)
     for each in (encode_facts, derive_strategies, join_units, pose_problems):
         own = each(own)
     others = len(state.forms) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tapestry_egg.egraphs.timeline import Tick
@@ -14,7 +14,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.machine.target import Target
-from tapestry_egg.progress import Progress
+from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.schedules import Schedule
@@ -56,6 +56,10 @@ class Question:
     def by_devices(self) -> bool:
         """Whether plans are compared by how many devices they have, or by what those cost."""
         return any(objective(k).by_devices for k in self.objectives)
+
+    def tell_part(self, phase: Phase) -> None:
+        """Tell of the progress of what is only a part of a pass, as the search that it is for."""
+        self.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
 
     @property
     def long(self) -> bool:
@@ -149,6 +153,18 @@ class State:
         forms = [id(s) for s in self.schedules]
         place = forms.index(id(choices.schedule)), self.shapes.index(choices.mesh)
         return self.networks.index(place)
+
+    def alone(self, form: int, shapes: tuple[MeshShape, ...]) -> State:
+        """One form on some shapes, as a state whose passes are a part of one."""
+        return replace(
+            self,
+            question=replace(self.question, tell=self.question.tell_part),
+            shapes=shapes,
+            forms=(self.forms[form],),
+            schedules=(self.schedules[form],),
+            notes=(),
+            results=(),
+        )
 
     def at(self, k: int) -> str:
         """Which form on which shape entry k is of: `2x×4y form 2`."""
