@@ -1,0 +1,62 @@
+"""What products compute of their operands on the fly, so that it is never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.schedule.lifetimes import lifetimes
+from tests.schedule.test_lifetimes import N, X, h100s, made_by, scheduled
+
+
+def relu(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    return jnp.maximum(a + c, 0.0)
+
+
+#: What is read by two products: whether they compute it, so that it is never stored.
+PROLOGUES: dict[str, tuple[Callable[..., jax.Array], bool]] = {
+    "of a bias and a number": (relu, True),
+    "of one array": (lambda a, b, c: jnp.tanh(-a), True),
+    "of two arrays": (lambda a, b, c: a * b, False),
+    "of three": (lambda a, b, c: jnp.where(b > 0, a, 1.0), False),
+    "rounded": (lambda a, b, c: relu(a, b, c).astype(jnp.bfloat16), False),
+    "of what is no argument": (lambda a, b, c: a + jnp.tanh(c), False),
+}
+
+
+@pytest.mark.parametrize("name", PROLOGUES)
+def test_products_compute_what_is_no_more_to_read_than_its_result(name: str) -> None:
+    made, inside = PROLOGUES[name]
+
+    def f(x: jax.Array, w: jax.Array, b: jax.Array, c: jax.Array) -> Any:
+        y = made(x @ w, b, c)
+        return y @ w.astype(y.dtype), w.T.astype(y.dtype) @ y
+
+    plan = scheduled(f, X, X, X, jax.ShapeDtypeStruct((N,), jnp.float32))
+    lives = lifetimes(plan)
+    first, *readers = (made_by(plan, "dot_general", k)[0] for k in range(3))
+    (a,) = plan.units[first].outputs
+    both = set.intersection(*({v for *_, v in plan.units[r].reads} for r in readers))
+    (y,) = (v for v in both if plan.producer[v] > first)
+    assert lives.free[y] == inside
+    assert (lives.last[a] == 2 * readers[-1]) == inside
+
+
+def test_xla_for_h100_computes_rectifiers_inside_products() -> None:
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    def f(x: jax.Array, w: jax.Array, c: jax.Array) -> Any:
+        a = x @ w
+        y = relu(a, x, c)
+        return (y @ w) @ w, jnp.where(a + c > 0, (y.T @ x) @ w, 0.0)
+
+    devices, wide = h100s()[:1], jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
+    program = te.trace(f, wide, wide, jax.ShapeDtypeStruct((2048,), jnp.float32))
+    front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
+    compiled = hlo_stats(te.compile(front[0], devices).compile())
+    assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
