@@ -66,10 +66,10 @@ class Latencies:
 
 def worth_merging(
     results: Sequence[NetworkResult],
-) -> tuple[dict[int, Latencies], dict[int, Latencies]]:
+) -> tuple[dict[int, Latencies], dict[int, Latencies], int]:
     """The networks, by their places, in which merging may make a plan faster than all that are
     known of no larger peak, by a share worth telling: those first where it may leave the least
-    share of these. And all others, if there are such.
+    share of these. All others, if there are such; and how many of them are so, too, but too many.
 
     Asked are the fastest plan of each network, and what a front of all would show.
     """
@@ -90,7 +90,7 @@ def worth_merging(
     for network in (*found.values(), *others.values()):
         if network.result.archive.candidates:
             network.add(network.result.archive)
-    return found, others
+    return found, others, len(worth) - len(found)
 
 
 def _fastest(archive: Archive) -> Candidate:

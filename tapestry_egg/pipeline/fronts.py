@@ -103,11 +103,10 @@ def search_merged(state: State) -> State:
     every = list(state.every_result)
     if not q.settings.merge or state.interrupted or any(r.archive.by_clock for r in every):
         return state
-    mine, others = worth_merging(every)
+    mine, others, left = worth_merging(every)
     if not mine:
         return state
-
-    notes = state.notes
+    notes = state.notes + omissions.of_merging(left)
     quick = replace(part_of(q.settings, _MERGED * _MIXING / _ROUNDS), front=False)
     # Where one problem stands for many programs, some of these are not asked: nothing is proven.
     asked = mine if state.patched else {**mine, **others}

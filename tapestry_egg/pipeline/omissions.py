@@ -46,6 +46,12 @@ def of_long_programs(size: int, left: int) -> tuple[str, ...]:
     )
 
 
+def of_merging(left: int) -> tuple[str, ...]:
+    """What is said of networks in which no plans were searched for that merge collectives."""
+    end = "not searched for plans that merging makes faster, though it may"
+    return _told(left, "more network was", "more networks were", end)
+
+
 def of_parts(left: Sequence[int]) -> tuple[str, ...]:
     """What is said of numbers of devices that do not divide the machine's."""
     if not left:

@@ -21,6 +21,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, single_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
+from tapestry_egg.extract.front import latencies
 from tapestry_egg.extract.front.latencies import PARTS, Latencies
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
@@ -42,6 +43,7 @@ from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tapestry_egg.tracing.constants import prepare
 from tapestry_egg.tracing.trace import trace
+from tests.extract import test_merging
 from tests.extract.brute import every_plan
 from tests.extract.test_merging import partitions
 
@@ -217,8 +219,18 @@ def test_plans_of_many_collectives_that_can_be_one_are_found(
         )
 
     found = front().best("seconds")
-    monkeypatch.setattr(fronts, "worth_merging", lambda _: ({}, {}))
+    monkeypatch.setattr(fronts, "worth_merging", lambda _: ({}, {}, 0))
     apart = front().best("seconds")
     assert found.body.merged
     assert found.costs.seconds < 0.95 * apart.costs.seconds
     assert len(found.collectives) > len(apart.collectives)
+
+
+@pytest.mark.slow
+def test_networks_that_are_too_many_to_be_searched_so_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "1 more network was not searched for plans that merging makes faster, though it may"
+    assert said not in test_merging.searched(512, 4096, monkeypatch)[0].notes
+    monkeypatch.setattr(latencies, "_NETWORKS", 1)
+    assert said in test_merging.searched(512, 4096, monkeypatch)[0].notes
