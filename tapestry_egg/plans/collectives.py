@@ -131,7 +131,10 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
     parts = mesh.parts(axes)
     kind, dim, to = step.kind, step.dim or 0, step.to_dim or 0
     out: jax.Array
-    if kind == "all_gather":
+    if platform == "cpu" and kind in ("all_gather", "all_to_all") and _is_narrow(x):
+        bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+        out = lax.bitcast_convert_type(apply(bits, step, mesh), x.dtype)
+    elif kind == "all_gather":
         out = lax.all_gather(x, names, axis=dim, tiled=True)
     elif kind == "all_to_all":
         _block(x.shape[to], parts, step)
@@ -145,8 +148,7 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
         first = block_number(axes, mesh) == 0
         out = jax.numpy.where(first, x, zero(step.monoid, x.dtype))
     elif kind == "all_reduce" and _native(step, x.dtype.name):
-        native: dict[str, Any] = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
-        out = native[_single(step.monoid).native(kind_of(x.dtype.name))](x, names)
+        out = _reduced(x, _single(step.monoid).native(kind_of(x.dtype.name)), names, platform)
     elif kind == "all_reduce":
         out = _combine(lax.all_gather(x, names, axis=0), step.monoid, 0)
     elif kind == "reduce_scatter" and _native(step, x.dtype.name):
@@ -159,6 +161,42 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
         out = _combine(blocks, step.monoid, dim)
     else:
         raise PlanError(f"{kind!r} is no step that exists")
+    return out
+
+
+def _is_narrow(x: jax.Array) -> bool:
+    """Whether XLA for CPU would send an array in a wider type: floats of less than 32 bits."""
+    import jax.numpy as jnp
+
+    return bool(jnp.issubdtype(x.dtype, jnp.floating)) and x.dtype.itemsize < 4
+
+
+def _reduced(x: jax.Array, native: str, names: tuple[str, ...], platform: str) -> jax.Array:
+    """A sum, greatest or least element over devices.
+
+    Collectives of floats lose a NaN that meets a number. So the greatest of floats is found as that
+    of integers in their order, of which NaN is the last, in as many bits; not of 16 bits but on
+    CPUs, as others have no reductions of such integers, nor of 8, of which NaN is not the last.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    native_of: dict[str, Any] = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
+    reduce, bits = native_of[native], 8 * x.dtype.itemsize
+    as_it_is = native == "psum" or not jnp.issubdtype(x.dtype, jnp.floating)
+    out: jax.Array
+    if as_it_is or bits < (16 if platform in ("", "cpu") else 32):
+        out = reduce(x, names)
+        return out
+    ends = jnp.iinfo(f"int{bits}")
+
+    def turned(i: jax.Array) -> jax.Array:
+        """Bits of floats as integers in the same order, and back."""
+        return jnp.where(i < 0, i ^ ends.max, i)
+
+    order = turned(lax.bitcast_convert_type(x, ends.dtype))
+    order = jnp.where(jnp.isnan(x), ends.max if native == "pmax" else ends.min, order)
+    out = lax.bitcast_convert_type(turned(reduce(order, names)), x.dtype)
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import reduce
 
 import jax
@@ -59,7 +60,7 @@ def run(step: Change, blocks: list[np.ndarray], mesh: MeshShape) -> np.ndarray:
     grid = Mesh(np.array(jax.devices()[: mesh.devices]).reshape(mesh.sizes), mesh.names)
     over_all = PartitionSpec(mesh.names)
     mapped = jax.shard_map(
-        lambda x: apply(x[0], step, mesh)[None],
+        lambda x: apply(x[0], step, mesh, "cpu")[None],
         mesh=grid,
         in_specs=over_all,
         out_specs=over_all,
@@ -130,6 +131,22 @@ def test_reductions(axes: tuple[int, ...], monoid: str, dtype: str) -> None:
     check(Change("to_partial", axes, monoid=monoid), cut((), (), ()), FLAT, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("monoid", "most"), [("max", np.max), ("min", np.min)])
+def test_the_greatest_is_nan_where_there_is_one(
+    monoid: str, most: Callable[..., np.ndarray], dtype: str
+) -> None:
+    blocks = np.full((8, 12), -1.0).astype(dtype)
+    for device in range(8):  # the NaN of another device in each column
+        blocks[device, device] = -np.nan if device % 2 else np.nan
+    blocks[3, 8:] = np.inf, -np.inf, 0.0, 1e-39
+    blocks[4, 8:] = -np.inf, 3e38, -3e38, -1e-39
+    got = run(Change("all_reduce", (0, 1), monoid=monoid), list(blocks), FLAT).astype(np.float32)
+    assert np.isnan(got[:, :8]).all()
+    wanted = most(blocks.astype(np.float32), 0)
+    np.testing.assert_array_equal(got, np.broadcast_to(wanted, got.shape))
+
+
 def test_some_axes_of_several_partial_ones() -> None:
     source = cut((), (2,), (), partial=(0, 1), monoid="sum")
     check(Change("all_reduce", (1,), monoid="sum"), source, CUBE)
@@ -166,7 +183,12 @@ def test_random_keys_do_not_add_up() -> None:
     ("step", "source", "dtype"),
     [
         (Change("all_gather", (1, 0), 0), cut((1, 0), (), ()), "float32"),
+        (Change("all_gather", (1, 0), 2), cut((), (), (1, 0)), "bfloat16"),
+        (Change("all_gather", (1,), 0), cut((1,), (), ()), "float8_e4m3fn"),
         (Change("all_to_all", (1,), 0, 1), cut((1,), (), ()), "int32"),
+        (Change("all_to_all", (1,), 0, 1), cut((1,), (), ()), "float8_e5m2"),
+        (Change("all_reduce", (1,), monoid="max"), cut((), (), (), partial=(1,), monoid="max"),
+         "float32"),
         (Change("all_reduce", (0, 1), monoid="sum"), cut((), (), (), partial=(0, 1), monoid="sum"),
          "float32"),
         (Change("all_reduce", (1,), monoid="prod"), cut((0,), (), (), partial=(1,), monoid="prod"),
@@ -184,7 +206,7 @@ def test_traffic_is_what_xla_compiles(step: Change, source: Layout, dtype: str) 
     grid = Mesh(np.array(jax.devices()).reshape(FLAT.sizes), FLAT.names)
     local = source.local_shape(SHAPE, FLAT)
     mapped = jax.shard_map(
-        lambda x: apply(x[0], step, FLAT)[None],
+        lambda x: apply(x[0], step, FLAT, "cpu")[None],
         mesh=grid,
         in_specs=PartitionSpec(FLAT.names),
         out_specs=PartitionSpec(FLAT.names),
