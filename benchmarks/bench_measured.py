@@ -55,7 +55,7 @@ def ultrascale(
     """The tables of the H100 runs."""
     plain = tables.judged(runs, found, launch)
     host, scale = tables.host_factor(plain), tables.factor(plain)
-    judged = tables.judged(runs, found, launch, host)
+    judged = tables.with_reserved(tables.judged(runs, found, launch, host))
     console.print(
         f"{len(judged)} of {len(runs)} runs predicted; of 1B a factor on the host's time to "
         f"dispatch: {host:.3f}, or on all seconds: {scale:.3f}"
@@ -88,19 +88,24 @@ def ultrascale(
     console.print(table("", columns, lines))
 
     choices = tables.choices(judged)
+    without = {c.group: c.correlation for c in tables.choices(plain)}
     out["groups"] = tables.plain(choices)
+    out["rank correlation without factor"] = {" ".join(k): v for k, v in without.items()}
     lines = [
         (
             f"{c.group[0]}, {c.group[1]} hosts",
             f"{c.ran}/{c.count}",
-            "" if c.correlation is None else f"{c.correlation:.3f}",
+            *("" if x is None else f"{x:.3f}" for x in (without.get(c.group), c.correlation)),
             "" if c.regret is None else f"{c.regret:.2f}",
             str(c.failed_before),
             c.chosen,
         )
         for c in choices
     ]
-    columns = ("group", "ran", "rank correlation", "regret", "failed before", "chosen")
+    columns = (
+        *("group", "ran", "rank correlation without factor", "with the host's", "regret"),
+        *("failed before", "chosen"),
+    )
     console.print(table("", columns, lines))
     regrets = [c.regret for c in choices if c.regret and c.group[1] != tables.SUSPECT]
     if regrets:
@@ -123,6 +128,12 @@ def ultrascale(
         console.print(
             f"peak: median error {percent(peak.median)}, 90th {percent(peak.ninetieth)}, bias "
             f"{percent(peak.bias)}"
+        )
+    bare = tables.peaks(plain)
+    if bare is not None:
+        out["peak without the allocator"] = tables.plain(bare)
+        console.print(
+            f"without what the allocator keeps: {percent(bare.median)}, bias {percent(bare.bias)}"
         )
     return out
 

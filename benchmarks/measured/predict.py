@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import Plan, PlannedCollective
@@ -25,7 +26,9 @@ class Prediction:
     eager framework's host would dispatch to each, and collectives.
 
     Of the seconds, `data_seconds` are those of collectives over data parallel groups, and
-    `reducing_seconds` those of them that sum gradients. Where scores are stored, `softmax_seconds`
+    `reducing_seconds` those of them that sum gradients. `ring_seconds` is how much longer the
+    residual stream takes among tensor parallel devices by the all-gathers and reduce-scatters that
+    ran, where the plan has all-reduces or all-to-alls. Where scores are stored, `softmax_seconds`
     are those of the kernels between the scores and the weights of attention, and
     `fused_softmax_seconds` what one kernel for all of them takes (`fused_softmax`). Fused attention
     takes `attention_seconds`, for so many flops forward and backward on one device.
@@ -40,6 +43,7 @@ class Prediction:
     collectives: float
     data_seconds: float = 0.0
     reducing_seconds: float = 0.0
+    ring_seconds: float = 0.0
     softmax_seconds: float = 0.0
     fused_softmax_seconds: float = 0.0
     attention_seconds: float = 0.0
@@ -88,6 +92,7 @@ def predict(run: Run) -> Prediction:
         collectives=float(sum(c.count for c in moved)),
         data_seconds=sum(s for _, s in over_data),
         reducing_seconds=sum(reduced),
+        ring_seconds=by_rings(run, moved, plan) if run.sequence_parallel else 0.0,
         softmax_seconds=softmax(plan) if run.model.stored else 0.0,
         fused_softmax_seconds=fused_softmax(run) if run.model.stored else 0.0,
         attention_seconds=forward[0] + backward[0],
@@ -132,6 +137,14 @@ def fused_softmax(run: Run) -> float:
     passes = 2 * forward + 3
     each = passes * scores / target.hbm_bytes_per_second + (forward + 1) * target.launch_seconds
     return model.layers * run.micro_batches * each
+
+
+def by_rings(run: Run, moved: Sequence[PlannedCollective], plan: Plan) -> float:
+    """Seconds by which the stream takes longer gathered and scattered than as planned."""
+    ran = {"all_reduce": "reduce_scatter", "all_to_all": "all_gather"}
+    stream = 2.0 * run.micro_batch * run.model.sequence * run.model.width
+    other = [c for c in moved if c.kind in ran and c.axes == ("t",) and c.payload_bytes >= stream]
+    return sum(seconds_of(replace(c, kind=ran[c.kind]), plan) - seconds_of(c, plan) for c in other)
 
 
 def seconds_of(moved: PlannedCollective, plan: Plan) -> float:

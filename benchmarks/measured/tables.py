@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import exp, log
+from dataclasses import asdict, dataclass, replace
+from math import exp, isfinite, log
 from statistics import mean, median
 from typing import Any
 
+from . import held, nanotron
 from .predict import Prediction
 from .rows import CAPACITY, Run, states_and_activations
 
@@ -21,25 +22,33 @@ SUSPECT = "64"
 @dataclass(frozen=True)
 class Judged:
     """A run beside its prediction: what devices take for a step, what the host takes to dispatch
-    it, and `seconds`, the longer of both."""
+    it, and `seconds`, the longer of both and what follows when both are done.
+
+    `reserved` are bytes that the framework's allocator keeps beyond those in use; infinite where it
+    has not enough."""
 
     run: Run
     predicted: Prediction
     device_seconds: float
     host_seconds: float
+    after_seconds: float = 0.0
+    reserved: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self.device_seconds, self.host_seconds)
+        return max(self.device_seconds, self.host_seconds) + self.after_seconds
 
     @property
     def peak_bytes(self) -> float:
-        """Of one device, what its framework's loss holds besides included."""
-        return self.predicted.peak_bytes + self.run.loss_bytes
+        """Of one device: the plan's, what its framework's loss holds besides, and what its
+        allocator keeps."""
+        return self.predicted.peak_bytes + self.run.loss_bytes + self.reserved
 
     @property
     def fits(self) -> bool:
-        return self.peak_bytes <= CAPACITY
+        return self.predicted.peak_bytes + self.run.loss_bytes <= CAPACITY and isfinite(
+            self.reserved
+        )
 
 
 def with_attention(run: Run, made: Prediction) -> float:
@@ -56,28 +65,36 @@ def judged(
 ) -> list[Judged]:
     """The runs that have a prediction.
 
-    The adapter for PyTorch's eager mode: its host dispatches every operation and collective by
-    itself, `launch` seconds each (times `host`), while devices work; a step takes as long as the
-    slower of both. Gradients are summed beside the backward pass of the last micro-batch (two
-    thirds of its work), as DistributedDataParallel's hooks issue them (nanotron,
-    optim/gradient_accumulator.py, get_fp32_accum_hook).
+    Adapters: PyTorch's host, in eager mode, dispatches every operation and collective by itself,
+    `launch` seconds each (times `host`), while devices work; a step takes as long as the slower of
+    both. The stream is gathered and scattered in rings. Gradients are summed as nanotron does
+    (`nanotron.py`): with ZeRO 0 beside the backward pass of the last micro-batch, two thirds of its
+    work; with ZeRO 1 after it, and then copies are launched for which devices wait.
     """
     out = []
     for run in runs:
         made = found.get(run.key())
         if isinstance(made, Prediction):
             dispatching = (made.dispatches + made.collectives) * launch * host
+            computing = made.seconds - made.reducing_seconds + made.ring_seconds
             backward = 2 / 3 * (made.seconds - made.data_seconds) / run.micro_batches
-            devices = made.seconds - min(made.reducing_seconds, backward)
-            out.append(Judged(run, made, devices, dispatching))
+            summing = nanotron.summing_seconds(run)
+            devices = computing + (summing if run.zero else max(0.0, summing - backward))
+            copying = nanotron.copies(run) * launch
+            out.append(Judged(run, made, devices, dispatching, copying))
     return out
+
+
+def with_reserved(rows: Sequence[Judged]) -> list[Judged]:
+    """The same rows with what PyTorch's allocator keeps when it serves nanotron's requests."""
+    return [replace(row, reserved=held.reserved_bytes(row.run, row.host_seconds)) for row in rows]
 
 
 def host_factor(rows: Sequence[Judged], model: str = "1B") -> float:
     """How many times as long the host takes as `launch` says: the median over the runs of one model
     that it is predicted to pace (1 where there are none)."""
     paced = [
-        r.run.seconds / r.host_seconds
+        (r.run.seconds - r.after_seconds) / r.host_seconds
         for r in rows
         if r.run.ran and r.run.group[0] == model and r.host_seconds > r.device_seconds
     ]

@@ -48,7 +48,12 @@ def changed(machine: Target, changes: Mapping[str, float | str]) -> Target:
         number = _amount(name, amount)
         if name == "links":
             levels = [
-                replace(x, bytes_per_second=x.bytes_per_second * number) for x in machine.levels
+                replace(
+                    x,
+                    bytes_per_second=x.bytes_per_second * number,
+                    tree_bytes_per_second=x.tree_bytes_per_second * number,
+                )
+                for x in machine.levels
             ]
             speed = machine.link_speed * number
             machine = replace(machine, levels=tuple(levels), link_speed=speed)

@@ -166,10 +166,10 @@ def collective_seconds(
     Where the target has measured times over its innermost level (`tables/collectives.py`), that
     level takes what they say, launch and latency included, and the levels outside run beside it:
     the slowest paces all, as NCCL pipelines them, and their latencies add up. Where a step of a
-    ring was measured at a level, all-gather and reduce-scatter take one for each device that the
-    group has there beyond those inside: NCCL's rings go through all devices. So does an all-to-all,
-    which sends each of them a message of its own (XLA's model of it takes a round trip and a
-    chunk's preparation for each: `SolGPUCostModel::AllToAllLatency`).
+    ring was measured at a level, all-gather and reduce-scatter take one for each device of the
+    group but one, since NCCL's rings go through all of them, and an all-reduce takes twice as many,
+    or goes by trees, which wait for few hops and may send less: whichever is quicker. An all-to-all
+    waits for a hop, and for a message to each device there where those were measured.
     `slice` and `to_partial` send nothing and cost one read and write of their result in memory.
     A permute to the next device takes one hop at the slowest level it crosses, over a torus by the
     links of one direction, half of those that a ring has; where permutes around a ring were
@@ -187,26 +187,58 @@ def collective_seconds(
         return _permute_seconds(local_bytes, spans, target)
     within = _measured_level(kind, local_bytes, spans, target)
     seconds = local_bytes * 0.0 + max([target.launch_seconds, *[x.base_seconds for x in spans]])
-    waits, slowest = 0.0, within
+    waits, slowest = local_bytes * 0.0, within
     inside, outside = 1, _group(spans)
     for number, span in enumerate(spans):
         n = span.group
         outside //= n
-        if kind == "all_gather":
-            busy = local_bytes * (outside * (n - 1) / span.bytes_per_second)
-        elif kind == "all_to_all":
-            busy = local_bytes * (span.exchange_seconds_per_byte / outside)
-        else:
-            passes = 2 if kind == "all_reduce" else 1
-            busy = local_bytes * (passes * (n - 1) / (inside * n) / span.bytes_per_second)
-        wait = _steps(kind, span) * span.latency_seconds
-        if kind != "all_reduce" and span.ring_seconds:
-            wait = inside * (n - 1) * span.ring_seconds
+        ways = _ways(kind, local_bytes, span, inside, outside)
         if slowest is not None and number > 0:
-            slowest, waits = _larger(slowest, busy), waits + wait
+            paced = [(_larger(slowest, busy), waits + wait) for busy, wait in ways]
+            slowest, waits = _quicker(paced)
+        busy, wait = _quicker(ways)
         seconds = seconds + busy + wait
         inside *= n
     return seconds if slowest is None else slowest + waits
+
+
+def _ways(
+    kind: str, local_bytes: Amount, span: Span, inside: int, outside: int
+) -> list[tuple[Amount, Amount]]:
+    """Seconds that a collective sends over one level, and those that it waits, in each way that it
+    may go; `inside` devices of its group are in the levels within, `outside` groups around."""
+    n, still = span.group, local_bytes * 0.0
+    hops = still + _steps(kind, span) * span.latency_seconds
+    ring = still + (inside * n - 1) * span.ring_seconds
+    if kind == "all_gather":
+        busy = local_bytes * (outside * (n - 1) / span.bytes_per_second)
+        return [(busy, ring if span.ring_seconds else hops)]
+    if kind == "all_to_all":
+        busy = local_bytes * (span.exchange_seconds_per_byte / outside)
+        if span.message_seconds:
+            hops = still + span.latency_seconds + inside * (n - 1) * span.message_seconds
+        return [(busy, hops)]
+    passes = 2 if kind == "all_reduce" else 1
+    share = passes * (n - 1) / (inside * n)
+    busy = local_bytes * (share / span.bytes_per_second)
+    if not span.ring_seconds:
+        return [(busy, hops)]
+    ways = [(busy, passes * ring)]
+    if kind == "all_reduce":
+        ways.append((local_bytes * (share / span.tree_bytes_per_second), hops))
+    return ways
+
+
+def _quicker(ways: Sequence[tuple[Amount, Amount]]) -> tuple[Amount, Amount]:
+    """Of pairs of seconds those with the least sum."""
+    (busy, wait), *others = ways
+    for b, w in others:
+        if isinstance(busy, np.ndarray):
+            better = b + w < busy + wait
+            busy, wait = np.where(better, b, busy), np.where(better, w, wait)
+        elif b + w < busy + wait:
+            busy, wait = b, w
+    return busy, wait
 
 
 def _permute_seconds(local_bytes: Amount, spans: tuple[Span, ...], target: Target) -> Amount:

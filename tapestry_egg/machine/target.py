@@ -339,11 +339,6 @@ def check_machine(target: Target, where: str) -> None:
             (f"levels[{k}].bytes_per_second", x.bytes_per_second)
             for k, x in enumerate(target.levels)
         ),
-        *(
-            (f"levels[{k}].crowded", rate)
-            for k, x in enumerate(target.levels)
-            for _, rate in x.crowded
-        ),
     ]
     others: list[tuple[str, float]] = [
         ("launch_seconds", target.launch_seconds),
@@ -355,7 +350,11 @@ def check_machine(target: Target, where: str) -> None:
         ("mhz", target.mhz),
         *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
         *((f"levels[{k}].base_seconds", x.base_seconds) for k, x in enumerate(target.levels)),
-        *((f"levels[{k}].ring_seconds", x.ring_seconds) for k, x in enumerate(target.levels)),
+        *(
+            (f"levels[{k}].{name}", getattr(x, name))
+            for k, x in enumerate(target.levels)
+            for name in ("ring_seconds", "tree_bytes_per_second", "message_seconds")
+        ),
     ]
     if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
         raise TargetError(

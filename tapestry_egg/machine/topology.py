@@ -9,8 +9,6 @@ from itertools import pairwise
 from math import prod
 from typing import Literal, cast
 
-import numpy as np
-
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 
@@ -36,19 +34,9 @@ class Level:
     wrap_multiple: int = 0
     wrap_every_dim: bool = False
     base_seconds: float = 0.0  # of a collective of no bytes, before its hops
-    # A step of a ring that gathers or scatters over the whole group, where that was measured; a
-    # message of an all-to-all takes as long.
-    ring_seconds: float = 0.0
-    # What a device sends where a group spans so many of the level, (count, bytes per second).
-    crowded: tuple[tuple[int, float], ...] = ()
-
-    def rate(self, group: int) -> float:
-        """Bytes per second that each of `group` devices sends: between measured counts straight in
-        logarithms, beyond the last as there."""
-        if not self.crowded:
-            return self.bytes_per_second
-        counts, rates = zip(*self.crowded, strict=True)
-        return float(np.exp(np.interp(np.log(group), np.log(counts), np.log(rates))))
+    ring_seconds: float = 0.0  # of a step of a ring through the whole group, where measured
+    tree_bytes_per_second: float = 0.0  # that each device sends in all-reduces that go by trees
+    message_seconds: float = 0.0  # of each message of an all-to-all, where measured
 
     @property
     def rank(self) -> int:
@@ -87,6 +75,8 @@ class Span:
     exchange_seconds_per_byte: float
     base_seconds: float
     ring_seconds: float = 0.0
+    tree_bytes_per_second: float = 0.0
+    message_seconds: float = 0.0
 
 
 def factorizations(n: int, most: int) -> list[tuple[int, ...]]:
@@ -231,17 +221,18 @@ def _place(sizes: tuple[int, ...], low: int) -> tuple[int, int]:
 
 
 def _switch_span(level: Level, group: int) -> Span:
-    rate = level.rate(group)
     return Span(
         level.name,
         level.kind,
         group,
-        rate,
+        level.bytes_per_second,
         level.latency_seconds,
         group - 1,
-        (group - 1) / group / rate,
+        (group - 1) / group / level.bytes_per_second,
         level.base_seconds,
         level.ring_seconds,
+        level.tree_bytes_per_second or level.bytes_per_second,
+        level.message_seconds,
     )
 
 
@@ -303,13 +294,10 @@ def read_level(table: Table) -> Level:
         wrap = table.table("wrap")
         multiple, every = int(wrap.number("multiple", whole=True)), wrap.flag("every_dim")
         wrap.finish()
-    crowded: tuple[tuple[int, float], ...] = ()
-    if "crowded" in table.keys():
-        rates = table.table("crowded")
-        if kind == "torus" or not all(k.isdigit() and int(k) > 1 for k in rates.keys()):
-            raise rates.error("crowded gives rates of a switch by counts of what it joins")
-        crowded = tuple(sorted((int(k), rates.number(k)) for k in rates.keys()))
-        rates.finish()
+
+    def known(name: str) -> float:
+        return table.number(name, zero=True) if name in table.keys() else 0.0
+
     level = Level(
         table.text("name"),
         cast(Literal["switch", "torus"], kind),
@@ -318,9 +306,10 @@ def read_level(table: Table) -> Level:
         most,
         multiple,
         every,
-        table.number("base_seconds", zero=True) if "base_seconds" in table.keys() else 0.0,
-        table.number("ring_seconds", zero=True) if "ring_seconds" in table.keys() else 0.0,
-        crowded,
+        known("base_seconds"),
+        known("ring_seconds"),
+        known("tree_bytes_per_second"),
+        known("message_seconds"),
     )
     table.finish()
     return level

@@ -43,6 +43,15 @@ def test_a_measured_rate_takes_the_place_of_the_roofline() -> None:
     assert like_roofline("dot_general", None, 7.0, "bfloat16", target, True) == 7.0
 
 
+def test_a_kernel_that_spills_waits_for_memory_beside_its_flops() -> None:
+    target = load_target("h100:1")
+    rate = target.rate("float32", False)
+    for spilled in (0.0, 0.5):
+        work = like_roofline("nowhere_measured", None, 1e9, "float32", target, False, spilled)
+        seconds = 1e9 / rate + spilled * 1e9 / target.hbm_bytes_per_second
+        assert work / rate == pytest.approx(seconds)
+
+
 def test_a_users_own_table_counts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_rates, "_ADDED", [])
     own = tmp_path / "own.yaml"

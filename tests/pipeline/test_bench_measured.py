@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,10 +12,15 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from benchmarks.measured import rows, tables
-from benchmarks.measured.predict import Prediction, dispatches, predict
+from benchmarks.measured import held, nanotron, rows, tables
+from benchmarks.measured.allocator import MIB, Allocator, OutOfMemory
+from benchmarks.measured.predict import Prediction, by_rings, dispatches, predict
 from benchmarks.measured.predictions import predictions
 from benchmarks.measured.programs import Cut, Model, arguments, shapes, train_step
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.plan import PlannedCollective
 
 SMALL = Model(layers=2, width=64, heads=4, hidden=128, vocabulary=256, sequence=32)
 
@@ -155,15 +161,101 @@ def test_the_factor_on_the_hosts_time_is_that_of_runs_that_it_paces() -> None:
     assert tables.host_factor([quick]) == 1.0
 
 
-def test_gradients_are_summed_beside_the_last_backward_pass() -> None:
+def test_gradients_are_summed_beside_the_last_backward_pass_or_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two micro-batches of 3 s each: 2 s of the second are its backward pass."""
     made = Prediction(11.0, 11.0, 1e9, 0.0, 0.0, 0.0, 0.0, data_seconds=5.0, reducing_seconds=4.0)
-    known = run(micro_batches=2, seconds=1.0)
-    (row,) = tables.judged([known], {known.key(): made}, 0.01)
-    assert row.seconds == pytest.approx(9.0)
-    short = replace(made, reducing_seconds=1.5)
-    (row,) = tables.judged([known], {known.key(): short}, 0.01)
-    assert row.seconds == pytest.approx(9.5)
+    wrapped, alone = (run(micro_batches=2, seconds=1.0, zero=z) for z in (0, 1))
+    for sums, seconds in ((5.0, 10.0), (1.5, 7.0)):
+        monkeypatch.setattr(nanotron, "summing_seconds", lambda _, sums=sums: sums)
+        (row,) = tables.judged([wrapped], {wrapped.key(): made}, 0.01)
+        assert row.seconds == pytest.approx(seconds)
+        # ZeRO 1: all of it, and copies of every array on either device.
+        (row,) = tables.judged([alone], {alone.key(): made}, 0.01)
+        copies = 2 * len(nanotron.arrays(SMALL, 2)) * 0.01
+        assert row.seconds == pytest.approx(7.0 + sums + copies)
+        assert row.after_seconds == pytest.approx(copies)
+    streamed = replace(made, ring_seconds=0.5)
+    (more,) = tables.judged([wrapped], {wrapped.key(): streamed}, 0.01)
+    (less,) = tables.judged([wrapped], {wrapped.key(): made}, 0.01)
+    assert more.seconds == pytest.approx(less.seconds + 0.5)
+
+
+def test_buckets_hold_all_gradients_from_the_last_array_on() -> None:
+    model = Model(layers=4, width=2048, heads=16, hidden=8192, vocabulary=32768, sequence=8)
+    arrays = nanotron.arrays(model, 2)
+    leaves = jax.tree.leaves(shapes(model, 2), is_leaf=lambda x: type(x) is tuple)
+    norms = 2048 * (2 * model.layers + 1)  # every device has them whole
+    assert sum(arrays) - norms == (sum(int(np.prod(s)) for s in leaves) - norms) // 2
+    found = nanotron.buckets(model, 2)
+    assert sum(found) == 2 * sum(arrays)
+    assert found[0] == 2 * arrays[-1]  # the head alone is more than the first may hold
+    assert min(found[1:-1]) >= nanotron.BUCKET and found[1] == 2 * sum(arrays[-6:-1])
+    # Bucket by bucket takes longer than at once, over hosts.
+    spread = run(model=model, target="p5:4x8", data=4, tensor=8)
+    assert nanotron.summing_seconds(spread) > nanotron.summing_seconds(replace(spread, zero=1)) > 0
+    assert nanotron.summing_seconds(replace(spread, data=1)) == 0.0
+
+
+def test_blocks_are_split_joined_and_kept_for_other_streams() -> None:
+    memory = Allocator(capacity=100 * MIB)
+    small, first = memory.take(600), memory.take(5 * MIB)
+    assert (small.size, memory.reserved) == (1024, 22 * MIB)  # segments of 2 and of 20 MiB
+    second = memory.take(12 * MIB)
+    assert memory.reserved == 22 * MIB  # the rest of that segment
+    memory.give(first)
+    memory.give(second, done=3.0)
+    assert memory.take(16 * MIB, now=2.0).size == 16 * MIB and memory.reserved == 38 * MIB
+    assert memory.take(16 * MIB, now=3.0).address == first.address and memory.reserved == 38 * MIB
+    # What is left of a large block by up to 1 MiB stays with it.
+    assert memory.take(2 * MIB + 1).size == 2 * MIB + 512
+    whole = [memory.take(20 * MIB) for _ in range(3)]
+    assert memory.reserved == 98 * MIB and memory.flushes == 0
+    for block in whole[:2]:
+        memory.give(block)
+    assert memory.take(39 * MIB).size == 40 * MIB and memory.flushes == 1
+    with pytest.raises(OutOfMemory):
+        memory.take(40 * MIB)
+    assert memory.most_in_use <= memory.reserved
+
+
+def test_streams_that_collectives_read_are_kept_where_the_device_is_the_slower() -> None:
+    model = Model(layers=4, width=2048, heads=16, hidden=8192, vocabulary=32768, sequence=2048)
+    known = run(model=model, target="p5:2x8", tensor=8, micro_batch=8, micro_batches=1)
+    stream = 2 * 8 * 2048 * 2048
+    behind = held.reserved_bytes(known, 0.0)
+    level = held.reserved_bytes(known, 100.0)
+    assert behind - level > 4 * stream
+    assert held.reserved_bytes(replace(known, micro_batch=512), 0.0) == float("inf")
+    (row,) = tables.with_reserved([judged(1.0, 2.0)])
+    assert row.reserved > 0 and row.peak_bytes == 1e9 + row.reserved
+    assert not replace(row, reserved=float("inf")).fits
+
+
+def test_what_ran_in_rings_is_priced_as_rings() -> None:
+    """Two sums and three exchanges of the stream over two hosts; another value's sum stays."""
+    spread = run(target="p5:2x8", data=1, tensor=16)
+    stream = 2.0 * SMALL.sequence * SMALL.width
+    mesh, machine = MeshShape(("d", "t"), (1, 16)), load_target("p5:2x8")
+    plan: Any = SimpleNamespace(origin=SimpleNamespace(machine=machine), mesh=mesh)
+    kinds = (
+        ("all_reduce", 2, 1),
+        ("all_to_all", 3, 1),
+        ("all_reduce", 7, 0.5),
+        ("all_gather", 4, 1),
+    )
+    moved = [
+        PlannedCollective(kind, ("t",), 16, int(stream * part), 0.0, count)
+        for kind, count, part in kinds
+    ]
+
+    def takes(kind: str, block: float) -> float:
+        return collective_seconds(kind, block, (1,), mesh, machine)
+
+    more = 2 * (takes("reduce_scatter", stream) - takes("all_reduce", stream))
+    more += 3 * (takes("all_gather", stream / 16) - takes("all_to_all", stream))
+    assert by_rings(spread, moved, plan) == pytest.approx(more) and more > 0
 
 
 @pytest.mark.slow
