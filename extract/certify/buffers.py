@@ -62,8 +62,10 @@ class Copied:
 class Lives:
     """Answers for single values; `body_of[v]` is the body in which value v lives."""
 
-    def __init__(self, schedule: Schedule, body_of: Mapping[int, int]) -> None:
-        self.schedule, self.program = schedule, schedule.program
+    def __init__(
+        self, schedule: Schedule, body_of: Mapping[int, int], epilogues: bool = False
+    ) -> None:
+        self.schedule, self.program, self.epilogues = schedule, schedule.program, epilogues
         self.body_of = body_of
         self.end = 2 * len(schedule.units) + 2
         self.maker: dict[int, int] = {
@@ -425,7 +427,7 @@ class Lives:
 
     @cached_property
     def _fused(self) -> Fusion:
-        return fusion(self.schedule)
+        return fusion(self.schedule, self.epilogues)
 
     @cached_property
     def _rounds(self) -> dict[int, list[tuple[int, ...]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 from tapestry_egg.graph.ids import FlatId, InstanceId
@@ -12,7 +13,7 @@ from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.straight import made_straight, read_straight
-from tapestry_egg.schedule.tiling import last_in_tiles
+from tapestry_egg.schedule.tiling import window_dims
 
 from .buffers import Lives
 from .longest_path import Streams
@@ -35,7 +36,7 @@ class Ground:
             v: k for body in self.program.bodies for k, v in enumerate(body.values)
         }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
-        self.lives = Lives(schedule, self.body_of)
+        self.lives = Lives(schedule, self.body_of, target.epilogues)
         self.streams = Streams(schedule, target.slowdown)
         self.legal: Legal = {} if legal is None else legal
 
@@ -45,9 +46,9 @@ class Ground:
         return {unit.root: u for u, unit in enumerate(self.schedule.units)}
 
     @cached_property
-    def last(self) -> frozenset[FlatId]:
-        """Values that lie in tiles along their last two dims."""
-        return last_in_tiles(self.program, self.target.tiles)
+    def windows(self) -> Mapping[FlatId, frozenset[int]]:
+        """The dims of values along which windows move."""
+        return window_dims(self.program, self.target.tiles)
 
     @cached_property
     def straight(self) -> frozenset[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -147,11 +147,12 @@ def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Tar
     if not takes.blocks:
         return beside
     scores, row = (evaluate(x, extents) for x in (takes.scores, takes.row))
+    blocks = takes.fused if target.epilogues else takes.blocks
     if takes.along:
         longest = max(extents[d] for d in takes.along)
-        return takes.blocks * min(max(ROOM, scores * LEAST / longest), scores) + beside
+        return blocks * min(max(ROOM, scores * LEAST / longest), scores) + beside
     rows = max(1.0, ROOM / row) * row
-    return takes.blocks * min(scores, rows) + beside
+    return blocks * min(scores, rows) + beside
 
 
 def _split(
@@ -202,11 +203,15 @@ def elements(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
 
 
 def held_bytes(
-    tensor: TensorType, layout: Layout, mesh: MeshShape, tiles: Tiles | None, last: bool = False
+    tensor: TensorType,
+    layout: Layout,
+    mesh: MeshShape,
+    tiles: Tiles | None,
+    windows: Collection[int] = (),
 ) -> int:
     """What one device's block takes in memory, in the tiles of the machine."""
     shape = layout.local_shape(tensor.shape, mesh)
-    return stored_bytes(shape, max(tensor.itemsize, 1), tiles, last)
+    return stored_bytes(shape, max(tensor.itemsize, 1), tiles, windows)
 
 
 def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:

@@ -398,7 +398,7 @@ class Walk:
                 inside = partial(
                     held_bytes, self.program.types[v], mesh=self.mesh, tiles=self.target.tiles
                 )
-                size = partial(inside, last=v in self.ground.last)
+                size = partial(inside, windows=self.ground.windows.get(v, ()))
                 late = parts > 0.0
                 for x in lives.buffers(v, self.given[v], needs, back, copies, size, inside, late):
                     yield v, x

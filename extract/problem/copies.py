@@ -43,9 +43,7 @@ class CopyTable:
     tensor: TensorType
     layouts: tuple[Layout, ...]
     local_bytes: NDArray[np.int64]  # [layouts], on one device
-    # [layouts], the same in the target's tiles; and with the last two dims in tiles
-    held_bytes: NDArray[np.int64]
-    last_bytes: NDArray[np.int64]
+    held_bytes: NDArray[np.int64]  # [layouts], the same in the target's tiles
     seconds: Matrix  # [from, to]
     local: Matrix  # [from, to], seconds
     joules: Matrix  # [from, to], of all devices
@@ -221,11 +219,8 @@ def copy_table(
     blocks = [x.local_shape(tensor.shape, mesh) for x in usable]
     item, tiles = max(tensor.itemsize, 1), costs.target.tiles
     local = np.array([prod(b) * item for b in blocks], dtype=np.int64)
-    held, last = (
-        np.array([stored_bytes(b, item, tiles, x) for b in blocks], dtype=np.int64)
-        for x in (False, True)
-    )
-    key = (usable, kind_of(tensor.dtype), local.tobytes(), held.tobytes(), last.tobytes())
+    held = np.array([stored_bytes(b, item, tiles) for b in blocks], dtype=np.int64)
+    key = (usable, kind_of(tensor.dtype), local.tobytes(), held.tobytes())
     if key in costs.tables:
         return costs.tables[key].of(tensor)
     number = {layout: i for i, layout in enumerate(usable)}
@@ -257,7 +252,7 @@ def copy_table(
         turning_seconds(amounts, costs.target),
         turning_joules(amounts, mesh.devices, costs.target),
     )
-    table = CopyTable(tensor, usable, local, held, last, *found, *turned, following, step_of)
+    table = CopyTable(tensor, usable, local, held, *found, *turned, following, step_of)
     costs.tables[key] = table
     return table
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId, LayoutId
 from tapestry_egg.machine.costs import carried_as
-from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.schedules import Schedule
@@ -47,7 +47,9 @@ class InnerSums:
         saturated: Saturated,
         copies: Mapping[TensorType, CopyTable],
         once: Once | None = None,
+        epilogues: bool = False,
     ) -> None:
+        self.epilogues = epilogues
         self.schedule, self.saturated, self.copies = schedule, saturated, copies
         self._once = once or Once()
         self.instances = schedule.program.instances
@@ -143,9 +145,14 @@ class InnerSums:
 
     @cached_property
     def _lives(self) -> Lifetimes:
-        return self._once(lambda: lifetimes(self.schedule), "lifetimes", self.schedule)
+        return self._once(
+            lambda: lifetimes(self.schedule, self.epilogues), "lifetimes", self.schedule
+        )
 
     @cached_property
     def _within(self) -> tuple[bool, ...]:
         """Units whose results are computed again by every reader, which no collective can be."""
-        return self._once(lambda: fusion(self.schedule), "fusion", self.schedule).within
+        return self._once(self._fused, "fusion", self.schedule).within
+
+    def _fused(self) -> Fusion:
+        return fusion(self.schedule, self.epilogues)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.schedule.issue_places import IssuePlaces
 from tapestry_egg.schedule.lifetimes import lifetimes
 from tapestry_egg.schedule.straight import made_straight, read_straight
-from tapestry_egg.schedule.tiling import last_in_tiles
+from tapestry_egg.schedule.tiling import window_dims
 
 from .columns import Columns, Wanted
 from .copies import CopyTable
@@ -34,11 +35,12 @@ class Memory:
         )
         self.columns = columns or Columns(choices)
         self.once = self.columns.once
-        schedule = choices.schedule
-        self.lives = self.once(lambda: lifetimes(schedule), "lifetimes", schedule)
+        schedule, epilogues = choices.schedule, choices.target.epilogues
+        self.lives = self.once(lambda: lifetimes(schedule, epilogues), "lifetimes", schedule)
         beside = choices.target.slowdown is not None
         self.places = IssuePlaces(choices.schedule) if beside else None
-        self.last = last_in_tiles(self.program, choices.target.tiles)
+        moving = window_dims(self.program, choices.target.tiles)
+        self.windows: dict[int, frozenset[int]] = {int(v): dims for v, dims in moving.items()}
         rows = choices.target.tiles is None  # arrays lie row by row
         self.straight = read_straight(choices.schedule) if rows else frozenset()
         self.made_straight = made_straight(choices.schedule) if rows else frozenset()
@@ -65,7 +67,7 @@ class Memory:
         def amounts() -> Floats:
             return size[gives[rows]].astype(np.float64)
 
-        key = table, gives, rows, v in self.last
+        key = table, gives, rows, self.windows.get(v)
         begin, end = self._span(v)
         whole = self.once(amounts, "made", *key)
         if not parts.any():
@@ -102,7 +104,7 @@ class Memory:
             making = self._apart(table, have, some, every)
             return making, lasting, np.where(holds, -1.0 * size[have], 0.0)
 
-        key = table, have, copy, until, free, v in self.made_straight, v in self.last
+        key = table, have, copy, until, free, v in self.made_straight, self.windows.get(v)
         making, lasting, drop = self.once(amounts, "kept", *key)
         uses = [
             Use(self._begin(None, v, combines, first), first + 1, part)
@@ -162,7 +164,7 @@ class Memory:
             state,
             straight,
             made,
-            v in self.last,
+            self.windows.get(v),
         )
         making, (live, returns, stays, gone, taken, beside) = self.once(amounts, "reads", *key)
         at = self.lives.reads_at[reader, v]
@@ -188,7 +190,16 @@ class Memory:
     def _sizes(self, v: int) -> Ints:
         """Bytes of a block of a value in memory, per layout."""
         table = self.columns.table(v)
-        return table.last_bytes if v in self.last else table.held_bytes
+        if (windows := self.windows.get(v)) is None:
+            return table.held_bytes
+        tensor, tiles, mesh = self.program.types[v], self.choices.target.tiles, self.choices.mesh
+
+        def sizes() -> Ints:
+            blocks = [x.local_shape(tensor.shape, mesh) for x in table.layouts]
+            item = max(tensor.itemsize, 1)
+            return np.array([stored_bytes(b, item, tiles, windows) for b in blocks], np.int64)
+
+        return self.once(sizes, "in tiles", table, tensor, windows)
 
     def first(self, v: int) -> int:
         """The tick of the first copy that could be made of a value."""

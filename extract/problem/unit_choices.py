@@ -77,7 +77,7 @@ def unit_choices(
     known = known or JoinedUnits()
     here = known.on_mesh(saturated)
     copies: dict[TensorType, CopyTable] = {}
-    sums = InnerSums(schedule, saturated, copies, known.once)
+    sums = InnerSums(schedule, saturated, copies, known.once, target.epilogues)
     inner = [s for u in range(len(schedule.units)) if (s := sums.of(u)) is not None]
     program = schedule.program
     stored = (v for unit in schedule.units for v in (*unit.outputs, *(r[2] for r in unit.reads)))

@@ -83,6 +83,8 @@ class Target:
     split_k: SplitK | None = None  # how its compiler splits products; None where it splits none
     combiner: Combiner | None = None  # which collectives its compiler makes into one; None: none
     tiles: Tiles | None = None  # in which arrays lie in memory; None: element by element
+    # Whether its compiler computes in the kernel of a product what is made of it by elements.
+    epilogues: bool = False
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -412,6 +414,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
     combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
     tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
+    epilogues = "epilogues" in top.keys() and top.flag("epilogues")
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -467,4 +470,5 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         split_k=split_k,
         combiner=combiner,
         tiles=tiles,
+        epilogues=epilogues,
     )

@@ -347,13 +347,17 @@ def _scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scra
     blocks = texts["blocks"](names)
     if not isinstance(blocks, int | float) or not 0.0 <= blocks < math.inf:
         raise texts["blocks"].error(f"{blocks!r} is not a number of blocks")
+    fused = texts["fused"](names) if "fused" in texts else blocks
+    if not isinstance(fused, int | float) or not 0.0 <= fused <= blocks:
+        raise texts["fused"].error(f"{fused!r} is no number of blocks up to {blocks!r}")
     scores = _polynomial(texts["scores"], scope)
     if "along" not in texts:
-        return Scratch(float(blocks), scores, _polynomial(texts["row"], scope), beside)
+        row = _polynomial(texts["row"], scope)
+        return Scratch(float(blocks), scores, row, beside, fused=float(fused))
     along = _polynomial(texts["along"], scope)
     if len(along) != 1:
         raise texts["along"].error("is no product of index dims")
-    return Scratch(float(blocks), scores, (), beside, along[0][1])
+    return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused))
 
 
 def _reads(

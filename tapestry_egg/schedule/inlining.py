@@ -38,7 +38,7 @@ class Fusion:
     aligned: tuple[frozenset[FlatId], ...]
 
 
-def fusion(schedule: Schedule) -> Fusion:
+def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
     """Which units are computed again inside each of their readers.
 
     A model of XLA's priority fusion for GPUs (xla/service/gpu/transforms/priority_fusion.cc): an
@@ -49,53 +49,143 @@ def fusion(schedule: Schedule) -> Fusion:
     where it does not read them already. So GELU's steps are recomputed in the backward pass from
     one product, while a sum of two stored values with four readers is stored too. Products of
     matrices take in what they can (`read_by_products`), whatever that costs.
+
+    With `epilogues` as XLA for TPUs has it, read off the modules that it compiled. Products and
+    convolutions take in all that is computed of their operands element by element, but what
+    several of them read, and what a product makes for one, where that is not there to be computed
+    from anyway. Then readers take in a product, if they are elementwise or sums and can run in its
+    kernel, before the next product does. What reads windows takes in nothing, and a scatter that
+    puts one element into each row is computed element by element.
     """
-    program, units = schedule.program, schedule.units
-    size = program.sizes
-    operands = [{v for _, _, v in unit.reads} for unit in units]
-    elsewhere, turns = (
-        list(x) for x in zip(*(_read_elsewhere(program, u) for u in units), strict=True)
-    )
-    readers: list[set[int]] = [set() for _ in program.types]
-    for u, unit in enumerate(units):
-        for _, _, v in unit.reads:
-            readers[v].add(u)
-    within = [False] * len(units)
-    products, inner = read_by_products(schedule)
+    found = _Fusing(schedule, epilogues)
+    found.loops()
+    if epilogues:
+        found.products()
+    return found.fusion
 
-    def kind(u: int) -> str:
-        root = program.instances[units[u].root]
-        return root.port or root.signature.fusion
 
-    for u, unit in enumerate(units):
-        if len(unit.outputs) != 1 or kind(u) not in ("loop", "view"):
-            continue
-        (v,) = unit.outputs
-        using = readers[v]
-        if not using or any(units[r].body != unit.body for r in using):
-            continue
-        taking = products.get(v, set())
-        others = using - taking
-        if (taking and kind(u) == "loop" and u not in inner) or any(
-            kind(r) not in ("loop", "view", "reduce") for r in others
-        ):
-            continue
-        apart = sum(size[w] for w in operands[u]) + size[v] * (1 + len(others))
-        inside = sum(size[w] for r in others for w in operands[u] - operands[r])
-        if inside > apart:
-            continue
-        within[u] = True
+class _Fusing:
+    """What the units of a schedule read, and who reads it, as one after another is taken in."""
+
+    def __init__(self, schedule: Schedule, epilogues: bool) -> None:
+        self.schedule, self.epilogues = schedule, epilogues
+        self.program, self.units = schedule.program, schedule.units
+        self.operands = [{v for _, _, v in unit.reads} for unit in self.units]
+        self.elsewhere, self.turns = (
+            list(x)
+            for x in zip(*(_read_elsewhere(self.program, u) for u in self.units), strict=True)
+        )
+        self.readers: list[set[int]] = [set() for _ in self.program.types]
+        for u, unit in enumerate(self.units):
+            for _, _, v in unit.reads:
+                self.readers[v].add(u)
+        self.within = [False] * len(self.units)
+        self.multiply = [
+            u for u, unit in enumerate(self.units) if epilogues and _multiplies(self.program, unit)
+        ]
+        self.full = set(self.multiply)  # a product each, themselves or what they took in
+
+    @property
+    def fusion(self) -> Fusion:
+        aligned = [
+            frozenset() if turned else frozenset(x - y)
+            for x, y, turned in zip(self.operands, self.elsewhere, self.turns, strict=True)
+        ]
+        return Fusion(tuple(self.within), tuple(aligned))
+
+    def loops(self) -> None:
+        """What goes element by element, into its readers."""
+        size, products_of, inside = (
+            self.program.sizes,
+            *read_by_products(self.schedule, self.epilogues),
+        )
+        for u, unit in enumerate(self.units):
+            if len(unit.outputs) != 1 or self._kind(u) not in ("loop", "view"):
+                continue
+            (v,) = unit.outputs
+            using = self.readers[v]
+            if not using or any(self.units[r].body != unit.body for r in using):
+                continue
+            taking = products_of.get(v, set())
+            others = using - taking
+            if (taking and self._kind(u) == "loop" and u not in inside) or any(
+                self._kind(r) not in ("loop", "view", "reduce") for r in others
+            ):
+                continue
+            apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
+            again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
+            if again <= apart and not self._is_stored_for_products(u):
+                self._take_in(u, using)
+
+    def products(self) -> None:
+        """Products, into what is made of them at once."""
+        for n, u in enumerate(self.multiply):
+            (v, *more), body = self.units[u].outputs, self.units[u].body
+            using = self.readers[v]
+            following = self.multiply[n + 1] if n + 1 < len(self.multiply) else len(self.units)
+            if (
+                using
+                and not more
+                and not self.full & using
+                and max(using) <= following
+                and all(self.units[r].body == body for r in using)
+                and all(self._kind(r) in ("loop", "reduce") for r in using)
+                and self._are_apart(using)
+            ):
+                self._take_in(u, using)
+                self.full |= using
+
+    def _take_in(self, u: int, using: set[int]) -> None:
+        """A unit into all of its readers."""
+        (v,) = self.units[u].outputs
+        self.within[u] = True
+        product = u in self.full
         for r in using:
-            turns[r] |= turns[u]
-            elsewhere[r] |= operands[u] if v in elsewhere[r] else elsewhere[u]
-            operands[r] = (operands[r] - {v}) | operands[u]
-        for w in operands[u]:
-            readers[w] = (readers[w] - {u}) | using
-    aligned = [
-        frozenset() if turned else frozenset(x - y)
-        for x, y, turned in zip(operands, elsewhere, turns, strict=True)
-    ]
-    return Fusion(tuple(within), tuple(aligned))
+            self.turns[r] |= self.turns[u] and not product
+            away = product or v in self.elsewhere[r]
+            self.elsewhere[r] |= self.operands[u] if away else self.elsewhere[u]
+            self.operands[r] = (self.operands[r] - {v}) | self.operands[u]
+        for w in self.operands[u]:
+            self.readers[w] = (self.readers[w] - {u}) | using
+
+    def _kind(self, u: int) -> str:
+        root = self.program.instances[self.units[u].root]
+        signature = root.signature
+        if self.epilogues and not root.port:
+            if signature.fusion == "reduce" and any(signature.window_dims):
+                return "kernel"
+            if signature.scatters_once:
+                return "loop"
+        return root.port or signature.fusion
+
+    def _is_stored_for_products(self, u: int) -> bool:
+        """Whether products read a unit, several of them or what one made for it alone, and what it
+        is computed from is not held until the last of them."""
+        (v,) = self.units[u].outputs
+        using, maker = self.readers[v], self.schedule.producer
+        direct = self.full & using
+        if len(direct) < 2 and not (
+            direct
+            and any(self.readers[w] == {u} and maker[w] in self.full for w in self.operands[u])
+        ):
+            return False
+        return not all(
+            self._kind(maker[w]) in ("loop", "view", "reduce", "kernel")
+            and any(r >= max(using) for r in self.readers[w] - {u})
+            for w in self.operands[u]
+            if self.program.types[w].shape
+        )
+
+    def _are_apart(self, units: set[int]) -> bool:
+        """Whether none of some units needs what another one makes."""
+        reached: set[int] = set()
+        for u in range(min(units), max(units) + 1):
+            needs = any(self.schedule.producer[v] in reached for _, _, v in self.units[u].reads)
+            if u in units and needs:
+                return False
+            if u in units or needs:
+                reached.add(u)
+        return True
 
 
 def _read_elsewhere(program: FlatProgram, unit: Unit) -> tuple[set[FlatId], bool]:
@@ -161,9 +251,11 @@ def _places(projection: Projection, shape: tuple[int, ...]) -> tuple[int, ...]:
     return *grows, sum(s * x for s, x in zip(steps, projection.offset, strict=True))
 
 
-def read_by_products(schedule: Schedule) -> tuple[dict[FlatId, set[int]], frozenset[int]]:
+def read_by_products(
+    schedule: Schedule, all_of_them: bool = False
+) -> tuple[dict[FlatId, set[int]], frozenset[int]]:
     """The products that read each value, themselves or by what they compute; and the units that
-    the products among their readers compute.
+    the products among their readers compute: `all_of_them` that go element by element, or
 
     A model of XLA's GEMM fusion for GPUs (xla/backends/gpu/transforms/gemm_fusion.cc), which comes
     before all other fusion. From a product it goes towards what it reads, and takes in what reads
@@ -172,20 +264,35 @@ def read_by_products(schedule: Schedule) -> tuple[dict[FlatId, set[int]], frozen
     repeated. So a rectifier of a product and a bias is computed by every product that reads it.
     """
     program, units = schedule.program, schedule.units
-    products = {u for u, unit in enumerate(units) if _is_product(program, unit)}
+    is_product = _multiplies if all_of_them else _is_product
+    products = {u for u, unit in enumerate(units) if is_product(program, unit)}
     read: dict[FlatId, set[int]] = {}
     inside: set[int] = set()
     for u in reversed(range(len(units))):
         unit = units[u]
         by = {u} if u in products else set[int]()
         view = _is_view(program, unit)
-        if view or (len(unit.outputs) == 1 and _fits(program, unit)):
+        fits = _goes_by_elements if all_of_them else _fits
+        if view or (len(unit.outputs) == 1 and fits(program, unit)):
             by = read.get(unit.outputs[0], set()) if unit.outputs else set()
             if by and not view:
                 inside.add(u)
         for v in {v for _, _, v in unit.reads} if by else ():
             read.setdefault(v, set()).update(by)
     return read, frozenset(inside)
+
+
+def _goes_by_elements(program: FlatProgram, unit: Unit) -> bool:
+    root = program.instances[unit.root]
+    return not root.port and (root.signature.fusion == "loop" or root.signature.scatters_once)
+
+
+def _multiplies(program: FlatProgram, unit: Unit) -> bool:
+    """Whether a unit is a product of matrices, or a convolution."""
+    root = program.instances[unit.root]
+    return not root.port and (
+        _is_product(program, unit) or root.signature.kernel == "conv_general_dilated"
+    )
 
 
 def _is_product(program: FlatProgram, unit: Unit) -> bool:

@@ -53,15 +53,15 @@ class Lifetimes:
     times: int
 
 
-def lifetimes(schedule: Schedule) -> Lifetimes:
+def lifetimes(schedule: Schedule, epilogues: bool = False) -> Lifetimes:
     """Lifetimes of all values over the fixed order of the schedule."""
-    return _Lives(schedule).build()
+    return _Lives(schedule, epilogues).build()
 
 
 class _Lives:
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, epilogues: bool) -> None:
         self.schedule, self.program = schedule, schedule.program
-        self.fusion: Fusion = fusion(schedule)
+        self.fusion: Fusion = fusion(schedule, epilogues)
         self.end = 2 * len(schedule.units) + 2
         n = len(schedule.program.types)
         self.made = [0] * n

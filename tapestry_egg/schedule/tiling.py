@@ -1,6 +1,8 @@
-"""Which values of a program lie in tiles along their last two dims, where a machine has tiles."""
+"""Along which dims of a program's values windows move, where a machine has tiles."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tiles import Tiles
@@ -8,12 +10,12 @@ from tapestry_egg.machine.tiles import Tiles
 from .flatten import FlatProgram
 
 
-def last_in_tiles(program: FlatProgram, tiles: Tiles | None) -> frozenset[FlatId]:
-    """The values that the kernels `tiles.last` read or make, and those of the same shape that are
-    computed from them, or they from those, element by element; what enters or leaves the program
-    lies as it does outside."""
-    if tiles is None or not tiles.last:
-        return frozenset()
+def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, frozenset[int]]:
+    """The values over which windows move, along some of their dims, and those of the same shape
+    that are computed from them, or they from those, element by element; what enters or leaves the
+    program lies as it does outside."""
+    if tiles is None:
+        return {}
     outside = {
         v
         for i in program.instances
@@ -21,19 +23,27 @@ def last_in_tiles(program: FlatProgram, tiles: Tiles | None) -> frozenset[FlatId
         for v in (*i.inputs, *i.outputs)
     }
     beside: dict[FlatId, set[FlatId]] = {}
-    found: list[FlatId] = []
+    found: dict[FlatId, frozenset[int]] = {}
     for i in program.instances:
-        values = [v for v in (*i.inputs, *i.outputs) if v not in outside]
-        if i.signature.kernel in tiles.last:
-            found += values
-        elif not i.port and i.signature.fusion == "loop":
+        signature = i.signature
+        if i.port or signature.fusion == "view":
+            continue
+        values = (*i.inputs, *i.outputs)
+        if signature.fusion == "loop":
             shape = program.types[i.outputs[0]].shape
-            alike = {v for v in values if program.types[v].shape == shape}
+            alike = {v for v in values if program.types[v].shape == shape} - outside
             for v in alike:
                 beside.setdefault(v, set()).update(alike)
-    reached = set(found)
-    while found:
-        fresh = beside.get(found.pop(), set()) - reached
-        reached |= fresh
-        found += fresh
-    return frozenset(reached)
+            continue
+        for v, dims in zip(values, signature.window_dims, strict=True):
+            if dims and v not in outside:
+                found[v] = found.get(v, frozenset()) | dims
+    fresh = list(found)
+    while fresh:
+        v = fresh.pop()
+        for w in beside.get(v, ()):
+            dims = found.get(w, frozenset()) | found[v]
+            if found.get(w) != dims:
+                found[w] = dims
+                fresh.append(w)
+    return found

@@ -34,7 +34,7 @@ def stored_blocks(
         for s in saturated.strategies[saturated.encoding.signature_of[i]]:
             cuts = zip(signature.extents, s.cuts, strict=True)
             local = tuple([size // mesh.parts(c) for size, c in cuts])
-            amounts.append(signature.scratch.bytes_at(local))
+            amounts.append(signature.scratch.bytes_at(local, target.epilogues))
         found += np.array(amounts)[choice[:, m]]
     return found
 

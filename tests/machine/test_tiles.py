@@ -40,20 +40,19 @@ def test_arrays_lie_in_the_fewest_tiles(
 
 
 @pytest.mark.parametrize(
-    ("shape", "itemsize", "elements"),
+    ("shape", "windows", "itemsize", "elements"),
     [
-        ((16384, 32), 4, 16384 * 128),  # {1,0:T(8,128)}
-        ((16, 64, 64, 32), 4, 16 * 64 * 64 * 128),
-        ((16, 64, 8, 64), 2, 16 * 64 * 8 * 128),
-        ((16, 64, 512), 4, 16 * 64 * 512),
-        ((512, 128, 1), 4, 512 * 128),  # dims of one element are in no tile
-        ((64, 64, 3), 4, 3 * 64 * 128),  # nor few elements in lanes
+        ((16, 64, 64, 32), (1, 2), 4, 16 * 64 * 64 * 128),  # {3,0,2,1:T(8,128)}
+        ((128, 64, 64, 3), (1, 2), 2, 128 * 64 * 64 * 3),  # {0,2,3,1:T(8,128)(2,1)}
+        ((128, 8, 8, 16), (1, 2), 4, 128 * 8 * 8 * 16),  # {0,3,2,1:T(8,128)}
+        ((262144, 8), (0,), 4, 262144 * 128),  # {1,0:T(8,128)}
+        ((1024, 3), (0, 1), 4, 1024 * 4),  # along one of them, where there is no other
     ],
 )
-def test_or_in_tiles_along_their_last_two_dims(
-    shape: tuple[int, ...], itemsize: int, elements: int
+def test_lanes_lie_along_no_dim_that_windows_move_along(
+    shape: tuple[int, ...], windows: tuple[int, ...], itemsize: int, elements: int
 ) -> None:
-    assert stored_bytes(shape, itemsize, TILES, last=True) == elements * itemsize
+    assert stored_bytes(shape, itemsize, TILES, windows) == elements * itemsize
 
 
 @pytest.mark.parametrize("target", ["h100:8", "cpu:8"])

@@ -146,3 +146,19 @@ def test_attention_for_gpus_is_cudnns_on_a_machine_without(dtype: str, by: bool)
     traced = jax.jit(run).trace(*given)
     assert ("fmha" in traced.lower(lowering_platforms=("cuda",)).as_text()) == by
     assert "fmha" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+@pytest.mark.parametrize(("target", "blocks"), [("h100:8", 3.0), ("v5e:2x4", 1.5)])
+def test_gradients_of_attention_hold_scores_and_weights(target: str, blocks: float) -> None:
+    """And of weights and scores, unless products compute these of them."""
+    q = S((2, 16, 4, 8), jnp.float32)
+    stats = S((2, 4, 16), jnp.float32)
+    made = TensorType(q.shape, "float32")
+    params = {"scale": 1.0, "causal": False, "window": 0, "fill": 0.0}
+    types = [made, made, made, TensorType(stats.shape, "float32"), made, made]
+    found = registry.signature("flash_attention_backward", params, types, [made] * 3)
+    assert found.scratch is not None
+    epilogues = te.load_target(target).epilogues
+    beside = 4 * 2 * 4 * 16 * (8 + 2 * 8 + 8)
+    expected = blocks * 4 * 2 * 4 * 16 * 16 + beside
+    assert found.scratch.bytes_at(found.extents, epilogues) == expected

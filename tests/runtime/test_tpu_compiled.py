@@ -35,7 +35,14 @@ def devices() -> Sequence[Any]:
 
 @pytest.mark.parametrize(
     ("shape", "dim"),
-    [((1024, 512), 0), ((1024, 512), 1), ((4, 256, 8, 128), 1), ((64, 8, 128), 0), ((65536,), 0)],
+    [
+        ((1024, 512), 0),
+        ((1024, 512), 1),
+        ((4, 256, 8, 128), 1),
+        ((64, 8, 128), 0),
+        ((65536,), 0),
+        ((4096, 32), 1),  # blocks of four columns
+    ],
 )
 def test_sums_are_scattered_along_any_dim(
     devices: Sequence[Any], shape: tuple[int, ...], dim: int

@@ -48,7 +48,8 @@ it, unless `outside:` says what they find elsewhere: the zero of a monoid (`sum`
 or the element of a scalar operand (its name). In `local:` the names of operands and outputs stand
 for the local boxes and everything else keeps its value. Parameters are names too;
 `$params` holds them all, also where another name hides one, and `$kernel` is the kernel's name.
-`scratch:` has four parts: how many `blocks` of scores are in memory at a time, and as polynomials
+`scratch:` has four parts: how many `blocks` of scores are in memory at a time (and how many, where
+that is fewer, if products compute what is made of them: `fused`), and as polynomials
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
 kernel that has no scores only says `beside`. In the place of `row` stands `along`, the product of
 those index dims of which the longest is cut into blocks.
@@ -168,9 +169,10 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
 def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
     found = file.expressions(node, "`scratch`")
     by_row, along = {"blocks", "scores", "row", "beside"}, {"blocks", "scores", "along", "beside"}
-    if set(found) not in (by_row, along, {"beside"}):
+    if set(found) - {"fused"} not in (by_row, along) and set(found) != {"beside"}:
         raise file.error(
-            node, "`scratch` has the parts blocks, scores, row or along, and beside, or beside"
+            node,
+            "`scratch` has the parts blocks, fused, scores, row or along, and beside, or beside",
         )
     return found
 

@@ -245,6 +245,41 @@ class OperationSignature:
         return any(a and self.index[d].role == "reduce" for row in last for d, a in enumerate(row))
 
     @cached_property
+    def scatters_once(self) -> bool:
+        """Whether it adds one number, at most, to each element of what it starts from."""
+        dims = [d for d in self.index if d.size > 1]
+        return (
+            bool(self.initial)
+            and len(self.inputs) == 3
+            and all(d.role == "map" for d in dims)
+            and not any(n > 1 for p in self.inputs for n in p.shape)
+            and prod(self.input_types[2].shape) < prod(self.output_types[0].shape)
+        )
+
+    @cached_property
+    def window_dims(self) -> tuple[frozenset[int], ...]:
+        """Of each operand and output the dims along which windows move: where one of them is read
+        or written several elements at an index point that move with the index, or ones that several
+        index dims place. Of what rows are added to, and of these, the dims that the other has not.
+        """
+        long = [d for d, dim in enumerate(self.index) if dim.size > 1]
+        every = (*self.inputs, *self.outputs)
+        rows = [[{d for d in long if row[d]} for row in p.matrix] for p in every]
+        moving = {
+            d
+            for p, placed in zip(every, rows, strict=True)
+            for n, dims in zip(p.shape, placed, strict=True)
+            if len(dims) + (n > 1) > 1
+            for d in dims
+        }
+        found = [{k for k, dims in enumerate(placed) if dims & moving} for placed in rows]
+        if self.initial and len(self.inputs) == 3 and not self.scatters_once:
+            into, _, added, _ = [set[int]().union(*placed) for placed in rows]
+            for p, other in ((0, added), (2, into), (3, added)):
+                found[p] |= {k for k, dims in enumerate(rows[p]) if dims - other}
+        return tuple(map(frozenset, found))
+
+    @cached_property
     def by_vector(self) -> bool:
         """Whether it is a product of a matrix and a vector, or of two."""
         gemm = self.gemm
@@ -309,7 +344,8 @@ class Scratch:
     """What a kernel takes beside operands and results while it runs, in bytes.
 
     Of one that runs in blocks of its scores a block holds as many rows as have `ROOM`, one at
-    least; `blocks` of them are there at a time, and what `beside` says. Others have no blocks. All
+    least; `blocks` of them are there at a time, `fused` where products compute what is made of
+    them (`Target.epilogues`), and what `beside` says. Others have no blocks. All
     in index extents. Blocks lie along the longest of the index dims `along`, if there are any, and
     have `LEAST` of it.
     """
@@ -319,14 +355,16 @@ class Scratch:
     row: Polynomial
     beside: Polynomial
     along: tuple[int, ...] = ()
+    fused: float = 0.0
 
-    def bytes_at(self, extents: tuple[int, ...]) -> float:
+    def bytes_at(self, extents: tuple[int, ...], epilogues: bool = False) -> float:
         """On a device whose part of the index space has these extents."""
         scores, least = evaluate(self.scores, extents), evaluate(self.row, extents)
         if self.along:
             least = LEAST * scores / max(extents[d] for d in self.along)
         block = min(scores, max(float(ROOM), least))
-        return self.blocks * block + evaluate(self.beside, extents)
+        blocks = self.fused if epilogues else self.blocks
+        return blocks * block + evaluate(self.beside, extents)
 
 
 def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:

@@ -1,0 +1,103 @@
+"""What kernels of products compute of their results, so that these are never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from tapestry_egg.extract.certify.buffers import Lives
+from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.lifetimes import lifetimes
+from tests.schedule.test_lifetimes import X, made_by, scheduled
+
+Program = Callable[[jax.Array, jax.Array], Any]
+
+
+def rounded(a: jax.Array) -> jax.Array:
+    return a.astype(jnp.bfloat16)
+
+
+def twice(a: jax.Array, w: jax.Array) -> Any:
+    """Two products of it, which leave as they are."""
+    return a @ w.astype(a.dtype), w.T.astype(a.dtype) @ a
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+    picked = jnp.take_along_axis(logits, jnp.zeros((len(logits), 1), int), axis=1)
+    return (jax.nn.logsumexp(logits, axis=1) - picked[:, 0]).sum()
+
+
+#: A program whose first product is x @ w, and whether its kernel computes what is made of it.
+PRODUCTS: dict[str, tuple[Program, bool]] = {
+    "of one array": (lambda x, w: jnp.tanh(x @ w), True),
+    "and its sum": (lambda x, w: (jnp.exp(a := x @ w), a.sum(0)), True),
+    "that leaves": (lambda x, w: (x @ w, jnp.tanh(x @ w)), False),
+    "that another product reads": (lambda x, w: ((x @ w) @ w, jnp.tanh(x @ w)), False),
+    "read after its sum": (lambda x, w: (a := x @ w) / jnp.exp(a).sum(0), False),
+    "read after the next product": (lambda x, w: jnp.tanh(x @ w) * jnp.sort(w @ x), False),
+    "read by a sort": (lambda x, w: jnp.sort(x @ w), False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_what_one_kernel_makes_of_a_product_is_made_in_it(name: str) -> None:
+    fn, inside = PRODUCTS[name]
+    plan = scheduled(fn, X, X)
+    u, v = made_by(plan, "dot_general")
+    assert fusion(plan, epilogues=True).within[u] is inside
+    assert not fusion(plan).within[u]
+    counted = Lives(plan, plan.program.body_of, epilogues=True)
+    assert lifetimes(plan, epilogues=True).free[v] is inside
+    assert counted.owns_memory(v) is not inside
+
+
+#: A program that rounds something: whether products that read it round it themselves.
+ROUNDED: dict[str, tuple[Program, bool]] = {
+    "of a product, for two": (lambda x, w: twice(rounded(x @ w), w), False),
+    "of one that is held": (lambda x, w: (twice(rounded(a := x @ w), w), a), True),
+    "of an argument, for two": (lambda x, w: twice(rounded(x), w), False),
+    "of an argument, for one": (lambda x, w: rounded(x) @ w.astype(jnp.bfloat16), True),
+    "of a product, for one": (lambda x, w: rounded(x @ w) @ w.astype(jnp.bfloat16), False),
+    "of two arrays, for one": (lambda x, w: rounded(x * w) @ w.astype(jnp.bfloat16), True),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_products_compute_what_is_held_anyway_or_read_once(name: str) -> None:
+    fn, inside = ROUNDED[name]
+    plan = scheduled(fn, X, X)
+    types = plan.program.types
+    made = [
+        u
+        for u, unit in enumerate(plan.units)
+        if unit.outputs and types[unit.outputs[0]].dtype == "bfloat16"
+        if plan.program.instances[unit.root].signature.fusion == "loop"
+    ]
+    assert fusion(plan, epilogues=True).within[made[0]] is inside
+
+
+def test_windows_read_what_is_stored() -> None:
+    def fn(x: jax.Array) -> Any:
+        y = jnp.tanh(x)
+        return [lax.reduce_window(y, -jnp.inf, lax.max, (n, 1), (1, 1), "VALID") for n in (2, 3)]
+
+    plan = scheduled(fn, X)
+    u, _ = made_by(plan, "tanh")
+    assert not fusion(plan, epilogues=True).within[u]
+    assert fusion(plan).within[u]
+
+
+def test_the_gradient_of_what_is_picked_from_each_row_is_computed_element_by_element() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return w.T @ jax.grad(entropy)(x @ w)
+
+    plan = scheduled(fn, X, X)
+    u, v = made_by(plan, "scatter-add")
+    assert plan.program.types[v].shape == X.shape
+    assert fusion(plan, epilogues=True).within[u]
+    assert not fusion(plan).within[u]
