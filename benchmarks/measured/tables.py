@@ -76,8 +76,9 @@ def judged(
         made = found.get(run.key())
         if isinstance(made, Prediction):
             dispatching = (made.dispatches + made.collectives) * launch * host
-            computing = made.seconds - made.reducing_seconds + made.ring_seconds
-            backward = 2 / 3 * (made.seconds - made.data_seconds) / run.micro_batches
+            working = with_attention(run, made)
+            computing = working - made.reducing_seconds + made.ring_seconds
+            backward = 2 / 3 * (working - made.data_seconds) / run.micro_batches
             summing = nanotron.summing_seconds(run)
             devices = computing + (summing if run.zero else max(0.0, summing - backward))
             copying = nanotron.copies(run) * launch

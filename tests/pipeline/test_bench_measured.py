@@ -112,7 +112,10 @@ def test_another_attention_kernel_takes_what_its_rates_say() -> None:
         attention_backward_flops=8e12,
     )
     assert tables.with_attention(run(), made) == 9.0
-    assert tables.with_attention(run(attention=(2e12, 4e12)), made) == 9.0 - 2.0 + 3.0 + 2.0
+    slower = run(attention=(2e12, 4e12), data=1, micro_batches=1)
+    assert tables.with_attention(slower, made) == 9.0 - 2.0 + 3.0 + 2.0
+    (row,) = tables.judged([slower], {slower.key(): made}, 0.0)
+    assert row.seconds == 12.0
 
 
 def test_errors_and_the_one_factor() -> None:
@@ -273,6 +276,20 @@ def test_rows_are_read_from_a_directory(tmp_path: Path) -> None:
         "# source\nkind,hw,time_us\nlaunch,a,10\nlaunch,a,30\nlaunch,a,14\nother,a,99\n"
     )
     assert rows.launch_seconds(tmp_path) == pytest.approx(14e-6)
+
+
+def test_runs_of_nanotron_have_its_attention_and_its_loss(tmp_path: Path) -> None:
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "vocab": 131072, "seq": 4096}
+    how = {"gpus": 16, "nodes": 2, "dp": 2, "tp": 8, "pp": 1, "zero": 1, "mbs": 4, "grad_acc": 32}
+    ran = {"status": "ok", "step_s": "9.5", "gpu_mem_gb": "30", "row_consistent": 1, "tied": 0}
+    line = {"model": "8B", **shape, **how, **ran}
+    names, values = ",".join(line), ",".join(map(str, line.values()))
+    failed = values.replace("ok,9.5,30", "failed_or_oom,,")
+    (tmp_path / "ultrascale_h100.csv").write_text(f"# source\n{names}\n{values}\n{failed}\n")
+    one, other = rows.ultrascale(tmp_path)
+    assert one.attention == rows.FLASH_ATTENTION_2[128] and one.target == "p5:2x8"
+    assert one.loss_bytes == 8.0 * 4 * 4096 * 131072 / 8 and one.peak_bytes == 30 * 2**30
+    assert (one.seconds, one.ran, other.ran) == (9.5, True, False)
 
 
 def test_a_pipeline_has_its_bubble() -> None:
