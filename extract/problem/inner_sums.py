@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.ids import FlatId, LayoutId
+from tapestry_egg.graph.ids import FlatId, InstanceId, LayoutId
 from tapestry_egg.machine.costs import carried_as
 from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
@@ -57,18 +57,17 @@ class InnerSums:
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
         self._sources: dict[TensorType, dict[LayoutId, tuple[LayoutId, ...]]] = {}
 
-    def of(self, u: int) -> InnerSum | None:
-        """The sum of unit u that is combined inside it: the last of those that two operands or more
-        may leave partial, and that what reads them cannot pass on."""
-        found = self._every(u)
-        return found[-1] if found and not self._within[u] else None
+    def of(self, u: int) -> tuple[InnerSum, ...]:
+        """The sums of unit u of which one may be combined inside it: those that two operands or
+        more may leave partial, and that what reads them cannot pass on."""
+        return () if self._within[u] else self._every(u)
 
     @property
     def others(self) -> int:
-        """Sums inside units beside those, of which none is combined: also every one of a unit that
-        its readers compute again."""
+        """Sums inside units that are not combined together with another one of their unit; of a
+        unit that its readers compute again also not alone."""
         units = range(len(self.schedule.units))
-        return sum(len(self._every(u)) - (self.of(u) is not None) for u in units)
+        return sum(len(self._every(u)) - bool(self.of(u)) for u in units)
 
     def _every(self, u: int) -> tuple[InnerSum, ...]:
         if u not in self._found:
@@ -77,7 +76,7 @@ class InnerSums:
             self._found[u] = tuple(s for s in made if s is not None)
         return self._found[u]
 
-    def _sum(self, u: int, i: int) -> InnerSum | None:
+    def _sum(self, u: int, i: InstanceId) -> InnerSum | None:
         unit, instance = self.schedule.units[u], self.instances[i]
         if len(instance.outputs) != 1 or not self._gives_partial(i):
             return None
@@ -88,13 +87,33 @@ class InnerSums:
         parts = two_kernels(self.schedule.program, unit, value)
         if parts is None:
             return None
-        first = set(parts[0].members)
+        summed = self._summed(i, set(parts[0].members))
         partial = tuple(
-            k for k, (m, _, v) in enumerate(unit.reads) if m in first and self._made_partial(v)
+            k
+            for k, (m, p, v) in enumerate(unit.reads)
+            if (m, p) in summed and self._made_partial(v)
         )
         if len(partial) < 2:
             return None
         return InnerSum(value, *parts, partial, self._over(u, i, value, parts[0]))
+
+    def _summed(self, i: InstanceId, first: set[InstanceId]) -> set[tuple[InstanceId, int]]:
+        """The operands, by instance and number, of which partial sums lead to those of instance i
+        through the members `first` of its unit."""
+        maker = {v: m for m in first for v in self.instances[m].outputs}
+        found: set[tuple[InstanceId, int]] = set()
+        seen, stack = {i}, [i]
+        while stack:
+            m = stack.pop()
+            if not self._gives_partial(m):
+                continue
+            for p, v in enumerate(self.instances[m].inputs):
+                if self._any_partial(m, (p, len(self.instances[m].inputs))):
+                    found.add((m, p))
+                    if v in maker and maker[v] not in seen:
+                        seen.add(maker[v])
+                        stack.append(maker[v])
+        return found
 
     def _over(self, u: int, i: int, value: FlatId, first: Unit) -> bool:
         """Whether a sum takes the place of something that nothing else reads any more."""

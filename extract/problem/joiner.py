@@ -68,6 +68,14 @@ class _Chosen(NamedTuple):
     rest: _Chosen | None
 
 
+class _Combined(NamedTuple):
+    """The sum inside a unit that is combined there, by its number, and in which layout it is left
+    partial."""
+
+    number: int
+    layout: LayoutId
+
+
 class _Way(NamedTuple):
     """A way to run the members joined so far."""
 
@@ -77,7 +85,7 @@ class _Way(NamedTuple):
     moved: float  # bytes that reads of parts of operands move
     partial: int  # partial axes of values inside
     chosen: _Chosen | None
-    combined: LayoutId | None = None  # in which a sum inside is left partial
+    combined: _Combined | None = None
 
 
 class _Strategy(NamedTuple):
@@ -97,7 +105,8 @@ class _Member(NamedTuple):
     reads: list[tuple[int, int]]  # per operand: place among the open values, else the new ones; -1
     fresh: int  # number of values that it opens
     shown: bool  # whether its result leaves the unit
-    combined: FlatId | None  # its result, where that is the sum that may be left partial
+    result: FlatId
+    combined: int  # the number of the sum that its result is, which may be left partial; -1
 
 
 class Joiner:
@@ -161,7 +170,7 @@ class Joiner:
             )
         return found
 
-    def _shape_of(self, unit: Unit, inner: InnerSum | None) -> tuple[object, ...]:
+    def _shape_of(self, unit: Unit, inner: Sequence[InnerSum]) -> tuple[object, ...]:
         """Equal for units of equal structure, in any form, so that repeated layers are joined
         once."""
         local: dict[int, int] = {}
@@ -172,7 +181,7 @@ class Joiner:
             outs = tuple([local.setdefault(v, len(local)) for v in instance.outputs])
             signature = self.numbers[self.signature_of[i]]
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
-        combined = None if inner is None else (local[inner.value], inner.partial_reads, inner.over)
+        combined = tuple([(local[s.value], s.partial_reads, s.over) for s in inner])
         return (*parts, tuple([local[v] for v in unit.outputs]), combined)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
@@ -197,11 +206,12 @@ class Joiner:
             self.by_output[key] = {k: list(v.values()) for k, v in table.items()}
         return self.by_output[key]
 
-    def _join(self, unit: Unit, key: tuple[object, ...], inner: InnerSum | None) -> UnitRows:
+    def _join(self, unit: Unit, key: tuple[object, ...], inner: Sequence[InnerSum]) -> UnitRows:
         """The rows of a unit: its members' strategies, joined from the last to the first where the
         layouts between them agree."""
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         leaving = set(unit.outputs) & inside
+        summed = {s.value: k for k, s in enumerate(inner)}
         numbers: dict[tuple[int, Layouts], int] = {}  # what is shown, numbered
         pending: list[FlatId] = []  # values whose layouts the ways' `open` are
         ways = [_Way((), -1, 0.0, 0.0, 0, None)]
@@ -218,7 +228,8 @@ class Joiner:
                 reads=[(k, slot.get(v, -1)) for v, k in zip(instance.inputs, at, strict=True)],
                 fresh=len(slot),
                 shown=place < 0 or instance.outputs[0] in leaving,
-                combined=inner.value if inner and inner.value in instance.outputs[:1] else None,
+                result=instance.outputs[0] if instance.outputs else FlatId(-1),
+                combined=summed.get(instance.outputs[0], -1) if instance.outputs else -1,
             )
             ways = self._joined(ways, member, numbers)
             pending = [v for k, v in enumerate(pending) if k != place] + list(slot)
@@ -232,7 +243,7 @@ class Joiner:
     ) -> list[_Way]:
         """The ways with one more member; of those that look alike from outside, the one of the
         fewest flops."""
-        grown: dict[tuple[Layouts, int, float, LayoutId | None], _Way] = {}
+        grown: dict[tuple[Layouts, int, float, _Combined | None], _Way] = {}
         for way in ways:
             for given, combined in self._wanted_of(way, member):
                 for s in member.giving.get(given, ()):
@@ -251,17 +262,17 @@ class Joiner:
                         grown[what] = _Way(opened, mark, flops, moved, partial, chosen, combined)
         return list(grown.values())
 
-    def _wanted_of(self, way: _Way, member: _Member) -> list[tuple[Layouts, LayoutId | None]]:
+    def _wanted_of(self, way: _Way, member: _Member) -> list[tuple[Layouts, _Combined | None]]:
         """The layouts in which a member may give its results, and that of a sum left partial."""
         if member.place < 0:
             wanted: list[Layouts] = list(member.giving)
         else:
             wanted = [(way.open[member.place],)]
         found = [(given, way.combined) for given in wanted]
-        if member.combined is not None:
-            tensor = self.schedule.program.types[member.combined]
+        if member.combined >= 0 and way.combined is None:
+            tensor = self.schedule.program.types[member.result]
             sources = self.sums.sources(tensor).get(way.open[member.place], ())
-            found += [((have,), have) for have in sources]
+            found += [((have,), _Combined(member.combined, have)) for have in sources]
         return found
 
     def _with(
@@ -289,7 +300,7 @@ class Joiner:
         kept = way.open if k < 0 else way.open[:k] + way.open[k + 1 :]
         return (*kept, *(x for x in new if x is not None)), tuple(shown), moved, partial
 
-    def _finish(self, unit: Unit, ways: Sequence[_Way], inner: InnerSum | None) -> UnitRows:
+    def _finish(self, unit: Unit, ways: Sequence[_Way], inner: Sequence[InnerSum]) -> UnitRows:
         """The rows of the ways; of those that read and give the same, the ones no other beats."""
         members = unit.members
         choice = np.zeros((len(ways), len(members)), dtype=np.int32)
@@ -308,9 +319,11 @@ class Joiner:
         parts = self.costs.split(unit, gemm, len(ways))
         scratch = stored_blocks(unit, choice, self.schedule, self.saturated, self.mesh, self.target)
         wire = np.zeros(len(ways))
-        if inner is not None and (two := [r for r, w in enumerate(ways) if w.combined is not None]):
-            seconds[two], energy[two], more, wire[two] = self._in_two(unit, inner, choice[two])
-            scratch[two] += more
+        for k, one in enumerate(inner):
+            two = [r for r, w in enumerate(ways) if w.combined and w.combined.number == k]
+            if two:
+                seconds[two], energy[two], more, wire[two] = self._in_two(unit, one, choice[two])
+                scratch[two] += more
         for m, i in enumerate(unit.members):
             beside = self.neighbours.costs(self.signature_of[i])
             if beside is not None:
@@ -321,7 +334,7 @@ class Joiner:
         costs = np.stack([seconds, energy, scratch, parts, wire, flops], axis=1)
         alike: dict[int, list[int]] = {}  # what is shown -> rows, none worse than another
         for r, way in enumerate(ways):
-            if inner is None or self._worthwhile(inner, way, needs[r]):
+            if self._worthwhile(inner, way, needs[r]):
                 own = alike.get(way.shown, [])
                 if not any((costs[k] <= costs[r]).all() for k in own):
                     own = [k for k in own if not (costs[r] <= costs[k]).all()]
@@ -356,12 +369,13 @@ class Joiner:
             [layouts(i, len(self.instances[i].inputs) + q) for i, q in given],
         )
 
-    def _worthwhile(self, inner: InnerSum, way: _Way, needs: Sequence[Layout]) -> bool:
+    def _worthwhile(self, inner: Sequence[InnerSum], way: _Way, needs: Sequence[Layout]) -> bool:
         """Whether two partial operands or more are combined by their sum, where one is at all."""
         if way.combined is None:
             return True
-        axes = self.layouts[way.combined].partial
-        return sum(set(axes) <= set(needs[k].partial) for k in inner.partial_reads) > 1
+        axes = self.layouts[way.combined.layout].partial
+        reads = inner[way.combined.number].partial_reads
+        return sum(set(axes) <= set(needs[k].partial) for k in reads) > 1
 
     def _in_two(
         self, unit: Unit, inner: InnerSum, choice: NDArray[np.int32]

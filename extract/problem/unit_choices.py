@@ -78,7 +78,7 @@ def unit_choices(
     here = known.on_mesh(saturated)
     copies: dict[TensorType, CopyTable] = {}
     sums = InnerSums(schedule, saturated, copies, known.once, target.epilogues)
-    inner = [s for u in range(len(schedule.units)) if (s := sums.of(u)) is not None]
+    inner = [s for u in range(len(schedule.units)) for s in sums.of(u)]
     program = schedule.program
     stored = (v for unit in schedule.units for v in (*unit.outputs, *(r[2] for r in unit.reads)))
     types = {program.types[v] for v in (*stored, *(s.value for s in inner))}

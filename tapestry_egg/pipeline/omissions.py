@@ -276,13 +276,13 @@ def of_rows(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
 
 
 def of_sums(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
-    """What is said of sums inside kernels that are not combined there: another one is, or every
-    reader computes the kernel again."""
+    """What is said of sums inside kernels that are not combined there: not together with another
+    one, or not at all, as every reader computes the kernel again."""
     most = max((s.uncombined for s in choices), default=0)
     return _told(
         most,
-        "sum inside a kernel, with another one or in one that its readers compute again, was",
-        "sums inside kernels, with others or in some that their readers compute again, were",
+        "sum inside a kernel, together with another or in one that its readers compute again, was",
+        "sums inside kernels, together with others or in some that readers compute again, were",
         "not tried as what one collective combines for all of its operands",
     )
 

@@ -11,7 +11,7 @@ what merged contractions live on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import ClassId
@@ -58,6 +58,7 @@ class Terms:
     class_of: Mapping[int, ClassId]  # value of the program -> class
     made: Mapping[tuple[ClassId, int], frozenset[str]]  # (class, signature or -1) -> rules
     saturated: bool
+    place: Mapping[int, int] = field(default_factory=dict)  # value -> operation that makes it
 
     def rules(self, c: int, signature: int) -> frozenset[str]:
         """The rules that made the nodes of a signature in a class (-1: that merged two classes)."""
@@ -154,14 +155,16 @@ def _cost(node: Node, seconds: Sequence[float]) -> float:
 
 
 def as_written(terms: Terms, seconds: Sequence[float]) -> list[int]:
-    """The earliest of the program's operations for each class; for new classes the least sum of
-    seconds over new classes below."""
+    """The earliest of the program's operations for each class, whatever the numbers of their
+    values: they read what is made before them. For new classes the least sum of seconds over new
+    classes below."""
     pick = [-1] * len(terms.nodes)
     best = [float("inf")] * len(terms.nodes)
     for c, nodes in enumerate(terms.nodes):
-        own = [(n.value, k) for k, n in enumerate(nodes) if n.value >= 0]
+        own = [(terms.place.get(n.value, -1), n.value, k) for k, n in enumerate(nodes)]
+        own = [x for x in own if x[1] >= 0]
         if own:
-            pick[c], best[c] = min(own)[1], 0.0
+            pick[c], best[c] = min(own)[-1], 0.0
     changed = True
     while changed:
         changed = False

@@ -178,8 +178,9 @@ def _terms(
         class_of[value] = numbers.setdefault(token, ClassId(len(numbers)))
     rows = _by_build([row for name in OPERATORS for row in tables[name]], numbers)
     producers = {v: op for op in graph.operations for v in op.outputs}
+    place = graph.producers()
     nodes: list[dict[tuple[int, tuple[int, ...]], Node]] = [{} for _ in numbers]
-    for v, c in sorted(class_of.items()):
+    for v, c in sorted(class_of.items(), key=lambda x: (place.get(x[0], -1), x[0])):
         operation = producers.get(v)
         operands = tuple(class_of[u] for u in operation.inputs) if operation else ()
         s = signatures.get(v, -1)
@@ -197,6 +198,7 @@ def _terms(
         class_of=class_of,
         made={key: frozenset(names) for key, names in made.items()},
         saturated=saturated,
+        place=place,
     )
 
 

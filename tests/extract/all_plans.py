@@ -1,26 +1,45 @@
-"""Random programs in numbers: whether the network has the front of all their plans, and what the
-order of operations costs, which plans take as the program's.
+"""Random programs in numbers: whether the network has the front of all their plans, what each kind
+of choice that it makes is for, and what the order of operations costs, which plans take as the
+program's.
 
     python -m tests.extract.all_plans 0 300                    # seeds; one line for each
-    python -m tests.extract.all_plans 0 300 --draw products --most 20000
+    python -m tests.extract.all_plans 0 300 --draw mixed --most 1000000
+    python -m tests.extract.all_plans 0 100 --frozen           # a column for each kind of choice
+    python -m tests.extract.all_plans 0 100 --forms --draw algebra   # all forms, of which some go
     python -m tests.extract.all_plans 0 100 --orders           # against the plans of every order
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.schedules import Schedule, _arranged, operation_groups
 from tapestry_egg.schedule.units import fuse
-from tests.extract import test_random_programs as programs
+from tests.extract import random_programs as programs
+from tests.extract import test_random_forms as of_forms
+from tests.extract.tables import Tables
+from tests.extract.test_random_programs import (
+    FROZEN,
+    apart_of,
+    compared,
+    frozen,
+    network,
+    tables_of,
+)
 
-DRAWS = {"drawn": programs.drawn, "products": programs.products}
+DRAWS = {
+    "drawn": programs.drawn,
+    "products": programs.products,
+    "mixed": programs.mixed,
+    "algebra": programs.algebra,
+}
+#: Fronts that are no farther apart than this are the same.
+_SAME = 1e-6
 
 
 def orders(plan: Schedule) -> Iterator[Schedule]:
@@ -54,37 +73,82 @@ def _topological(graph: BlockGraph, groups: Sequence[Sequence[int]]) -> Iterator
 def loss(plan: Schedule) -> tuple[int, float, float]:
     """How many orders there are; by which share a plan of the order that is taken is slower than
     the best of any order within its peak, at most; and by which its least peak is above that."""
-    own, _ = programs.fronts(plan)
-    every = [programs.fronts(other)[0] for other in orders(plan)]
+    own = tables_of(plan).front()
+    every = [tables_of(other).front() for other in orders(plan)]
     slower = 0.0
-    for peak, seconds in own:
-        best = min(s for front in every for p, s in front if p <= peak)
-        slower = max(slower, seconds / best - 1.0)
-    least = min(p for front in every for p, _ in front)
-    return len(every), slower, own[0][0] / least - 1.0
+    for point in own:
+        best = min(f.seconds for front in every for f in front if f.peak <= point.peak)
+        slower = max(slower, point.seconds / best - 1.0)
+    least = min(f.peak for front in every for f in front)
+    return len(every), slower, own[0].peak / least - 1.0
+
+
+def said(apart: float) -> str:
+    """How far two fronts are apart."""
+    return "agrees" if apart < _SAME else f"DIFFERS by {apart:.2%}"
+
+
+def without_each(plan: Tables) -> dict[str, bool]:
+    """Of every kind of choice whether the network without it has another front."""
+    found = {}
+    for kind in FROZEN:
+        with frozen(kind):
+            found[kind] = compared(plan, network(plan.schedule)[0]).apart >= _SAME
+    return found
+
+
+def of_all_forms(seed: int, draw: Callable[[int], programs.Drawn], total: Counter[str]) -> None:
+    """Whether what is searched of the forms of a program has the front of all plans of all, and
+    what it has where forms are no choice."""
+    graph = programs.graph_of(seed, draw)
+    front = of_forms.every_front(graph)
+    if front is None:
+        total["more"] += 1
+        return
+    found = of_forms.every_one(graph)
+    apart = apart_of(front, of_forms.searched(found))
+    print(seed, f"{said(apart)} ({len(found)} forms, {found[0].others} others told)", flush=True)
+    total["agree" if apart < _SAME else "DIFFER"] += 1
+    for kind, which in of_forms.FROZEN.items():
+        total[kind] += apart_of(front, of_forms.searched(which(graph))) >= _SAME
 
 
 def main() -> None:
-    said = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    said.add_argument("first", type=int)
-    said.add_argument("end", type=int)
-    said.add_argument("--draw", choices=sorted(DRAWS), default="drawn")
-    said.add_argument("--most", type=int, default=programs.MOST, help="plans that are listed")
-    said.add_argument("--orders", action="store_true")
-    given = said.parse_args()
-    programs.MOST = given.most
-    for seed in range(given.first, given.end):
-        plan = programs.schedule_of(seed, DRAWS[given.draw])
-        if plan is None:
-            print(seed, "has more plans", flush=True)
-        elif given.orders:
-            if sum(1 for _ in orders(plan)) > 1:
-                count, slower, more = loss(plan)
+    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given.add_argument("first", type=int)
+    given.add_argument("end", type=int)
+    given.add_argument("--draw", choices=sorted(DRAWS), default="drawn")
+    given.add_argument("--most", type=int, default=1_000_000, help="combinations, without copies")
+    given.add_argument("--orders", action="store_true")
+    given.add_argument("--frozen", action="store_true")
+    given.add_argument("--forms", action="store_true")
+    asked = given.parse_args()
+    total: Counter[str] = Counter()
+    for seed in range(asked.first, asked.end):
+        if asked.forms:
+            of_all_forms(seed, DRAWS[asked.draw], total)
+            continue
+        schedule = programs.schedule_of(seed, DRAWS[asked.draw])
+        plan = tables_of(schedule)
+        if plan.rows > asked.most:
+            total["more"] += 1
+            continue
+        if asked.orders:
+            if sum(1 for _ in orders(schedule)) > 1:
+                count, slower, more = loss(schedule)
                 print(seed, f"{count} orders: {slower:.2%} slower, {more:.2%} more", flush=True)
-        else:
-            front, network = programs.fronts(plan)
-            apart = np.abs(np.array(network) / np.array([s for _, s in front]) - 1.0).max()
-            print(seed, "agrees" if apart < 1e-6 else f"DIFFERS by {apart:.2%}", flush=True)
+            continue
+        found = compared(plan, network(schedule)[0])
+        size = f"{found.combinations} combinations, {found.points} in the front"
+        print(seed, f"{said(found.apart)} ({size})", flush=True)
+        total["agree" if found.apart < _SAME else "DIFFER"] += 1
+        own, told = network(schedule, every=False)
+        if told:
+            print(seed, f"  leaves copies out and counts them: {said(compared(plan, own).apart)}")
+        if asked.frozen:
+            total.update(kind for kind, other in without_each(plan).items() if other)
+    for what, count in total.items():
+        print(f"{count:6d}  {what}")
 
 
 if __name__ == "__main__":

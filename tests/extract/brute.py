@@ -6,10 +6,11 @@ An oracle for the search: plans are the product of all strategies of operations 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import Any
 
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
@@ -17,7 +18,7 @@ from tapestry_egg.extract.certify.verdict import Certificate, Refused
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.schedules import Schedule
 from tests.extract.brute_ways import Paths, every_layout, every_strategy, paths
@@ -46,94 +47,139 @@ def choices(instance: Instance, mesh: MeshShape) -> list[Choice]:
     ]
 
 
+class Plans:
+    """The plans of a program without regions: options of every instance, ways to keep values."""
+
+    def __init__(self, schedule: Schedule, mesh: MeshShape, target: Target) -> None:
+        self.schedule, self.program = schedule, schedule.program
+        self.mesh, self.target = mesh, target
+        self.graph = self.program.bodies[0].graph
+        self.outer = {v for unit in schedule.units for v in unit.outputs}
+        self.order = [i for unit in schedule.units for i in unit.members]
+        self.options = {i: choices(self.program.instances[i], mesh) for i in self.order}
+        every = (x for own in self.options.values() for c in own for x in (*c.needs, *c.gives))
+        self.monoids = tuple(sorted({x.monoid for x in every if x.monoid} | {"sum"}))
+        self.routes = cache(self._routes)
+
+    def _routes(self, tensor: TensorType, source: Layout) -> Paths:
+        return paths(tensor, source, self.mesh, self.target, self.monoids)
+
+    def chosen(self, order: Sequence[int], inside: bool) -> Iterator[dict[int, Choice]]:
+        """Options of some instances, in order, that agree on what exists only inside a kernel; with
+        `inside` also where partial values there are combined (which no kernel may be cut for)."""
+
+        def grow(k: int, chosen: dict[int, Choice], given: dict[int, Layout]) -> Iterator[Any]:
+            if k == len(order):
+                yield chosen
+                return
+            i = order[k]
+            instance = self.program.instances[i]
+            for choice in self.options[i]:
+                if any(
+                    v not in self.outer
+                    and given[v] != need
+                    and not (inside and given[v].partial and not need.partial)
+                    for v, need in zip(instance.inputs, choice.needs, strict=True)
+                ):
+                    continue
+                more = dict(zip(instance.outputs, choice.gives, strict=True))
+                yield from grow(k + 1, {**chosen, i: choice}, {**given, **more})
+
+        yield from grow(0, {}, {})
+
+    def readers(self, chosen: Mapping[int, Choice], v: int) -> dict[int, list[Layout]]:
+        """By operation, the layouts in which a value is read; at the end by what leaves."""
+        found: dict[int, list[Layout]] = {}
+        for i, choice in chosen.items():
+            instance = self.program.instances[i]
+            at = instance.operation if not instance.port else len(self.graph.operations)
+            for w, need in zip(instance.inputs, choice.needs, strict=True):
+                if w == v:
+                    found.setdefault(at, []).append(need)
+        return found
+
+    def leaves_alike(self, chosen: Mapping[int, Choice]) -> bool:
+        """Whether a value that leaves several times does so in one layout."""
+        leaving: dict[int, set[Layout]] = {}
+        for i, choice in chosen.items():
+            instance = self.program.instances[i]
+            if instance.port in ("output", "state"):
+                for v, need in zip(instance.inputs, choice.needs, strict=True):
+                    leaving.setdefault(v, set()).add(need)
+        return all(len(x) == 1 for x in leaving.values())
+
+    def keepings(self, chosen: Mapping[int, Choice], v: int) -> list[Kept | None]:
+        """Ways to keep a copy of a value, or none."""
+        found = self.readers(chosen, v)
+        (given,) = (
+            give
+            for i, choice in chosen.items()
+            for w, give in zip(self.program.instances[i].outputs, choice.gives, strict=True)
+            if w == v
+        )
+        some: list[Kept | None] = [None]
+        for layout in {n for needs in found.values() for n in needs if n != given}:
+            at = sorted(k for k, needs in found.items() if layout in needs)
+            # What the value's first reader alone takes is a copy of its own.
+            some += [Kept(layout, until) for until in at if until > min(found)]
+        return some
+
+    def plan(self, chosen: Mapping[int, Choice], kept: Mapping[int, Kept]) -> Plan:
+        """The plan of an option for each instance, with copies kept of some values."""
+        program, body = self.program, self.program.bodies[0].values
+        values = {v: k for k, v in enumerate(body)}
+        given = {
+            v: give
+            for i, choice in chosen.items()
+            for v, give in zip(program.instances[i].outputs, choice.gives, strict=True)
+        }
+        inputs: dict[int, Layout] = {}
+        outputs: dict[int, Layout] = {}
+        strategies: dict[int, Strategy] = {}
+        copies: dict[tuple[int, Layout, Layout], tuple[Change, ...]] = {}
+        for i, choice in chosen.items():
+            instance = program.instances[i]
+            if choice.strategy is not None:
+                strategies[instance.operation] = choice.strategy
+            for v, need in zip(instance.inputs, choice.needs, strict=True):
+                if need != given[v]:
+                    steps = self.routes(program.types[v], given[v]).steps[need]
+                    copies[values[v], given[v], need] = steps
+                if instance.port in ("output", "state"):
+                    outputs[v] = need
+            for v, give in zip(instance.outputs, choice.gives, strict=True):
+                if instance.port in ("input", "state"):
+                    inputs[v] = give
+        return Plan(
+            "brute",
+            self.mesh,
+            self.target.spec,
+            BodyPlan(
+                self.graph,
+                tuple(inputs[body[v]] for v in self.graph.inputs),
+                tuple(outputs[body[v]] for v in self.graph.outputs),
+                tuple(strategies[k] for k in range(len(self.graph.operations))),
+                {values[v]: k for v, k in kept.items()},
+                copies,
+            ),
+            Costs(0.0, 0, 0.0),
+        )
+
+
 def every_plan(
     schedule: Schedule, mesh: MeshShape, target: Target, inside: bool = False
 ) -> Iterator[Plan]:
     """Every plan of a program without regions: all strategies, all copies kept or not; with
     `inside` also partial values inside kernels combined there or not (some of which no kernel can
     be cut for)."""
-    program = schedule.program
-    graph = program.bodies[0].graph
-    outer = {v for unit in schedule.units for v in unit.outputs}
-    order = [i for unit in schedule.units for i in unit.members]
-    options = {i: choices(program.instances[i], mesh) for i in order}
-
-    @cache
-    def routes(tensor: TensorType, source: Layout) -> Paths:
-        return paths(tensor, source, mesh, target)
-
-    def grow(k: int, chosen: dict[int, Choice], given: dict[int, Layout]) -> Iterator[Plan]:
-        if k == len(order):
-            yield from finish(chosen, given)
-            return
-        i = order[k]
-        instance = program.instances[i]
-        for choice in options[i]:
-            if any(
-                v not in outer
-                and given[v] != need
-                and not (inside and given[v].partial and not need.partial)
-                for v, need in zip(instance.inputs, choice.needs, strict=True)
-            ):
-                continue
-            more = dict(zip(instance.outputs, choice.gives, strict=True))
-            yield from grow(k + 1, {**chosen, i: choice}, {**given, **more})
-
-    def finish(chosen: dict[int, Choice], given: dict[int, Layout]) -> Iterator[Plan]:
-        values = {v: k for k, v in enumerate(program.bodies[0].values)}
-        readers: dict[int, dict[int, list[Layout]]] = {}  # value -> operation -> layouts
-        inputs: dict[int, Layout] = {}
-        outputs: dict[int, list[Layout]] = {}
-        strategies: dict[int, Strategy] = {}
-        for i, choice in chosen.items():
-            instance = program.instances[i]
-            if choice.strategy is not None:
-                strategies[instance.operation] = choice.strategy
-            for v, need in zip(instance.inputs, choice.needs, strict=True):
-                at = instance.operation if not instance.port else len(graph.operations)
-                readers.setdefault(v, {}).setdefault(at, []).append(need)
-                if instance.port in ("output", "state"):
-                    outputs.setdefault(v, []).append(need)
-            for v, give in zip(instance.outputs, choice.gives, strict=True):
-                if instance.port in ("input", "state"):
-                    inputs[v] = give
-        if any(len(set(x)) > 1 for x in outputs.values()):
-            return
-        copies = {
-            (values[v], given[v], need): routes(program.types[v], given[v]).steps[need]
-            for v, found in readers.items()
-            for needs in found.values()
-            for need in needs
-            if need != given[v]
-        }
-        keeping: list[list[tuple[int, Kept] | None]] = []
-        for v, found in readers.items():
-            if v not in outer:
-                continue
-            some: list[tuple[int, Kept] | None] = [None]
-            for layout in {n for needs in found.values() for n in needs if n != given[v]}:
-                at = sorted(k for k, needs in found.items() if layout in needs)
-                # What the value's first reader alone takes is a copy of its own.
-                some += [(values[v], Kept(layout, until)) for until in at if until > min(found)]
-            keeping.append(some)
-        body = program.bodies[0].values
-        for kept in product(*keeping):
-            yield Plan(
-                "brute",
-                mesh,
-                target.spec,
-                BodyPlan(
-                    graph,
-                    tuple(inputs[body[v]] for v in graph.inputs),
-                    tuple(outputs[body[v]][0] for v in graph.outputs),
-                    tuple(strategies[k] for k in range(len(graph.operations))),
-                    dict(x for x in kept if x is not None),
-                    copies,
-                ),
-                Costs(0.0, 0, 0.0),
-            )
-
-    yield from grow(0, {}, {})
+    plans = Plans(schedule, mesh, target)
+    for chosen in plans.chosen(plans.order, inside):
+        if not plans.leaves_alike(chosen):
+            continue
+        read = [v for v in sorted(plans.outer) if plans.readers(chosen, v)]
+        for kept in product(*[plans.keepings(chosen, v) for v in read]):
+            some = {v: k for v, k in zip(read, kept, strict=True) if k is not None}
+            yield plans.plan(chosen, some)
 
 
 def every_cost(

@@ -16,7 +16,7 @@ import numpy as np
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.costs import carried_as, collective_seconds
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import after
@@ -381,7 +381,8 @@ def paths(
                 continue
             if not to.divides(tensor.shape, mesh):
                 continue
-            now = cost + collective_seconds(step.kind, local, step.axes, mesh, target)
+            kind = carried_as(step.kind, step.monoid, tensor.dtype)
+            now = cost + collective_seconds(kind, local, step.axes, mesh, target)
             if now < best.get(to, np.inf) * (1 - 1e-12):
                 best[to], how[to] = now, (*how[layout], step)
                 count += 1

@@ -18,6 +18,7 @@ from tapestry_egg.rewrite.choose import as_written
 from tapestry_egg.rewrite.explore import explore
 from tapestry_egg.rewrite.forms import Form, forms
 from tapestry_egg.rewrite.rebuild import rebuild
+from tapestry_egg.rewrite.streams.streamed import streams_of
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
 from tapestry_egg.runtime.measure.hlo import hlo_stats
 from tapestry_egg.schedule.one_device import program_seconds
@@ -223,3 +224,25 @@ def test_books_may_have_no_rules_of_algebra() -> None:
     assert forms(graph, none, H100) == (Form(graph),)
     assert {r.ruleset for r in RULES} <= set(PROGRAM_RULESETS)
     assert isinstance(BOOKS[0], RuleBook)
+
+
+@pytest.mark.slow
+def test_the_program_as_written_is_one_choice_whatever_the_numbers_of_its_values() -> None:
+    """A transpose of fused attention's result, which is merged with it, is made after it and has
+    the smaller number: to compute the one from the other would be a circle."""
+
+    def heads(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+        scores = jax.nn.softmax(q @ k.swapaxes(-1, -2), axis=-1)
+        return (scores @ v).transpose(0, 2, 1, 3)
+
+    given = jax.ShapeDtypeStruct((2, 64, 4, 16), jnp.float32)
+    graph = streams_of(te.trace(heads, given, given, given).graph)[0]
+    explored = explore(graph, RULES)
+    first = as_written(explored.terms, [1.0] * len(explored.catalogue))
+    place = graph.producers()
+    values: dict[int, list[int]] = {}
+    for v, c in explored.terms.class_of.items():
+        values.setdefault(c, []).append(v)
+    assert any(min(x) != min(x, key=lambda v: place.get(v, -1)) for x in values.values())
+    assert rebuild(graph, explored.terms, explored.catalogue, first) is not None
