@@ -52,11 +52,21 @@ class Callee:
             self._answers = getattr(made, "_cache_miss", None)
 
     def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
-        """Run it, once, on arguments that it takes as they are."""
-        if self._answers is None:
-            return self._executable(*args, **kwargs), None, False
-        answer: Answer = self._answers(*args, **kwargs)
-        return answer
+        """Run it, once, on arguments that it takes as they are.
+
+        Raises FloatingPointError where JAX looks for NaNs or infinities (`jax_debug_nans`) and
+        finds one in the results.
+        """
+        try:
+            if self._answers is None:
+                return self._executable(*args, **kwargs), None, False
+            answer: Answer = self._answers(*args, **kwargs)
+            return answer
+        except Exception as e:
+            if type(e).__name__ != "InternalFloatingPointError":
+                raise
+            name, found = e.args  # which JAX's own functions translate, too
+            raise FloatingPointError(f"invalid value ({found}) in a result of {name}") from None
 
 
 @cache
@@ -71,7 +81,9 @@ def _maker() -> Callable[..., Any] | None:
         place = pxla.cc_shard_arg
 
         def make(name: str, disabled: Any, ask: Any, numbers: list[int], names: list[str]) -> Any:
-            return pjit(name, disabled, ask, numbers, names, keys(), registry, place)
+            made = pjit(name, disabled, ask, numbers, names, keys(), registry, place)
+            made._fun = disabled  # what JAX calls to say where a NaN that it found comes from
+            return made
 
         probe = make("probe", lambda: 1, lambda: (2, None, False), [], [])
         return make if probe() == 2 and hasattr(probe, "_cache_miss") else None

@@ -339,8 +339,9 @@ def _check_arguments(call: Call, positions: Sequence[int], cause: Exception) -> 
         try:
             jax.jit(lambda x: x).trace(leaf)
         except (TypeError, ValueError, OverflowError) as e:
+            why = "" if isinstance(e, TypeError) else f": {str(e).splitlines()[0]}"
             raise TraceError(
-                f"{type(leaf).__name__} {_brief(leaf)} is not an array: {str(e).splitlines()[0]}",
+                f"{type(leaf).__name__} {_brief(leaf)} is not an array{why}",
                 where=f"argument {_input_name(path, positions)}",
                 hint="Pass arrays, jax.ShapeDtypeStructs or numbers; put others in static_argnums.",
             ) from cause

@@ -180,7 +180,7 @@ def test_static_arguments_by_position_keyword_and_default(plans: list[str]) -> N
     assert len(plans) == 5
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         te.jit(f, static_argnums=1, settings=QUICK)(W, [1])
-    with pytest.raises(te.TapestryError, match="is not an array"):
+    with pytest.raises(te.TapestryError, match="str 'sum' is not an array\n"):
         te.jit(f, settings=QUICK)(W, mode="sum")
 
 

@@ -76,6 +76,21 @@ def test_settings_of_jax_lead_to_other_executables() -> None:
     np.testing.assert_array_equal(np.asarray(grad), 2 * X)
 
 
+def test_where_jax_looks_for_nans_the_operation_is_told() -> None:
+    step = te.jit(lambda x: jnp.log(x) * 2.0, cache=False)
+    giving_up = te.jit(lambda x: jnp.log(x) * 2.0, donate_argnums=0, cache=False)
+    step(X)
+    step(X)  # known: no Python before the executable
+    with jax.debug_nans(True):
+        for new in (False, True):
+            with pytest.raises(FloatingPointError, match="encountered in log"):
+                step(-X[:4] if new else -X)
+        with pytest.raises(FloatingPointError, match="in a result of"):
+            giving_up(-X)
+        with pytest.raises(FloatingPointError, match="in a result of"):
+            step.compiled(X)(-X)
+
+
 def test_other_layouts_are_moved_and_donated_arrays_given_up() -> None:
     step = te.jit(lambda x: x + 1.0, donate_argnums=0, cache=False)
     for _ in range(4):

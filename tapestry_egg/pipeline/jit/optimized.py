@@ -111,7 +111,12 @@ class Optimized:
             return self.signature.jitted(*args, **kwargs), None, False
         given, named, _ = self._split(args, kwargs)
         compiled = found.compiled or self._compile(found)
-        return compiled.ask(given, named)
+        try:
+            return compiled.ask(given, named)
+        except FloatingPointError:  # JAX, which looks for it, says where it comes from
+            if not any(found.program.graph.donated):
+                self.signature.jitted(*args, **kwargs)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument."""
