@@ -18,10 +18,13 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     """Give every reader its own copy of views and of expansions of something small.
 
     Compilers repeat such operations inside each reading kernel instead of storing them; making
-    the copies explicit lets each reader choose its own layout for them. Values are unchanged.
+    the copies explicit lets each reader choose its own layout for them. Values are unchanged. So of
+    what holds one number everywhere and is constrained: it lies as asked for whoever is outside, and
+    every kernel writes the number for itself, as XLA does in place of a gather of it.
     """
     signatures = [_signature(graph, op) for op in graph.operations]
     cheap = _cheap(graph, signatures)
+    written = _fills(graph, signatures)
     last_reader_is_output = set(graph.outputs)
     values = list(graph.values)
     pending: dict[int, list[Operation]] = defaultdict(list)  # operation -> copies placed before it
@@ -39,6 +42,10 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     def own_copy(v: int, reader: int, made: dict[int, int]) -> int:
         """The value that `reader` should read instead of v: a copy of v's cheap producer chain."""
         p = producers.get(v)
+        if p is not None and operations[p].kernel == CONSTRAINT:
+            (source,) = operations[p].inputs
+            if source in written and cheap[producers[source]]:
+                v, p = source, producers[source]
         if p is None or not cheap[p]:
             return v
         if v in made:
@@ -82,6 +89,20 @@ def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
         tuple([graph.values[v] for v in op.inputs]),
         tuple([graph.values[v] for v in op.outputs]),
     )
+
+
+def _fills(
+    graph: BlockGraph, signatures: Sequence[OperationSignature | None]
+) -> frozenset[int]:
+    """The values that operations on elements make of single numbers alone."""
+    single = {v for v, type_ in enumerate(graph.values) if type_.size == 1}
+    found = set(single)
+    for op, signature in zip(graph.operations, signatures, strict=True):
+        if signature is not None and signature.fusion in ("view", "loop"):
+            plain = signature.keeps_fills and op.kernel != CONSTRAINT
+            if plain and found.issuperset(op.inputs):
+                found.update(op.outputs)
+    return frozenset(found - single)
 
 
 def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> list[bool]:

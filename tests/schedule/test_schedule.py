@@ -18,6 +18,7 @@ from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, in_order, operation_groups, schedule
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.trace import trace
 
 N = 512
@@ -221,3 +222,24 @@ def test_what_is_constrained_exists_once() -> None:
     many = jax.ShapeDtypeStruct((8, N, N), jnp.float32)
     made = kernels(scheduled(f, X, many, many))
     assert sum("sharding_constraint" in unit for unit in made) == 1
+
+
+def test_a_number_that_is_constrained_is_written_anew_for_every_reader() -> None:
+    """As it is asked for it only leaves; what is no number everywhere is read as it is asked for.
+    XLA drops the collective that would bring it into another layout."""
+    asked = NamedSharding(AbstractMesh((8,), ("x",)), PartitionSpec(None, "x"))
+
+    def f(x: jax.Array, row: jax.Array) -> Any:
+        number, rows = (
+            jax.lax.with_sharding_constraint(jnp.broadcast_to(a, (N, N)), asked)
+            for a in (row.sum(), row)
+        )
+        return jnp.sort(x * number), jnp.sort(x - rows), number
+
+    graph = repeat_cheap(trace(f, X, jax.ShapeDtypeStruct((N,), jnp.float32)).graph)
+    made = {v: op for op in graph.operations for v in op.outputs}
+    product, difference = (
+        next(op for op in graph.operations if op.kernel == k) for k in ("mul", "sub")
+    )
+    assert made[product.inputs[1]].kernel == "broadcast_in_dim"
+    assert made[difference.inputs[1]].kernel == made[graph.outputs[2]].kernel == CONSTRAINT
