@@ -18,9 +18,9 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     """Give every reader its own copy of views and of expansions of something small.
 
     Compilers repeat such operations inside each reading kernel instead of storing them; making
-    the copies explicit lets each reader choose its own layout for them. Values are unchanged. So of
-    what holds one number everywhere and is constrained: it lies as asked for whoever is outside, and
-    every kernel writes the number for itself, as XLA does in place of a gather of it.
+    the copies explicit lets each reader choose its own layout for them. Values are unchanged.
+    What holds one number everywhere and is constrained lies as asked where it leaves; every kernel
+    writes the number for itself, as XLA does in place of a gather of it.
     """
     signatures = [_signature(graph, op) for op in graph.operations]
     cheap = _cheap(graph, signatures)
@@ -91,9 +91,7 @@ def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
     )
 
 
-def _fills(
-    graph: BlockGraph, signatures: Sequence[OperationSignature | None]
-) -> frozenset[int]:
+def _fills(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> frozenset[int]:
     """The values that operations on elements make of single numbers alone."""
     single = {v for v, type_ in enumerate(graph.values) if type_.size == 1}
     found = set(single)

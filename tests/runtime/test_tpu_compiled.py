@@ -87,6 +87,24 @@ def test_sums_of_blocks_that_fill_no_tiles_are_scattered_beside_others(
     assert whole <= moved["reduce_scatter", 4] <= 4 / 3 * whole  # some are padded
 
 
+@pytest.mark.parametrize(("count", "dim"), [(2, 0), (32, 1)])
+def test_few_matrices_are_scattered_with_their_blocks_first(
+    devices: Sequence[Any], count: int, dim: int
+) -> None:
+    """Gradients of two stacked layers lie in tiles of two rows, of which XLA scatters none."""
+    mesh = Mesh(np.array(devices), ("x",))
+    step = Change("reduce_scatter", (0,), 1, monoid="sum")
+    mapped = jax.shard_map(
+        lambda x: apply(x, step, MeshShape(("x",), (8,)), "tpu"),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(None, "x"),
+        check_vma=False,
+    )
+    x = jax.ShapeDtypeStruct((count, 512, 256), jnp.float32)
+    assert f"scatter_dimension={dim} " in str(jax.make_jaxpr(mapped)(x)).replace("\n", " ")
+
+
 def test_exchanges_that_split_lanes_take_no_more_than_two_arrays(devices: Sequence[Any]) -> None:
     mesh = Mesh(np.array(devices), ("x",))
     step = Change("all_to_all", (0,), 1, 2)
