@@ -13,6 +13,9 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TargetError
+from tapestry_egg.extract.front.what_if import changed
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.plans.cost_table import KEYS
@@ -165,6 +168,15 @@ def test_faster_links_cost_as_a_search_for_them_would(front: te.Front) -> None:
             assert now.costs.seconds == was.costs.seconds
         assert now.costs.peak_bytes == was.costs.peak_bytes
         assert now.origin is not None and now.origin.machine == faster
+
+
+def test_trees_over_faster_links_send_as_much_more() -> None:
+    slow, mesh = load_target("p5:32x8"), MeshShape(("x", "y"), (32, 8))
+    fast = changed(slow, {"links": 2})
+    assert fast.levels[1].tree_bytes_per_second == 2 * slow.levels[1].tree_bytes_per_second > 0
+    moved = [collective_seconds("all_reduce", 2.0**25, (0,), mesh, t) for t in (slow, fast)]
+    hops = 10 * slow.levels[1].latency_seconds + slow.launch_seconds
+    assert moved[0] - hops == pytest.approx(2 * (moved[1] - hops))
 
 
 def test_memory_price_and_clock(front: te.Front) -> None:
