@@ -214,14 +214,15 @@ def _scatter(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) -> jax.
 def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) -> jax.Array:
     """A sum scattered along a dim that XLA's TPU compiler scatters along: the first of three or
     more, or one of the last two where blocks are whole tiles, but of a few matrices, which it may
-    lay in tiles side by side. Along any other, and of vectors, it reduces everything everywhere and
-    slices, twice the bytes and the whole result on every device, in one all-reduce with whatever
-    else is reduced. There the blocks come first, as a dim of their own. Vectors, and columns that
-    are fewer than rows of a tile, pass as rows of lanes. Blocks that are no whole tiles stay with
-    it.
+    lay in tiles side by side, or narrow ones, whose rows it lays along lanes. Along any other, and
+    of vectors, it reduces everything everywhere and slices, twice the bytes and the whole result on
+    every device, in one all-reduce with whatever else is reduced. There the blocks come first, as a
+    dim of their own. Vectors, and columns that are fewer than rows of a tile, pass as rows of
+    lanes. Blocks that are no whole tiles stay with it.
     """
     from_end, block = x.ndim - dim, x.shape[dim] // parts
-    whole = block % {1: _LANES, 2: _ROWS}.get(from_end, block) == 0
+    lanes = from_end == 1 or (from_end == 2 and x.shape[-1] < _LANES)
+    whole = block % (_LANES if lanes else _ROWS if from_end == 2 else block) == 0
     apart = x.ndim == 2 or prod(x.shape[:-2]) % _ROWS == 0
     if (from_end < 3 and whole and apart) or (from_end > 2 and dim == 0):
         return _scatter(x, names, dim, parts)

@@ -42,6 +42,7 @@ def devices() -> Sequence[Any]:
         ((64, 8, 128), 0),
         ((65536,), 0),
         ((4096, 32), 1),  # blocks of four columns
+        ((16, 256, 32), 1),  # narrow matrices
     ],
 )
 def test_sums_are_scattered_along_any_dim(
