@@ -227,7 +227,8 @@ class Lives:
         return self._alike(v) if whole or self._root(unit).port else set()
 
     def _alike(self, v: int) -> set[int]:
-        """The values of v's type that what makes it reads only where it writes v."""
+        """The values of v's type that what makes it reads only where it writes v; not those that
+        its unit makes on the way, which are no arrays."""
         u = self.maker[v]
         root = self._root(self.schedule.units[u])
         if root.port:
@@ -239,7 +240,8 @@ class Lives:
             read = {root.inputs[p] for p in root.signature.initial}
         types = self.program.types
         same = (types[v].shape, types[v].dtype)
-        return {w for w in read if (types[w].shape, types[w].dtype) == same}
+        stored = read & self.maker.keys()
+        return {w for w in stored if (types[w].shape, types[w].dtype) == same}
 
     def _is_reduced(self, v: int) -> bool:
         """Whether a sum or the like is taken of a value along its last dim, which then one kernel

@@ -42,6 +42,21 @@ def test_a_kernel_that_reduces_its_result_by_rows_overwrites_nothing(
     assert least == pytest.approx(arrays * 4 * n * n, rel=0.02)
 
 
+def test_what_is_written_into_on_the_way_is_no_array_to_write_over() -> None:
+    """Of an operand that is made in the kernel that updates it there is no array."""
+    n = 1024
+
+    def f(x: Any, i: Any) -> Any:
+        return ((x - 1.0).T.at[i].add(1.0).T,)
+
+    square, rows = jax.ShapeDtypeStruct((n, n), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.int32)
+    mesh = MeshShape(("x",), (2,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        front = te.optimize(te.trace(f, square, rows), "h100:2", mesh_shapes=[mesh], settings=QUICK)
+    assert min(p.costs.peak_bytes for p in front) <= 2.1 * 4 * n * n
+
+
 def test_a_sum_scattered_along_channels_is_turned_before() -> None:
     cut = (None, None, None, "x")
 
