@@ -9,16 +9,18 @@ is merged with what was found before (`extract/front/merging.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
-from tapestry_egg.extract.problem.mergeable import Chains, chain_of, may_merge, mean, most_saved
+from tapestry_egg.extract.problem.mergeable import Chains, may_merge, most_saved
 from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.settling import SLIVER
 
+from .latency_prices import LatencyPrices
 from .merge import NetworkResult
 from .merging import LEAST
 
@@ -33,35 +35,33 @@ _NETWORKS = 4
 
 @dataclass
 class Latencies:
-    """One network in which latencies are paid along `chains`: at first the one of the fastest plan
-    that is known."""
+    """One network in which copies that may be merged are paid by their bytes, and by latencies
+    along chains."""
 
     result: NetworkResult
     once: Once = field(default_factory=Once)
-    chains: list[Chains] = field(default_factory=list)
 
-    def add(self, found: Archive) -> None:
-        """Mix in the chain that is the longest in the fastest of what was found."""
-        rows = _fastest(found).rows
-        self.chains.append(chain_of(self.result.assembled, rows, self.once))
+    @cached_property
+    def prices(self) -> LatencyPrices:
+        """The labellings that are known, and the prices of all."""
+        return LatencyPrices(self.result.assembled, self.once)
 
-    @property
-    def bounding(self) -> PlanProblem:
-        """The problem in which nothing is paid elsewhere: no merging of any plan takes less."""
-        return self._posed(0.0)
+    def bounding(self, by_lines: bool) -> PlanProblem:
+        """The next problem in which nothing else is paid: no merging of any plan takes less."""
+        return self._posed(self.prices.next() if by_lines else self.prices.along_chains())
 
-    def likely(self, part: float) -> PlanProblem:
-        """The problem in which a part of latencies is paid elsewhere."""
-        return self._posed(part)
+    def likely(self, part: float, by_lines: bool) -> PlanProblem:
+        """The problem in which a part of what merging may take away is paid all the same."""
+        chains = self.prices.by_lines() if by_lines else self.prices.along_chains()
+        return self._posed(replace(chains, others=part))
 
     def most_saved(self, plan: Candidate) -> float:
         """Seconds that merging the collectives of a plan saves at most."""
         return most_saved(self.result.assembled, plan.rows, self.once)
 
-    def _posed(self, part: float) -> PlanProblem:
+    def _posed(self, chains: Chains) -> PlanProblem:
         own = self.result.assembled
-        weights = Weights(chains=mean(self.chains, part))
-        return assemble(own.choices, weights, self.once, own.shared)
+        return assemble(own.choices, Weights(chains=chains), self.once, own.shared)
 
 
 def worth_merging(
@@ -76,7 +76,7 @@ def worth_merging(
     every = [(k, c) for k, r in enumerate(results) for c in r.archive.candidates]
     costs = np.array([c.costs for _, c in every]).reshape(-1, 3)
     asked = {id(every[i][1]) for i in shown(costs)} if every else set()
-    asked |= {id(_fastest(r.archive)) for r in results if r.archive.candidates}
+    asked |= {id(fastest(r.archive)) for r in results if r.archive.candidates}
     networks = {k: Latencies(r) for k, r in enumerate(results)}
     least: dict[int, float] = {}
     for k, c in every:
@@ -89,9 +89,10 @@ def worth_merging(
     others = {k: own for k, own in networks.items() if k not in found} if found else {}
     for network in (*found.values(), *others.values()):
         if network.result.archive.candidates:
-            network.add(network.result.archive)
+            network.prices.meet(fastest(network.result.archive).rows, False)
     return found, others, len(worth) - len(found)
 
 
-def _fastest(archive: Archive) -> Candidate:
+def fastest(archive: Archive) -> Candidate:
+    """The fastest of what a search has found."""
     return min(archive.candidates, key=lambda c: c.costs)

@@ -28,12 +28,13 @@ _JUST = 0.02
 @dataclass(frozen=True)
 class NetworkResult:
     """What the searches of one network found: candidates by true costs, cuts on seconds; and those
-    that merging may make fast, by their true costs, in the order of each search for these; and the
-    seconds that all of its plans take at least, however merged (0: not proven)."""
+    that merging may make fast, by their true costs, in the order of each search for these (at
+    prices along chains, or by lines: true); and the seconds that all of its plans take at least,
+    however merged (0: not proven)."""
 
     assembled: PlanProblem
     archive: Archive
-    mergeable: tuple[tuple[Candidate, ...], ...] = ()
+    mergeable: tuple[tuple[bool, tuple[Candidate, ...]], ...] = ()
     least_merged: float = 0.0
 
     def with_candidates(self, archive: Archive) -> NetworkResult:
@@ -41,10 +42,11 @@ class NetworkResult:
         candidates = [*self.archive.candidates, *map(self._counted, archive.candidates)]
         return replace(self, archive=Archive(candidates, self.archive.cuts))
 
-    def with_mergeable(self, found: Sequence[Candidate]) -> NetworkResult:
-        """Take in what one search for labellings that merging may make fast has found."""
+    def with_mergeable(self, by_lines: bool, found: Sequence[Candidate]) -> NetworkResult:
+        """Take in what one search for labellings that merging may make fast has found, at prices
+        along chains or by lines."""
         own = tuple(map(self._counted, found))
-        return replace(self, mergeable=(*self.mergeable, own))
+        return replace(self, mergeable=(*self.mergeable, (by_lines, own)))
 
     def with_least(self, seconds: float) -> NetworkResult:
         """Take in that no plan of it takes less, however merged."""

@@ -121,8 +121,10 @@ def merge_collectives(
             if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
                 yield plan, one
 
-    for plan, one in _promising([*posed(_meant(results), 0, _MOST_MEANT, 0)]):
-        made += _merged(plan, one, feedback)
+    for by_lines in (False, True):
+        some = [*posed(_meant(results, by_lines), 0, _MOST_MEANT, 0)]
+        for plan, one in _promising(some, [*made] if by_lines else ()):
+            made += _merged(plan, one, feedback)
     if found:
         for plan, one in posed(_behind(front, results), tries, _MOST, len(_WAYS)):
             made += _merged(plan, one, feedback)
@@ -168,20 +170,34 @@ def _raised(plan: Plan, least: float, proven: bool) -> Plan:
     return replace(plan, bound=max(plan.bound, min(least, plan.costs.seconds)))
 
 
-def _meant(results: Sequence[NetworkResult]) -> list[_Found]:
-    """The labellings that were found for merging, the first of each search before all second."""
-    every = [(k, r.assembled, c) for r in results for own in r.mergeable for k, c in enumerate(own)]
+def _meant(results: Sequence[NetworkResult], by_lines: bool) -> list[_Found]:
+    """The labellings that were found for merging at prices of one sort, the first of each search
+    before all second."""
+    every = [
+        (k, r.assembled, c)
+        for r in results
+        for sort, own in r.mergeable
+        for k, c in enumerate(own)
+        if sort == by_lines
+    ]
     return [x[1:] for x in sorted(every, key=lambda x: x[0])]
 
 
-def _promising(plans: Sequence[_Posed]) -> list[_Posed]:
-    """The plans that a front would show if merging saved of each as much as it may."""
+def _promising(plans: Sequence[_Posed], made: Sequence[Plan] = ()) -> list[_Posed]:
+    """The plans that a front would show if merging saved of each as much as it may, but for those
+    that take no less than one that was `made` even so."""
     if not plans:
         return []
-    costs = [
-        (p.costs.seconds - one.most_saved(), p.costs.peak_bytes, p.costs.joules) for p, one in plans
-    ]
-    return [plans[i] for i in shown(np.array(costs, dtype=float))]
+    costs = np.array([(p.costs.seconds, p.costs.peak_bytes, p.costs.joules) for p, _ in plans])
+    least = costs.copy()
+    costs[:, 0] -= [one.most_saved() for _, one in plans]
+    # Joules fall with seconds, and by no greater share.
+    least[:, [0, 2]] *= (costs[:, 0] / least[:, 0])[:, None]
+    beaten = np.zeros(len(plans), dtype=bool)
+    for one in made:
+        known = np.array([one.costs.seconds, one.costs.peak_bytes, one.costs.joules])
+        beaten |= (known <= least).all(axis=1)
+    return [plans[i] for i in shown(costs) if not beaten[i]]
 
 
 def _behind(front: Front, results: Sequence[NetworkResult]) -> list[_Found]:

@@ -240,17 +240,15 @@ class _Assembler:
         """Seconds, per row, of a port that reads what it makes itself: it copies within."""
         table, weight = self.columns.table(v), self.columns.copy_weight(u, v)
         given, wanted = self.columns.gives(v), self.columns.wanted(u, v)
-        less, saved, share = self._saved(v, u)
+        less, more = self._saved(v, u)
 
         def copied() -> Floats:
-            price = self._price(table)
-            if less is not None and saved is not None:
-                price = price - less + share * saved
+            price = self._price(table) - less + more
             needs = [wanted.sets[k] for k in wanted.label]
             costs = [sum(price[a, b] for b in n) for a, n in zip(given, needs, strict=True)]
             return np.array(costs) * weight
 
-        return self.once(copied, "own copy", given, wanted, weight, less, share)
+        return self.once(copied, "own copy", given, wanted, weight, less, more)
 
     def _rows_that_keep(self, v: int, haves: Ints) -> _Holding:
         """Rows once without a kept copy, then with each that two readers could share, or that one
@@ -385,14 +383,12 @@ class _Assembler:
         table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
         wanted, rows = self.columns.wanted(reader, v), self.unit_row[reader]
         label_r = self.once(lambda: wanted.label[rows], "labels", wanted, rows)
-        less, saved, share = self._saved(v, reader)
+        less, more = self._saved(v, reader)
         turns = self.memory.turns(reader, v)
 
         def costs() -> tuple[Floats, Floats]:
-            price, shape = self._price(table), (len(have), len(wanted.sets))
-            if less is not None:
-                price = price - less
-            (after, before), (more, first) = table.turning(*turns)
+            price, shape = self._price(table) - less, (len(have), len(wanted.sets))
+            (after, before), (turned, first) = table.turning(*turns)
             price, joules = price + self.weights.seconds * before, table.joules + first
             seconds, energy = np.zeros(shape), np.zeros(shape)
             for j, layouts in enumerate(wanted.sets):
@@ -400,14 +396,14 @@ class _Assembler:
                     there = (have == b) | (kept == b)
                     own = self.weights.seconds * after[have, b]
                     seconds[:, j] += (np.where(there, 0.0, price[have, b]) + own) * weight
-                    own = more[have, b]
+                    own = turned[have, b]
                     energy[:, j] += (np.where(there, 0.0, joules[have, b]) + own) * weight
-                if saved is not None and share and layouts:
+                if isinstance(more, np.ndarray) and layouts:
                     # Once, whoever makes the copies: those of one value may be merged.
-                    seconds[:, j] += share * saved[have][:, list(layouts)].max(axis=1)
+                    seconds[:, j] += more[have][:, list(layouts)].max(axis=1)
             return seconds, energy
 
-        key = (table, have, kept, wanted, weight, less, share, turns)
+        key = (table, have, kept, wanted, weight, less, more, turns)
         seconds, energy = self.once(costs, "read", *key)
         uses = self.memory.read(reader, v, have, kept, holds, wanted)
         spans = self.spans.of_read(reader, v, have, kept, wanted, turns) if self.spans else []
@@ -415,13 +411,13 @@ class _Assembler:
             Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
         )
 
-    def _saved(self, v: int, reader: int) -> tuple[Floats | None, Floats | None, float]:
-        """What copies of a value are cheaper by that one unit reads; what merging may take away of
-        them, and which part of it is paid all the same."""
+    def _saved(self, v: int, reader: int) -> tuple[Floats | float, Floats | float]:
+        """What copies of a value are cheaper by that one unit reads, and what is paid of that all
+        the same."""
         if self.mergeable is None or self.columns.copy_weight(reader, v) != 1.0:
-            return None, None, 0.0
-        own = self.mergeable
-        return own.less(v), own.saved(v), own.more(v, reader)
+            return 0.0, 0.0
+        less, more = self.mergeable.less(v), self.mergeable.more(v, reader)
+        return 0.0 if less is None else less, 0.0 if more is None else more
 
     def _price(self, table: CopyTable) -> Floats:
         """Weighted cost of every copy of one tensor type."""

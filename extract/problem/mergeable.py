@@ -1,18 +1,29 @@
-"""Mergeable collectives: what of a copy's seconds merging may take away, and what it never does.
+"""Mergeable collectives: what merging may take away of what the copies of a plan take.
 
 Collectives of one kind over the same devices that need not wait for each other can be one, which
-has one latency. How many there will be is not known to a sum. But along a chain of units, each of
-which reads what the one before it makes, every collective that is read on the way waits for those
-before it: these are never merged with one another. So all collectives that may be merged are priced
-without their latencies, but for those read along chains, which have a share of theirs. Such a sum
-is no more than what any merging of a labelling takes, whatever the chains; and of those in which
-the labelling's latencies are most, little less.
+has one latency. How many there will be is not known to a sum. Two things are:
+
+- One collective of x bytes takes T(x) seconds, and no more than M bytes are made one. Of every
+  line below T, T(x) >= l + b x for all x up to M, this follows: those that the copies of one kind
+  are merged into take l for each, and b for each of the bytes of all copies. With l = 0 it says
+  what bytes take in the fullest collectives that there may be.
+- Along a chain of units, each of which reads what the one before it makes, every collective that is
+  read on the way waits for those before it: these are never merged with one another. So there are
+  no fewer collectives of a kind than are read along any chain, and each kind may have its own.
+
+So each kind is priced by a line and a chain: every copy by its bytes, those that are read along the
+chain by l besides. Or all kinds have one chain: what is read along it pays its own collective, and
+all else what its bytes add, at least, to those of any collective that they join. Either is a sum,
+and no more than what any merging of any labelling takes, whatever the lines and chains; of those
+that are best for a labelling, it is little less than what merging that labelling takes. Means of
+such prices are no more than that either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,49 +41,89 @@ if TYPE_CHECKING:
 
 #: A read: of a value, by a unit.
 Read = tuple[int, int]
+#: What all copies have in common that may be one collective: kind, axes, monoid.
+Kind = tuple[str, tuple[int, ...], str | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one collective takes at least: seconds, and more for each byte that enters it."""
+
+    latency: float
+    per_byte: float
+
+
+@dataclass(frozen=True)
+class Paid:
+    """How the copies of one kind are paid: each by its bytes, and those at `reads` along a chain by
+    a latency besides."""
+
+    line: Line
+    reads: frozenset[Read] = frozenset()
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What is paid for the copies of every kind: of a kind that is not here the steepest line. With
+    a `chain`, all that its reads take, and elsewhere what bytes add at least to any collective."""
+
+    kinds: Mapping[Kind, Paid] = field(default_factory=dict)
+    chain: frozenset[Read] | None = None
 
 
 @dataclass(frozen=True)
 class Chains:
-    """Which share of the latency of its collective is paid at each read (value, unit), and at all
-    others: with none there it is a bound."""
+    """The mean of some prices, by weights that are one together. `others` is a share of what
+    merging may take away that is paid all the same: with none it is a bound."""
 
-    shares: Mapping[Read, float]
+    prices: tuple[tuple[float, Prices], ...] = ((1.0, Prices()),)
     others: float = 0.0
-
-    def at(self, read: Read) -> float:
-        """The share that is paid at a read."""
-        return max(self.shares.get(read, 0.0), self.others)
-
-
-def mean(chains: Sequence[Chains], others: float = 0.0) -> Chains:
-    """The mixture of some chains, and another share of latencies elsewhere."""
-    shares: dict[Read, float] = {}
-    for one in chains:
-        for read, share in one.shares.items():
-            shares[read] = shares.get(read, 0.0) + share / len(chains)
-    return Chains(shares, others)
 
 
 # Amounts, between none and all that one collective may have, at which its seconds are looked at.
-_POINTS = 1 << 15
+_POINTS, _FINELY = 1 << 13, 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
 class Mergeable:
-    """Which of the copies of one program's values may be merged, and with which shares of their
-    latencies they are priced: those that are read along `chains`."""
+    """Which of the copies of one program's values may be merged, and what they cost at some
+    prices."""
 
     columns: Columns
-    chains: Chains = Chains({})
+    chains: Chains = Chains()
 
     def saved(self, v: int) -> Floats | None:
-        """[from, to]: seconds of the copies of a value that merging may take away; None where it
-        takes away nothing."""
-        if self.columns.program.body_of[v]:
+        """[from, to]: seconds of the copies of a value that merging may take away, but for those
+        that are paid along chains; None where it takes away nothing."""
+        moves = self.moves(v)
+        if not moves:
             return None
         table = self.columns.table(v)
-        return self.columns.once(lambda: self._saved(table), "mergeable", table)
+        lines = tuple((k, self._lines(k)) for k in moves)
+
+        def saved() -> Floats:
+            found = np.zeros_like(table.seconds)
+            for kind, own in lines:
+                at = moves[kind]
+                size = table.local_bytes[at[0]]
+                for w, latency, each in own:
+                    if each < 0.0:
+                        paid = self.added(table, kind, at)
+                    else:
+                        paid = np.minimum(each * size, table.seconds[at] - latency)
+                    found[at] += w * np.maximum(0.0, table.seconds[at] - paid)
+            return found
+
+        return self.columns.once(saved, "saved", table, lines)
+
+    def added(self, table: CopyTable, kind: Kind, at: tuple[Ints, Ints]) -> Floats:
+        """Seconds that some copies of one kind add at least to those of any collective that they
+        join."""
+
+        def added() -> Floats:
+            return np.array([self.least(kind, float(table.local_bytes[a])) for a in at[0]])
+
+        return self.columns.once(added, "added", table, kind)
 
     def less(self, v: int) -> Floats | None:
         """[from, to]: what copies of a value are cheaper by, wherever they are read."""
@@ -82,54 +133,153 @@ class Mergeable:
         part = 1.0 - self.chains.others
         return self.columns.once(lambda: part * saved, "less", saved, part)
 
-    def more(self, v: int, reader: int) -> float:
-        """Which share of `saved` is paid all the same where a unit reads the value."""
-        return self.chains.at((v, reader)) - self.chains.others
+    def more(self, v: int, reader: int) -> Floats | None:
+        """[from, to]: what is paid of `less` all the same where a unit reads the value; None for
+        nothing."""
+        saved, moves, read = self.saved(v), self.moves(v), (v, reader)
+        whole = sum(w for w, p in self.chains.prices if p.chain is not None and read in p.chain)
+        paid = tuple(
+            sum(w * p.line.latency for w, p in self._by_line(k) if read in p.reads) for k in moves
+        )
+        if saved is None or not (whole or any(paid)):
+            return None
+        table, others = self.columns.table(v), self.chains.others
 
-    def _saved(self, table: CopyTable) -> Floats | None:
+        def more() -> Floats:
+            found = np.zeros_like(saved)
+            for seconds, (kind, at) in zip(paid, moves.items(), strict=True):
+                every = np.full(len(at[0]), float(seconds))
+                if whole:
+                    every += whole * (table.seconds[at] - self.added(table, kind, at))
+                found[at] = np.maximum(0.0, every - others * saved[at])
+            return found
+
+        return self.columns.once(more, "more", saved, paid, whole, others)
+
+    def moves(self, v: int) -> dict[Kind, tuple[Ints, Ints]]:
+        """The copies of a value that may be merged, by their kinds: (from, to) of each."""
+        if self.columns.program.body_of[v]:
+            return {}
+        table = self.columns.table(v)
+        return self.columns.once(lambda: self._moves(table), "moves", table)
+
+    def kinds(self, v: int) -> Mapping[tuple[int, int], Kind]:
+        """The kind of each copy of a value that may be merged, by (from, to)."""
+        moves = self.moves(v)
+
+        def kinds() -> dict[tuple[int, int], Kind]:
+            every = [
+                (k, zip(at[0].tolist(), at[1].tolist(), strict=True)) for k, at in moves.items()
+            ]
+            return {ends: k for k, own in every for ends in own}
+
+        return self.columns.once(kinds, "kinds", self.columns.table(v), bool(moves))
+
+    def _moves(self, table: CopyTable) -> dict[Kind, tuple[Ints, Ints]]:
         choices = self.columns.choices
         combiner, dtype = choices.target.combiner, table.tensor.dtype
+        found: dict[Kind, list[tuple[int, int]]] = {}
         if combiner is None or dtype.startswith("key<"):
-            return None
-        found = np.zeros_like(table.seconds)
+            return {}
         for (a, b), step in table.step_of.items():
-            kind = step.kind
-            if int(table.following[a, b]) != b or kind not in MOVING or kind not in combiner.kinds:
+            kind, name = (step.kind, step.axes, step.monoid), step.kind
+            if int(table.following[a, b]) != b or name not in MOVING or name not in combiner.kinds:
                 continue
-            if choices.mesh.parts(step.axes) < 2 or carried_as(kind, step.monoid, dtype) != kind:
+            if choices.mesh.parts(step.axes) < 2 or carried_as(name, step.monoid, dtype) != name:
                 continue
-            least = self._least(kind, step.axes, float(table.local_bytes[a]))
-            found[a, b] = max(0.0, float(table.seconds[a, b]) - least)
-        return found if found.any() else None
+            if float(table.local_bytes[a]) <= self.most(kind):
+                found.setdefault(kind, []).append((a, b))
+        return {k: (np.array(x)[:, 0], np.array(x)[:, 1]) for k, x in found.items()}
 
-    def _least(self, kind: str, axes: tuple[int, ...], size: float) -> float:
+    def most(self, kind: Kind) -> float:
+        """The most bytes that may enter one collective."""
+        combiner = self.columns.choices.target.combiner
+        assert combiner is not None
+        whole = self.columns.choices.mesh.parts(kind[1]) if kind[0] == "all_gather" else 1
+        return combiner.bytes / whole
+
+    def _by_line(self, kind: Kind) -> list[tuple[float, Paid]]:
+        """What is paid for copies of a kind by a line, and the weights of each."""
+        steepest = Paid(self.hull(kind)[0])
+        return [(w, p.kinds.get(kind, steepest)) for w, p in self.chains.prices if p.chain is None]
+
+    def _lines(self, kind: Kind) -> tuple[tuple[float, float, float], ...]:
+        """Weights, latencies and seconds for each byte, less than none where that is what bytes add
+        at least."""
+        found: dict[tuple[float, float], float] = {}
+        for w, p in self._by_line(kind):
+            line = p.line.latency, p.line.per_byte
+            found[line] = found.get(line, 0.0) + w
+        rest = 1.0 - sum(found.values())
+        if any(p.chain is not None for _, p in self.chains.prices):
+            found[0.0, -1.0] = rest
+        return tuple((w, *line) for line, w in found.items())
+
+    def least(self, kind: Kind, size: float) -> float:
         """Seconds that so many bytes add at least to those of any collective that they join."""
+        name, axes, _ = kind
         target = self.columns.choices.target
         combiner = target.combiner
         assert combiner is not None
-        step, times = self._times(kind, axes)
-        steps = int(size / step)
-        if steps >= _POINTS:
+        amounts = np.linspace(0.0, self.most(kind), _FINELY)
+
+        def times() -> Floats:
+            mesh = self.columns.choices.mesh
+            return np.asarray(collective_seconds(name, amounts, axes, mesh, target))
+
+        seconds = self.columns.once(times, "times", name, axes)
+        steps = int(size / float(amounts[1]))
+        if steps >= _FINELY:
             return np.inf
         # From x bytes to x + size, whatever x is between two points: seconds rise with bytes.
-        more = max(0.0, float((times[steps:-1] - times[1 : _POINTS - steps]).min(initial=np.inf)))
-        if kind in combiner.contiguous:
+        least = (seconds[steps:-1] - seconds[1 : _FINELY - steps]).min(initial=np.inf)
+        more = max(0.0, float(least))
+        if name in combiner.contiguous:
             more += 4.0 * size / target.hbm_bytes_per_second
         return more
 
-    def _times(self, kind: str, axes: tuple[int, ...]) -> tuple[float, Floats]:
-        """Seconds of collectives of all amounts that one may have, from nothing to the most, at
-        equal steps; and how many bytes a step is."""
-        choices = self.columns.choices
-        mesh, target = choices.mesh, choices.target
-        assert target.combiner is not None
-        whole = mesh.parts(axes) if kind == "all_gather" else 1
-        amounts = np.linspace(0.0, target.combiner.bytes / whole, _POINTS)
+    def line(self, kind: Kind, each: float) -> Line:
+        """The line of what collectives of a kind take that is the highest where each has so many
+        bytes; where that is more than one may have, the one of bytes alone."""
+        steepest, *others = self.hull(kind)
+        if each >= self.most(kind):
+            return steepest
+        return max((steepest, *others), key=lambda x: x.latency + x.per_byte * each)
 
-        def times() -> Floats:
-            return np.asarray(collective_seconds(kind, amounts, axes, mesh, target))
+    def hull(self, kind: Kind) -> tuple[Line, ...]:
+        """Lines that are nowhere above the seconds of one collective, whatever may enter it: the
+        steepest that has no latency, and those along the hull."""
+        name, axes, _ = kind
 
-        return float(amounts[1]), self.columns.once(times, "times", kind, axes)
+        def lines() -> tuple[Line, ...]:
+            choices = self.columns.choices
+            mesh, target = choices.mesh, choices.target
+            x = np.linspace(0.0, self.most(kind), _POINTS)
+            seconds = np.asarray(collective_seconds(name, x, axes, mesh, target))
+            if target.combiner is not None and name in target.combiner.contiguous:
+                seconds = seconds + 4.0 * x / target.hbm_bytes_per_second
+            # Seconds rise with bytes: what they are anywhere in a step is no less than before it.
+            below = np.column_stack([x[1:], seconds[:-1]])
+            steepest = float((below[:, 1] / below[:, 0]).min())
+            corners = _below([(0.0, float(seconds[0])), *map(tuple, below.tolist())])
+            slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(corners)]
+            along = [Line(a[1] - s * a[0], s) for a, s in zip(corners, slopes, strict=False)]
+            return (Line(0.0, steepest), *(x for x in along if x.latency >= 0 and x.per_byte >= 0))
+
+        return self.columns.once(lines, "hull", name, axes)
+
+
+def _below(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of the hull below some points, which come from left to right."""
+    found: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(found) > 1:
+            (x0, y0), (x1, y1) = found[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            found.pop()
+        found.append((x, y))
+    return found
 
 
 def may_merge(choices: UnitChoices) -> bool:
@@ -138,36 +288,126 @@ def may_merge(choices: UnitChoices) -> bool:
     return target.combiner is not None and target.slowdown is None and choices.mesh.devices > 1
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy that may be merged: bytes that enter it, seconds alone, and where it is read."""
+
+    bytes: float
+    seconds: float
+    reads: set[Read]
+
+
+#: The copies of a labelling that may be merged, by their kinds; those to one layout are one.
+Copies = Mapping[Kind, Sequence[Copy]]
+
+
+def copies_of(assembled: PlanProblem, rows: Ints, mergeable: Mergeable) -> Copies:
+    """What a labelling reads in another layout than it is made in, where that may be merged."""
+    choices = assembled.choices
+    made = [choices.rows[u].gives[int(r[rows[u]])] for u, r in enumerate(assembled.unit_row)]
+    have = {
+        v: layout
+        for unit, gives in zip(choices.schedule.units, made, strict=True)
+        for v, layout in zip(unit.outputs, gives, strict=True)
+    }
+    found: dict[Kind, dict[tuple[int, int], Copy]] = {}
+    for u, unit in enumerate(choices.schedule.units):
+        needs = choices.rows[u].needs[int(assembled.unit_row[u][rows[u]])]
+        for need, (_, _, v) in zip(needs, unit.reads, strict=True):
+            if v not in have or need == have[v]:
+                continue
+            table = choices.table(v)
+            a, b = table.number[have[v]], table.number[need]
+            kind = mergeable.kinds(v).get((a, b))
+            if kind is not None:
+                own = found.setdefault(kind, {})
+                if (v, b) not in own:
+                    own[v, b] = Copy(float(table.local_bytes[a]), float(table.seconds[a, b]), set())
+                own[v, b].reads.add((v, u))
+    return {kind: [*own.values()] for kind, own in found.items()}
+
+
+def paid_for(copies: Copies, prices: Prices, mergeable: Mergeable) -> float:
+    """Seconds that all copies of a labelling have at some prices."""
+    total = 0.0
+    if prices.chain is not None:
+        total += sum(mergeable.least(k, c.bytes) for k, own in copies.items() for c in own)
+        saved = _saved(copies, mergeable)
+        return total + sum(saved[read] for read in saved.keys() & prices.chain)
+    for kind, own in copies.items():
+        paid = prices.kinds.get(kind) or Paid(mergeable.hull(kind)[0])
+        latency, each = paid.line.latency, paid.line.per_byte
+        total += sum(min(each * c.bytes, c.seconds - latency) for c in own)
+        if latency:
+            total += latency * len(set().union(*[c.reads & paid.reads for c in own]))
+    return total
+
+
+def _saved(copies: Copies, mergeable: Mergeable) -> dict[Read, float]:
+    """By read, the seconds of a copy but for those that its bytes add at least."""
+    found: dict[Read, float] = {}
+    for kind, own in copies.items():
+        for c in own:
+            saved = max(0.0, c.seconds - mergeable.least(kind, c.bytes))
+            for read in c.reads:
+                found[read] = max(found.get(read, 0.0), saved)
+    return found
+
+
 def most_saved(assembled: PlanProblem, rows: Ints, once: Once) -> float:
     """Seconds that merging the collectives of a labelling saves at most."""
-    paid = _latencies(assembled, rows, once)
-    return sum(paid.values()) - _longest(assembled, paid)[0]
+    mergeable = Mergeable(Columns(assembled.choices, once))
+    copies = copies_of(assembled, rows, mergeable)
+    alone = sum(c.seconds for own in copies.values() for c in own)
+    return alone - paid_for(copies, best_prices(assembled, [(1.0, copies)], mergeable), mergeable)
 
 
-def chain_of(assembled: PlanProblem, rows: Ints, once: Once) -> Chains:
-    """The reads along a chain of units on which the collectives of a labelling that may be merged
-    have the longest latencies together, each with its whole one."""
-    return Chains(dict.fromkeys(_longest(assembled, _latencies(assembled, rows, once))[1], 1.0))
+def best_prices(
+    assembled: PlanProblem, some: Sequence[tuple[float, Copies]], mergeable: Mergeable
+) -> Prices:
+    """The prices at which the mean of some labellings, by their weights, takes most."""
+    found: dict[Kind, Paid] = {}
+    for kind in dict.fromkeys(k for _, copies in some for k in copies):
+        counted: dict[Read, float] = {}
+        amount = 0.0
+        for weight, copies in some:
+            for c in copies.get(kind, ()):
+                amount += weight * c.bytes
+                for read in c.reads:
+                    counted[read] = counted.get(read, 0.0) + weight
+        count, chain = _longest(assembled, counted)
+        line = mergeable.line(kind, amount / count)
+        found[kind] = Paid(line, chain if line.latency else frozenset())
+    return Prices(found)
 
 
-def _longest(assembled: PlanProblem, paid: Mapping[Read, float]) -> tuple[float, list[Read]]:
-    """The longest chain, by what is paid at each read: all of that, and its reads from the last."""
+def chain_of(assembled: PlanProblem, copies: Copies, mergeable: Mergeable) -> Prices:
+    """The prices that are paid along the chain on which the copies of a labelling, whatever their
+    kinds, take most."""
+    counted = _saved(copies, mergeable)
+    return Prices(chain=_longest(assembled, counted)[1])
+
+
+def _longest(
+    assembled: PlanProblem, counted: Mapping[Read, float]
+) -> tuple[float, frozenset[Read]]:
+    """The reads along a chain of units on which some count most together, and how much."""
     schedule = assembled.choices.schedule
     reads = [tuple(dict.fromkeys(v for _, _, v in unit.reads)) for unit in schedule.units]
-    total = [0.0] * len(reads)  # of the longest chain to each unit
+    total = [0.0] * len(reads)  # of the chain to each unit that counts most
     last: list[Read | None] = [None] * len(reads)
     for u, values in enumerate(reads):
         for v in values:
             maker = schedule.producer[v]
             if 0 <= maker < u:  # others leave the program, or go round
-                here = total[maker] + paid.get((v, u), 0.0)
+                here = total[maker] + counted.get((v, u), 0.0)
                 if last[u] is None or here > total[u]:
                     total[u], last[u] = here, (v, u)
     end: tuple[float, Read | None] = (0.0, None)
     for u, values in enumerate(reads):
         for v in values:
             maker = schedule.producer[v]
-            here = total[maker] + paid.get((v, u), 0.0) if maker >= 0 else 0.0
+            here = (total[maker] if maker >= 0 else 0.0) + counted.get((v, u), 0.0)
             if here > end[0]:
                 end = here, (v, u)
     chain: list[Read] = []
@@ -175,27 +415,4 @@ def _longest(assembled: PlanProblem, paid: Mapping[Read, float]) -> tuple[float,
     while read is not None:
         chain.append(read)
         read = last[schedule.producer[read[0]]]
-    return end[0], chain
-
-
-def _latencies(assembled: PlanProblem, rows: Ints, once: Once) -> dict[Read, float]:
-    """Of the reads (value, unit) in another layout than a labelling makes the value in: what
-    merging may save of the collective."""
-    choices = assembled.choices
-    mergeable = Mergeable(Columns(choices, once))
-    made = [choices.rows[u].gives[int(r[rows[u]])] for u, r in enumerate(assembled.unit_row)]
-    have = {
-        v: layout
-        for unit, gives in zip(choices.schedule.units, made, strict=True)
-        for v, layout in zip(unit.outputs, gives, strict=True)
-    }
-    found: dict[Read, float] = {}
-    for u, unit in enumerate(choices.schedule.units):
-        needs = choices.rows[u].needs[int(assembled.unit_row[u][rows[u]])]
-        for need, (_, _, v) in zip(needs, unit.reads, strict=True):
-            if v not in have or need == have[v] or (saved := mergeable.saved(v)) is None:
-                continue
-            number = choices.table(v).number
-            seconds = float(saved[number[have[v]], number[need]])
-            found[v, u] = max(found.get((v, u), 0.0), seconds)
-    return found
+    return end[0], frozenset(chain)

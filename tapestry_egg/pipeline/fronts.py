@@ -13,11 +13,12 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.latencies import PARTS, Latencies, worth_merging
+from tapestry_egg.extract.front.latencies import PARTS, Latencies, fastest, worth_merging
 from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.machine.target import Target
+from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.of_plans import plan_schedule
@@ -37,11 +38,11 @@ from .searches import (
 )
 from .state import Question, State
 
-# So many rounds at most mix chains of reads for the prices of latencies that merging may take away,
-# each round the longest of what was found in those before: all networks, then those that are worth
-# it, then those that may take least, to this share, while that rises. All of it, and the searches
-# at those prices, may take the first share of the work of all others, and of it rounds the second.
-_ROUNDS, _NEAR, _MERGED, _MIXING = 6, 5e-4, 0.3, 0.15
+# So many rounds at most mix prices of what merging may take away, along chains and then by lines,
+# each with such a share of the work of all others, until so many in turn raise nothing by the share
+# `_NEAR`, and as near to their bound as the last number. After either, each search for plans that
+# merging makes fast takes the last share of the work.
+_ALONG_CHAINS, _BY_LINES, _NEAR, _LIKELY = (6, 0.0075, 1, 1.0), (8, 0.012, 3, 1e-3), 5e-4, 0.085
 
 
 def search_problems(state: State) -> State:
@@ -107,41 +108,66 @@ def search_merged(state: State) -> State:
     if not mine:
         return state
     notes = state.notes + omissions.of_merging(left)
-    quick = replace(part_of(q.settings, _MERGED * _MIXING / _ROUNDS), front=False)
     # Where one problem stands for many programs, some of these are not asked: nothing is proven.
     asked = mine if state.patched else {**mine, **others}
-    least = 0.0
-    for n in range(_ROUNDS):
-        some = (asked, mine)[n] if n < 2 else _lowest(every, asked)
-        problems = [own.bounding for own in some.values()]
-        found = search(problems, None, quick, q.executor, q.tell_part)
-        notes += found.notes
-        if found.interrupted:
-            return replace(state, interrupted=True, notes=tuple(dict.fromkeys(notes)))
-        for (k, own), archive in zip(some.items(), found.archives, strict=True):
-            own.add(archive)
-            every[k] = every[k].with_least(archive.bound(np.inf, np.inf))
-        before, least = least, min(every[k].least_merged for k in asked)
-        if n > 1 and least <= before * (1.0 + _NEAR):
-            break
     known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
-    longer = part_of(q.settings, _MERGED * (1.0 - _MIXING) / len(PARTS))
-    for part in PARTS:
-        problems = [own.likely(part) for own in mine.values()]
-        found = search(problems, heeded(q), longer, q.executor, q.tell_part, known)
-        notes += found.notes + ended_by_clock(q.settings, found.archives)
-        for k, archive in zip(mine, found.archives, strict=True):
-            every[k] = every[k].with_mergeable(archive.corners())
-        if found.interrupted:
+    longer = part_of(q.settings, _LIKELY)
+    for by_lines in (False, True):
+        told = _raised(q, every, mine, asked, by_lines)
+        notes += told
+        parts = PARTS[1:] if by_lines else PARTS
+        for part in parts if INTERRUPTED not in told else ():
+            problems = [own.likely(part, by_lines) for own in mine.values()]
+            found = search(problems, heeded(q), longer, q.executor, q.tell_part, known)
+            notes += found.notes + ended_by_clock(q.settings, found.archives)
+            for k, archive in zip(mine, found.archives, strict=True):
+                every[k] = every[k].with_mergeable(by_lines, archive.corners())
+            if found.interrupted:
+                break
+        if INTERRUPTED in notes:
             break
     count = len(state.results)
     return replace(
         state,
         results=tuple(every[:count]),
         of_places=tuple(every[count:]),
-        interrupted=found.interrupted,
+        interrupted=INTERRUPTED in notes,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _raised(
+    q: Question,
+    every: list[NetworkResult],
+    mine: Mapping[int, Latencies],
+    asked: Mapping[int, Latencies],
+    by_lines: bool,
+) -> tuple[str, ...]:
+    """Raise what networks are known to take at least, however merged: all that are `asked`, then
+    those that are worth it, then those that may take least. What is to be said of it."""
+    rounds, share, vain, gap = _BY_LINES if by_lines else _ALONG_CHAINS
+    quick = replace(part_of(q.settings, share), front=False, gap=min(q.settings.gap, gap))
+    notes: tuple[str, ...] = ()
+    least, lasting = 0.0, 0
+    for n in range(rounds):
+        some = asked if n == 0 else mine if n == 1 and not by_lines else _lowest(every, asked)
+        problems = [own.bounding(by_lines) for own in some.values()]
+        found = search(problems, None, quick, q.executor, q.tell_part)
+        notes += found.notes
+        if found.interrupted:
+            break
+        for (k, own), archive in zip(some.items(), found.archives, strict=True):
+            bound = archive.bound(np.inf, np.inf)
+            own.prices.meet(fastest(archive).rows, by_lines)
+            own.prices.proven(bound)
+            every[k] = every[k].with_least(bound)
+            if by_lines:
+                every[k] = every[k].with_mergeable(True, archive.corners())
+        before, least = least, min(every[k].least_merged for k in asked)
+        lasting = 0 if n < 2 or least > before * (1.0 + _NEAR) else lasting + 1
+        if lasting == vain:
+            break
+    return notes
 
 
 def _lowest(

@@ -22,7 +22,7 @@ from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, single_move
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front import latencies
-from tapestry_egg.extract.front.latencies import PARTS, Latencies
+from tapestry_egg.extract.front.latencies import PARTS, Latencies, fastest
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
@@ -141,27 +141,30 @@ def outcome(plan: Schedule) -> tuple[int, float, float]:
     every, choices = list(every_merged(plan)), choices_of(plan)
     result = NetworkResult(assemble(choices), searched(assemble(choices)))
     own = Latencies(result)
-    own.add(result.archive)
+    own.prices.meet(fastest(result.archive).rows, False)
     bound = 0.0
-    for _ in range(2):
-        archive = searched(own.bounding)
-        assert over(archive, every) < 1e-9
-        bound = max(bound, archive.bound(np.inf, np.inf))
-        own.add(archive)
-    for part in PARTS:
-        result = result.with_mergeable(searched(own.likely(part)).candidates)
-    # Any chains will do.
-    assert over(searched(priced(choices, Chains({}))), every) < 1e-9
-    for one in own.chains:
-        assert over(searched(priced(choices, one)), every) < 1e-9
+    for by_lines in (False, True):
+        for _ in range(2):
+            archive = searched(own.bounding(by_lines))
+            assert over(archive, every) < 1e-9
+            bound = max(bound, archive.bound(np.inf, np.inf))
+            own.prices.meet(fastest(archive).rows, by_lines)
+            own.prices.proven(archive.bound(np.inf, np.inf))
+        for part in PARTS:
+            found = searched(own.likely(part, by_lines)).candidates
+            result = result.with_mergeable(by_lines, found)
+    # Any prices will do.
+    assert over(searched(priced(choices, Chains())), every) < 1e-9
+    for one in own.prices.every[::3]:
+        assert over(searched(priced(choices, Chains(((1.0, one),)))), every) < 1e-9
     least = min(one.seconds for _, one in every)
-    some = [*result.archive.candidates, *(c for own in result.mergeable for c in own)]
-    found = [c.seconds for c in some]
+    some = [*result.archive.candidates, *(c for _, own in result.mergeable for c in own)]
+    seconds = [c.seconds for c in some]
     for c in some:
         made = make_plan(result.assembled, c, "", 0.0)
         ground = Ground(plan_schedule(made.body, {}), TARGET)
-        found += [p.costs.seconds for p in merged_plans(made, ground, {})]
-    return sum(a is not b for a, b in every), bound / least, min(found) / least
+        seconds += [p.costs.seconds for p in merged_plans(made, ground, {})]
+    return sum(a is not b for a, b in every), bound / least, min(seconds) / least
 
 
 @pytest.mark.slow
@@ -178,7 +181,7 @@ def test_latencies_off_chains_are_no_bound() -> None:
     """Two sums of which each pays its own: one collective of both takes less."""
     plan = schedule_of(two_sums)
     every, choices = list(every_merged(plan)), choices_of(plan)
-    assert over(searched(priced(choices, Chains({}, 1.0))), every) > 0.01
+    assert over(searched(priced(choices, Chains(others=1.0))), every) > 0.01
 
 
 def residual(

@@ -1,0 +1,120 @@
+"""Lines below what collectives take: none is above any, however many copies are one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tapestry_egg.extract.front.latency_prices import _solved
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.columns import Columns
+from tapestry_egg.extract.problem.mergeable import (
+    Chains,
+    Mergeable,
+    Paid,
+    Prices,
+    best_prices,
+    chain_of,
+    copies_of,
+    paid_for,
+)
+from tapestry_egg.machine.costs import collective_seconds
+from tests.extract.test_mergeable import MESH, TARGET, choices_of, schedule_of, two_sums
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+@pytest.fixture(scope="module")
+def mergeable() -> Mergeable:
+    return Mergeable(Columns(choices_of(schedule_of(two_sums))))
+
+
+def seconds(name: str, size: float) -> float:
+    return float(collective_seconds(name, size, (0,), MESH, TARGET))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_collectives_take_no_less_than_lines(name: str, mergeable: Mergeable) -> None:
+    kind, rng = (name, (0,), "sum"), np.random.default_rng(0)
+    assert TARGET.combiner is not None
+    whole = TARGET.combiner.bytes / (MESH.devices if name == "all_gather" else 1)
+    nearest = np.inf
+    for _ in range(2000):
+        parts = rng.random(rng.integers(1, 6)) ** 4
+        sizes = parts / max(1.0, parts.sum()) * whole * rng.random() ** 0.25
+        took = seconds(name, sizes.sum())
+        if len(sizes) > 1 and name in TARGET.combiner.contiguous:
+            took += 4.0 * sizes.sum() / TARGET.hbm_bytes_per_second
+        for line in mergeable.hull(kind):
+            each = [min(line.per_byte * s, seconds(name, s) - line.latency) for s in sizes]
+            over = took - line.latency - sum(each)
+            assert over > -1e-12
+            nearest = min(nearest, over / took)
+    assert nearest < 0.02
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_line_is_the_highest_where_it_is_asked_for(name: str, mergeable: Mergeable) -> None:
+    kind = name, (0,), "sum"
+    most = mergeable.most(kind)
+    for share in (0.01, 0.2, 0.9):
+        at = share * most
+        line = mergeable.line(kind, at)
+        best = max(x.latency + x.per_byte * at for x in mergeable.hull(kind))
+        assert line.latency + line.per_byte * at == best
+        assert line.latency > 0.0
+    assert mergeable.line(kind, 1.5 * most).latency == 0.0
+
+
+def test_prices_that_are_mixed_take_away_their_mean() -> None:
+    columns = Columns(choices_of(schedule_of(two_sums)))
+    alone = Mergeable(columns)
+    program = columns.program
+    v = next(v for v in range(len(program.types)) if alone.moves(v) and columns.others(v))
+    (reader, *_) = columns.others(v)
+    some = [
+        Prices(
+            {
+                k: Paid(alone.line(k, 0.9 * alone.most(k)), frozenset({(v, reader)}))
+                for k in alone.moves(v)
+            }
+        ),
+        Prices(),
+        Prices(chain=frozenset({(v, reader)})),
+    ]
+
+    def left(chains: Chains) -> np.ndarray:
+        own = Mergeable(columns, chains)
+        less, more = own.less(v), own.more(v, reader)
+        assert less is not None
+        return less - (0.0 if more is None else more)
+
+    each = [left(Chains(((1.0, x),))) for x in some]
+    mixed = left(Chains(((0.5, some[0]), (0.25, some[1]), (0.25, some[2]))))
+    np.testing.assert_allclose(mixed, 0.5 * each[0] + 0.25 * each[1] + 0.25 * each[2], atol=1e-15)
+    assert 0.0 < each[0].max() < each[1].max()
+    assert not each[2].any()
+
+
+def test_a_game_is_solved_by_both_players() -> None:
+    value, rows, columns = _solved(np.array([[3.0, 1.0, 9.0], [0.0, 2.0, 9.0]]) * 1e-3)
+    assert value == pytest.approx(1.5e-3)
+    np.testing.assert_allclose(rows, [0.5, 0.5])
+    np.testing.assert_allclose(columns, [0.25, 0.75, 0.0], atol=1e-12)
+
+
+def test_the_best_prices_of_a_labelling_are_no_more_than_it_takes() -> None:
+    assembled = assemble(choices_of(schedule_of(two_sums)))
+    mergeable = Mergeable(Columns(assembled.choices))
+    rng, several = np.random.default_rng(0), 0
+    for _ in range(300):
+        rows = np.array([rng.integers(len(v)) for v in assembled.problem.variables])
+        copies = copies_of(assembled, rows, mergeable)
+        best = paid_for(copies, best_prices(assembled, [(1.0, copies)], mergeable), mergeable)
+        alone = sum(c.seconds for own in copies.values() for c in own)
+        assert best <= alone * (1.0 + 1e-9)
+        assert paid_for(copies, Prices(), mergeable) <= best * (1.0 + 1e-6)
+        chained = chain_of(assembled, copies, mergeable)
+        assert paid_for(copies, chained, mergeable) <= alone * (1.0 + 1e-9)
+        several += any(len(own) > 1 for own in copies.values())
+    assert several > 10
