@@ -105,7 +105,8 @@ def _run(
 
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
-        return _bound(Call(op.kernel, params, op.params, tuple(operands), block, platform))
+        call = Call(op.kernel, params, op.params, tuple(operands), block, platform)
+        return _dynamic_slice(call) if op.kernel == "dynamic_slice" else _bound(call)
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
     placed = op.kernel not in ("random_bits", "random_split") or _bits_have_places()
     local = _local_params(op, block, images) if placed and not block.is_sparse else None
@@ -252,15 +253,19 @@ def _bits_have_places() -> bool:
 
 
 def _dynamic_slice(call: Call) -> list[jax.Array]:
-    """The start is clamped as for the whole slice; then this device's part begins further on."""
+    """The start is clamped as for the whole slice; then this device's part begins further on.
+
+    Also where nothing is cut: XLA makes one slice of two, such as this and a copy of a block of it,
+    and clamps the first one's start only as far as a slice of the second one's size goes.
+    """
     import jax.numpy as jnp
 
     operand, *starts = call.operands
     length, sizes = call.signature.input_types[0].shape, call.whole["slice_sizes"]
     for k, (n, size) in enumerate(zip(length, sizes, strict=True)):
-        if size != n:
-            first = jnp.clip(_signed(starts[k]), 0, n - size)
-            starts[k] = first + jnp.asarray(call.output_offset(k), first.dtype)
+        first = jnp.clip(_signed(starts[k]), 0, n - size)
+        cut = 0 if size == n else call.output_offset(k)  # else the operand's block is the part
+        starts[k] = first + jnp.asarray(cut, first.dtype)
     return call.bind(operand, *(_signed(s).astype(jnp.int32) for s in starts))
 
 

@@ -52,6 +52,22 @@ def test_a_slice_at_a_place_in_parts(start: int) -> None:
     )
 
 
+@pytest.mark.parametrize("start", [-3, 3, 99])
+def test_blocks_of_a_slice_at_a_place_are_of_the_clamped_one(start: int) -> None:
+    """XLA makes one slice of a slice's slice, and clamps its start no more than that needs."""
+
+    def f(x: Array, i: Array) -> Array:
+        return lax.tanh(lax.dynamic_slice_p.bind(x, np.int32(2), i, slice_sizes=(12, 4)))
+
+    x, i = numbers(12, 8), np.int32(start)
+    program = trace(f, x, i)
+    at = next(k for k, op in enumerate(program.graph.operations) if op.kernel == "tanh")
+    whole, scalar, blocks = Layout(((), ())), Layout(()), Layout(((), (Y,)))
+    cuts = {at: {"i1": (Y,)}}
+    plan = plan_by_hand(program.graph, MESH, cuts, (whole, scalar), (blocks,))
+    same(compile(replace(plan, program=program))(x, i), f(x, i))
+
+
 @pytest.mark.parametrize("start", [-3, 0, 3, 6, 14, 99])
 def test_an_update_at_a_place_that_several_shards_hold(start: int) -> None:
     """Updates of four rows in shards of eight, four and two: all of one, part of two, or more."""
