@@ -159,3 +159,22 @@ def test_a_vector_s_products_are_stored_before_columns_are_added_up(
     assert [p.bytes for p in plan.peak().parts if p.kind == "scratch"] == [matrix] * stored
     assert plan.costs.peak_bytes == pytest.approx((1 + stored) * matrix, rel=0.01)
     holds_on_h100(plan)
+
+
+def test_gradients_of_attention_hold_fewer_blocks_where_products_compute_what_follows() -> None:
+    """In the certificate, too, which each front has gone through."""
+
+    def grads(q: jax.Array) -> jax.Array:
+        def loss(q: jax.Array) -> jax.Array:
+            return jnp.sum(jax.nn.dot_product_attention(q, q, q, is_causal=True) ** 2)
+
+        return jax.grad(loss)(q)
+
+    program = te.trace(grads, jax.ShapeDtypeStruct((8, 64, 4, 8), jnp.float32))
+    mesh = [MeshShape(("x",), (8,))]
+    scratch = []
+    for target in ("v5e:2x4", "h100:8"):
+        front = te.optimize(program, target, mesh_shapes=mesh, settings=te.Settings(work=0.1))
+        parts = front[0].peak().parts
+        scratch.append(sum(p.bytes for p in parts if p.kind == "scratch"))
+    assert scratch[1] - scratch[0] == 1.5 * 4 * 4 * 64 * 64  # of one sequence
