@@ -19,14 +19,14 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
-from tapestry_egg.work import Work
 
-from .choose import as_written, bypass, choose
+from .cheapest import Cheapest, cheapest
+from .choose import Terms, as_written
 from .derivation import derive, digest
 from .explore import BUDGET, Explored, explore, is_wide
 from .extractions import FORMS, Extraction, extractions
-from .folded_program import Folded, class_weights, fold, unfold
-from .patches import Built, Patches, Path, Places, find_places
+from .folded_program import Folded, fold, unfold
+from .patches import Built, LayerPlaces, Patches, Path, Places, find_places
 from .rebuild import Rebuilt, rebuild
 from .requests import Applied
 
@@ -37,8 +37,9 @@ from .requests import Applied
 MOST_FORMS = 3
 #: A form must save this share of the program's seconds on one device.
 LEAST_GAIN = 0.02
-# Calls that it takes, per operation, to build a program anew and to price it.
-_PER_OPERATION = 60
+# Where there is no room for so many ways, places that only a form of their own has are not looked
+# for: the network of all its programs takes its share of the work from the others.
+_WAYS = 2
 # Forms whose seconds differ by a smaller share take the same time.
 _SAME = 1e-6
 # Regions that take less than this share of a program's seconds are left as they are.
@@ -104,6 +105,7 @@ def forms(
     folded = fold(inner.graph)
     small = folded.graph if folded else inner.graph
     explored = explore(small, rules, budget)
+    merged: Form | None = None  # with equal values merged, where that has places
     weights = folded.weights if folded else None
     given = program_seconds(small, target, weights)
     written = given
@@ -160,14 +162,17 @@ def forms(
     little = inner.slight + len(slight)
     if not room or folded:
         patches = Patches(graph, inner.inner).within(room)
+        if folded and room >= (1 + _WAYS) * len(small.operations) and not inner.inner:
+            patches, merged = _of_layers(graph, folded, explored, rules, target, budget, room)
         told = replace(
             given_form,
             others=left + patches.left,
             slight=little,
             unseen=room > 0,
-            patches=patches if patches else None,
+            patches=patches if patches and merged is None else None,
         )
-        return (told, *searched)
+        extra = [replace(merged, patches=patches)] if patches and merged else []
+        return (told, *searched, *extra)
     every = [least_seconds(a.signature, target) for a in explored.catalogue]
     known = [small, *(f.graph for f in searched)]
 
@@ -189,6 +194,12 @@ def forms(
     if inner.inner or made.more or not made.complete:
         mine = find_places(graph, explored.terms, explored.catalogue, every, proven)
         patches = Patches(graph, (((), mine), *inner.inner))
+        if not len(mine) and not inner.inner and room >= (1 + _WAYS) * graph.size:
+            base = as_written(explored.terms, every)
+            merged = _merged(graph, explored.terms, explored.catalogue, rules, base)
+        if merged is not None:
+            patches = _of_merged(graph, merged, rules, target, budget)
+            mine = patches.parts[0][1]
         few = patches.programs(min(FORMS, room // max(1, graph.size) - 1))
         if inner.inner and few is not None and mine.complete:
             offered = _few(searched, few, saturated)
@@ -203,10 +214,13 @@ def forms(
             return (told, *searched, *extra)
         # Too many to search each on its own: together, as ways of the places where they differ.
         patches = patches.within(room)
-        held = patches.parts[0][1].holds
+        held = None if merged else patches.parts[0][1].holds
         made = extractions(small, explored.terms, explored.catalogue, every, known, room, held)
     offered = [_extra(inner, explored, e, saturated) for e in made.found]
     extra = [f for f in offered if _is_proven(graph, f, rules)]
+    if merged is not None and patches:
+        extra = [f for f in extra if digest(f.graph) != digest(merged.graph)]
+        extra.append(replace(merged, patches=patches, saturated=saturated))
     # Where all forms were looked at, these are among them.
     beside = sum(part.left for path, part in patches.parts if path or not made.complete)
     told = replace(
@@ -216,9 +230,90 @@ def forms(
         untried=inner.untried if made.complete else given_form.untried,
         views=made.views,
         unseen=not made.complete or inner.unseen,
-        patches=patches if patches else None,
+        patches=patches if patches and merged is None else None,
     )
     return (told, *searched, *extra)
+
+
+def _merged(
+    graph: BlockGraph,
+    terms: Terms,
+    catalogue: Sequence[Applied],
+    rules: Sequence[Rule],
+    pick: Sequence[int],
+) -> Form | None:
+    """The graph with one value in the place of all that rules say are equal to it, the first that
+    is made, as `pick` computes each class as it is written; None where there are no such, or where
+    a file would not be read that says so."""
+    first = rebuild(graph, terms, catalogue, pick)
+    if first is None or first.graph.operations == graph.operations:
+        return None
+    left = len(graph.operations) - len(first.graph.operations)
+    now = digest(first.graph)
+    step = RuleStep(first.rules, f"{left} operations", "equal values that were there before", now)
+    steps = (step,) if first.rules and now != digest(graph) else ()
+    form = Form(first.graph, first.rules, True, steps, extra=True)
+    return form if _is_proven(graph, form, rules) else None
+
+
+def _of_merged(
+    graph: BlockGraph, merged: Form, rules: Sequence[Rule], target: Target, budget: Budget
+) -> Patches:
+    """The places of a graph whose equal values are merged."""
+    explored = explore(merged.graph, rules, budget)
+    seconds = [least_seconds(a.signature, target) for a in explored.catalogue]
+
+    def proven(built: Rebuilt) -> bool:
+        names = tuple(sorted({*merged.rules, *built.rules}))
+        return _is_proven(graph, Form(built.graph, names), rules)
+
+    mine = find_places(merged.graph, explored.terms, explored.catalogue, seconds, proven)
+    return Patches(merged.graph, (((), mine),))
+
+
+def _of_layers(
+    graph: BlockGraph,
+    folded: Folded,
+    explored: Explored,
+    rules: Sequence[Rule],
+    target: Target,
+    budget: Budget,
+    room: int,
+) -> tuple[Patches, Form | None]:
+    """The places of a graph whose equal layers are folded, and the form that has them where that is
+    not the graph as given, but the one with equal values merged."""
+
+    def seconds() -> list[float]:
+        return [least_seconds(a.signature, target) for a in explored.catalogue]
+
+    pick = as_written(explored.terms, seconds())
+    whole = unfold(graph, folded, explored.terms, explored.catalogue, pick)
+    merged = _merged(graph, whole[0], whole[1], rules, whole[2])
+    base = graph if merged is None else merged.graph
+    if merged is not None:
+        again = fold(base)
+        if again is None:  # it has become too short for that
+            some = room >= (1 + _WAYS) * base.size
+            patches = _of_merged(graph, merged, rules, target, budget) if some else Patches(base)
+            return patches.within(room), merged
+        folded, explored = again, explore(again.graph, rules, budget)
+    small = folded.graph
+
+    def proven(built: Rebuilt) -> bool:
+        return _is_proven(small, Form(built.graph, built.rules), rules)
+
+    found = find_places(small, explored.terms, explored.catalogue, seconds(), proven)
+    patches = Patches(base, (((), LayerPlaces.of(found, base, folded)),), len(small.operations))
+    names = merged.rules if merged else ()
+
+    def makes(ways: Sequence[int]) -> bool:
+        built = patches.built(ways)
+        return built is not None and _is_proven(
+            graph, Form(built.graph, tuple(sorted({*names, *built.rules}))), rules
+        )
+
+    patches = patches.within(room)
+    return patches.only(makes), merged
 
 
 def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) -> Form:
@@ -348,61 +443,3 @@ def _worth_a_form(graph: BlockGraph, target: Target) -> set[tuple[int, int]]:
 
 def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
     return {r.ruleset for r in rules if r.name in names}
-
-
-@dataclass(frozen=True)
-class Cheapest:
-    """A graph, its seconds, what it chooses among the terms, and whether there was time to try all
-    that looked worth it."""
-
-    built: Rebuilt
-    seconds: float
-    pick: list[int]
-    finished: bool
-    explored: Explored  # what `pick` chooses among
-    untried: int = 0  # kinds of change that looked worth a trial and were given none
-
-
-def cheapest(
-    graph: BlockGraph,
-    explored: Explored,
-    target: Target,
-    given: float,
-    folded: Folded | None = None,
-    budget: Budget = BUDGET,
-) -> Cheapest:
-    """The cheapest of the graphs that compute what this one does, as far as tried.
-
-    `given` are the seconds of this one. Where it is folded, seconds are those of the program that
-    it stands for.
-    """
-    work, late = Work(), False
-    terms, catalogue = explored.terms, explored.catalogue
-    least = [least_seconds(a.signature, target) for a in catalogue]
-    roots = terms.roots(graph)
-    weights = folded.weights if folded else None
-    picked = as_written(terms, least)
-    best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
-    same = best.graph.operations == graph.operations
-    seconds = given if same else program_seconds(best.graph, target, weights)
-
-    def judge(pick: list[int]) -> bool:
-        nonlocal best, seconds, picked, late
-        if late := late or work.units >= budget.choice:
-            return False
-        work.add(_PER_OPERATION * len(graph.operations), 0)
-        built = rebuild(graph, terms, catalogue, pick)
-        if built is None:
-            return False
-        found = program_seconds(built.graph, target, weights)
-        if found >= seconds:
-            return False
-        best, seconds, picked = built, found, list(pick)
-        return True
-
-    counts = class_weights(folded, terms) if folded else None
-    chosen = choose(terms, least, roots, judge, counts, work, budget.choice)
-    if chosen.finished:
-        bypass(terms, catalogue, least, roots, chosen.pick, judge)
-    finished = chosen.finished and not late
-    return Cheapest(best, seconds, picked, finished, explored, chosen.untried)

@@ -127,8 +127,11 @@ def _with_streams(
     extra[:] = [
         replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in extra
     ]
-    fused = replace(fused, saturated=given.saturated)
+    places = found[0].patches
+    fused = replace(fused, saturated=given.saturated, patches=places)
     every = (given, *(made or [fused]))
+    if places is not None and made:  # in the program with fused attention, beside what rules find
+        extra.append(replace(fused, extra=True))
     return (*every, *(_lean(every, fused) if slower else ()), *extra), fused
 
 

@@ -20,6 +20,7 @@ from tapestry_egg.plans.plan import RuleStep
 from .choose import Node, Terms, as_written
 from .derivation import derive, inside, with_region
 from .extractions import LOOKED_AT, Extraction, choices, kernels_of, wasteful, without_twins
+from .folded_program import Folded, unfold
 from .rebuild import Rebuilt, rebuild
 from .requests import Applied
 
@@ -63,6 +64,14 @@ class Places:
         """
         made = rebuild(graph, self.terms, self.catalogue, self.pick(chosen))
         return made and replace(made, graph=self._in_order(made))
+
+    def change(self, graph: BlockGraph, chosen: Sequence[int]) -> Change | None:
+        """The same with the rules and steps that lead there, and what new values stand for."""
+        made = self.built(graph, chosen)
+        if made is None:
+            return None
+        steps = derive(graph, self.terms, self.catalogue, self.pick(chosen))
+        return Change(made.graph, made.rules, steps, self.stands(made))
 
     def _in_order(self, made: Rebuilt) -> BlockGraph:
         at = {v: k for k, op in enumerate(self.graph.operations) for v in op.outputs}
@@ -109,6 +118,41 @@ class Places:
         return made is not None and kernels_of(made.graph) == kernels_of(found.built.graph)
 
 
+@dataclass(frozen=True)
+class Change:
+    """A graph with some places computed in other ways: the rules and steps that lead there, and
+    which new values stand for which of the graph as given."""
+
+    graph: BlockGraph
+    rules: tuple[str, ...]
+    steps: tuple[RuleStep, ...]
+    stands: Mapping[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlaces(Places):
+    """The places of a graph whose equal layers are `folded`: terms, ways and what is picked are of
+    the folded program, and all copies of a layer are computed in the same way."""
+
+    folded: Folded | None = None
+
+    @staticmethod
+    def of(found: Places, graph: BlockGraph, folded: Folded) -> LayerPlaces:
+        """The places of a folded program as those of the whole one: but those of what is context
+        there, which other copies decide."""
+        owned = {found.terms.class_of[v] for part in folded.parts for v in part.owned}
+        places = [[way for way in ways if not way or owned & way.keys()] for ways in found.ways]
+        ways = tuple([tuple(own) for own in places if len(own) > 1])
+        own = vars(found) | {"graph": graph, "ways": ways}
+        return LayerPlaces(**own, folded=folded)
+
+    def change(self, graph: BlockGraph, chosen: Sequence[int]) -> Change | None:
+        assert self.folded is not None
+        pick = self.pick(chosen)
+        terms, catalogue, own = unfold(graph, self.folded, self.terms, self.catalogue, pick)
+        return Places(graph, terms, catalogue, own, ()).change(graph, ())
+
+
 #: A graph of the nest: numbers of operation and region, from the outermost inwards.
 Path = tuple[int, ...]
 #: The same by what the operations give, whose numbers no place changes.
@@ -134,6 +178,7 @@ class Patches:
 
     graph: BlockGraph
     parts: tuple[tuple[Path, Places], ...] = ()
+    distinct: int = 0  # operations that are not of equal layers, each as one; 0: all
 
     @property
     def places(self) -> tuple[tuple[Move, ...], ...]:
@@ -168,7 +213,7 @@ class Patches:
     def within(self, room: int) -> Patches:
         """As many ways as programs of one change each have `room` operations together, in turns:
         first the second way of each place."""
-        fits = max(0, room // max(1, self.graph.size) - 1)
+        fits = max(0, room // max(1, self.distinct or self.graph.size) - 1)
         sizes = [len(ways) for ways in self.places]
         turns = sorted((w, p) for p, n in enumerate(sizes) for w in range(1, n))[:fits]
         kept = [1 + sum(p == q for _, q in turns) for p in range(len(sizes))]
@@ -179,6 +224,24 @@ class Patches:
             at += len(part)
             ways = tuple([x for x in own if len(x) > 1])
             parts.append((path, replace(part, ways=ways, left=part.left + gone)))
+        return replace(self, parts=tuple(parts))
+
+    def only(self, makes: Callable[[Sequence[int]], bool]) -> Patches:
+        """Those ways that make a program alone, all other places as given."""
+        first, at, parts = [0] * len(self), 0, []
+        for path, part in self.parts:
+            own = []
+            for ways in part.ways:
+                good = [
+                    way
+                    for k, way in enumerate(ways)
+                    if not k or makes([*first[:at], k, *first[at + 1 :]])
+                ]
+                own.append(tuple(good))
+                at += 1
+            gone = sum(map(len, part.ways)) - sum(map(len, own))
+            kept = tuple([x for x in own if len(x) > 1])
+            parts.append((path, replace(part, ways=kept, left=part.left + gone)))
         return replace(self, parts=tuple(parts))
 
     def programs(self, most: int) -> list[Built] | None:
@@ -203,13 +266,12 @@ class Patches:
             if not any(ways):
                 continue
             body = inside(graph, path)
-            made = part.built(body, ways)
+            made = part.change(body, ways)
             if made is None:
                 return None
             rules |= set(made.rules)
-            found = derive(body, part.terms, part.catalogue, part.pick(ways))
-            steps += [replace(s, region=(*path, *s.region)) for s in found]
-            stands[self._name(path)] = part.stands(made)
+            steps += [replace(s, region=(*path, *s.region)) for s in made.steps]
+            stands[self._name(path)] = made.stands
             graph = with_region(graph, path, made.graph)
         return Built(graph, tuple(sorted(rules)), tuple(steps), stands)
 
@@ -230,7 +292,7 @@ def find_places(
     own = Places(graph, terms, catalogue, base, ())
     first = rebuild(graph, terms, catalogue, base)
     if first is None or first.graph.operations != graph.operations:
-        return own
+        return replace(own, complete=False)
     roots = terms.roots(graph)
     nodes = without_twins(terms, catalogue)
     moves, complete = _moves(own, nodes, roots)

@@ -18,6 +18,13 @@ def agreeing(made: Patched, times: int) -> Iterator[tuple[Ways, PlanProblem, boo
     sizes = [len(v) for v in made.problem.variables]
     for _ in range(times):
         rows = rng.integers(0, sizes)
+        for group in made.groups:  # what other ways have is absent
+            way = int(group.way[rows[group.variable]])
+            for other, members in enumerate(group.members):
+                for v, row in members.values():
+                    if row is None:
+                        last = sizes[v] - 1
+                        rows[v] = rng.integers(0, last) if other == way else last
         posed, own = made.own(rows)
         one, other = made.problem.evaluate(rows), posed.problem.evaluate(own)
         np.testing.assert_allclose(one[:2], other[:2], rtol=1e-9)

@@ -114,12 +114,12 @@ def test_logits_that_cost_less_to_store_are_stored() -> None:
 
 def test_the_bypassed_form_is_one_that_single_changes_do_not_find() -> None:
     """Each alone adds work: only without the logits altogether is anything saved."""
-    from tapestry_egg.rewrite import forms as forms_module
+    from tapestry_egg.rewrite import cheapest as cheapest_module
 
     graph = trace(step(picked), *arguments(1024, 16, 8192)).graph
     target = load_target("h100:1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms_module, "bypass", lambda *given: None)
+        patch.setattr(cheapest_module, "bypass", lambda *given: None)
         single = forms(graph, BOOKS, target)
     both = forms(graph, BOOKS, target)
     least = [min(program_seconds(f.graph, target) for f in found) for found in (single, both)]

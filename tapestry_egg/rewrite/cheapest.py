@@ -1,0 +1,78 @@
+"""Cheapest: of the programs that the classes hold, the one that takes least on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.target import Target
+from tapestry_egg.schedule.one_device import least_seconds, program_seconds
+from tapestry_egg.work import Work
+
+from .choose import as_written, bypass, choose
+from .explore import BUDGET, Explored
+from .folded_program import Folded, class_weights
+from .rebuild import Rebuilt, rebuild
+
+# Calls that it takes, per operation, to build a program anew and to price it. No measurement of
+# the number is kept.
+_PER_OPERATION = 60
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """A graph, its seconds, what it chooses among the terms, and whether there was time to try all
+    that looked worth it."""
+
+    built: Rebuilt
+    seconds: float
+    pick: list[int]
+    finished: bool
+    explored: Explored  # what `pick` chooses among
+    untried: int = 0  # kinds of change that looked worth a trial and were given none
+
+
+def cheapest(
+    graph: BlockGraph,
+    explored: Explored,
+    target: Target,
+    given: float,
+    folded: Folded | None = None,
+    budget: Budget = BUDGET,
+) -> Cheapest:
+    """The cheapest of the graphs that compute what this one does, as far as tried.
+
+    `given` are the seconds of this one. Where it is folded, seconds are those of the program that
+    it stands for.
+    """
+    work, late = Work(), False
+    terms, catalogue = explored.terms, explored.catalogue
+    least = [least_seconds(a.signature, target) for a in catalogue]
+    roots = terms.roots(graph)
+    weights = folded.weights if folded else None
+    picked = as_written(terms, least)
+    best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
+    same = best.graph.operations == graph.operations
+    seconds = given if same else program_seconds(best.graph, target, weights)
+
+    def judge(pick: list[int]) -> bool:
+        nonlocal best, seconds, picked, late
+        if late := late or work.units >= budget.choice:
+            return False
+        work.add(_PER_OPERATION * len(graph.operations), 0)
+        built = rebuild(graph, terms, catalogue, pick)
+        if built is None:
+            return False
+        found = program_seconds(built.graph, target, weights)
+        if found >= seconds:
+            return False
+        best, seconds, picked = built, found, list(pick)
+        return True
+
+    counts = class_weights(folded, terms) if folded else None
+    chosen = choose(terms, least, roots, judge, counts, work, budget.choice)
+    if chosen.finished:
+        bypass(terms, catalogue, least, roots, chosen.pick, judge)
+    finished = chosen.finished and not late
+    return Cheapest(best, seconds, picked, finished, explored, chosen.untried)
