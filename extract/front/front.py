@@ -184,10 +184,10 @@ class Front:
         for mine, front in ((self, other), (other, self)):
             for p in mine.plans:
                 bound = min(p.bound, front.least_seconds(p))
-                if all(
-                    replace(p, name="", bound=0.0) != replace(q, name="", bound=0.0) for q in plans
-                ):
-                    plans.append(replace(p, bound=bound))
+                same = replace(p, name="", bound=0.0, merged_too=False)
+                if all(same != replace(q, name="", bound=0.0) for q in plans):
+                    # What the other front knows is of plans whose collectives are apart.
+                    plans.append(replace(p, bound=bound, merged_too=False))
         values = [tuple(value(p, k) for k in self.objectives) for p in plans]
         kept = [
             p

@@ -61,6 +61,10 @@ _WAYS: tuple[tuple[_Which, float, bool], ...] = (
     ("next", 0.0625, False),
 )
 
+# What is proven is a plan's bound where it is less than another by no more than this share, which
+# tables do not show.
+_LITTLE = 1e-4
+
 # A labelling of a problem; a plan, and what of it may be merged.
 _Found = tuple[PlanProblem, Candidate]
 _Posed = tuple[Plan, "_Candidates"]
@@ -85,9 +89,9 @@ def merge_collectives(
 
     A merged plan's bound is that of the plan that it was made of, less what merging saves: nothing
     that was searched is faster, of what holds no more than that plan and of which merging saves no
-    more. That is no proof (`Plan.is_proven`): of others it may save more. It is no less than what
-    the networks are known to take however merged, which is told as proven where `whole` networks
-    and all of them were asked.
+    more. That is no proof (`Plan.is_proven`): of others it may save more. Or it is what networks
+    are known to take however merged, where that is no less: proven where `whole` networks and all
+    of them were asked.
     """
     grounds: dict[int, Ground] = {}
 
@@ -143,11 +147,13 @@ def merge_collectives(
         return front, notes
     points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
     proven = min(front.epsilon, epsilon([r.archive for r in results], points))
-    note = (
-        f"in {len(mine)} of {len(plans)} plans (gaps with ~) collectives are merged, after the "
-        "search: a bound there is the plan's own before, less what merging saves in it; of plans "
-        "that are not here it may save more"
-    )
+    open_ = [p for p in mine if not p.is_proven]
+    note = f"in {len(mine)} of {len(plans)} plans collectives are merged, after the search"
+    if open_:
+        note += (
+            f"; where gaps have ~ (in {len(open_)}) a bound is the plan's own before, less what "
+            "merging saves in it: of plans that are not here it may save more"
+        )
     if whole and least:
         fastest = plans[0].costs.seconds
         notes = (
@@ -167,7 +173,9 @@ def _raised(plan: Plan, least: float, proven: bool) -> Plan:
         raise ExtractError(
             f"a bound of {least:.9g} s for a merged plan of {plan.costs.seconds:.9g} s"
         )
-    return replace(plan, bound=max(plan.bound, min(least, plan.costs.seconds)))
+    if least * (1.0 + _LITTLE) < plan.bound:
+        return plan
+    return replace(plan, bound=min(least, plan.costs.seconds), merged_too=proven)
 
 
 def _meant(results: Sequence[NetworkResult], by_lines: bool) -> list[_Found]:

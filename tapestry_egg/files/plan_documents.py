@@ -103,6 +103,7 @@ class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     mesh: MeshRecord
     costs: dict[str, Number]
     bound: Number
+    merged_too: bool = False
     rules: list[str]
     steps: list[RuleStep] = []
     collectives: list[PlannedCollective]
@@ -172,6 +173,7 @@ def plan_record(plan: Plan, sources: SourceTable) -> PlanRecord:
         mesh=MeshRecord(list(plan.mesh.names), list(plan.mesh.sizes)),
         costs={name: _number(value) for name, value in asdict(plan.costs).items()},
         bound=_number(plan.bound),
+        merged_too=plan.merged_too,
         rules=list(plan.rules),
         steps=list(plan.steps),
         collectives=list(plan.collectives),
@@ -334,6 +336,7 @@ def plan_from_record(
         body=reader.body(record.body, graph, f"{where}.body"),
         costs=_costs(record.costs, f"{where}.costs"),
         bound=_float(record.bound, f"{where}.bound"),
+        merged_too=record.merged_too,
         collectives=tuple(record.collectives),
         rules=tuple(record.rules),
         steps=tuple(record.steps),

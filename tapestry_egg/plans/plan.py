@@ -231,7 +231,8 @@ class Origin:
 @dataclass(frozen=True, repr=False)
 class Plan:
     """One point of the front. `body` says how; `costs` what it is predicted to cost; `bound` the
-    least `seconds` that any plan of what was searched can have within this plan's other costs."""
+    least `seconds` that any plan of what was searched can have within this plan's other costs; with
+    `merged_too`, however collectives of it are merged."""
 
     name: str
     mesh: MeshShape
@@ -245,6 +246,7 @@ class Plan:
     # What the plan's function takes and returns in the user's pytrees, where it was traced.
     program: Program | None = field(default=None, compare=False, repr=False)
     origin: Origin | None = field(default=None, compare=False, repr=False)
+    merged_too: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -441,10 +443,11 @@ class Plan:
     def is_proven(self) -> bool:
         """Whether `bound` is proven.
 
-        Where collectives are merged, which is done after the search, it is that of the plan before,
-        less what merging saves there: of other plans it may save more.
+        Where collectives are merged, which is done after the search, it is what no plan takes less
+        than however merged, and proven; or it is that of the plan before, less what merging saves
+        there, where that is more: of other plans merging may save more.
         """
-        return self.bound > 0 and not self.body.merged
+        return self.bound > 0 and (self.merged_too or not self.body.merged)
 
     @property
     def gap_shown(self) -> str:
