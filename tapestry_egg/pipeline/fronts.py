@@ -115,7 +115,7 @@ def search_merged(state: State) -> State:
     for by_lines in (False, True):
         told = _raised(q, every, mine, asked, by_lines)
         notes += told
-        parts = PARTS[1:] if by_lines else PARTS
+        parts = PARTS[-1:] if by_lines else PARTS
         for part in parts if INTERRUPTED not in told else ():
             problems = [own.likely(part, by_lines) for own in mine.values()]
             found = search(problems, heeded(q), longer, q.executor, q.tell_part, known)
