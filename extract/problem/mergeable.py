@@ -150,7 +150,8 @@ class Mergeable:
             for seconds, (kind, at) in zip(paid, moves.items(), strict=True):
                 every = np.full(len(at[0]), float(seconds))
                 if whole:
-                    every += whole * (table.seconds[at] - self.added(table, kind, at))
+                    added = self.added(table, kind, at)
+                    every += whole * np.maximum(0.0, table.seconds[at] - added)
                 found[at] = np.maximum(0.0, every - others * saved[at])
             return found
 
@@ -331,7 +332,8 @@ def paid_for(copies: Copies, prices: Prices, mergeable: Mergeable) -> float:
     """Seconds that all copies of a labelling have at some prices."""
     total = 0.0
     if prices.chain is not None:
-        total += sum(mergeable.least(k, c.bytes) for k, own in copies.items() for c in own)
+        for kind, own in copies.items():  # as large as one may be, they join no other
+            total += sum(min(mergeable.least(kind, c.bytes), c.seconds) for c in own)
         saved = _saved(copies, mergeable)
         return total + sum(saved[read] for read in saved.keys() & prices.chain)
     for kind, own in copies.items():

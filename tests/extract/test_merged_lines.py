@@ -10,6 +10,7 @@ from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import (
     Chains,
+    Copy,
     Mergeable,
     Paid,
     Prices,
@@ -54,6 +55,22 @@ def test_collectives_take_no_less_than_lines(name: str, mergeable: Mergeable) ->
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_copies_pay_no_more_than_alone_however_large(name: str, mergeable: Mergeable) -> None:
+    """Those of as many bytes as one collective may have join no other."""
+    kind, read = (name, (0,), "sum"), (0, 1)
+    for share in (0.01, 0.5, 0.99, 1.0):
+        size = share * mergeable.most(kind)
+        alone = seconds(name, size)
+        own = {kind: [Copy(size, alone, {read})]}
+        off, on = (
+            paid_for(own, Prices(chain=chain), mergeable)
+            for chain in (frozenset(), frozenset({read}))
+        )
+        assert 0.0 <= off <= alone and on == pytest.approx(alone, rel=1e-12)
+    assert off == alone
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_the_line_is_the_highest_where_it_is_asked_for(name: str, mergeable: Mergeable) -> None:
     kind = name, (0,), "sum"
     most = mergeable.most(kind)
@@ -66,7 +83,13 @@ def test_the_line_is_the_highest_where_it_is_asked_for(name: str, mergeable: Mer
     assert mergeable.line(kind, 1.5 * most).latency == 0.0
 
 
-def test_prices_that_are_mixed_take_away_their_mean() -> None:
+@pytest.mark.parametrize("dear", [False, True])
+def test_prices_that_are_mixed_take_away_their_mean(
+    dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what bytes add to any collective is more than a copy takes alone."""
+    if dear:
+        monkeypatch.setattr(Mergeable, "added", lambda self, table, _, at: 2.0 * table.seconds[at])
     columns = Columns(choices_of(schedule_of(two_sums)))
     alone = Mergeable(columns)
     program = columns.program
