@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.blockgraph import TensorType
@@ -165,18 +167,25 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
 
 
 def _is_narrow(x: jax.Array) -> bool:
-    """Whether XLA for CPU would send an array in a wider type: floats of less than 32 bits."""
+    """Whether XLA for CPU would send an array in a wider type: floats of 8 or 16 bits."""
     import jax.numpy as jnp
 
-    return bool(jnp.issubdtype(x.dtype, jnp.floating)) and x.dtype.itemsize < 4
+    return bool(jnp.issubdtype(x.dtype, jnp.floating)) and jnp.finfo(x.dtype).bits in (8, 16)
+
+
+def _nan_is_last(dtype: np.dtype[Any]) -> bool:
+    """Whether the greatest integer of as many bits as a float is a NaN."""
+    greatest = np.iinfo(f"int{8 * dtype.itemsize}")
+    last = np.array(greatest.max, greatest.dtype).view(dtype)
+    return bool(last != last)
 
 
 def _reduced(x: jax.Array, native: str, names: tuple[str, ...], platform: str) -> jax.Array:
     """A sum, greatest or least element over devices.
 
     Collectives of floats lose a NaN that meets a number. So the greatest of floats is found as that
-    of integers in their order, of which NaN is the last, in as many bits; not of 16 bits but on
-    CPUs, as others have no reductions of such integers, nor of 8, of which NaN is not the last.
+    of integers in their order, of which NaN is the last, in as many bits; not of 16 bits and fewer
+    but on CPUs, as others have no such reductions of such integers, nor where NaN is not the last.
     """
     import jax.numpy as jnp
     from jax import lax
@@ -185,7 +194,7 @@ def _reduced(x: jax.Array, native: str, names: tuple[str, ...], platform: str) -
     reduce, bits = native_of[native], 8 * x.dtype.itemsize
     as_it_is = native == "psum" or not jnp.issubdtype(x.dtype, jnp.floating)
     out: jax.Array
-    if as_it_is or bits < (16 if platform in ("", "cpu") else 32):
+    if as_it_is or (bits < 32 and platform not in ("", "cpu")) or not _nan_is_last(x.dtype):
         out = reduce(x, names)
         return out
     ends = jnp.iinfo(f"int{bits}")

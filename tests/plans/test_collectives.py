@@ -131,7 +131,13 @@ def test_reductions(axes: tuple[int, ...], monoid: str, dtype: str) -> None:
     check(Change("to_partial", axes, monoid=monoid), cut((), (), ()), FLAT, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_floats_of_four_bits_are_exchanged() -> None:
+    blocks = np.random.default_rng(0).normal(size=(8, 8, 2)).astype("float4_e2m1fn")
+    got = run(Change("all_to_all", (0, 1), 1, 0), list(blocks), FLAT)
+    np.testing.assert_array_equal(got, blocks.transpose(1, 0, 2).reshape(8, 1, 16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize(("monoid", "most"), [("max", np.max), ("min", np.min)])
 def test_the_greatest_is_nan_where_there_is_one(
     monoid: str, most: Callable[..., np.ndarray], dtype: str
@@ -189,6 +195,8 @@ def test_random_keys_do_not_add_up() -> None:
         (Change("all_to_all", (1,), 0, 1), cut((1,), (), ()), "float8_e5m2"),
         (Change("all_reduce", (1,), monoid="max"), cut((), (), (), partial=(1,), monoid="max"),
          "float32"),
+        (Change("all_reduce", (1,), monoid="max"), cut((), (), (), partial=(1,), monoid="max"),
+         "float8_e4m3fn"),
         (Change("all_reduce", (0, 1), monoid="sum"), cut((), (), (), partial=(0, 1), monoid="sum"),
          "float32"),
         (Change("all_reduce", (1,), monoid="prod"), cut((0,), (), (), partial=(1,), monoid="prod"),
