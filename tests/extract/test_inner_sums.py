@@ -72,6 +72,37 @@ def test_one_reduce_scatter_combines_a_sum_of_products(
     assert plan.costs.peak_bytes - scratch <= 1.02 * compared.compiled_peak_bytes
 
 
+def three_first(*given: jax.Array) -> jax.Array:
+    x, w, y, v, z, u = given
+    return jnp.sin(x @ w + y @ v + z @ u) * jnp.cos(x @ v + y @ w)
+
+
+def three_last(*given: jax.Array) -> jax.Array:
+    x, w, y, v, z, u = given
+    two = jnp.cos(x @ v + y @ w)
+    return two * jnp.sin(x @ w + y @ v + z @ u)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [three_first, three_last])
+def test_of_two_sums_in_a_kernel_the_one_is_combined_that_saves_more(
+    function: Callable[..., jax.Array],
+) -> None:
+    """Of three products; those of the other are combined each alone, which is told."""
+    cut = [(None, "x"), ("x", None)]
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(ROWS, DEEP), (DEEP, ROWS)] * 3]
+    found = te.optimize(
+        te.trace(function, *given),
+        "h100:8",
+        mesh_shapes=MESH,
+        pins={f"[{k}]": cut[k % 2] for k in range(6)},
+        settings=te.Settings(merge=False, work=0.5, recompute=0, forms=0, workers=1),
+    )
+    moved = [(c.kind, c.wire_bytes * c.count) for c in found[0].collectives]
+    assert moved == [("reduce_scatter", ROWS * ROWS * 4 * 7 / 8)] * 3
+    assert any(n.startswith("1 sum inside a kernel, together with another") for n in found.notes)
+
+
 @pytest.mark.slow
 def test_without_inner_sums_every_operand_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     free = front(wave, False)[0]

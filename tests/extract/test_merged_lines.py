@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +24,10 @@ from tapestry_egg.extract.problem.mergeable import (
     paid_for,
 )
 from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.schedule.flatten import feedback_pairs
+from tapestry_egg.schedule.schedules import scheduled
+from tapestry_egg.tracing.constants import prepare
+from tapestry_egg.tracing.trace import trace
 from tests.extract.test_mergeable import MESH, TARGET, choices_of, schedule_of, two_sums
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
@@ -81,6 +89,28 @@ def test_the_line_is_the_highest_where_it_is_asked_for(name: str, mergeable: Mer
         assert line.latency + line.per_byte * at == best
         assert line.latency > 0.0
     assert mergeable.line(kind, 1.5 * most).latency == 0.0
+
+
+def large_sums(x: jax.Array) -> jax.Array:
+    """Sums nearly as large as one collective may be."""
+    return jnp.sum(x, 0)
+
+
+def test_no_line_makes_a_copy_dearer_than_it_is_alone() -> None:
+    graph = prepare(trace(large_sums, jax.ShapeDtypeStruct((64, 7_000_000), jnp.float32)).graph)
+    columns = Columns(choices_of(scheduled(graph, feedback_pairs(graph))))
+    alone, tried = Mergeable(columns), 0
+    for v in range(len(columns.program.types)):
+        for (kind, at), reader in product(alone.moves(v).items(), columns.others(v)):
+            for line in alone.hull(kind):
+                paid = Paid(line, frozenset({(v, reader)}))
+                own = Mergeable(columns, Chains(((1.0, Prices({kind: paid})),)))
+                less, more = own.less(v), own.more(v, reader)
+                assert less is not None
+                left = less[at] - (0.0 if more is None else more[at])
+                assert left.min() > -1e-15
+                tried += kind[0] == "all_reduce" and float(left.min()) < 1e-15
+    assert tried
 
 
 @pytest.mark.parametrize("dear", [False, True])

@@ -19,7 +19,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.front.merging import merged_plans
+from tapestry_egg.extract.front.merging import _raised, merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.search import settling
 from tapestry_egg.files.files import sealed
@@ -179,6 +179,18 @@ def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
     assert plan.bound <= plan.costs.seconds * (1 + 1e-9)
     # On their own the updates run one by one, each as soon as its gradient is there.
     assert (updates_at_end(alone), updates_at_end(plan)) == (1, LAYERS)
+
+
+def test_what_is_proven_is_the_bound_only_of_merged_plans_of_which_no_more_is_known(
+    plan: Plan,
+) -> None:
+    own = replace(plan, bound=0.5 * plan.costs.seconds, merged_too=False)
+    for proven in (False, True):
+        more, less = (_raised(own, x * plan.costs.seconds, proven) for x in (0.6, 0.4))
+        assert more.bound == 0.6 * plan.costs.seconds and more.is_proven == proven
+        assert less is own and not less.is_proven
+    with pytest.raises(ExtractError, match="a bound of"):
+        _raised(own, 1.1 * plan.costs.seconds, True)
 
 
 @pytest.mark.parametrize("most", [3, 2, 1])

@@ -167,6 +167,14 @@ def test_places_are_of_the_program_whose_equal_values_are_merged() -> None:
     assert digest(made[-1]) == by_hand[1]
 
 
+def test_ways_that_make_no_program_alone_are_counted() -> None:
+    patches = placed().patches
+    assert patches is not None
+    fewer = patches.only(lambda ways: not ways[0])
+    assert len(fewer) == len(patches) - 1
+    assert fewer.left == patches.left + len(patches.places[0]) - 1
+
+
 @pytest.mark.slow
 def test_layers_take_the_way_that_their_factors_suit(tmp_path: Path) -> None:
     """On one device both ways take the same; the plan of the better one computes what the program
@@ -206,15 +214,27 @@ def attended(x: Array, q: Array, k: Array, v: Array, *factors: Array) -> Array:
     return h
 
 
+def bare(q: Array, k: Array, v: Array, *factors: Array) -> Array:
+    """The same of one head whose scores are made of what enters: no values are equal."""
+    h = jax.nn.softmax(q @ k.T / 8.0, axis=-1) @ v
+    for a, b, c in zip(factors[::3], factors[1::3], factors[2::3], strict=True):
+        h = h + (a @ b) @ c
+    return h
+
+
 @pytest.mark.slow
-def test_programs_with_fused_attention_have_places() -> None:
+@pytest.mark.parametrize("program", [attended, bare])
+def test_programs_with_fused_attention_have_places(program: Callable[..., Array]) -> None:
+    """Beside the form that rules find, which multiplies some of the factors first."""
     square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    rows = jax.ShapeDtypeStruct((512, 256), jnp.float32)
+    own = {attended: [jax.ShapeDtypeStruct((2, 512, 256), jnp.float32), *[square] * 3]}
     many = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 256), (256, 256), (256, 256)] * 4]
-    graph = trace(
-        attended, jax.ShapeDtypeStruct((2, 512, 256), jnp.float32), *[square] * 3, *many
-    ).graph
+    graph = trace(program, *own.get(program, [rows] * 3), *many).graph
     found = forms_with_streams(graph, BOOKS, TARGET, room=10_000)
     placed = [f for f in found if f.patches is not None and RULE in f.rules]
+    assert any(not f.extra and {RULE} < {*f.rules} for f in found)
     assert len(placed) == 1 and len(placed[0].patches or ()) >= 4
+    assert (placed[0].rules == (RULE,)) == (program is bare)
     built = placed[0].patches.built([1] * len(placed[0].patches)) if placed[0].patches else None
     assert built is not None and built.rules
