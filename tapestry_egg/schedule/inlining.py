@@ -83,7 +83,7 @@ class _Fusing:
         self.multiply = [
             u for u, unit in enumerate(self.units) if epilogues and _multiplies(self.program, unit)
         ]
-        self.full = set(self.multiply)  # a product each, themselves or what they took in
+        self.multiplying = frozenset(self.multiply)
 
     @property
     def fusion(self) -> Fusion:
@@ -126,20 +126,18 @@ class _Fusing:
             if (
                 using
                 and not more
-                and not self.full & using
                 and max(using) <= following
                 and all(self.units[r].body == body for r in using)
                 and all(self._kind(r) in ("loop", "reduce") for r in using)
                 and self._are_apart(using)
             ):
                 self._take_in(u, using)
-                self.full |= using
 
     def _take_in(self, u: int, using: set[int]) -> None:
         """A unit into all of its readers."""
         (v,) = self.units[u].outputs
         self.within[u] = True
-        product = u in self.full
+        product = u in self.multiplying
         for r in using:
             self.turns[r] |= self.turns[u] and not product
             away = product or v in self.elsewhere[r]
@@ -163,11 +161,9 @@ class _Fusing:
         is computed from is not held until the last of them."""
         (v,) = self.units[u].outputs
         using, maker = self.readers[v], self.schedule.producer
-        direct = self.full & using
-        if len(direct) < 2 and not (
-            direct
-            and any(self.readers[w] == {u} and maker[w] in self.full for w in self.operands[u])
-        ):
+        direct = self.multiplying & using
+        alone = (maker[w] for w in self.operands[u] if self.readers[w] == {u})
+        if len(direct) < 2 and not (direct and not self.multiplying.isdisjoint(alone)):
             return False
         return not all(
             self._kind(maker[w]) in ("loop", "view", "reduce", "kernel")

@@ -278,6 +278,11 @@ def test_all_reduces_go_by_rings_or_by_trees_whichever_is_quicker() -> None:
     inside = collective_seconds("all_reduce", 2.0**16, (1,), mesh, t)
     over = collective_seconds("all_reduce", 2.0**16, (0,), everywhere, t)
     assert over == pytest.approx(inside + 3 * 100e-6, rel=0.03)
+    # The ring is the quicker one of them where much is sent.
+    much = collective_seconds("all_reduce", 2.0**34, (0,), everywhere, t)
+    assert much == pytest.approx(2 * 2.0**34 * 3 / 32 / 46.5e9 + 62 * 40e-6, rel=0.1)
+    both = collective_seconds("all_reduce", np.array([2.0**16, 2.0**34]), (0,), everywhere, t)
+    assert list(both) == [over, much]
     # Trees that nobody measured send what rings do.
     level = replace(t.levels[1], tree_bytes_per_second=0.0, ring_seconds=1.0)
     trees = replace(t, levels=(t.levels[0], level))

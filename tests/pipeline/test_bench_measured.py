@@ -157,7 +157,10 @@ def test_hosts_that_dispatch_slower_than_devices_compute_pace_a_step() -> None:
 
 def test_the_factor_on_the_hosts_time_is_that_of_runs_that_it_paces() -> None:
     made = Prediction(1.0, 1.0, 1e9, 0.0, 0.0, 300.0, 100.0)
-    slow = [tables.Judged(run(seconds=s, group=("1B", "1")), made, 1.0, 4.0) for s in (5, 6, 9)]
+    slow = [
+        tables.Judged(run(seconds=s + 2.0, group=("1B", "1")), made, 1.0, 4.0, after_seconds=2.0)
+        for s in (5, 6, 9)
+    ]
     quick = tables.Judged(run(seconds=3.0, group=("1B", "1")), made, 1.0, 0.5)
     other = tables.Judged(run(seconds=40.0, group=("8B", "1")), made, 1.0, 4.0)
     assert tables.host_factor([*slow, quick, other]) == 1.5
@@ -195,9 +198,17 @@ def test_buckets_hold_all_gradients_from_the_last_array_on() -> None:
     assert sum(found) == 2 * sum(arrays)
     assert found[0] == 2 * arrays[-1]  # the head alone is more than the first may hold
     assert min(found[1:-1]) >= nanotron.BUCKET and found[1] == 2 * sum(arrays[-6:-1])
+    # The first one is full with the first large array.
+    tied = nanotron.buckets(replace(model, tied=True), 2)
+    assert tied[0] == 2 * sum(arrays[-5:-1]) < nanotron.BUCKET
     # Bucket by bucket takes longer than at once, over hosts.
     spread = run(model=model, target="p5:4x8", data=4, tensor=8)
     assert nanotron.summing_seconds(spread) > nanotron.summing_seconds(replace(spread, zero=1)) > 0
+    at_once = collective_seconds(
+        "all_reduce", 4.0 * sum(nanotron.arrays(model, 8)), (0,), MeshShape(("d", "t"), (4, 8)),
+        load_target("p5:4x8"),
+    )  # fmt: skip
+    assert nanotron.summing_seconds(replace(spread, zero=1)) == pytest.approx(at_once)
     assert nanotron.summing_seconds(replace(spread, data=1)) == 0.0
 
 
@@ -230,6 +241,7 @@ def test_streams_that_collectives_read_are_kept_where_the_device_is_the_slower()
     behind = held.reserved_bytes(known, 0.0)
     level = held.reserved_bytes(known, 100.0)
     assert behind - level > 4 * stream
+    assert level < stream  # what does not fit elsewhere
     assert held.reserved_bytes(replace(known, micro_batch=512), 0.0) == float("inf")
     (row,) = tables.with_reserved([judged(1.0, 2.0)])
     assert row.reserved > 0 and row.peak_bytes == 1e9 + row.reserved

@@ -56,6 +56,27 @@ def test_what_one_kernel_makes_of_a_product_is_made_in_it(name: str) -> None:
     assert counted.owns_memory(v) is not inside
 
 
+def test_a_convolution_computes_what_is_made_of_it() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        numbers = ("NWC", "WIO", "NWC")
+        made = lax.conv_general_dilated(x[None], w[None], (1,), "SAME", dimension_numbers=numbers)
+        return jnp.tanh(made)
+
+    plan = scheduled(fn, X, X)
+    u, _ = made_by(plan, "conv_general_dilated")
+    assert fusion(plan, epilogues=True).within[u]
+    assert not fusion(plan).within[u]
+
+
+def test_what_is_made_of_a_product_is_written_over_no_operand_of_it() -> None:
+    plan = scheduled(lambda x, w, c: jnp.tanh(x @ w) + c, X, X, X)
+    u, product = made_by(plan, "add")[0], made_by(plan, "dot_general")[0]
+    factors = {v for _, _, v in plan.units[product].reads}
+    (added,) = {v for _, _, v in plan.units[u].reads} - {*plan.units[product].outputs}
+    assert factors and added not in factors
+    assert fusion(plan, epilogues=True).aligned[u] == {added}
+
+
 #: A program that rounds something: whether products that read it round it themselves.
 ROUNDED: dict[str, tuple[Program, bool]] = {
     "of a product, for two": (lambda x, w: twice(rounded(x @ w), w), False),

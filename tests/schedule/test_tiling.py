@@ -19,7 +19,12 @@ Dims = dict[str, set[int]]
 
 
 def pooled(x: jax.Array) -> jax.Array:
-    return lax.reduce_window(jnp.tanh(x), -jnp.inf, lax.max, (1, 3, 1), (1, 1, 1), "SAME") + 1
+    y = lax.reduce_window(jnp.tanh(jnp.sin(x)), -jnp.inf, lax.max, *WINDOW) + 1
+    return jnp.exp(jnp.cos(y))
+
+
+def of_arguments(x: jax.Array) -> jax.Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, *WINDOW)
 
 
 def convolved(x: jax.Array) -> jax.Array:
@@ -37,10 +42,16 @@ def one_number_added(x: jax.Array) -> jax.Array:
     return jnp.put_along_axis(y, where, 1.0, axis=1, inplace=False) + 1
 
 
+#: Sizes, strides and padding.
+WINDOW = (1, 3, 1), (1, 1, 1), "SAME"
 NLC = lax.ConvDimensionNumbers((0, 2, 1), (2, 1, 0), (0, 2, 1))
 
 WINDOWS: dict[str, tuple[Callable[[jax.Array], jax.Array], Dims]] = {
-    "pooling": (pooled, {"tanh": {1}, "reduce_window_max": {1}}),
+    "pooling": (
+        pooled,
+        {"sin": {1}, "tanh": {1}, "reduce_window_max": {1}, "add": {1}, "cos": {1}, "exp": set()},
+    ),
+    "pooling of what enters, for what leaves": (of_arguments, {"reduce_window_max": set()}),
     "convolution": (convolved, {"tanh": {1}, "conv_general_dilated": {1}}),
     "rows that are added": (rows_added, {"tanh": {0}, "cos": {0}, "scatter-add": {0}, "add": {0}}),
     "products": (lambda x: jnp.sin(jnp.tanh(x[0]) @ x[0].T), {"tanh": set(), "dot_general": set()}),
