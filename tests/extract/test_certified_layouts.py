@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import prod
 from typing import Any
 
 import jax
@@ -55,6 +56,43 @@ def test_what_is_written_into_on_the_way_is_no_array_to_write_over() -> None:
         warnings.simplefilter("error")
         front = te.optimize(te.trace(f, square, rows), "h100:2", mesh_shapes=[mesh], settings=QUICK)
     assert min(p.costs.peak_bytes for p in front) <= 2.1 * 4 * n * n
+
+
+def convolved(x: Any, k: Any) -> Any:
+    """Twice along its second dim, whose elements lie along no lanes in between."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    for _ in range(2):
+        x = lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dims)
+    return x
+
+
+def activated(x: Any, w: Any) -> Any:
+    """A product of which only its own kernel reads."""
+    return jnp.tanh(x @ w)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "arrays"),
+    [
+        (convolved, [(8, 128, 16, 4), (3, 3, 4, 4)], 17),
+        (activated, [(1024, 1024), (1024, 1024)], 3),
+    ],
+)
+def test_what_tpus_hold_of_windows_and_products_is_certified(
+    fn: Any, shapes: list[tuple[int, ...]], arrays: int
+) -> None:
+    """At least so many times what the first argument takes: what enters, and what stands between
+    or leaves. Every device does all."""
+    program = te.trace(fn, *[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    whole = {"[0]": (None,) * len(shapes[0]), "[1]": (None,) * len(shapes[1])}
+    pins = whole | {"result": whole["[0]"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        front = te.optimize(
+            program, "v5e:2", mesh_shapes=[MeshShape(("x",), (2,))], pins=pins, settings=QUICK
+        )
+    most = max(p.costs.peak_bytes for p in front) / (4 * prod(shapes[0]))
+    assert arrays <= most < 1.5 * arrays
 
 
 def test_a_sum_scattered_along_channels_is_turned_before() -> None:
