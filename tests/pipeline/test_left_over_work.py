@@ -19,6 +19,7 @@ from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.pipeline import searches
 from tapestry_egg.pipeline.searches import _closer, gaps_of
 from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.progress import Phase
 from tests.extract.test_search_parts import ladder
 
 WORK = 0.1
@@ -165,3 +166,17 @@ def test_an_interruption_between_turns_keeps_what_earlier_ones_found(
     fails = 1
     with pytest.raises(KeyboardInterrupt):
         searches.search_in_turn(posed, None, settings, None, lambda _: None, raced=[1])
+
+
+def test_what_is_found_is_taken_before_it_is_told() -> None:
+    """An interruption that comes while it is told loses nothing."""
+    posed = cast(Any, [SimpleNamespace(problem=ladder(1, 6))])
+    taken: list[Any] = []
+
+    def tell(phase: Phase) -> None:
+        if phase.fraction == 1.0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        searches.search(posed, None, Settings(work=1.0, workers=1), None, tell, take=taken.append)
+    assert [len(found.archives) for found in taken] == [1] and taken[0].archives[0].candidates
