@@ -311,5 +311,10 @@ def read_level(table: Table) -> Level:
         known("tree_bytes_per_second"),
         known("message_seconds"),
     )
+    figures = level.ring_seconds, level.tree_bytes_per_second, level.message_seconds
+    if kind == "torus" and any(figures):
+        raise table.error("only a switch has figures of rings through all devices, trees, messages")
+    if level.tree_bytes_per_second and not level.ring_seconds:
+        raise table.error("tree_bytes_per_second without ring_seconds, which trees are held against")
     table.finish()
     return level

@@ -177,6 +177,8 @@ def test_a_users_file(tmp_path: Path) -> None:
         ("max: [4]", "max: [4.5]", "19:37", "whole number"),
         ("kind: switch", "kind: torus, max: [2]", "1:1", "only the innermost"),
         ("name: lan", "name: lan, speed: 3", "21:17", "no key 'speed'"),
+        ("name: ring", "name: ring, message_seconds: 1e-6", "19:5", "only a switch has"),
+        ("name: lan", "name: lan, tree_bytes_per_second: 1", "21:5", "without ring_seconds"),
         ("name: mine", "- name: mine", "2:1", "expected"),
     ],
 )

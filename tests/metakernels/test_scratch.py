@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +13,11 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
+from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.instantiate import instantiate
+from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.runtime.lower import streaming
 
@@ -162,3 +166,28 @@ def test_gradients_of_attention_hold_scores_and_weights(target: str, blocks: flo
     beside = 4 * 2 * 4 * 16 * (8 + 2 * 8 + 8)
     expected = blocks * 4 * 2 * 4 * 16 * 16 + beside
     assert found.scratch.bytes_at(found.extents, epilogues) == expected
+
+
+BLOCKS = """
+f:
+  index: "[$a]"
+  inputs: {x: {shape: "[$a]", dtype: $d, ipf: "[1] :> [1]"}}
+  outputs: {out: {dtype: $d}}
+  scratch: {blocks: 2.0, fused: %s, scores: 4.0 * @a, row: 4.0 * @a, beside: 8.0 * @a}
+"""
+
+
+def test_products_hold_no_more_blocks_than_others(tmp_path: Path) -> None:
+    path, given = tmp_path / "own.yaml", (TensorType((4,), "float32"),)
+
+    def made(fused: str) -> OperationSignature:
+        path.write_text(BLOCKS % fused)
+        (template,) = read_templates(path)
+        return instantiate(template, "f", {}, given, None).signature
+
+    scratch = made("0.5").scratch
+    assert scratch is not None
+    assert [scratch.bytes_at((4,), epilogues) for epilogues in (False, True)] == [64.0, 40.0]
+    for number in ("2.5", "-1.0"):
+        with pytest.raises(TemplateError, match="is no number of blocks up to 2.0"):
+            made(number)
