@@ -315,6 +315,8 @@ def read_level(table: Table) -> Level:
     if kind == "torus" and any(figures):
         raise table.error("only a switch has figures of rings through all devices, trees, messages")
     if level.tree_bytes_per_second and not level.ring_seconds:
-        raise table.error("tree_bytes_per_second without ring_seconds, which trees are held against")
+        raise table.error(
+            "tree_bytes_per_second without ring_seconds, which trees are held against"
+        )
     table.finish()
     return level
