@@ -43,8 +43,9 @@ _AS_LONG = 50
 # The solver's word for a program without solutions.
 _NONE = 2
 
-# What the largest cost is scaled to; the memory limit is scaled to 1.
-_LARGE = 1e4
+# What the largest cost is scaled to; the memory limit is scaled to 1. By so much more may be held
+# in the solver's program: its presolve loses plans that hold as much as the limit.
+_LARGE, _MORE = 1e4, 1e-6
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def solve(
         constraints = [LinearConstraint(model.equal, model.right, model.right)]
         if times:
             unit = 1.0 / max(limit, 1.0)
-            constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, limit * unit))
+            most_held = limit * unit * (1.0 + _MORE)
+            constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, most_held))
         cost, integral, most = model.cost * model.unit, model.integral, model.possible
         if timeline is not None:  # one more column: the seconds of the longest path
             constraints = [_widened(c) for c in constraints]
