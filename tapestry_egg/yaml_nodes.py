@@ -9,8 +9,10 @@ import yaml
 
 from .errors import TapestryError
 
-#: Levels of lists and mappings. libyaml recurses in C without a limit of its own.
+#: Levels of lists and mappings. libyaml recurses in C, before 0.2.6 without a limit of its own.
 _DEEPEST = 50
+#: What libyaml says past 1000 levels, which it reads ahead before it tells of the first.
+_PAST_ITS_OWN = "exceeded maximum nesting depth"
 _LARGEST = 4 << 20  # bytes of a file that people write
 
 
@@ -42,6 +44,7 @@ def read_yaml_text(path: Path, error: type[TapestryError], name: str = "") -> st
 def compose_yaml_text(text: str, error: type[TapestryError], name: str) -> Any:
     """The root node of a YAML text, None for an empty one. Raises `error` as `compose_yaml`."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    too_deep = f"more than {_DEEPEST} levels of lists and mappings"
     try:
         depth = 0
         for event in yaml.parse(text, Loader=loader):
@@ -50,11 +53,13 @@ def compose_yaml_text(text: str, error: type[TapestryError], name: str) -> Any:
             if depth > _DEEPEST:
                 mark: Any = event.start_mark
                 at = f"{name}:{mark.line + 1}:{mark.column + 1}"
-                raise error(f"more than {_DEEPEST} levels of lists and mappings", where=at)
+                raise error(too_deep, where=at)
         return yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        if e.problem == _PAST_ITS_OWN:
+            raise error(too_deep, where=f"{name}{place}") from None
         raise error(
             f"not YAML: {e.problem or e.context}",
             where=f"{name}{place}",

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 Tree = Any
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -61,7 +61,8 @@ class Cut:
 
     def at(self, x: jax.Array, *dims: str | None) -> jax.Array:
         """The value under the constraint that its dims lie over the named axes."""
-        mesh = AbstractMesh((self.data, self.tensor), ("d", "t"))
+        sizes, auto = (self.data, self.tensor), (AxisType.Auto, AxisType.Auto)
+        mesh = AbstractMesh(sizes, ("d", "t"), axis_types=auto)
         return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*dims)))
 
     def stream(self, x: jax.Array) -> jax.Array:

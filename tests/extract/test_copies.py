@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
@@ -57,9 +57,11 @@ def test_nothing_is_sent_for_what_holds_one_number() -> None:
 
 
 def test_what_is_computed_of_single_numbers_is_followed_as_far_as_xla_sees_it() -> None:
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+
     def program(xs: jax.Array) -> Sequence[jax.Array]:
         z = jnp.full((8, 8), xs.sum())
-        laid = jax.lax.with_sharding_constraint(z, NamedSharding(AbstractMesh((8,), ("x",)), P()))
+        laid = jax.lax.with_sharding_constraint(z, NamedSharding(mesh, P()))
         looped, _ = jax.lax.scan(lambda c, x: (c @ z + x, None), xs, jnp.full((2, 8, 8), xs[0, 0]))
         return [
             jnp.exp(z).T,

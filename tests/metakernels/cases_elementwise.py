@@ -83,7 +83,7 @@ def name(draw: Draw, kernel: str) -> Case:
 
 @of("elementwise", "sharding_constraint")
 def constraint(draw: Draw, kernel: str) -> Case:
-    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     asked = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return lambda x: lax.with_sharding_constraint(x, asked), (draw.any(draw.shape(1, 3)),)
 

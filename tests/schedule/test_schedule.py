@@ -227,7 +227,8 @@ def test_what_is_constrained_exists_once() -> None:
 def test_a_number_that_is_constrained_is_written_anew_for_every_reader() -> None:
     """As it is asked for it only leaves; what is no number everywhere is read as it is asked for.
     XLA drops the collective that would bring it into another layout."""
-    asked = NamedSharding(AbstractMesh((8,), ("x",)), PartitionSpec(None, "x"))
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    asked = NamedSharding(mesh, PartitionSpec(None, "x"))
 
     def f(x: jax.Array, row: jax.Array) -> Any:
         number, rows = (
