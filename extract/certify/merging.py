@@ -1,8 +1,8 @@
 """Copies that one collective makes: whether they can be, when it runs, and what a member takes.
 
-The members are changes of one kind over the same axes, by the same monoid. They are made when all
-of their values are there, and before the first of them is read; of what one collective of all their
-bytes takes, each takes the share that its bytes are of them.
+The members are changes of one kind over the same axes, by the same monoid, sums of one type. They
+are made when all of their values are there, and before the first of them is read; of what one
+collective of all their bytes takes, each takes the share that its bytes are of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as
 from tapestry_egg.plans.plan import Change
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 #: What tells a copy of the program's own body: its value's number there, and where it leads.
 Key = tuple[int, Layout]
-#: What all members of one collective have in common: kind, axes, monoid.
-Kind = tuple[str, tuple[int, ...], str | None]
+#: What all members of one collective have in common: kind, axes, monoid, and of sums the type.
+Kind = tuple[str, tuple[int, ...], str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def kind_of(walk: Walk, move: Move) -> Kind | None:
     dtype = walk.program.types[move.value].dtype
     if dtype.startswith("key<") or carried_as(step.kind, step.monoid, dtype) != step.kind:
         return None
-    return step.kind, step.axes, step.monoid
+    return step.kind, step.axes, step.monoid, type_together(step.kind, dtype)
 
 
 def _step(walk: Walk, move: Move) -> Change | None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as, collective_seconds
 
 from .columns import Columns
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 #: A read: of a value, by a unit.
 Read = tuple[int, int]
-#: What all copies have in common that may be one collective: kind, axes, monoid.
-Kind = tuple[str, tuple[int, ...], str | None]
+#: What all copies have in common that may be one collective: kind, axes, monoid, of sums the type.
+Kind = tuple[str, tuple[int, ...], str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ class Mergeable:
         if combiner is None or dtype.startswith("key<"):
             return {}
         for (a, b), step in table.step_of.items():
-            kind, name = (step.kind, step.axes, step.monoid), step.kind
+            name = step.kind
+            kind = (name, step.axes, step.monoid, type_together(name, dtype))
             if int(table.following[a, b]) != b or name not in MOVING or name not in combiner.kinds:
                 continue
             if choices.mesh.parts(step.axes) < 2 or carried_as(name, step.monoid, dtype) != name:
@@ -218,7 +220,7 @@ class Mergeable:
 
     def least(self, kind: Kind, size: float) -> float:
         """Seconds that so many bytes add at least to those of any collective that they join."""
-        name, axes, _ = kind
+        name, axes, *_ = kind
         target = self.columns.choices.target
         combiner = target.combiner
         assert combiner is not None
@@ -250,7 +252,7 @@ class Mergeable:
     def hull(self, kind: Kind) -> tuple[Line, ...]:
         """Lines that are nowhere above the seconds of one collective, whatever may enter it: the
         steepest that has no latency, and those along the hull."""
-        name, axes, _ = kind
+        name, axes, *_ = kind
 
         def lines() -> tuple[Line, ...]:
             choices = self.columns.choices

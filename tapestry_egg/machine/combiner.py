@@ -3,8 +3,9 @@
 XLA puts collectives of one kind, over the same devices, that do not wait for each other, into one
 launch (`AllReduceCombiner`, `ReduceScatterCombiner`, `AllGatherCombiner`), as long as they have no
 more bytes together than its options say (`xla_gpu_all_reduce_combine_threshold_bytes` and so on; 30
-MiB by default on GPUs). What one sum of several is made of is first copied into one array
-(`AllReduceContiguous`), and its results out of that.
+MiB by default on GPUs). Sums of several types are never one (`GetAllReduceKey`), gathers are. What
+one sum of several is made of is first copied into one array (`AllReduceContiguous`), and its
+results out of that.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class Combiner:
                 )
         if self.bytes <= 0:
             raise TargetError(f"{self.bytes!r} is out of range", where=f"{where}.bytes")
+
+
+def type_together(kind: str, dtype: str) -> str | None:
+    """What type all members have of a collective of this kind that moves `dtype`; None: any."""
+    return None if kind == "all_gather" else dtype
 
 
 def read_combiner(table: Table, where: str) -> Combiner:

@@ -44,7 +44,7 @@ def seconds(name: str, size: float) -> float:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_collectives_take_no_less_than_lines(name: str, mergeable: Mergeable) -> None:
-    kind, rng = (name, (0,), "sum"), np.random.default_rng(0)
+    kind, rng = (name, (0,), "sum", None), np.random.default_rng(0)
     assert TARGET.combiner is not None
     whole = TARGET.combiner.bytes / (MESH.devices if name == "all_gather" else 1)
     nearest = np.inf
@@ -65,7 +65,7 @@ def test_collectives_take_no_less_than_lines(name: str, mergeable: Mergeable) ->
 @pytest.mark.parametrize("name", KINDS)
 def test_copies_pay_no_more_than_alone_however_large(name: str, mergeable: Mergeable) -> None:
     """Those of as many bytes as one collective may have join no other."""
-    kind, read = (name, (0,), "sum"), (0, 1)
+    kind, read = (name, (0,), "sum", None), (0, 1)
     for share in (0.01, 0.5, 0.99, 1.0):
         size = share * mergeable.most(kind)
         alone = seconds(name, size)

@@ -24,6 +24,7 @@ from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.search import settling
 from tapestry_egg.files.files import sealed
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.target import Combiner, Target, load_target
 from tapestry_egg.plans.plan import Merged, Plan
@@ -273,6 +274,24 @@ def test_collectives_that_wait_for_each_other_are_not_merged() -> None:
     (members,) = [tuple((v, need) for v, _, need in plan.body.copies)]
     with pytest.raises(PlanError, match="made from what reads others"):
         with_merged(plan.body, {}, (members,))
+
+
+def of_types(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Sums of two types."""
+    return tuple(
+        y.T @ jnp.sin(y) for y in (x, jnp.tanh(x), jnp.bfloat16(x), jnp.bfloat16(jnp.tanh(x)))
+    )
+
+
+def test_sums_of_several_types_are_several_collectives() -> None:
+    """As the compiler has it (`AllReduceKey`); gathers of several types are one."""
+    plan = over_rows(of_types).plans[0]
+    types = {(c.merged, c.value.split()[1].split("[")[0]) for c in plan.collectives}
+    assert types == {(1, "f32"), (2, "bf16")} or types == {(2, "f32"), (1, "bf16")}
+    every = tuple(key for members in plan.body.merged for key in members)
+    with pytest.raises(ExtractError, match="of several kinds"):
+        counted(plan, [every])
+    assert type_together("all_gather", "bfloat16") is type_together("all_gather", "float32")
 
 
 def told(x: jax.Array) -> jax.Array:
