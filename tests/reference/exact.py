@@ -12,7 +12,10 @@ from tapestry_egg.extract.problem.problem import Problem
 def exact(problem: Problem, limit: float) -> float:
     """Least seconds within a memory limit, by the textbook program: a binary per row, a marginal
     per pair of rows, a memory constraint at every time; rows of equal columns are not merged."""
-    scale = 1e4
+    parts = [*(v.seconds for v in problem.variables), *(p.seconds for p in problem.pairs)]
+    most = max(float(np.max(x[np.isfinite(x)], initial=0.0)) for x in parts)
+    # The solver leaves a millionth open, whatever costs are: of microseconds it would be a share.
+    scale = 1e4 / (most or 1.0)
     start = np.concatenate(([0], np.cumsum([len(v) for v in problem.variables]))).astype(int)
     cost = [float(x) * scale for v in problem.variables for x in v.seconds]
     triples: list[tuple[int, int, float]] = []

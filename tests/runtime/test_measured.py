@@ -72,7 +72,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, objec
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_every_collective_is_measured_as_often_as_compiled(told) -> None:  # type: ignore[no-untyped-def]
     _, record, compiled = told
     assert compiled
