@@ -219,7 +219,8 @@ class Mergeable:
         return tuple((w, *line) for line, w in found.items())
 
     def least(self, kind: Kind, size: float) -> float:
-        """Seconds that so many bytes add at least to those of any collective that they join."""
+        """Seconds that so many bytes, no more than one may have, add at least to those of any
+        collective that they join."""
         name, axes, *_ = kind
         target = self.columns.choices.target
         combiner = target.combiner
@@ -232,8 +233,6 @@ class Mergeable:
 
         seconds = self.columns.once(times, "times", name, axes)
         steps = int(size / float(amounts[1]))
-        if steps >= _FINELY:
-            return np.inf
         # From x bytes to x + size, whatever x is between two points: seconds rise with bytes.
         least = (seconds[steps:-1] - seconds[1 : _FINELY - steps]).min(initial=np.inf)
         more = max(0.0, float(least))

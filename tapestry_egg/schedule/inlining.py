@@ -286,15 +286,17 @@ def _goes_by_elements(program: FlatProgram, unit: Unit) -> bool:
 def _multiplies(program: FlatProgram, unit: Unit) -> bool:
     """Whether a unit is a product of matrices, or a convolution."""
     root = program.instances[unit.root]
-    return not root.port and (
-        _is_product(program, unit) or root.signature.kernel == "conv_general_dilated"
-    )
+    straight = bool(root.signature.straight)  # a library's kernel, whatever it multiplies
+    return _is_product(program, unit) or (not root.port and root.signature.multiplies and straight)
 
 
 def _is_product(program: FlatProgram, unit: Unit) -> bool:
-    """Whether a unit is a product of matrices: XLA multiplies vectors element by element."""
+    """Whether a unit is a product of matrices: XLA multiplies vectors element by element, and
+    outer products."""
     root = program.instances[unit.root]
-    return not root.port and root.signature.kernel == "dot_general" and not root.signature.by_vector
+    signature = root.signature
+    plain = signature.multiplies and not signature.straight
+    return not root.port and plain and not signature.by_vector
 
 
 def _is_view(program: FlatProgram, unit: Unit) -> bool:

@@ -63,6 +63,24 @@ def test_collectives_take_no_less_than_lines(name: str, mergeable: Mergeable) ->
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_bytes_add_what_is_said_to_the_collective_that_takes_least_of_them(
+    name: str, mergeable: Mergeable
+) -> None:
+    assert TARGET.combiner is not None
+    kind, copied = (name, (0,), "sum", None), name in TARGET.combiner.contiguous
+    most = mergeable.most(kind)
+
+    def took(x: np.ndarray) -> np.ndarray:
+        sent = np.asarray(collective_seconds(name, x, (0,), MESH, TARGET))
+        return sent + copied * 4.0 * x / TARGET.hbm_bytes_per_second
+
+    for share in (0.03, 0.3, 0.7):
+        joined = np.linspace(0.0, (1.0 - share) * most, 5000)
+        adds = float((took(joined + share * most) - took(joined)).min())
+        assert 0.98 * adds < mergeable.least(kind, share * most) < adds + 1e-12
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_copies_pay_no_more_than_alone_however_large(name: str, mergeable: Mergeable) -> None:
     """Those of as many bytes as one collective may have join no other."""
     kind, read = (name, (0,), "sum", None), (0, 1)
@@ -80,7 +98,7 @@ def test_copies_pay_no_more_than_alone_however_large(name: str, mergeable: Merge
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_line_is_the_highest_where_it_is_asked_for(name: str, mergeable: Mergeable) -> None:
-    kind = name, (0,), "sum"
+    kind = name, (0,), "sum", None
     most = mergeable.most(kind)
     for share in (0.01, 0.2, 0.9):
         at = share * most
@@ -96,7 +114,9 @@ def large_sums(x: jax.Array) -> jax.Array:
     return jnp.sum(x, 0)
 
 
-def test_no_line_makes_a_copy_dearer_than_it_is_alone() -> None:
+@pytest.mark.parametrize("others", [0.0, 0.2, 1.0])
+def test_no_line_makes_a_copy_dearer_than_it_is_alone(others: float) -> None:
+    """Nor cheaper than the others' part of what merging takes away."""
     graph = prepare(trace(large_sums, jax.ShapeDtypeStruct((64, 7_000_000), jnp.float32)).graph)
     columns = Columns(choices_of(scheduled(graph, feedback_pairs(graph))))
     alone, tried = Mergeable(columns), 0
@@ -104,11 +124,12 @@ def test_no_line_makes_a_copy_dearer_than_it_is_alone() -> None:
         for (kind, at), reader in product(alone.moves(v).items(), columns.others(v)):
             for line in alone.hull(kind):
                 paid = Paid(line, frozenset({(v, reader)}))
-                own = Mergeable(columns, Chains(((1.0, Prices({kind: paid})),)))
-                less, more = own.less(v), own.more(v, reader)
-                assert less is not None
+                own = Mergeable(columns, Chains(((1.0, Prices({kind: paid})),), others))
+                less, more, saved = own.less(v), own.more(v, reader), own.saved(v)
+                assert less is not None and saved is not None
                 left = less[at] - (0.0 if more is None else more[at])
                 assert left.min() > -1e-15
+                assert (left - (1.0 - others) * saved[at]).max() < 1e-15
                 tried += kind[0] == "all_reduce" and float(left.min()) < 1e-15
     assert tried
 

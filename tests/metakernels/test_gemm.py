@@ -105,3 +105,26 @@ def test_a_product_runs_at_the_rate_of_its_operands() -> None:
         kept_in = partial(jnp.dot, preferred_element_type=kept)
         seconds.append(program_seconds(te.trace(kept_in, x, x).graph, h100))
     assert seconds[1] == pytest.approx(seconds[0], rel=0.01)
+
+
+def test_dots_and_convolutions_are_all_that_multiply_two_operands() -> None:
+    drawn = [(k, application(k, random.Random(n)).signature) for k in CASES for n in range(4)]
+    # A log-sum-exp of one class is a product, too.
+    some = [(k, s) for k, s in drawn if k != "dot_logsumexp" or s.gemm is None or s.gemm.n]
+    assert {k for k, s in some if s.multiplies} == {"dot_general", "conv_general_dilated"}
+    assert all(bool(s.straight) == ("conv" in k) for k, s in some if s.multiplies)
+    assert {k for k, s in drawn if s.gemm and len(s.inputs) == 2 and not s.multiplies} == {
+        "dot_logsumexp"
+    }
+
+
+def test_an_outer_product_is_no_product_of_matrices() -> None:
+    """XLA multiplies it element by element."""
+    program = te.trace(
+        lambda x, y: lax.dot_general(x, y, (((), ()), ((0,), (0,)))),
+        *(jax.ShapeDtypeStruct((8, n), jnp.float32) for n in (4, 2)),
+    )
+    (op,) = program.graph.operations
+    types = [tuple(program.graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
+    assert op.kernel == "dot_general"
+    assert not signature_of(op, types[0], types[1]).multiplies

@@ -196,6 +196,20 @@ class OperationSignature:
         )
 
     @cached_property
+    def multiplies(self) -> bool:
+        """Whether it is a product of its two operands and no more: what no output has, both have
+        (dots, convolutions; no attention, nor products of groups of rows)."""
+        if not self.contracts or len(self.inputs) != 2:
+            return False
+        kept = {d for p in self.outputs for row in p.matrix for d, a in enumerate(row) if a}
+        return all(
+            any(row[d] for row in p.matrix)
+            for p in self.inputs
+            for d, dim in enumerate(self.index)
+            if dim.role in ("reduce", "whole") and d not in kept
+        )
+
+    @cached_property
     def gemm(self) -> GemmDims | None:
         """The contraction as a product of matrices: the first two operands that share a summed dim.
 
