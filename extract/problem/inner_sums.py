@@ -14,7 +14,6 @@ from functools import cached_property
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId, InstanceId, LayoutId
 from tapestry_egg.machine.costs import carried_as
-from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.schedules import Schedule
@@ -60,7 +59,8 @@ class InnerSums:
     def of(self, u: int) -> tuple[InnerSum, ...]:
         """The sums of unit u of which one may be combined inside it: those that two operands or
         more may leave partial, and that what reads them cannot pass on."""
-        return () if self._within[u] else self._every(u)
+        every = self._every(u)  # what every reader computes again no collective can combine
+        return () if every and self._lives.within[u] else every
 
     @property
     def others(self) -> int:
@@ -167,11 +167,3 @@ class InnerSums:
         return self._once(
             lambda: lifetimes(self.schedule, self.epilogues), "lifetimes", self.schedule
         )
-
-    @cached_property
-    def _within(self) -> tuple[bool, ...]:
-        """Units whose results are computed again by every reader, which no collective can be."""
-        return self._once(self._fused, "fusion", self.schedule).within
-
-    def _fused(self) -> Fusion:
-        return fusion(self.schedule, self.epilogues)

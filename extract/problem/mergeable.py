@@ -399,18 +399,15 @@ def _longest(
     reads = [tuple(dict.fromkeys(v for _, _, v in unit.reads)) for unit in schedule.units]
     total = [0.0] * len(reads)  # of the chain to each unit that counts most
     last: list[Read | None] = [None] * len(reads)
-    for u, values in enumerate(reads):
-        for v in values:
-            maker = schedule.producer[v]
-            if 0 <= maker < u:  # others leave the program, or go round
-                here = total[maker] + counted.get((v, u), 0.0)
-                if last[u] is None or here > total[u]:
-                    total[u], last[u] = here, (v, u)
     end: tuple[float, Read | None] = (0.0, None)
     for u, values in enumerate(reads):
         for v in values:
             maker = schedule.producer[v]
-            here = (total[maker] if maker >= 0 else 0.0) + counted.get((v, u), 0.0)
+            if not 0 <= maker < u:  # round a loop
+                continue
+            here = total[maker] + counted.get((v, u), 0.0)
+            if last[u] is None or here > total[u]:
+                total[u], last[u] = here, (v, u)
             if here > end[0]:
                 end = here, (v, u)
     chain: list[Read] = []

@@ -92,6 +92,12 @@ class FlatProgram:
         return tuple([t.nbytes for t in self.types])
 
     @cached_property
+    def given(self) -> frozenset[FlatId]:
+        """The values that the program is given."""
+        values = self.bodies[0].values
+        return frozenset(values[v] for v in self.bodies[0].graph.inputs)
+
+    @cached_property
     def body_of(self) -> tuple[BodyId, ...]:
         """Value -> the body that it is a value of."""
         out = [BodyId(0)] * len(self.types)

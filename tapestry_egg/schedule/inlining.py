@@ -319,12 +319,7 @@ def _fits(program: FlatProgram, unit: Unit) -> bool:
 
 def _is_given(program: FlatProgram, v: FlatId) -> bool:
     """Whether a value is a number, or one that the program is given."""
-    return not program.types[v].shape or v in _entering(program)
-
-
-def _entering(program: FlatProgram) -> frozenset[FlatId]:
-    graph, values = program.bodies[0].graph, program.bodies[0].values
-    return frozenset(values[v] for v in graph.inputs)
+    return not program.types[v].shape or v in program.given
 
 
 def _is_taken(program: FlatProgram, instance: Instance, spread: set[FlatId]) -> bool:

@@ -41,14 +41,16 @@ class Lifetimes:
     """Where value v lives: from tick `made[v]`, read last by what happens at `last[v]` and one
     tick later. `reads_at[u, v]` is the tick of the copies that unit u makes of v, `reads_until`
     that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
-    of its own: an alias, a constant, a view, what is computed where it is read. Outputs that are
-    `copied`, unit and value, take an array of their own from their tick on."""
+    of its own: an alias, a constant, a view, what is computed where it is read, as all that a unit
+    makes that is `within` its readers. Outputs that are `copied`, unit and value, take an array of
+    their own from their tick on."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
     reads_at: dict[tuple[int, int], int]
     reads_until: dict[tuple[int, int], int]
     free: tuple[bool, ...]
+    within: tuple[bool, ...]
     copied: frozenset[tuple[int, int]]
     times: int
 
@@ -88,6 +90,7 @@ class _Lives:
             self.reads_at,
             self.reads_until,
             tuple(self.free),
+            self.fusion.within,
             self._copied(),
             self.end,
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.front.latency_prices import _solved
-from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem import mergeable as mergeable_module
+from tapestry_egg.extract.problem.assemble import Weights, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import (
     Chains,
@@ -18,9 +22,12 @@ from tapestry_egg.extract.problem.mergeable import (
     Mergeable,
     Paid,
     Prices,
+    Read,
+    _longest,
     best_prices,
     chain_of,
     copies_of,
+    may_merge,
     paid_for,
 )
 from tapestry_egg.machine.costs import collective_seconds
@@ -28,7 +35,15 @@ from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.tracing.constants import prepare
 from tapestry_egg.tracing.trace import trace
-from tests.extract.test_mergeable import MESH, TARGET, choices_of, schedule_of, two_sums
+from tests.extract.test_mergeable import (
+    MESH,
+    TARGET,
+    after_each_other,
+    choices_of,
+    read_twice,
+    schedule_of,
+    two_sums,
+)
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -170,6 +185,24 @@ def test_prices_that_are_mixed_take_away_their_mean(
     assert not each[2].any()
 
 
+def test_lines_have_no_latency_below_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where seconds grow faster than bytes the highest line may cross zero beyond it: at such a
+    latency a chain would take away from what others pay."""
+    monkeypatch.setattr(
+        mergeable_module, "collective_seconds", lambda _, x, *others: 1e-6 + (x / 2.0**20) ** 2
+    )
+    own = Mergeable(Columns(choices_of(schedule_of(two_sums))))
+    lines = own.hull(("all_gather", (0,), None, None))
+    assert len(lines) > 2
+    assert all(line.latency >= 0.0 and line.per_byte >= 0.0 for line in lines)
+
+
+def test_collectives_beside_kernels_have_no_prices_of_merging() -> None:
+    choices = choices_of(schedule_of(two_sums))
+    assert may_merge(choices)
+    assert not may_merge(replace(choices, target=replace(choices.target, overlaps=True)))
+
+
 def test_a_game_is_solved_by_both_players() -> None:
     value, rows, columns = _solved(np.array([[3.0, 1.0, 9.0], [0.0, 2.0, 9.0]]) * 1e-3)
     assert value == pytest.approx(1.5e-3)
@@ -192,3 +225,79 @@ def test_the_best_prices_of_a_labelling_are_no_more_than_it_takes() -> None:
         assert paid_for(copies, chained, mergeable) <= alone * (1.0 + 1e-9)
         several += any(len(own) > 1 for own in copies.values())
     assert several > 10
+
+
+def large_and_small(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """Copies that lines make no cheaper, and a value that one unit reads in two layouts."""
+    return jnp.sum(x, 0), jnp.cumsum(y @ y, 0)
+
+
+@pytest.mark.parametrize("program", [two_sums, after_each_other, read_twice, large_and_small])
+def test_a_labelling_is_paid_for_as_its_problem_says(program: Callable[..., Any]) -> None:
+    """Where each value has one reader: two of them may share a copy."""
+    if program is large_and_small:
+        shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 7_800_000), (4096, 4096))]
+        graph = prepare(trace(program, *shapes).graph)
+        choices = choices_of(scheduled(graph, feedback_pairs(graph)))
+    else:
+        choices = choices_of(schedule_of(program))
+    assembled = assemble(choices)
+    mergeable, rng, dear = Mergeable(Columns(choices)), np.random.default_rng(0), 0
+    for _ in range(12):
+        rows = np.array([rng.integers(len(v)) for v in assembled.problem.variables])
+        copies = copies_of(assembled, rows, mergeable)
+        alone = sum(c.seconds for own in copies.values() for c in own)
+        rest = assembled.problem.evaluate(rows)[0] - alone
+        best = best_prices(assembled, [(1.0, copies)], mergeable)
+        for prices in (Prices(), best, chain_of(assembled, copies, mergeable)):
+            priced = assemble(choices, Weights(chains=Chains(((1.0, prices),)))).problem
+            paid = paid_for(copies, prices, mergeable)
+            assert priced.evaluate(rows)[0] == pytest.approx(rest + paid, rel=1e-9)
+        for kind, own in copies.items():
+            line = best.kinds[kind].line
+            dear += any(line.per_byte * c.bytes > c.seconds - line.latency for c in own)
+    assert dear or program is not large_and_small
+
+
+def test_a_unit_that_reads_two_copies_waits_once(mergeable: Mergeable) -> None:
+    """For both: they can be one."""
+    kind, read = ("reduce_scatter", (0,), "sum", "float32"), (0, 1)
+    line = mergeable.line(kind, 0.5 * mergeable.most(kind))
+    sizes = [share * mergeable.most(kind) for share in (0.3, 0.1)]
+    own = {kind: [Copy(size, seconds("reduce_scatter", size), {read}) for size in sizes]}
+    paid = paid_for(own, Prices({kind: Paid(line, frozenset({read}))}), mergeable)
+    assert paid == pytest.approx(line.latency + line.per_byte * sum(sizes), rel=1e-12)
+    on, off = (paid_for(own, Prices(chain=frozenset(x)), mergeable) for x in ({read}, ()))
+    most = max(seconds("reduce_scatter", x) - mergeable.least(kind, x) for x in sizes)
+    assert on - off == pytest.approx(most, rel=1e-12) and most > 0.0
+
+
+def in_a_loop(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """Units of which the first reads what the last makes, and some beside."""
+    h, _ = jax.lax.scan(lambda c, _: (jnp.cumsum(jnp.tanh(c @ y), 0), None), x, None, length=3)
+    return jnp.cumsum(h, 1), jnp.cumsum(jnp.cumsum(x, 0), 1), jnp.sum(h @ y)
+
+
+def test_the_chain_is_the_one_on_which_reads_count_most() -> None:
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    graph = prepare(trace(in_a_loop, square, square).graph)
+    schedule = scheduled(graph, feedback_pairs(graph))
+    assembled = assemble(choices_of(schedule))
+    reads = [{(v, u) for _, _, v in unit.reads} for u, unit in enumerate(schedule.units)]
+
+    def chains(u: int) -> Iterator[tuple[Read, ...]]:
+        """Every chain that ends in what a unit reads."""
+        for v, _ in reads[u]:
+            if 0 <= schedule.producer[v] < u:
+                yield ((v, u),)
+                yield from ((*before, (v, u)) for before in chains(schedule.producer[v]))
+
+    every = [chain for u in range(len(reads)) for chain in chains(u)]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        counted = {read: float(rng.random()) for own in reads for read in own}
+        most, chain = _longest(assembled, counted)
+        assert most == pytest.approx(max(sum(counted[r] for r in c) for c in every))
+        assert most == pytest.approx(sum(counted[r] for r in chain))
+        assert chain in {frozenset(c) for c in every}
+    assert any(schedule.producer[v] >= u for own in reads for v, u in own)  # round the loop

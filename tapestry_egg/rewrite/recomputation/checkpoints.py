@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.target import Target
-from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
@@ -127,12 +126,11 @@ class Flow:
     @cached_property
     def passing(self) -> tuple[bool, ...]:
         """Per unit, whether it stores nothing: a view, or computed inside every reader."""
-        fused: Fusion = fusion(self.schedule)
         found = []
         for u, unit in enumerate(self.schedule.units):
             members = [self.program.instances[i] for i in unit.members]
             view = all(m.signature.fusion == "view" for m in members)
-            found.append(not members[-1].port and (view or fused.within[u]))
+            found.append(not members[-1].port and (view or self.lives.within[u]))
         return tuple(found)
 
     def root_port(self, u: int) -> str:
