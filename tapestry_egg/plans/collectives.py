@@ -173,11 +173,12 @@ def _is_narrow(x: jax.Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating)) and jnp.finfo(x.dtype).bits in (8, 16)
 
 
-def _nan_is_last(dtype: np.dtype[Any]) -> bool:
-    """Whether the greatest integer of as many bits as a float is a NaN."""
-    greatest = np.iinfo(f"int{8 * dtype.itemsize}")
-    last = np.array(greatest.max, greatest.dtype).view(dtype)
-    return bool(last != last)
+def _place_of_nan(dtype: np.dtype[Any]) -> str:
+    """Where a float has NaN among its bits, taken as an integer with its sign: "ends", beyond all
+    numbers, "zero", alone, where a zero of negative sign would stand, or "" elsewhere."""
+    signed = np.iinfo(f"int{8 * dtype.itemsize}")
+    greatest, least = np.array([signed.max, signed.min], signed.dtype).view(dtype)
+    return "ends" if greatest != greatest else "zero" if least != least else ""
 
 
 def _reduced(x: jax.Array, native: str, names: tuple[str, ...], platform: str) -> jax.Array:
@@ -185,7 +186,7 @@ def _reduced(x: jax.Array, native: str, names: tuple[str, ...], platform: str) -
 
     Collectives of floats lose a NaN that meets a number. So the greatest of floats is found as that
     of integers in their order, of which NaN is the last, in as many bits; not of 16 bits and fewer
-    but on CPUs, as others have no such reductions of such integers, nor where NaN is not the last.
+    but on CPUs, as others have no such reductions of such integers, nor where floats have no sign.
     """
     import jax.numpy as jnp
     from jax import lax
@@ -193,19 +194,28 @@ def _reduced(x: jax.Array, native: str, names: tuple[str, ...], platform: str) -
     native_of: dict[str, Any] = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
     reduce, bits = native_of[native], 8 * x.dtype.itemsize
     as_it_is = native == "psum" or not jnp.issubdtype(x.dtype, jnp.floating)
+    nan = "" if as_it_is else _place_of_nan(x.dtype)
     out: jax.Array
-    if as_it_is or (bits < 32 and platform not in ("", "cpu")) or not _nan_is_last(x.dtype):
+    if not nan or (bits < 32 and platform not in ("", "cpu")):
         out = reduce(x, names)
         return out
     ends = jnp.iinfo(f"int{bits}")
+    last = ends.max if native == "pmax" else ends.min
 
     def turned(i: jax.Array) -> jax.Array:
         """Bits of floats as integers in the same order, and back."""
         return jnp.where(i < 0, i ^ ends.max, i)
 
     order = turned(lax.bitcast_convert_type(x, ends.dtype))
-    order = jnp.where(jnp.isnan(x), ends.max if native == "pmax" else ends.min, order)
-    out = lax.bitcast_convert_type(turned(reduce(order, names)), x.dtype)
+    if nan == "zero":  # NaN is -1; numbers between it and the end make room for it there
+        nearer = (order >= 0) if native == "pmax" else (order < 0)
+        order = order - jnp.where(nearer, jnp.sign(last), 0).astype(ends.dtype)
+    order = reduce(jnp.where(jnp.isnan(x), last, order), names)
+    if nan == "zero":
+        nearer = (order >= -1) if native == "pmax" else (order < 0)
+        back = order + jnp.where(nearer, jnp.sign(last), 0).astype(ends.dtype)
+        order = jnp.where(order == last, -1, back)
+    out = lax.bitcast_convert_type(turned(order), x.dtype)
     return out
 
 

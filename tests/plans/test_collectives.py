@@ -137,7 +137,9 @@ def test_floats_of_four_bits_are_exchanged() -> None:
     np.testing.assert_array_equal(got, blocks.transpose(1, 0, 2).reshape(8, 1, 16))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz"]
+)
 @pytest.mark.parametrize(("monoid", "most"), [("max", np.max), ("min", np.min)])
 def test_the_greatest_is_nan_where_there_is_one(
     monoid: str, most: Callable[..., np.ndarray], dtype: str
@@ -151,6 +153,17 @@ def test_the_greatest_is_nan_where_there_is_one(
     assert np.isnan(got[:, :8]).all()
     wanted = most(blocks.astype(np.float32), 0)
     np.testing.assert_array_equal(got, np.broadcast_to(wanted, got.shape))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e4m3fnuz", "float8_e4m3b11fnuz"])
+def test_the_greatest_of_every_two_floats_of_eight_bits_is_as_on_one_device(dtype: str) -> None:
+    every = np.arange(256, dtype=np.uint8).view(dtype)
+    pairs = [np.tile(every, 256), np.repeat(every, 256)]
+    flat = MeshShape(("a", "b"), (2, 1))
+    for monoid, most in (("max", np.maximum), ("min", np.minimum)):
+        got = run(Change("all_reduce", (0, 1), monoid=monoid), pairs, flat).astype(np.float32)
+        wanted = most(*(x.astype(np.float32) for x in pairs))
+        np.testing.assert_array_equal(got, np.broadcast_to(wanted, got.shape))
 
 
 def test_some_axes_of_several_partial_ones() -> None:
