@@ -11,6 +11,7 @@ Under a causal mask a block reads no more than the keys that rows of its part se
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -281,7 +282,10 @@ def by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[.
             return elsewhere(*operands, **params)
         none = jnp.zeros(0, operands[0].dtype)
         mask = cudnn.MaskType.CAUSAL if params["causal"] else cudnn.MaskType.NO_MASK
-        more = {"is_training": True} if name == "fwd" else {}
+        more: dict[str, Any] = {"is_training": True} if name == "fwd" else {}
+        # From JAX 0.12 on a function of the caller's may change scores; here none does.
+        called = inspect.signature(getattr(cudnn, f"_dot_product_attention_{name}_cuda_lowering"))
+        more |= {n: None for n in called.parameters if n in ("score_mod_name", "score_mod_jaxpr")}
         made = kernel.bind(
             *operands[:3],
             *[none] * 7,

@@ -21,7 +21,7 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
-from .order import SMALL, Tie, fills, last_reads, repeats, stored, ties, written_late
+from .order import SMALL, Tie, fills, last_reads, made_once, repeats, stored, ties, written_late
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
 from .spellings import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS
@@ -220,11 +220,13 @@ class LocalBody:
     @cached_property
     def made_whole(self) -> frozenset[int]:
         """Operations with results in memory that the compiler would not make once and together."""
+        graph = self.body.graph
+        once = made_once(graph)
+        found = {k for k, op in enumerate(graph.operations) if not once.isdisjoint(op.outputs)}
         if self.platform not in GPUS:
-            return frozenset()
+            return frozenset(found)
         readers = Counter(f.value for reads in self.reads for f in reads)
-        found = set()
-        for k, op in enumerate(self.body.graph.operations):
+        for k, op in enumerate(graph.operations):
             again = op.kernel in TAKEN_INTO_PRODUCTS and any(readers[v] > 1 for v in op.outputs)
             apart = op.kernel in CUT_WHERE_READ and len(op.outputs) > 1
             if (again or apart) and self.stored.issuperset(op.outputs):

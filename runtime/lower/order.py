@@ -25,6 +25,7 @@ from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram, flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import operation_groups, schedule
+from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.schedule.units import Unit, fuse
 from tapestry_egg.schedule.value_numbers import ValueNumbers
 
@@ -168,6 +169,13 @@ def stored(graph: BlockGraph, reads: Reads) -> frozenset[int]:
         if v in number
     }
     return frozenset(found - _never_filled(graph, reads))
+
+
+def made_once(graph: BlockGraph) -> frozenset[int]:
+    """Values of a graph that have to exist once: they are compared with the greatest of them."""
+    program = flatten(graph, {})
+    once = self_compared(program)
+    return frozenset(k for k, v in enumerate(program.bodies[0].values) if v in once)
 
 
 def _never_filled(graph: BlockGraph, reads: Reads) -> set[int]:

@@ -11,6 +11,7 @@ from tapestry_egg.zspace import Projection
 
 from .flatten import FlatProgram, Instance
 from .schedules import Schedule
+from .self_compared import self_compared
 from .units import Unit
 
 #: Operations on elements that its kernels of products know.
@@ -48,7 +49,8 @@ def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
     result is written and read by every reader; within, every reader reads the operands instead,
     where it does not read them already. So GELU's steps are recomputed in the backward pass from
     one product, while a sum of two stored values with four readers is stored too. Products of
-    matrices take in what they can (`read_by_products`), whatever that costs.
+    matrices take in what they can (`read_by_products`), whatever that costs. What is compared with
+    the greatest of itself is stored for both, which lowering sees to.
 
     With `epilogues` as XLA for TPUs has it, read off the modules that it compiled. Products and
     convolutions take in all that is computed of their operands element by element, but what
@@ -84,6 +86,7 @@ class _Fusing:
             u for u, unit in enumerate(self.units) if epilogues and _multiplies(self.program, unit)
         ]
         self.multiplying = frozenset(self.multiply)
+        self.once = self_compared(self.program)
 
     @property
     def fusion(self) -> Fusion:
@@ -104,7 +107,7 @@ class _Fusing:
                 continue
             (v,) = unit.outputs
             using = self.readers[v]
-            if not using or any(self.units[r].body != unit.body for r in using):
+            if not using or any(self.units[r].body != unit.body for r in using) or v in self.once:
                 continue
             taking = products_of.get(v, set())
             others = using - taking

@@ -35,7 +35,7 @@ def recognized(
     """The kernel of ours that a call of cuDNN's is, its parameters, and which operands it reads.
 
     None where it is another primitive, or has what the kernel lacks: a bias, lengths, dropout, a
-    window, another mask, other dims than batch, rows, heads, width.
+    window, another mask, scores that a function changes, other dims than batch, rows, heads, width.
     """
     if kernel not in KERNELS:
         return None
@@ -46,6 +46,7 @@ def recognized(
         or params.get("dropout_rate")
         or params.get("layout")
         or params.get("sliding_window_length") is not None
+        or params.get("score_mod") is not None
         or any(params.get("variadic_args", ()))
         or len(extras) != _EXTRAS
         or any(t.size for t in extras)

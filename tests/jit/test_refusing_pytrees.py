@@ -83,7 +83,8 @@ def test_functions_run_as_under_jax_jit(tmp_path: Any) -> None:
     first, second = arguments(), arguments()
     for _ in range(3):
         given, expected = run(*first, power=2), plain(*second, power=2)
-        same(given, expected)
+        # JAX 0.11 does not delete what has been looked at on several devices, when it is donated.
+        same(jax.tree.map(jnp.copy, given), expected)
         for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             assert one.is_deleted() == other.is_deleted()
         first, second = (*given, first[2]), (*expected, second[2])

@@ -20,6 +20,7 @@ from tapestry_egg.metakernels.instantiate import instantiate
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.runtime.lower import streaming
+from tapestry_egg.runtime.lower.attention import flash_attention_backward_p
 
 S = jax.ShapeDtypeStruct
 
@@ -150,6 +151,14 @@ def test_attention_for_gpus_is_cudnns_on_a_machine_without(dtype: str, by: bool)
     traced = jax.jit(run).trace(*given)
     assert ("fmha" in traced.lower(lowering_platforms=("cuda",)).as_text()) == by
     assert "fmha" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_gradients_of_attention_for_gpus_are_cudnns() -> None:
+    rows, params = S((2, 16, 4, 8), jnp.bfloat16), {"causal": True, "window": 0, "fill": 0.0}
+    given = [rows] * 3 + [S((2, 4, 16), jnp.float32)] + [rows] * 2
+    run = partial(flash_attention_backward_p.bind, scale=0.5, **params)
+    lowered = jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",))
+    assert "fmhaSoftmaxBackward" in lowered.as_text()
 
 
 @pytest.mark.parametrize(("target", "blocks"), [("h100:8", 3.0), ("v5e:2x4", 1.5)])

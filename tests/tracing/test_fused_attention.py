@@ -1,6 +1,7 @@
 """Programs that ask JAX for cuDNN's attention, planned and run where there is none."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.runtime.lower.attention import flash_attention_backward_p
+from tapestry_egg.tracing.fused_attention import recognized
 from tests.plans.plans import plan_by_hand
 from tests.runtime.lowered import MESH, Y, check, numbers
 
@@ -95,6 +98,15 @@ def test_what_the_kernel_lacks_stays_jaxs_own() -> None:
     program = te.trace(biased, *operands())
     assert kernels(program) == []
     assert program.graph.operations
+
+
+def test_scores_that_a_function_changes_are_not_the_kernels() -> None:
+    """JAX has them from 0.12 on."""
+    rows, none = TensorType((2, 16, 4, 8), "bfloat16"), TensorType((0,), "bfloat16")
+    params = {"mask_type": SimpleNamespace(name="NO_MASK"), "scale": 1.0}
+    kernel, operands = "dot_product_attention_fwd_wrapper", [rows] * 3 + [none] * 7
+    assert recognized(kernel, params | {"score_mod": None}, operands) is not None
+    assert recognized(kernel, params | {"score_mod": jnp.tanh}, operands) is None
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.tracing.plain import handles_in
 
 from .second_instances import Recomputation
@@ -147,9 +148,15 @@ class Flow:
         """The stored values that unit u makes."""
         return () if self.passing[u] else self.schedule.units[u].outputs
 
+    @cached_property
+    def _once(self) -> frozenset[FlatId]:
+        return self_compared(self.program)
+
     def repeatable(self, u: int) -> bool:
         """Whether a unit may run twice: plain operations of the program itself that have no
-        effects and are not themselves a recomputation."""
+        effects and are not themselves a recomputation, nor compared with what they gave before."""
+        if not self._once.isdisjoint(self.schedule.units[u].outputs):
+            return False
         for i in self.schedule.units[u].members:
             instance = self.program.instances[i]
             if instance.port or instance.body or instance.signature.opaque:
