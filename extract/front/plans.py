@@ -16,7 +16,7 @@ from tapestry_egg.machine.energy import dollars
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import Instance
-from tapestry_egg.schedule.order import read_position
+from tapestry_egg.schedule.schedules import read_position
 
 
 def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: float) -> Plan:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tapestry_egg.schedule.order import read_position
+from tapestry_egg.schedule.schedules import read_position
 
 from .copies import CopyTable
 from .once import Once
