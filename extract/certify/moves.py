@@ -12,6 +12,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import turning_seconds
 from tapestry_egg.machine.energy import turning_joules
 from tapestry_egg.plans.collectives import turns
+from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.units import Unit
 
@@ -86,7 +87,7 @@ def sum_in_memory(ground: Ground, two: InTwo, mesh: MeshShape) -> Iterator[tuple
         (types[w].shape, types[w].dtype) == (types[v].shape, types[v].dtype)
         and lives.owns_memory(w)
         and lives.death(w) == at - 1
-        for _, _, w in two.first.reads
+        for w in read_in_place(ground.program, two.first)
     )
     if not over:
         size = held_bytes(types[v], move.have, mesh, tiles)

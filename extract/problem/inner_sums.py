@@ -14,6 +14,7 @@ from functools import cached_property
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId, InstanceId, LayoutId
 from tapestry_egg.machine.costs import carried_as
+from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.schedules import Schedule
@@ -117,12 +118,13 @@ class InnerSums:
 
     def _over(self, u: int, i: int, value: FlatId, first: Unit) -> bool:
         """Whether a sum takes the place of something that nothing else reads any more."""
-        types, lives = self.schedule.program.types, self._lives
+        program, lives = self.schedule.program, self._lives
+        types = program.types
         return self.instances[i].signature.fusion == "loop" and any(
             (types[v].shape, types[v].dtype) == (types[value].shape, types[value].dtype)
             and not lives.free[v]
             and lives.last[v] == 2 * u
-            for _, _, v in first.reads
+            for v in read_in_place(program, first)
         )
 
     def sources(self, tensor: TensorType) -> Mapping[LayoutId, tuple[LayoutId, ...]]:

@@ -143,7 +143,8 @@ class _Fusing:
         product = u in self.multiplying
         for r in using:
             self.turns[r] |= self.turns[u] and not product
-            away = product or v in self.elsewhere[r]
+            # All that a product reads is read elsewhere: it has a dim that is summed.
+            away = v in self.elsewhere[r]
             self.elsewhere[r] |= self.operands[u] if away else self.elsewhere[u]
             self.operands[r] = (self.operands[r] - {v}) | self.operands[u]
         for w in self.operands[u]:
@@ -185,6 +186,13 @@ class _Fusing:
             if u in units or needs:
                 reached.add(u)
         return True
+
+
+def read_in_place(program: FlatProgram, unit: Unit) -> frozenset[FlatId]:
+    """The values from outside that a kernel reads only at the places in memory that it writes; none
+    where it turns something."""
+    elsewhere, turns = _read_elsewhere(program, unit)
+    return frozenset() if turns else frozenset({v for _, _, v in unit.reads} - elsewhere)
 
 
 def _read_elsewhere(program: FlatProgram, unit: Unit) -> tuple[set[FlatId], bool]:

@@ -146,3 +146,28 @@ def test_sums_of_what_every_reader_computes_again_are_counted() -> None:
     sums = InnerSums(plan_schedule, found, {})
     assert sum(within) == sums.others == 1
     assert sums.of(within.index(True)) == ()
+
+
+def turned(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+    a = x @ w
+    return jnp.sin(a + (x @ v).T), a
+
+
+#: A sum of two partial operands, and whether it takes the place of one of them.
+SUMS: dict[str, tuple[Callable[..., tuple[jax.Array, ...]], bool]] = {
+    "read by nothing else": (lambda x, w, v: (jnp.sin(x @ w + x @ v),), True),
+    "one read later": (lambda x, w, v: (jnp.sin((a := x @ w) + x @ v), a), True),
+    "both read later": (lambda x, w, v: (jnp.sin((a := x @ w) + (b := x @ v)), a, b), False),
+    "one turned": (lambda x, w, v: (jnp.sin(x @ w + (x @ v).T),), False),
+    "one turned, the other read later": (turned, False),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_takes_the_place_of_what_nothing_reads_any_more(name: str) -> None:
+    function, over = SUMS[name]
+    plan = scheduled(traced(function, ((64, 64),) * 3, {}))
+    found = saturate(encode(plan.program, MeshShape(("x",), (4,))), load_books(RULES))
+    sums = InnerSums(plan, found, {})
+    (one,) = (s for u in range(len(plan.units)) for s in sums.of(u))
+    assert one.over is over

@@ -81,6 +81,10 @@ def test_what_is_made_of_a_product_is_written_over_no_operand_of_it() -> None:
 ROUNDED: dict[str, tuple[Program, bool]] = {
     "of a product, for two": (lambda x, w: twice(rounded(x @ w), w), False),
     "of one that is held": (lambda x, w: (twice(rounded(a := x @ w), w), a), True),
+    "of one that is held, and a number": (
+        lambda x, w: (twice(rounded((a := x @ w) * w.sum()), w), a),
+        True,
+    ),
     "of an argument, for two": (lambda x, w: twice(rounded(x), w), False),
     "of an argument, for one": (lambda x, w: rounded(x) @ w.astype(jnp.bfloat16), True),
     "of a product, for one": (lambda x, w: rounded(x @ w) @ w.astype(jnp.bfloat16), False),

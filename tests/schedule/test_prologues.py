@@ -25,6 +25,7 @@ PROLOGUES: dict[str, tuple[Callable[..., jax.Array], bool]] = {
     "of two arrays": (lambda a, b, c: a * b, False),
     "of three": (lambda a, b, c: jnp.where(b > 0, a, 1.0), False),
     "rounded": (lambda a, b, c: relu(a, b, c).astype(jnp.bfloat16), False),
+    "narrowed": (lambda a, b, c: relu(a, b, c).astype(jnp.float16), False),
     "of what is no argument": (lambda a, b, c: a + jnp.tanh(c), False),
 }
 
@@ -45,6 +46,20 @@ def test_products_compute_what_is_no_more_to_read_than_its_result(name: str) -> 
     (y,) = (v for v in both if plan.producer[v] > first)
     assert lives.free[y] == inside
     assert (lives.last[a] == 2 * readers[-1]) == inside
+
+
+def test_products_with_vectors_are_no_products_of_matrices() -> None:
+    """They are multiplied element by element."""
+
+    def f(x: jax.Array, w: jax.Array, c: jax.Array) -> Any:
+        y = relu(x @ w, x, c)
+        return y @ c, c @ y
+
+    plan = scheduled(f, X, X, jax.ShapeDtypeStruct((N,), jnp.float32))
+    first, *readers = (made_by(plan, "dot_general", k)[0] for k in range(3))
+    both = set.intersection(*({v for *_, v in plan.units[r].reads} for r in readers))
+    (y,) = (v for v in both if plan.producer[v] > first)
+    assert not lifetimes(plan).free[y]
 
 
 def test_xla_for_h100_computes_rectifiers_inside_products() -> None:
