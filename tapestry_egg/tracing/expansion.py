@@ -22,7 +22,7 @@ def expansion(eqn: Any, known: Mapping[int, Any]) -> Any | None:
     It takes the equation's operands, except that `known` (operand number -> value) may be used in
     their place where the function asks for values.
     """
-    for function in _functions(eqn.primitive):
+    for function in _functions(eqn):
         for given in ({}, known) if known else ({},):
             traced = _traced(eqn, function, given)
             if traced is not None:
@@ -52,8 +52,12 @@ def _traced(eqn: Any, function: Callable[..., Any], known: Mapping[int, Any]) ->
     return None if made != wanted or itself else closed
 
 
-def _functions(primitive: Any) -> Iterator[Callable[..., Any]]:
+def _functions(eqn: Any) -> Iterator[Callable[..., Any]]:
     """The Python functions that a primitive is made of, as JAX lowers it and as it runs it."""
+    primitive = eqn.primitive
+    is_high = getattr(primitive, "is_high", None)  # made of others by a method of its own
+    if callable(is_high) and is_high(*(v.aval for v in eqn.invars), **eqn.params):
+        yield primitive.to_lojax
     lowered = _lowered(primitive)
     if lowered is not None:
         yield lowered

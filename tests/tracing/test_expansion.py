@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax._src.lib.mlir.dialects import hlo
+from jax.experimental import hijax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -179,3 +180,21 @@ def test_optimistix_and_diffrax_leave_nothing_unknown() -> None:
         graph = trace(jax.vmap(fn), numbers(8, 2)).graph
         assert not {k for k in kernels(graph) if k in ("linear_solve", "vprim", "nonbatchable")}
         assert not {k for k in kernels(graph) if "vmap" in k}
+
+
+def test_primitives_that_say_what_they_are_made_of_are_that() -> None:
+    """`jnp.searchsorted`, `jnp.nonzero` and others are such, from JAX 0.12 on."""
+    base: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # until JAX 0.11
+
+    class Scaled(base):  # type: ignore[misc]
+        def __init__(self, aval: Any) -> None:
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x: Any) -> Any:
+            return jnp.tanh(x) * 3
+
+    x = numbers(8, 4)
+    program = trace(lambda x: Scaled(jax.typeof(x))(x), x)
+    assert [op.kernel for op in program.graph.operations] == ["tanh", "mul"]
+    same(program(x), np.tanh(x) * 3)
