@@ -69,7 +69,8 @@ class Names:
                 reads = tuple(named[body.values[u]] for u in op.inputs)
                 for q, local in enumerate(op.outputs):
                     if named[body.values[local]] < 0:
-                        made = self._name(name, op.kernel, hashable(op.params), reads, q)
+                        kind = op.kernel, hashable(op.params), op.remat
+                        made = self._name(name, *kind, reads, q)
                         times[made] = times.get(made, 0) + 1
                         named[body.values[local]] = self._name("made", made, times[made])
             for local in body.graph.constants:

@@ -379,7 +379,8 @@ def best_prices(
                 for read in c.reads:
                     counted[read] = counted.get(read, 0.0) + weight
         count, chain = _longest(assembled, counted)
-        line = mergeable.line(kind, amount / count)
+        # Round the loop of a state alone they may all be one.
+        line = mergeable.line(kind, amount / count if count else np.inf)
         found[kind] = Paid(line, chain if line.latency else frozenset())
     return Prices(found)
 

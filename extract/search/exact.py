@@ -60,15 +60,15 @@ class Exact:
 
 def small(problem: Problem) -> bool:
     """Whether a problem is of a size for this method."""
-    return _columns(problem) <= COLUMNS
+    return columns(problem) <= COLUMNS
 
 
 def units(problem: Problem) -> float:
     """About how much work it is to solve a problem under one limit."""
-    return (_columns(problem) / _COLUMNS_PER_UNIT) ** 2
+    return (columns(problem) / _COLUMNS_PER_UNIT) ** 2
 
 
-def _columns(problem: Problem) -> int:
+def columns(problem: Problem) -> int:
     """Rows of all variables and legal entries of all pairs."""
     legal = sum(int(np.isfinite(p.seconds).sum()) for p in problem.pairs)
     return sum(len(v) for v in problem.variables) + legal

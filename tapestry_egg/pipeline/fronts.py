@@ -25,7 +25,7 @@ from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
 from . import omissions
-from .patching import of_programs, whole
+from .patching import FEW, of_programs, unfound, whole
 from .searches import (
     begins,
     ended_by_clock,
@@ -50,14 +50,15 @@ def search_problems(state: State) -> State:
     q = state.question
     wanted = heeded(q)
     columns = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
-    problems = whole(state.problems, state.patched)
+    given = len(state.problems)
+    problems = [*whole(state.problems, state.patched), *(posed for _, posed in state.second)]
     found = search_in_turn(
         problems,
         wanted,
         q.settings,
         q.executor,
         q.tell,
-        state.raced,
+        (*state.raced, *range(given, len(problems))),
         columns,
         q.by_devices,
         q.kept,
@@ -75,7 +76,9 @@ def search_problems(state: State) -> State:
     notes += omissions.of_parts(q.unsearched_parts)
     if not q.settings.front:
         notes += ("only the fastest plan within the limits was looked for",)
-    results, others, wrong = of_programs(state.problems, found.archives, state.patched)
+    own, beside = found.archives[:given], found.archives[given:]
+    results, others, wrong = of_programs(state.problems, own, state.patched)
+    others += [NetworkResult(p, a) for p, a in zip(problems[given:], beside, strict=True)]
     notes += wrong
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     if "traffic" in finders and not found.interrupted:
@@ -107,9 +110,13 @@ def search_merged(state: State) -> State:
     mine, others, left = worth_merging(every)
     if not mine:
         return state
+    if state.patched or state.second:
+        state = _with_all_programs(state)
+        every = list(state.every_result)
+        mine, others, left = worth_merging(every)
     notes = state.notes + omissions.of_merging(left)
     # Where one problem stands for many programs, some of these are not asked: nothing is proven.
-    asked = mine if state.patched else {**mine, **others}
+    asked = mine if unfound(state) else {**mine, **others}
     known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
     longer = part_of(q.settings, _LIKELY)
     for by_lines in (False, True):
@@ -134,6 +141,24 @@ def search_merged(state: State) -> State:
         interrupted=INTERRUPTED in notes,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _with_all_programs(state: State) -> State:
+    """The results with the fastest plan of every program that places make, where these are few."""
+    q, rest = state.question, unfound(state)
+    if not 0 < len(rest) <= FEW:
+        return state
+    quick = replace(part_of(q.settings, _LIKELY), front=False)
+    found = search([r.assembled for r in rest], None, quick, q.executor, q.tell_part)
+    made = {
+        id(r.assembled): replace(r, archive=replace(r.archive, candidates=archive.candidates))
+        for r, archive in zip(rest, found.archives, strict=True)
+    }
+    given, others = (
+        tuple([made.pop(id(r.assembled), r) for r in own])
+        for own in (state.results, state.of_places)
+    )
+    return replace(state, results=given, of_places=(*others, *made.values()))
 
 
 def _raised(
@@ -206,7 +231,7 @@ def merge_sent(state: State) -> State:
         q.limits,
         q.machine,
         q.pairs,
-        whole=not state.patched,
+        whole=not unfound(state),
     )
     return replace(state, front=front, notes=state.notes + notes)
 

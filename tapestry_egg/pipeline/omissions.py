@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import Target
     from tapestry_egg.rewrite.forms import Form
+    from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces
     from tapestry_egg.rewrite.recompute import Recomputing
     from tapestry_egg.shard.strategies import Saturated
 
@@ -212,6 +213,26 @@ def of_recomputation(made: Recomputing, others: int) -> tuple[str, ...]:
             )
             if made.slight
             else ()
+        ),
+    )
+
+
+def of_second_places(every: Sequence[SecondPlaces]) -> tuple[str, ...]:
+    """What is said of values that several read, and of which readers may have one made again."""
+    left = max((own.left for own in every), default=0)
+    more = sum(own.more for own in every)
+    return (
+        *_told(
+            left,
+            "value that several read was",
+            "values that several read were",
+            "not tried as made again for some of their readers alone",
+        ),
+        *_told(
+            more,
+            "form was",
+            "forms were",
+            "not searched for all ways to make several values again together",
         ),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,13 @@ from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.graph.ids import SignatureId
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.plan import RuleStep, is_split
 from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.patches import BodyName, Patches
+from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces, second_places
+from tapestry_egg.rewrite.recompute import RULE, second_step
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import Encoding, encode_together
 from tapestry_egg.shard.strategies import Saturated, saturate
@@ -40,71 +44,171 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
 
+#: So many programs that compute values again are searched of a form at most, each on its own; and
+#: so many that places make, and of which nothing was found, are asked what they take at least
+#: however collectives are merged. No measurement of the number is kept.
+FEW = 24
+
+
 def join_patches(state: State) -> State:
-    """For every network of a form with places that can be computed in several ways, one problem of
-    all programs that these make together."""
+    """For every network of a form with places that can be computed in several ways one problem of
+    all programs that these make together; for one of a form that may compute values again, and has
+    no such places, the problem of every program that does."""
     from tapestry_egg.extract.places.patched import patched
 
     q = state.question
     found: dict[int, Patched] = {}
-    notes: tuple[str, ...] = ()
+    second: list[tuple[int, PlanProblem]] = []
+    every = second_instances(state)
+    notes = omissions.of_second_places([*every.values()])
+    again = {k: own for k, own in every.items() if own.places}
     programs: dict[int, Programs] = {}
     for k, (form, shape) in enumerate(state.networks):
         patches = state.forms[form].patches
-        if patches is None:
+        if patches is None and form not in again:
             continue
         q.tell(Phase("extract", state.at(k), k / len(state.networks)))
         if form not in programs:
-            programs[form] = Programs(q, state.forms[form], patches, state.schedules[form])
+            programs[form] = Programs(
+                q, state.forms[form], patches, state.schedules[form], again.get(form)
+            )
         own = Posed(programs[form], state.shapes[shape])
-        made = patched(
-            own,
-            [len(place) for place in patches.places],
-            Names(patches.values, programs[form].stands),
-        )
-        left = len(patches) if made is None else made.left
-        notes += omissions.of_places(left, str(state.shapes[shape]))
-        if made is not None:
+        counts = programs[form].counts
+        if patches is None:
+            others = [ways for ways in product(*map(range, counts)) if any(ways)]
+            second += [(k, posed) for ways in others if (posed := own(ways)) is not None]
+        else:
+            made = patched(own, counts, Names(programs[form].values, programs[form].stands))
+            left = len(counts) if made is None else made.left
+            notes += omissions.of_places(left, str(state.shapes[shape]))
+            if made is None:
+                continue
             found[k] = made
-            notes += omissions.of_rows(own.others) + omissions.of_sums(own.others)
+        notes += omissions.of_rows(own.others) + omissions.of_sums(own.others)
     notes = tuple(dict.fromkeys((*state.notes, *notes)))
-    return replace(state, patched=found, notes=notes)
+    return replace(state, patched=found, second=tuple(second), notes=notes)
+
+
+def second_instances(state: State) -> dict[int, SecondPlaces]:
+    """Of every form, but of micro-batches and of what computes values again already, where it may
+    compute values again for some of their readers.
+
+    There are as many ways as there is room for beside the forms and what rules make of their
+    places, and no more programs than a few. Where rules make places, the one problem of all must be
+    of a size that integer programs settle.
+    """
+    from tapestry_egg.extract.search.exact import COLUMNS, columns
+
+    q, forms = state.question, state.forms
+    if not (q.settings.front and q.settings.recompute):
+        return {}
+    whole = [k for k, f in enumerate(forms) if not any(r == RULE or is_split(r) for r in f.rules)]
+    ways, used = [], 0
+    for form in forms:
+        places = form.patches.places if form.patches else ()
+        each = (form.patches and form.patches.distinct) or form.graph.size
+        ways.append(sum(len(place) - 1 for place in places))
+        used += ways[-1] * each + form.graph.size * form.extra
+    room = max(0, q.settings.forms - used) // max(1, len(whole))
+    size = [1] * len(forms)
+    for (k, _), posed in zip(state.networks, state.problems, strict=True):
+        size[k] = max(size[k], columns(posed.problem))
+    found = {}
+    for k in whole:
+        graph = state.schedules[k].program.bodies[0].graph
+        fits = min(room // max(1, graph.size), FEW) - 1
+        if ways[k]:
+            fits = min(fits, COLUMNS // size[k] - ways[k] - 1)
+        found[k] = second_places(graph, q.pairs, max(0, fits))
+    return found
 
 
 class Programs:
-    """The programs that the places of a form make, with their units, each made once."""
+    """The programs that the places of a form make, with their units, each made once: by what rules
+    find first, then by what is computed `again`."""
 
-    def __init__(self, question: Question, form: Form, patches: Patches, given: Schedule) -> None:
-        self.question, self.form, self.patches = question, form, patches
-        self.known: dict[Ways, Schedule | None] = {(0,) * len(patches): given}
+    def __init__(
+        self,
+        question: Question,
+        form: Form,
+        patches: Patches | None,
+        given: Schedule,
+        again: SecondPlaces | None = None,
+    ) -> None:
+        self.question, self.form, self.patches, self.again = question, form, patches, again
+        places = [*(patches.places if patches else ()), *(again.places if again else ())]
+        self.counts = [len(place) for place in places]
+        first = (0,) * len(places)
+        self.known: dict[Ways, Schedule | None] = {first: given}
         # By identity, of units that are kept here.
         self._stands: dict[int, Mapping[BodyName, Mapping[int, int]]] = {id(given): {}}
 
     @property
+    def values(self) -> Mapping[BodyName, int]:
+        """How many values the graphs have that all programs share."""
+        if self.patches is not None:
+            return self.patches.values
+        assert self.again is not None
+        return {(): len(self.again.graph.values)}
+
+    @property
     def single(self) -> list[Ways]:
         """The program as given, and those of which one place is computed in another way."""
-        first = (0,) * len(self.patches)
+        first = (0,) * len(self.counts)
         others = [
             (*first[:p], way, *first[p + 1 :])
-            for p, place in enumerate(self.patches.places)
-            for way in range(1, len(place))
+            for p, count in enumerate(self.counts)
+            for way in range(1, count)
         ]
         return [first, *others]
 
     def schedule(self, ways: Ways) -> Schedule | None:
-        """The units of one program; None where it depends on itself."""
+        """The units of one program; None where it depends on itself, or lacks what is computed
+        again."""
         if ways not in self.known:
-            q, built = self.question, self.patches.built(ways)
-            self.known[ways] = None
-            if built is not None:
-                graph = rounded(prepare(built.graph), dict(q.machine.operands))
-                made = scheduled(graph, q.pairs)
-                rules = tuple(sorted({*self.form.rules, *built.rules}))
-                steps = (*self.form.steps, *built.steps)
-                program = replace(made.program, rules=rules, steps=steps)
-                self.known[ways] = found = replace(made, program=program)
-                self._stands[id(found)] = built.stands
+            count = len(self.patches) if self.patches else 0
+            self.known[ways] = (
+                self._again(ways, count) if any(ways[count:]) else self._changed(ways[:count], ways)
+            )
         return self.known[ways]
+
+    def _changed(self, own: Ways, ways: Ways) -> Schedule | None:
+        """The units of a program that rules make."""
+        assert self.patches is not None
+        built = self.patches.built(own)
+        if built is None:
+            return None
+        q = self.question
+        graph = rounded(prepare(built.graph), dict(q.machine.operands))
+        made = scheduled(graph, q.pairs)
+        rules = tuple(sorted({*self.form.rules, *built.rules}))
+        return self._kept(made, rules, (*self.form.steps, *built.steps), built.stands)
+
+    def _again(self, ways: Ways, count: int) -> Schedule | None:
+        """The units of a program that computes some values again."""
+        assert self.again is not None
+        given = self.schedule((*ways[:count], *[0] * (len(ways) - count)))
+        if given is None:
+            return None
+        chosen = self.again.chosen(ways[count:])
+        graph = self.again.built(given.program.bodies[0].graph, chosen)
+        if graph is None:
+            return None
+        step = second_step(chosen, graph)
+        rules = tuple(sorted({*given.program.rules, *step.rules}))
+        steps = (*given.program.steps, step)
+        return self._kept(scheduled(graph, self.question.pairs), rules, steps, self.stands(given))
+
+    def _kept(
+        self,
+        made: Schedule,
+        rules: tuple[str, ...],
+        steps: tuple[RuleStep, ...],
+        stands: Mapping[BodyName, Mapping[int, int]],
+    ) -> Schedule:
+        found = replace(made, program=replace(made.program, rules=rules, steps=steps))
+        self._stands[id(found)] = stands
+        return found
 
     def stands(self, schedule: Schedule) -> Mapping[BodyName, Mapping[int, int]]:
         """Of every body the new values of a program -> those of the one as given that they stand
@@ -226,3 +330,23 @@ def _own(posed: PlanProblem, found: Candidate, rows: Ints) -> Candidate:
             where=", ".join(posed.choices.schedule.program.rules),
         )
     return Candidate(rows, *costs)
+
+
+def unfound(state: State) -> list[NetworkResult]:
+    """The results, or what would be such, of programs that places make, or that compute values
+    again, and of which nothing was found."""
+    every = {id(r.assembled): r for r in state.every_result}
+    found = [r for r in every.values() if not r.archive.candidates]
+    for k, own in state.patched.items():
+        nothing = replace(state.results[k].archive, candidates=[])
+        for chosen in product(*(group.ways for group in own.groups)):
+            ways = [0] * own.places
+            for group, mine in zip(own.groups, chosen, strict=True):
+                for p, way in zip(group.places, mine, strict=True):
+                    ways[p] = way
+            if len(found) > FEW:
+                return found
+            posed = own.pose(tuple(ways))
+            if posed is not None and id(posed) not in every:
+                found.append(NetworkResult(posed, nothing))
+    return found

@@ -101,6 +101,9 @@ class State:
     problems: tuple[PlanProblem, ...] = ()
     # By the number of a network: the problem of all programs that places of its form make.
     patched: Mapping[int, Patched] = field(default_factory=dict)
+    # By the number of a network: the problem of a program that computes values again for some of
+    # their readers.
+    second: tuple[tuple[int, PlanProblem], ...] = ()
     results: tuple[NetworkResult, ...] = ()  # until all are searched those of a first look
     # What was found of such programs other than the forms, none without a labelling.
     of_places: tuple[NetworkResult, ...] = ()

@@ -19,6 +19,7 @@ from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
 from tapestry_egg.rewrite.recomputation.second_instances import Recomputation, with_second_instances
+from tapestry_egg.rewrite.recomputation.second_reads import SecondReads
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 
@@ -163,6 +164,16 @@ def recomputing(
         cuts=looked.cuts,
         slight=looked.slight,
     )
+
+
+def second_step(chosen: SecondReads, graph: BlockGraph) -> RuleStep:
+    """The step to a program some readers of which take second instances."""
+    made = {v for v, _ in chosen.reads}
+    last = ", ".join(f"%{v}" for v in sorted({v for v, r in chosen.reads if r[0] != "second"}))
+    what = f"{len(made)} value{'' if len(made) == 1 else 's'}"
+    many = f"{len(chosen.reads)} reader{'' if len(chosen.reads) == 1 else 's'}"
+    how = f"second instances for {many}: {last}"
+    return RuleStep((RULE,), what, how, digest(graph), numbers=chosen.numbers())
 
 
 def _seconds(c: Candidate) -> float:

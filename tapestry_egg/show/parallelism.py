@@ -20,7 +20,7 @@ from tapestry_egg.graph.groups import layers
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan, Plan, parts_of_batch
-from tapestry_egg.rewrite.recomputation.second_instances import Recomputation
+from tapestry_egg.rewrite.recomputation.second_instances import count_twice
 from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
 
 #: Shares below this are not worth a word, and above its complement all there is.
@@ -111,9 +111,8 @@ def summary(plan: Plan) -> str:
     `data parallel over x (16 on network), ZeRO-1; tensor + sequence parallel over y (4 on nvlink)`
     """
     parts = [str(use) for use in axis_uses(plan)] or ["one device"]
-    twice = [Recomputation.from_numbers(s.numbers) for s in plan.steps if s.numbers]
-    if twice:
-        values = sum(len(segment) for r in twice for segment in r.segments)
+    values = sum(count_twice(s.numbers) for s in plan.steps if s.numbers)
+    if values:
         where = layers_again(plan.graph)
         parts.append(f"{values} value{'' if values == 1 else 's'} computed twice{where}")
     every = [rule for s in plan.steps if not s.numbers for rule in s.rules]

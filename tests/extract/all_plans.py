@@ -6,6 +6,7 @@ program's.
     python -m tests.extract.all_plans 0 300 --draw mixed --most 1000000
     python -m tests.extract.all_plans 0 100 --frozen           # a column for each kind of choice
     python -m tests.extract.all_plans 0 100 --forms --draw algebra   # all forms, of which some go
+    python -m tests.extract.all_plans 0 250 --second --draw products  # values computed twice, too
     python -m tests.extract.all_plans 0 100 --orders           # against the plans of every order
 """
 
@@ -22,6 +23,8 @@ from tapestry_egg.schedule.schedules import Schedule, _arranged, operation_group
 from tapestry_egg.schedule.units import fuse
 from tests.extract import random_programs as programs
 from tests.extract import test_random_forms as of_forms
+from tests.extract import test_second_instances as of_second
+from tests.extract.every_form import TooMany
 from tests.extract.tables import Tables
 from tests.extract.test_random_programs import (
     FROZEN,
@@ -113,6 +116,38 @@ def of_all_forms(seed: int, draw: Callable[[int], programs.Drawn], total: Counte
         total[kind] += apart_of(front, of_forms.searched(which(graph))) >= _SAME
 
 
+def of_second_instances(
+    seed: int, draw: Callable[[int], programs.Drawn], total: Counter[str], losses: list[float]
+) -> None:
+    """Whether what is searched of a program and of all that compute values of it a second time has
+    the front of all plans of these; and by how much it is slower where nothing is."""
+    plan = programs.schedule_of(seed, draw)
+    try:
+        front = of_second.every_front(plan)
+    except TooMany:
+        front = None
+    if front is None:
+        total["more"] += 1
+        return
+    own = tables_of(plan).front()
+    apart = apart_of(front, of_second.searched(plan))
+    total["agree" if apart < _SAME else "DIFFER"] += 1
+    within = [p for p in front if p.peak >= own[0].peak]
+    slower = max(min(f.seconds for f in own if f.peak <= p.peak) / p.seconds for p in within) - 1.0
+    fastest = own[-1].seconds / front[-1].seconds - 1.0
+    more = own[0].peak / front[0].peak - 1.0
+    if max(slower, more) > _SAME:
+        total["without second instances: other fronts"] += 1
+        total["without second instances: slower at some limit"] += slower > _SAME
+        total["without second instances: slower at all"] += fastest > _SAME
+        total["without second instances: least peak is greater"] += more > _SAME
+        losses.append(slower)
+        lost = f"{slower:.2%} slower at a limit, {fastest:.2%} at all, {more:.2%} more"
+        print(seed, f"{said(apart)}; without second instances {lost}", flush=True)
+    elif apart >= _SAME:
+        print(seed, said(apart), flush=True)
+
+
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("first", type=int)
@@ -122,11 +157,16 @@ def main() -> None:
     given.add_argument("--orders", action="store_true")
     given.add_argument("--frozen", action="store_true")
     given.add_argument("--forms", action="store_true")
+    given.add_argument("--second", action="store_true")
     asked = given.parse_args()
     total: Counter[str] = Counter()
+    losses: list[float] = []
     for seed in range(asked.first, asked.end):
         if asked.forms:
             of_all_forms(seed, DRAWS[asked.draw], total)
+            continue
+        if asked.second:
+            of_second_instances(seed, DRAWS[asked.draw], total, losses)
             continue
         schedule = programs.schedule_of(seed, DRAWS[asked.draw])
         plan = tables_of(schedule)
@@ -149,6 +189,9 @@ def main() -> None:
             total.update(kind for kind, other in without_each(plan).items() if other)
     for what, count in total.items():
         print(f"{count:6d}  {what}")
+    if losses:
+        mean = sum(losses) / (total["agree"] + total["DIFFER"])
+        print(f"slower at a limit without second instances: {mean:.2%} in the mean of all programs")
 
 
 if __name__ == "__main__":

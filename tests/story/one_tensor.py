@@ -77,7 +77,7 @@ class Story:
 
         import tapestry_egg as te
 
-        plan = self.front[len(self.front) - 1]
+        plan = self.gathering
         run = te.compile(plan, jax.devices()[: plan.mesh.devices])
         (w, _, _), _ = plan.input_specs
         text = run.lower().as_text()
@@ -98,7 +98,7 @@ class Story:
         import tapestry_egg as te
         from tapestry_egg.runtime import compare
 
-        plan = self.front[len(self.front) - 1]
+        plan = self.gathering
         run = te.compile(plan, jax.devices()[: plan.mesh.devices])
         rows = compare(plan, run.lower().compile()).rows
         return "\n".join(
@@ -106,6 +106,11 @@ class Story:
             f"{r.compiled_bytes:,}"
             for r in rows
         )
+
+    @cached_property
+    def gathering(self) -> Any:
+        """The last plan that cuts both dims of it."""
+        return [p for p in self.front if all(p.in_shardings[self._position].dims)][-1]
 
     @cached_property
     def _position(self) -> int:

@@ -16,6 +16,8 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import in_order
 
+from .second_reads import SecondReads, with_second_reads
+
 
 @dataclass(frozen=True)
 class Recomputation:
@@ -121,6 +123,17 @@ def _reading(
 
 
 def retake(graph: BlockGraph, numbers: Sequence[Sequence[int]]) -> BlockGraph:
-    """The program with the second instances that `Recomputation.numbers` wrote down."""
+    """The program with the second instances that the numbers of a `Recomputation` say, or those of
+    `SecondReads`."""
+    if not numbers[0]:
+        reads = SecondReads.from_numbers(numbers)
+        return with_second_reads(ordered(graph, dict(reads.feedback)), reads)
     chosen = Recomputation.from_numbers(numbers)
     return with_second_instances(ordered(graph, dict(chosen.feedback)), chosen)
+
+
+def count_twice(numbers: Sequence[Sequence[int]]) -> int:
+    """How many values or operations such numbers compute a second time."""
+    if not numbers[0]:
+        return SecondReads.from_numbers(numbers).count
+    return sum(map(len, Recomputation.from_numbers(numbers).segments))

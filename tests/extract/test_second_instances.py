@@ -1,0 +1,178 @@
+"""Small random programs that may compute values a second time: what is searched of all that they
+make, as one network, against every plan of every one of them.
+
+The programs are listed reader by reader (`every_second.py`), their plans by tables (`tables.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.extract.places.axis import Names
+from tapestry_egg.extract.places.patched import patched
+from tapestry_egg.extract.problem.boundary import Fixed
+from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.pipeline.patching import Posed, Programs
+from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.recomputation.second_places import second_places
+from tapestry_egg.rewrite.recompute import RULE
+from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tests.extract.every_second import every_second
+from tests.extract.labellings import agreeing
+from tests.extract.random_programs import Drawn, drawn, products, schedule_of
+from tests.extract.tables import Point
+from tests.extract.test_random_forms import BOOKS
+from tests.extract.test_random_programs import MESH, TARGET, apart_of, network, tables_of
+
+#: Programs that are listed of one, combinations of each, and ways that are searched.
+PROGRAMS, MOST, WAYS = 200, 200_000, 60
+
+
+def every_front(plan: Schedule, most: int = MOST) -> list[Point] | None:
+    """The front of all plans of a program and of all that compute values of it a second time; None
+    where there are too many. Raises TooMany where there are too many programs."""
+    given, feedback = plan.program.bodies[0].graph, plan.program.feedback
+    front: list[Point] = []
+    others = [scheduled(g, feedback) for g in every_second(given, PROGRAMS)]
+    for one in (plan, *others):
+        tables = tables_of(one)
+        if tables.rows > most:
+            return None
+        front += tables.front()
+    best: list[Point] = []
+    for point in sorted(front, key=lambda f: (f.peak, f.seconds)):
+        if not best or point.seconds < best[-1].seconds * (1 - 1e-9):
+            best.append(point)
+    return best
+
+
+def programs_of(plan: Schedule) -> Posed | None:
+    """A program and those that compute values of it a second time; None where none does."""
+    graph, feedback = plan.program.bodies[0].graph, plan.program.feedback
+    question: Any = SimpleNamespace(
+        machine=TARGET,
+        pairs=feedback,
+        books=BOOKS,
+        settings=Settings(),
+        words=SimpleNamespace(fixed=Fixed(())),
+    )
+    again = second_places(graph, feedback, WAYS)
+    assert not again.left
+    programs = Programs(question, Form(graph), None, plan, again)
+    return Posed(programs, MESH) if again.places else None
+
+
+def searched(plan: Schedule) -> list[Problem]:
+    """The networks of a program and of those that compute values of it a second time."""
+    posed = programs_of(plan)
+    if posed is None:
+        return [network(plan)[0]]
+    every = [posed(ways) for ways in product(*map(range, posed.programs.counts))]
+    return [p.problem for p in every if p is not None]
+
+
+def apart(seed: int, draw: Callable[[int], Drawn], frozen: bool = False) -> float:
+    """How far what is searched is from the front of all plans, where nothing is computed a second
+    time if that is `frozen`."""
+    plan = schedule_of(seed, draw)
+    front = every_front(plan)
+    assert front is not None, f"seed {seed} has more plans"
+    return apart_of(front, [network(plan)[0]] if frozen else searched(plan))
+
+
+@pytest.mark.parametrize(("draw", "seed"), [(products, 86), (drawn, 31)])
+def test_second_instances_make_plans_faster_and_are_searched(
+    draw: Callable[[int], Drawn], seed: int
+) -> None:
+    """Of a value that two read one keeps a kernel of its own, or each has it in its own."""
+    assert apart(seed, draw) < 1e-6
+    assert apart(seed, draw, frozen=True) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draw", "seed"),
+    [(products, 64), (products, 187), (products, 239), (drawn, 27), (drawn, 49), (drawn, 84)],
+)
+def test_what_is_searched_has_the_front_with_second_instances(
+    draw: Callable[[int], Drawn], seed: int
+) -> None:
+    """Faster within less memory, and in layouts of their own, products among them."""
+    assert apart(seed, draw) < 1e-6
+    assert apart(seed, draw, frozen=True) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draw", "seed"), [(products, 86), (products, 194), (drawn, 31), (drawn, 40), (drawn, 54)]
+)
+def test_one_problem_of_all_these_programs_has_it_too(
+    draw: Callable[[int], Drawn], seed: int
+) -> None:
+    """As is searched where rules make places besides."""
+    plan = schedule_of(seed, draw)
+    posed, front = programs_of(plan), every_front(plan)
+    assert posed is not None and front is not None
+    names = Names(posed.programs.values, posed.programs.stands)
+    made = patched(posed, posed.programs.counts, names)
+    assert made is not None and not made.left
+    assert apart_of(front, [made.problem]) < 1e-6
+    for _ in agreeing(made, 20):
+        pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("draw", "end"), [(drawn, 100), (products, 100)])
+def test_many_more_programs_have_it(draw: Callable[[int], Drawn], end: int) -> None:
+    tried = 0
+    for seed in range(end):
+        plan = schedule_of(seed, draw)
+        front = every_front(plan)
+        if front is not None:
+            tried += 1
+            assert apart_of(front, searched(plan)) < 1e-6, f"seed {seed}"
+    assert tried > 80
+
+
+@pytest.mark.slow
+def test_a_plan_with_second_instances_runs_is_written_and_derived_again(tmp_path: Path) -> None:
+    """Each of two results is one kernel, the sum's argument computed in both."""
+
+    def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z = jnp.tanh(y)
+        return jnp.tanh(z), x + z
+
+    program = te.trace(function, *[jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 2)
+    quick = te.Settings(work=2.0, max_axes=1, workers=1)
+    front = te.optimize(program, "h100:4", settings=quick)
+    once = te.optimize(program, "h100:4", settings=replace(quick, recompute=0))
+    plan = front.best("seconds")
+    assert plan.rules == (RULE,)
+    assert plan.costs.seconds < 0.8 * once.best("seconds").costs.seconds
+    assert plan.gap < 1e-6 and "1 value computed twice" in plan.explain()
+    assert digest(replay(program.graph, plan.steps, {})[-1]) == digest(plan.graph)
+    te.save(plan, tmp_path / "plan.json")
+    loaded = te.load(tmp_path / "plan.json")
+    arguments = np.random.default_rng(0).standard_normal((2, 512, 512)).astype(np.float32)
+    found = te.compile(loaded, jax.devices()[:4])(*arguments)
+    for one, other in zip(found, function(*arguments), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_the_network_of_a_program_in_which_nothing_has_two_readers_is_its_own() -> None:
+    plan = schedule_of(0, products)
+    assert every_front(plan) == tables_of(plan).front()
+    assert second_places(plan.program.bodies[0].graph, {}, WAYS).places == ()
