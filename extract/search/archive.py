@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints
-
-from .dual import Cut, Prices
+from tapestry_egg.extract.search.messages.dual import Cut, Prices
 
 # A plan is left out for another that is at most this much worse in anything and better on the whole
 # (by the product of all ratios): a front shows its corners, not every step between them. The best

@@ -24,10 +24,10 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints
 from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.extract.search.messages.dual import Prices
 from tapestry_egg.work import Work
 
 from .archive import Candidate
-from .dual import Prices
 
 # So many labellings are remembered, the last ones.
 _REMEMBERED = 200

@@ -22,8 +22,7 @@ from math import prod
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints, pooled
-
-from .dual import Dual
+from tapestry_egg.extract.search.messages.dual import Dual
 
 # A bucket's table has at most this many entries: a megabyte. No measurement of it is kept. Where it
 # cuts domains the labelling may be worse than the best; gaps tell, as bounds do without this.

@@ -6,9 +6,8 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.extract.search.messages.dual import Prices
 from tapestry_egg.products import dot
-
-from .dual import Prices
 
 # Of these numbers no measurement is kept: steps of any length lead to valid bounds, some sooner.
 

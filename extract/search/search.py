@@ -4,13 +4,12 @@ Limits on memory and energy are exchanged for prices on bytes at each time and o
 prices message passing bounds the problem and elimination finds what is very nearly the best
 labelling; where that exceeds a limit the price rises, elsewhere it falls (ascent on the Lagrangian
 dual; the prices of bytes are multiplied, not added to). Between plans that are found so, prices
-are those at which they balance (`balance.py`). What is done at fixed prices stands in
-`settling.py`.
+are those at which they balance (`balance.py`). What is done within one limit stands in
+`approaching.py`, at fixed prices in `settling.py`.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,25 +17,21 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.problem import Floats, Ints
-from tapestry_egg.products import dot
+from tapestry_egg.extract.search.messages.dual import Cut, Prices
 
+from .approaching import TOTALS, Approaching
 from .archive import Archive, Candidate, shown
 from .balance import hull, slope
-from .dual import Cut, Prices
-from .price_steps import mixed, stepped, toward, weights_after
-from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, Settling, share
+from .price_steps import mixed, weights_after
+from .settling import KEEP, KEEP_MORE, REHEARSALS, SLIVER, Limits, Place, share
 
 # Where these numbers come from: see `settling.py`.
 
 # The walk from low to high prices may take this share of the work, in no fewer prices than these.
 _WALK, _FEWEST = 0.5, 5
 
-# So often a bound is raised, by some passes each time, where known plans balance, and so often
-# prices are sought between the same two plans.
-_RAISES, _CHORDS = 6, 5
-
-# So many mixtures are made for each step.
-_MIXTURES = 4
+# So often prices are sought between the same two plans.
+_CHORDS = 5
 
 # So many passes at prices of bytes alone.
 _LAST_PASSES = 3
@@ -44,22 +39,11 @@ _LAST_PASSES = 3
 # So many passes at prices of joules alone.
 _PASSES = 20
 
-# Plans are balanced only where so few times decide: linear programs jump among more of them, and
-# small steps do better.
-_TIMES = 3
-
 # What is not less than this share of a gap is as good as the whole of it.
 _LITTLE = 0.999
 
 # So many passes before a search goes on from another's prices.
 _BEGIN = 5
-
-# How often prices are raised where a plan exceeds its limit.
-_REPAIRS = 6
-
-# The price of all memory, in the time of the fastest plan per byte of its peak: from hardly
-# anything to so much that only the peak counts.
-_TOTALS = (0.05, 64.0)
 
 # Fractions of multiples of it are spread evenly, however many there are.
 _GOLDEN = 0.5 * (5.0**0.5 - 1.0)
@@ -67,22 +51,8 @@ _GOLDEN = 0.5 * (5.0**0.5 - 1.0)
 # What it takes to evaluate a bound for a plan, in entries that are read.
 _PER_BOUND = 300
 
-# How steps change in length when they raise a bound, and when they do not.
-_LONGER, _SHORTER = 1.3, 0.6
 
-# So many passes at prices towards those at which known labellings balance.
-_LONG = 8
-
-# So far from the best prices towards those at which known labellings balance is the first step, and
-# the longest; where what they balance at is within this share of the gap above the bound, no prices
-# prove much more.
-_FAR, _FARTHEST, _MET = 0.3, 0.6, 0.1
-
-# What is within no mixture of known labellings is as if it took so many times the slowest's time.
-_BEYOND = 10.0
-
-
-class Search(Settling):
+class Search(Approaching):
     """Anytime search of one problem; call `run`, then read `archive`."""
 
     def run(self, limits: Limits | None = None) -> Archive:
@@ -207,7 +177,7 @@ class Search(Settling):
     def _squeezed(self, fastest: Candidate, least: Candidate, limits: Limits) -> Candidate:
         """The smallest peak at the highest price of memory, which little work did not come to, and
         without which nothing may be within the limits."""
-        total = _TOTALS[-1] * fastest.seconds / max(fastest.peak, 1.0)
+        total = TOTALS[-1] * fastest.seconds / max(fastest.peak, 1.0)
         used = self._used(least)[:-1]
         before = np.ones_like(used)
         for _ in range(self._longer * self._steps):
@@ -256,18 +226,12 @@ class Search(Settling):
         if self.dual.folding.worth:  # plans that balance will find the prices between
             count = min(count, _FEWEST)
         part, parts = self.effort.part, self.effort.parts
-        every = np.geomspace(*_TOTALS, max(count, parts))
+        every = np.geomspace(*TOTALS, max(count, parts))
         # Searches of the same one after the other walk between each other's prices.
         apart = every[1] / every[0] if len(every) > 1 else 1.0
         every = every * apart ** (self.effort.round * _GOLDEN % 1.0)
         first, last = (len(every) * k // parts for k in (part, part + 1))
         return every[first : last + 1]  # the next part's first is the end of this one's range
-
-    def _first(self, fastest: Candidate) -> Prices:
-        """Prices to begin with: where the fastest plan needs most memory."""
-        profile = self._used(fastest)[:-1]
-        total = _TOTALS[0] * fastest.seconds / max(fastest.peak, 1.0)
-        return Prices(0.0, total * weights_after(np.ones_like(profile), profile, 1.0))
 
     def _frugal(self, fastest: Candidate) -> None:
         """Plans of few joules, at no memory price."""
@@ -343,129 +307,6 @@ class Search(Settling):
                 vain.add(key)
             tries[key] = tries.get(key, 0) + 1
 
-    def _between(self, limit: float, half: bool) -> bool:
-        """Raise the bound where known labellings balance at a limit, until it meets them or a
-        better one turns up, and whether one did; `half`: half way there from the best prices.
-        """
-        balance = self.pool.balance(limit, self.work)
-        if balance is None or np.count_nonzero(balance.bytes) > _TIMES:
-            return False
-        place = self._nearest(Limits(limit))
-        if place.messages is not None:
-            self.dual.resume(place.messages)
-        prices = Prices(0.0, 0.5 * (balance.bytes + place.prices.bytes) if half else balance.bytes)
-        paid, enough = float(prices.bytes.sum()) * limit, 0.4 * self.effort.gap * balance.seconds
-        known = [self.archive.best(limit), self._least_above(limit)]
-        rows = [c.rows for c in known if c is not None]
-        value, better = -np.inf, False
-        for k in range(_RAISES):
-            found = self._settle(prices, 3 if k else 1, rows)
-            cut = self.archive.cuts[-1]
-            risen, value = cut.value - value, cut.value
-            priced = found.seconds + dot(prices.bytes, self._used(found)[:-1])
-            better = priced < balance.seconds + paid - enough
-            met = value >= min(priced, balance.seconds + paid) - enough
-            if better or met or risen < 0.2 * enough or self._over():
-                break
-        self._remember(self._here())
-        return better
-
-    def _least_above(self, limit: float) -> Candidate | None:
-        """The plan with the smallest peak above a limit."""
-        above = [c for c in self.archive.candidates if c.peak > limit]
-        return min(above, key=lambda c: c.peak, default=None)
-
-    def approach(self, limits: Limits, steps: int) -> None:
-        """Adjust the prices for one pair of limits, from the best for them so far."""
-        best = self._nearest(limits)
-        if best.messages is not None:
-            self.dual.resume(best.messages)
-        if self.mixtures is not None and self.mixtures.shortest(limits.peak, limits.joules):
-            self._remember(self._mixed(limits, best, _MIXTURES * steps))
-            return
-        # Programs settle small problems, and prices are where they begin.
-        balanced = self.mixtures is None and not self.small
-        best, found = (self._toward if balanced else self._along)(limits, best, steps)
-        self._remember(best)
-        self._repair(best.prices, found, limits.peak)
-
-    def _toward(self, limits: Limits, best: Place, steps: int) -> tuple[Place, Candidate]:
-        """Settle part of the way from the prices that prove most within limits to those at which
-        known labellings balance, one time after the other; where most is proven in the end, and
-        what was found last."""
-        prices, reached, far = best.prices, -np.inf, _FAR
-        found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
-        for _ in range(steps):
-            if self._over():
-                break
-            found = self._settle(prices, _LONG, [found.rows])
-            bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
-            if bound > reached:
-                if reached > -np.inf:
-                    self.gained = time.perf_counter()
-                best, reached, far = self._here(), bound, min(_FARTHEST, _LONGER * far)
-            else:
-                far *= _SHORTER
-            gap = self._gap(limits)
-            balance = self.pool.balance(limits.peak, self.work, limits.joules, _BEYOND)
-            if gap <= self.effort.gap or balance is None:
-                break
-            if share(balance.seconds, reached) <= _MET * gap:
-                break  # no prices prove much more
-            prices = toward(best.prices, balance.bytes, balance.joule, far)
-        return best, found
-
-    def _along(self, limits: Limits, best: Place, steps: int) -> tuple[Place, Candidate]:
-        """Step along what is used beyond the limits; where most is proven in the end, and what was
-        found last."""
-        prices, scale, reached = best.prices, 1.0, -np.inf
-        if self.shares is not None and prices.events is not None:
-            self.shares.proving = prices.events
-        found = min(self.archive.candidates, key=lambda c: _distance(c, limits))
-        used: Floats | None = None
-        for k in range(steps):
-            if self._over():
-                break
-            found = self._settle(prices, 1 if k else 3, [found.rows])
-            used = mixed(used, self._used(found))
-            bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
-            if bound >= reached:
-                if bound > reached and k:
-                    self.gained = time.perf_counter()
-                best, reached, scale = self._here(), bound, _LONGER * scale
-            else:
-                scale *= _SHORTER
-            if self._gap(limits) <= self.effort.gap:
-                break
-            prices = stepped(best.prices, used, limits.peak, limits.joules, scale)
-            if self.shares is not None and best.prices.events is not None:
-                self.shares.proving = best.prices.events
-                self.shares.follow(self._lengths(found), 0.5 * min(scale, 1.0))
-        return best, found
-
-    def _repair(self, prices: Prices, found: Candidate, limit: float) -> None:
-        """Look for a plan within a memory limit: bytes cost more wherever it is exceeded."""
-        for _ in range(_REPAIRS):
-            if found.peak <= limit or self._over():
-                break
-            weights = weights_after(prices.bytes, self._used(found)[:-1], 1.0)
-            prices = replace(prices, bytes=1.5 * prices.bytes.sum() * weights)
-            found = self._settle(prices, 1, [found.rows])
-        self._descended(found, limit)
-
-    def _nearest(self, limits: Limits) -> Place:
-        """Where the bound for limits is best so far."""
-        place = max(self.visited, key=lambda x: x.cut.at(limits.peak, limits.joules))
-        prices = place.prices
-        if not prices.bytes.any():
-            prices = replace(self._first(self.archive.candidates[0]), joule=prices.joule)
-        if limits.joules < np.inf and not prices.joule:
-            known = self._known(limits)
-            if not np.isfinite(known):  # nothing is within these limits yet
-                known = min(c.seconds for c in self.archive.candidates)
-            prices = replace(prices, joule=0.1 * known / limits.joules)
-        return replace(place, prices=prices)
-
     # Small problems are settled by mixed-integer programming
 
     def _close(self) -> None:
@@ -486,15 +327,3 @@ class Search(Settling):
             settled.add(limit)
             if self._gap(Limits(limit)) > self.effort.gap and self._affordable():
                 self._exactly(limit)
-
-
-def _ratio(a: float, b: float) -> float:
-    """How far apart two quantities are, as a logarithm; nothing if both are unlimited."""
-    if a == b:
-        return 0.0
-    return float(abs(np.log(min(max(a, 1e-12), 1e30)) - np.log(min(max(b, 1e-12), 1e30))))
-
-
-def _distance(candidate: Candidate, limits: Limits) -> float:
-    joules = _ratio(candidate.joules, limits.joules) if np.isfinite(limits.joules) else 0.0
-    return _ratio(candidate.peak, limits.peak) + joules

@@ -16,6 +16,7 @@ from itertools import combinations
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
+from tapestry_egg.extract.search.messages.dual import Cut, Dual, Messages, Prices
 from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES
 from tapestry_egg.products import dot
 from tapestry_egg.work import Work
@@ -24,7 +25,6 @@ from . import exact
 from .archive import Archive, Candidate
 from .balance import Mixtures, Pool, between
 from .descent import Descent
-from .dual import Cut, Dual, Messages, Prices
 from .elimination import Elimination
 from .price_steps import EventShares
 

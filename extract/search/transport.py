@@ -13,9 +13,9 @@ import numpy as np
 
 from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
 from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.extract.search.messages.dual import Cut, Prices
 
 from .archive import Archive, Candidate
-from .dual import Cut, Prices
 
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:

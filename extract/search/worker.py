@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Problem
+from tapestry_egg.extract.search.messages import dual
 from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, capacity, completed
 from tapestry_egg.parallel.serving import tell
 from tapestry_egg.pareto import excess
 from tapestry_egg.quantities import TIME
 from tapestry_egg.work import Work
 
-from . import dual, elimination
+from . import elimination
 from .archive import Archive, Candidate, shown
 from .search import Search
 from .settling import Effort, Limits

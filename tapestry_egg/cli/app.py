@@ -34,6 +34,8 @@ from tapestry_egg.progress import VERBS
 from . import INTERRUPTED, calibrate, census, explain, kernels, recipes
 from . import read as cli_read
 from . import report as reports
+from . import rules as cli_rules
+from . import targets as cli_targets
 from .console import (
     Cluster,
     File,
@@ -481,11 +483,11 @@ for command in (
     explain.explain,
     reports.report,
     recipes.recipes,
-    cli_read.rules,
+    cli_rules.rules,
     kernels.kernels,
-    cli_read.targets,
+    cli_targets.targets,
     calibrate.calibrate,
-    cli_read.verify,
+    cli_rules.verify,
 ):
     app.command()(command)
 

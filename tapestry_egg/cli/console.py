@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tapestry_egg.columns import readers_width, wrapped
 from tapestry_egg.errors import ExtractError, GraphError, TapestryError, TargetError
 from tapestry_egg.machine.objectives import Objective, named, objective, share_of_least
 from tapestry_egg.printable import printable
@@ -306,3 +307,14 @@ def plan_of(front: Front, name: str, plan: str, minimize: str, limits: Iterable[
         names = ", ".join(p.name for p in front.plans) or "none"
         raise TapestryError(f"no plan {plan!r}", where=name, hint=f"It has {names}.")
     return found[0]
+
+
+def print_fields(fields: dict[str, Any]) -> None:
+    """Names and values, values of several lines indented below their name."""
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        lines = str(value).rstrip().splitlines() or [""]
+        text = "\n    ".join([name, *lines])
+        if len(lines) == 1:
+            text = f"{name.ljust(width)}  {lines[0]}"
+        print(wrapped(text, readers_width()))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Floats, Pair, Problem, Use, Variable
-from tapestry_egg.extract.search import passes
-from tapestry_egg.extract.search.batches import batches
-from tapestry_egg.extract.search.dual import Dual, Prices
 from tapestry_egg.extract.search.elimination import Elimination
-from tapestry_egg.extract.search.pricing import Tables
+from tapestry_egg.extract.search.messages import passes
+from tapestry_egg.extract.search.messages.batches import batches
+from tapestry_egg.extract.search.messages.dual import Dual, Prices
+from tapestry_egg.extract.search.messages.pricing import Tables
 from tapestry_egg.extract.search.transport import problem_arrays, problem_from
 
 TIMES = 12

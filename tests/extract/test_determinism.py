@@ -7,6 +7,7 @@ import gzip
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -15,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.extract.search import search as search_module
 from tapestry_egg.extract.search.archive import Archive
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
@@ -131,7 +131,7 @@ def test_a_search_counts_its_work_whatever_the_clock_says(monkeypatch: pytest.Mo
     for slow in (False, True):
         if slow:
             ticks = map(float, count())
-            monkeypatch.setattr(search_module.time, "perf_counter", ticks.__next__)
+            monkeypatch.setattr(time, "perf_counter", ticks.__next__)
         search = Search(ladder(1, 12), Effort(work=0.1, seconds=1e9, gap=0.0))
         search.run()
         found.append((search.work.entries, told(search.archive)))

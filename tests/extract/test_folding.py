@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Floats, Problem, Use
-from tapestry_egg.extract.search.dual import Dual, Prices
+from tapestry_egg.extract.search.messages.dual import Dual, Prices
 
 from .test_batches import TIMES, ladder, prices
 

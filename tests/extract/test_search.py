@@ -14,8 +14,8 @@ from tapestry_egg.extract.front.merge import NetworkResult, worth_a_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
-from tapestry_egg.extract.search.dual import Dual
 from tapestry_egg.extract.search.elimination import Elimination
+from tapestry_egg.extract.search.messages.dual import Dual
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tests.extract.random_problems import (

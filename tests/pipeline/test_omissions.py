@@ -18,7 +18,7 @@ from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search import exact
 from tapestry_egg.extract.search.archive import Archive, Candidate
-from tapestry_egg.extract.search.dual import Cut
+from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape

@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 from tapestry_egg.errors import PlanError, TargetError, TraceError
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.specs import partition_spec
 from tapestry_egg.runtime import compile, hlo_stats
-from tapestry_egg.runtime.compile import jax_mesh, partition_spec
+from tapestry_egg.runtime.meshes import jax_mesh
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
 

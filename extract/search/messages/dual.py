@@ -3,8 +3,9 @@
 For given prices (joules in seconds, bytes at each time in seconds) the priced problem is an
 ordinary pairwise model. Messages reparametrise it; every sweep yields a lower bound on its optimum
 (Kolmogorov, "Convergent Tree-Reweighted Message Passing for Energy Minimization", 2006) and a
-labelling by sequential decoding, which `elimination.py` improves. A bound at given prices bounds
-the constrained problem at *any* limits: seconds ≥ D − Σ_t price_t · peak − price_J · joules.
+labelling by sequential decoding, which `extract/search/elimination.py` improves. A bound at given
+prices bounds the constrained problem at *any* limits:
+seconds ≥ D − Σ_t price_t · peak − price_J · joules.
 """
 
 from __future__ import annotations
