@@ -293,31 +293,24 @@ def _collective(scope: Scope, i: Instruction) -> _Work:
 _SAME = ("copy", "bitcast", "get-tuple-element")
 _MOVES = ("broadcast", "concatenate", "reshape", "slice", "transpose")
 _NARROW = ("bf16", "f16")
+_ADDS = {"reduce": 0, "scatter": -1}  # and which operand is added up
 
 
 def _share_widened(scope: Scope, i: Instruction) -> float:
-    """The share of a collective's payload that is of 16-bit values in 32 bits.
-
-    One that XLA says to have promoted may be several in one, of which others are of 32 bits.
-    """
-    own = scope.computation
-    if not i.attributes.get("to_apply", "").endswith("_promoted"):
-        return float(_is_widened(scope, i))
-    sizes = {o: own.by_name[o].nbytes for o in i.operands if o in own.by_name}
-    narrow = [o for o in sizes if _was_narrow(scope.module, own, o, anyone=True)]
-    return sum(sizes[o] for o in narrow or sizes) / max(sum(sizes.values()), 1)
-
-
-def _is_widened(scope: Scope, i: Instruction) -> bool:
-    """Whether a collective has values of bfloat16 in a wider type: all that enter are converted
-    from it by what no operation of the program stands for, and all that leave are made it again."""
+    """The share of a collective's payload that is of 16-bit values in 32 bits, as XLA says that it
+    promoted it, or as these are converted by what no operation of the program stands for, before
+    and after. It may be several in one, of which others are of 32 bits."""
     module, own = scope.module, scope.computation
-    entered = [o for o in i.operands if o in own.by_name]
-    return (
-        bool(entered)
-        and all([_was_narrow(module, own, o) for o in entered])
-        and _is_narrowed(module, own, i.name)
-    )
+    sizes = {k: own.by_name[o].nbytes for k, o in enumerate(i.operands) if o in own.by_name}
+    promoted = i.attributes.get("to_apply", "").endswith("_promoted")
+    narrow = [k for k in sizes if _was_narrow(module, own, i.operands[k], anyone=promoted)]
+    if promoted:
+        narrow = narrow or [*sizes]
+    elif i.arrays and len(i.arrays) == len(i.operands) > 1:
+        narrow = [k for k in narrow if _is_narrowed(module, own, i.name, k)]
+    elif not _is_narrowed(module, own, i.name):
+        narrow = []
+    return sum(sizes[k] for k in narrow) / max(sum(sizes.values()), 1)
 
 
 def _was_narrow(
@@ -338,6 +331,8 @@ def _was_narrow(
     if i.opcode == "convert":
         own = anyone or not i.op_name
         return own and computation.by_name[i.operands[0]].arrays[0].dtype in _NARROW
+    if i.opcode in _ADDS:  # the compiler's own wider one, of what it converted
+        return _was_narrow(module, computation, i.operands[_ADDS[i.opcode]], calls=calls)
     if i.opcode == "fusion":
         return _root_was_narrow(module, computation, i, -1, anyone, calls)
     if i.opcode == "parameter" and calls:
@@ -365,8 +360,11 @@ def _root_was_narrow(
     return _was_narrow(module, inner, root, anyone=anyone, calls=(*calls, (computation, fusion)))
 
 
-def _is_narrowed(module: Module, computation: Computation, name: str) -> bool:
+def _is_narrowed(module: Module, computation: Computation, name: str, index: int = -1) -> bool:
+    """Whether a value, or that at an index of a tuple, is made 16 bits by all that read it."""
     readers = [i for i in computation.instructions if name in i.operands]
+    if index >= 0:
+        readers = [i for i in readers if int(i.attributes.get("index", index)) == index]
     for i in readers:
         if i.opcode == "fusion":
             inner = module.computations[i.called[0]]
@@ -381,7 +379,7 @@ def _is_narrowed(module: Module, computation: Computation, name: str) -> bool:
         elif i.opcode in _SAME or i.opcode in ("slice", "transpose"):
             if not _is_narrowed(module, computation, i.name):
                 return False
-        elif i.opcode != "convert" or i.arrays[0].dtype != "bf16":
+        elif i.opcode != "convert" or i.arrays[0].dtype not in _NARROW:
             return False
     return bool(readers)
 

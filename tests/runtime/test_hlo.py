@@ -144,6 +144,24 @@ def test_of_several_reductions_in_one_those_that_the_cpu_widens_are_counted() ->
     assert (c.widened_bytes, c.payload_bytes) == (8 * 2, (8 + 6) * 4)
 
 
+@pytest.mark.parametrize(
+    "added",
+    [
+        lambda x: lax.reduce(x, jnp.zeros((), x.dtype), lax.add, (0,)),
+        lambda x: jnp.zeros(8, x.dtype).at[lax.iota("int32", 16) % 3].add(x[:, 0]),
+    ],
+)
+def test_so_are_those_of_sums_that_it_widens_and_joins_to_others(added: Any) -> None:
+    """It names such an all-reduce by the first of them, which it has not widened."""
+
+    def f(x: jax.Array, y: jax.Array) -> Any:
+        return lax.psum(y, "y"), lax.psum(added(x), "y")
+
+    given = (P(), P()), (P(), P()), ((16, 8), jnp.bfloat16), ((6,), F32)
+    (c,) = hlo_stats(compiled(f, *given)).collectives
+    assert (c.widened_bytes, c.payload_bytes) == (8 * 2, (8 + 6) * 4)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, F32])
 def test_sixteen_bit_values_that_the_cpu_sends_in_32_bits_are_marked(dtype: Any) -> None:
     """Gathered, exchanged, passed on: halved where marked, payloads are those that were asked for.
