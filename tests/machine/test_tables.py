@@ -216,6 +216,19 @@ def test_levels_run_beside_each_other_and_the_slowest_paces_all() -> None:
     )
 
 
+def test_waits_at_all_levels_add_up() -> None:
+    """Also those of a level between the one that was measured and the outermost."""
+    t, mesh = load_target("h100:4x8"), MeshShape(("x",), (64,))
+    nodes, hosts = t.levels
+
+    def seconds(wait: float) -> float:
+        between = replace(hosts, max=(4,), latency_seconds=wait)
+        machine = replace(t, levels=(nodes, between, hosts), shape=(2, 4, 8))
+        return float(collective_seconds("all_reduce", 8.0, (0,), mesh, machine))
+
+    assert seconds(1e-3) - seconds(0.0) == pytest.approx(3e-3)  # a ring of four
+
+
 @pytest.mark.parametrize(
     ("hosts", "reduced", "gathered", "scattered"),
     [(1, 461.5, 264.9, 264.6), (2, 436.1, 226.3, 226.4), (4, 219.1, 229.4, 215.5),

@@ -248,6 +248,31 @@ def test_streams_that_collectives_read_are_kept_where_the_device_is_the_slower()
     assert not replace(row, reserved=float("inf")).fits
 
 
+def test_three_steps_of_up_to_three_micro_batches_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After each of which the host waits for the device, to log it."""
+    replay, asked = held._Steps.replay, []
+
+    def steps(known: rows.Run, *counts: int) -> held._Steps:
+        made = held._Steps(known, 0.0)
+        replay(made, *counts)
+        return made
+
+    def noted(self: held._Steps, *counts: int) -> int:
+        asked.append(counts)
+        return replay(self, *counts)
+
+    monkeypatch.setattr(held._Steps, "replay", noted)
+    for count, replayed in ((2, 2), (8, 3)):
+        held.reserved_bytes(run(micro_batches=count), 0.0)
+        assert asked[-2:] == [(1, 1), (3, replayed)]
+    one, two, more = (steps(run(), 1, n).launched for n in (1, 2, 3))
+    assert more - two == two - one > 0
+    assert steps(run(), 2, 3).launched == 2 * more
+    assert steps(run(), 1, 1).host == steps(run(), 1, 1).device > 0.0
+
+
 def test_what_ran_in_rings_is_priced_as_rings() -> None:
     """Two sums and three exchanges of the stream over two hosts; another value's sum stays."""
     spread = run(target="p5:2x8", data=1, tensor=16)
