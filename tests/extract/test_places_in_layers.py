@@ -6,7 +6,7 @@ each, and of the one problem, within every peak. Programs as short as these are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +31,12 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite import folded_program, repeats
+from tapestry_egg.rewrite import forms as forms_module
 from tapestry_egg.rewrite.derivation import digest, replay
 from tapestry_egg.rewrite.forms import Form, forms
 from tapestry_egg.rewrite.fused_forms import forms_with_streams
 from tapestry_egg.rewrite.streams.streamed import RULE
-from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.rules.language.book import Rule, load_books
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
@@ -173,6 +174,47 @@ def test_ways_that_make_no_program_alone_are_counted() -> None:
     fewer = patches.only(lambda ways: not ways[0])
     assert len(fewer) == len(patches) - 1
     assert fewer.left == patches.left + len(patches.places[0]) - 1
+
+
+def test_equal_layers_count_once_against_the_room_for_ways() -> None:
+    """Ways of them are as many programs of the folded one's operations."""
+    patches = placed().patches
+    assert patches is not None and 0 < patches.distinct < patches.graph.size
+    for most in (1, 2):
+        fewer = patches.within((1 + most) * patches.distinct)
+        assert sum(len(ways) - 1 for ways in fewer.places) == most
+        assert fewer.left == patches.left + len(patches) - most
+
+
+def test_equal_values_are_merged_only_where_a_proof_of_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else no file with a plan of it would be read."""
+    whole = forms_module._is_proven
+
+    def refused(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
+        return not form.extra and whole(graph, form, rules)
+
+    graph, merged = trace(layers(right=False), *SHAPES).graph, digest(placed().graph)
+    monkeypatch.setattr(forms_module, "_is_proven", refused)
+    found = forms(graph, BOOKS, TARGET, room=10_000)
+    assert merged not in {digest(f.graph) for f in found}
+
+
+def test_ways_of_layers_that_no_proof_is_found_of_alone_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the whole program, whatever is proven of the folded one."""
+    whole, size = forms_module._is_proven, placed().graph.size
+
+    def refused(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
+        of_all = form.graph.size >= size and not form.extra
+        return not of_all and whole(graph, form, rules)
+
+    graph = trace(layers(right=False), *SHAPES).graph
+    monkeypatch.setattr(forms_module, "_is_proven", refused)
+    found = forms(graph, BOOKS, TARGET, room=10_000)
+    assert not any(f.patches for f in found)
 
 
 @pytest.mark.slow
