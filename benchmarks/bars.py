@@ -68,6 +68,12 @@ def _tracing() -> float:
     return row["ours"] / row["jax"]
 
 
+def _costing() -> float:
+    from benchmarks.bench_snapshots import costing_seconds
+
+    return costing_seconds(96)
+
+
 def _command(*words: str) -> tuple[float, str]:
     """Run a command; its seconds, and what it said. Raises RuntimeError where it failed."""
     begin = time.perf_counter()
@@ -178,6 +184,7 @@ BARS: Sequence[Bar] = (
     Bar("rules: TENSAT's graphs made cheaper", _algebra, "of 7", least=5),
     Bar("jobs of two processes that went wrong", _jobs, f"of {2 * _JOBS}", most=0),
     Bar("tables: products left out, worst median", _tables, "%", most=5),
+    Bar("search: strategies of 96 layers joined and priced", _costing, "s", most=3),
     Bar("search: 12 layers on 8×8", lambda: _snapshots(3), "s", most=20),
     Bar("search: 12 layers, largest gap", lambda: _snapshots(7), "%", most=1.0),
     Bar("front: README's example", lambda: _example()[0], "s", most=20),

@@ -27,6 +27,10 @@ import numpy as np
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.problem import Problem
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
+    from tapestry_egg.graph.layout import MeshShape
+    from tapestry_egg.machine.target import Target
+    from tapestry_egg.schedule.schedules import Schedule
+    from tapestry_egg.shard.strategies import Saturated
 
 TARGET, MESH = "h100:8x8", (8, 8)
 
@@ -42,11 +46,11 @@ class Size:
     batch: int = 64
 
 
-def choices_of(layers: int, size: Size) -> UnitChoices:
-    """The snapshot of a train step (AdamW included) with so many layers, unrolled."""
+def derived(layers: int, size: Size) -> tuple[Schedule, Saturated, MeshShape, Target]:
+    """A train step (AdamW included) with so many layers, unrolled, and what the rules make of it on
+    the mesh."""
     import tapestry_egg as te
     from models import gpt2
-    from tapestry_egg.extract.problem.unit_choices import unit_choices
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import load_target
     from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
@@ -61,7 +65,24 @@ def choices_of(layers: int, size: Size) -> UnitChoices:
     plan = scheduled(graph, feedback)
     mesh = MeshShape(("x", "y"), MESH)
     found = saturate(encode(plan.program, mesh), load_books(DEFAULT_BOOKS))
-    return unit_choices(plan, found, mesh, load_target(TARGET))
+    return plan, found, mesh, load_target(TARGET)
+
+
+def choices_of(layers: int, size: Size) -> UnitChoices:
+    """The snapshot of such a step."""
+    from tapestry_egg.extract.problem.unit_choices import unit_choices
+
+    return unit_choices(*derived(layers, size))
+
+
+def costing_seconds(layers: int) -> float:
+    """Seconds in which the strategies of a step are joined to rows and priced, once derived."""
+    from tapestry_egg.extract.problem.unit_choices import unit_choices
+
+    step = derived(layers, Size())
+    begin = time.perf_counter()
+    unit_choices(*step)
+    return time.perf_counter() - begin
 
 
 def alpa(choices: UnitChoices) -> Problem:
