@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,7 @@ from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
 from tapestry_egg.extract.problem.mergeable import Chains
 from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape
@@ -237,3 +239,51 @@ def test_networks_that_are_too_many_to_be_searched_so_are_counted(
     assert said not in test_merging.searched(512, 4096, monkeypatch)[0].notes
     monkeypatch.setattr(latencies, "_NETWORKS", 1)
     assert said in test_merging.searched(512, 4096, monkeypatch)[0].notes
+
+
+@pytest.mark.parametrize(
+    ("merge", "interrupted", "late"),
+    [(False, False, False), (True, True, False), (True, False, True)],
+)
+def test_nothing_is_searched_for_merging_where_it_is_unwanted_or_time_is_over(
+    merge: bool, interrupted: bool, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(_: object) -> None:
+        raise AssertionError("which networks are worth it was asked")
+
+    monkeypatch.setattr(fronts, "worth_merging", asked)
+    state: Any = SimpleNamespace(
+        question=SimpleNamespace(settings=SimpleNamespace(merge=merge)),
+        every_result=(SimpleNamespace(archive=SimpleNamespace(by_clock=late)),),
+        interrupted=interrupted,
+    )
+    assert fronts.search_merged(state) is state
+
+
+def test_plans_are_worth_merging_beside_those_that_hold_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fastest of a network also where a front shows none of it."""
+    saved: dict[float, float] = {}
+
+    class Asked:
+        def __init__(self, result: NetworkResult) -> None:
+            self.result, self.prices = result, SimpleNamespace(meet=lambda *_: None)
+
+        def most_saved(self, plan: Candidate) -> float:
+            return saved.get(plan.seconds, 0.0)
+
+    def network(*plans: tuple[float, float]) -> Any:
+        found = [Candidate(np.zeros(1, np.int64), s, peak, 1.0) for s, peak in plans]
+        archive = SimpleNamespace(candidates=found)
+        return SimpleNamespace(archive=archive, assembled=SimpleNamespace(choices=None))
+
+    monkeypatch.setattr(latencies, "Latencies", Asked)
+    monkeypatch.setattr(latencies, "may_merge", lambda _: True)
+    results = [network((10.0, 1.0), (5.0, 8.0)), network((11.0, 1.0), (12.0, 1.0))]
+    for seconds, less, which in ((10.0, 1.0, 0), (10.0, 0.09, None), (11.0, 3.0, 1)):
+        saved.clear()
+        saved[seconds] = less
+        worth, others, left = latencies.worth_merging(results)
+        assert [*worth] == ([] if which is None else [which]) and not left
+        assert [*others] == ([] if which is None else [1 - which])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.front.merging import _raised, merged_plans
+from tapestry_egg.extract.front.merging import _promising, _raised, merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.search import settling
 from tapestry_egg.files.files import sealed
@@ -180,6 +181,22 @@ def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
     assert plan.bound <= plan.costs.seconds * (1 + 1e-9)
     # On their own the updates run one by one, each as soon as its gradient is there.
     assert (updates_at_end(alone), updates_at_end(plan)) == (1, LAYERS)
+
+
+def test_what_takes_no_less_even_merged_than_one_that_was_made_is_not_tried() -> None:
+    """Joules fall with seconds, and by no greater share."""
+
+    def posed(*costs: float, saved: float = 0.0) -> Any:
+        named = dict(zip(("seconds", "peak_bytes", "joules"), costs, strict=True))
+        one = SimpleNamespace(costs=SimpleNamespace(**named))
+        return one, SimpleNamespace(most_saved=lambda: saved)
+
+    (asked,) = some = [posed(10.0, 5.0, 3.0, saved=2.0)]  # 8 s and 2.4 J at the least
+    for seconds, peak, joules in ((8.1, 5.0, 2.0), (7.0, 5.1, 2.0), (7.0, 5.0, 2.5)):
+        assert _promising(some, [posed(seconds, peak, joules)[0]]) == [asked]
+    assert not _promising(some, [posed(7.9, 5.0, 2.3)[0]])
+    better = posed(9.0, 4.0, 2.0, saved=2.0)
+    assert _promising([asked, better]) == [better]
 
 
 def test_what_is_proven_is_the_bound_only_of_merged_plans_of_which_no_more_is_known(
