@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tapestry_egg.extract.front.latency_prices import _solved
+from tapestry_egg.extract.front.latency_prices import LatencyPrices, _solved
 from tapestry_egg.extract.problem import mergeable as mergeable_module
 from tapestry_egg.extract.problem.assemble import Weights, assemble
 from tapestry_egg.extract.problem.columns import Columns
@@ -30,6 +30,7 @@ from tapestry_egg.extract.problem.mergeable import (
     may_merge,
     paid_for,
 )
+from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import scheduled
@@ -208,6 +209,34 @@ def test_a_game_is_solved_by_both_players() -> None:
     assert value == pytest.approx(1.5e-3)
     np.testing.assert_allclose(rows, [0.5, 0.5])
     np.testing.assert_allclose(columns, [0.25, 0.75, 0.0], atol=1e-12)
+
+
+def test_prices_go_on_from_what_has_proven_most_of_the_labellings_met() -> None:
+    assembled = assemble(choices_of(schedule_of(two_sums)))
+    problem, rng = assembled.problem, np.random.default_rng(0)
+    drawn = [np.array([rng.integers(len(v)) for v in problem.variables]) for _ in range(200)]
+    rows = min(drawn, key=lambda x: problem.evaluate(x)[0])
+    own = LatencyPrices(assembled, Once())
+    copies = copies_of(assembled, rows, own.mergeable)
+    alone = sum(c.seconds for some in copies.values() for c in some)
+    rest = problem.evaluate(rows)[0] - alone
+    best = best_prices(assembled, [(1.0, copies)], own.mergeable)
+    assert copies and paid_for(copies, best, own.mergeable) < alone
+    own.meet(rows, False)
+    first = own.next()
+    # Of one labelling no prices prove more than those that are best for it, or its chain's.
+    chained = paid_for(copies, chain_of(assembled, copies, own.mergeable), own.mergeable)
+    most = max(paid_for(copies, best, own.mergeable), chained)
+    assert own.value == pytest.approx(rest + most, rel=1e-4)
+    assert sum(w for w, _ in first.prices) == pytest.approx(1.0)
+    own.proven(2e-3)
+    kept = own.by_lines()
+    assert all(p.chain is None for _, p in kept.prices)
+    assert sum(w for w, _ in kept.prices) == pytest.approx(1.0)
+    own.meet(drawn[0], True)
+    own.next()
+    own.proven(1e-3)  # less than before: what comes next is near to what was best
+    assert own.least == 2e-3 and own.by_lines() == kept
 
 
 def test_the_best_prices_of_a_labelling_are_no_more_than_it_takes() -> None:
