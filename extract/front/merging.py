@@ -132,9 +132,8 @@ def merge_collectives(
     if found:
         for plan, one in posed(_behind(front, results), tries, _MOST, len(_WAYS)):
             made += _merged(plan, one, feedback)
-    known = [r.least_merged for r in results if r.least_merged]
-    least = min(known, default=0.0)
-    whole &= len(known) == len(results)
+    least, of_all = _least_merged(results)
+    whole &= of_all
     made = [_raised(p, least, whole) for p in made]
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     notes: tuple[str, ...] = ()
@@ -162,6 +161,13 @@ def merge_collectives(
             *notes,
         )
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
+
+
+def _least_merged(results: Sequence[NetworkResult]) -> tuple[float, bool]:
+    """Seconds that all plans take at least, however merged, of the networks of which that is known;
+    and whether these are all."""
+    known = [r.least_merged for r in results if r.least_merged]
+    return min(known, default=0.0), len(known) == len(results)
 
 
 def _raised(plan: Plan, least: float, proven: bool) -> Plan:

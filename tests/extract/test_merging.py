@@ -20,7 +20,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.front.merging import _promising, _raised, merged_plans
+from tapestry_egg.extract.front.merging import _least_merged, _promising, _raised, merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.search import settling
 from tapestry_egg.files.files import sealed
@@ -181,6 +181,15 @@ def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
     assert plan.bound <= plan.costs.seconds * (1 + 1e-9)
     # On their own the updates run one by one, each as soon as its gradient is there.
     assert (updates_at_end(alone), updates_at_end(plan)) == (1, LAYERS)
+
+
+def test_what_all_plans_take_however_merged_is_known_where_all_networks_were_asked() -> None:
+    def networks(*seconds: float) -> list[Any]:
+        return [SimpleNamespace(least_merged=x) for x in seconds]
+
+    assert _least_merged(networks(3.0, 2.0)) == (2.0, True)
+    assert _least_merged(networks(3.0, 0.0)) == (3.0, False)
+    assert _least_merged(networks(0.0)) == (0.0, False)
 
 
 def test_what_takes_no_less_even_merged_than_one_that_was_made_is_not_tried() -> None:
