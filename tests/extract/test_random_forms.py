@@ -138,6 +138,11 @@ def test_no_more_is_proven_than_what_holds_as_much_as_the_limit_takes(seed: int)
     seconds, _, profile = problem.evaluate(fastest.rows)
     found = solve(problem, float(profile.max()), 60.0, decisive=range(problem.times))
     assert found.rows is not None and found.bound <= seconds * (1 + 1e-9)
+    less = 0.995 * float(profile.max())
+    for decisive in ((), range(problem.times)):
+        within = solve(problem, less, 60.0, decisive=decisive)
+        assert within.rows is not None
+        assert problem.evaluate(within.rows)[2].max() <= less * (1 + 1e-9)
 
 
 @pytest.mark.long
