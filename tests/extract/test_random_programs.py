@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.problem import assemble as assemble_module
-from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.inner_sums import InnerSums
 from tapestry_egg.extract.problem.joiner import Joiner, UnitRows
@@ -62,10 +62,15 @@ def tables_of(plan: Schedule) -> Tables:
 def network(plan: Schedule, without: str = "", every: bool = True) -> tuple[Problem, int]:
     """The network of a program, which may lack what one rule derives, and of how many values it
     leaves copies out: of none with `every` copy."""
+    made = assembled(plan, without, every)
+    return made.problem, made.fewer_copies + made.fewer_endings
+
+
+def assembled(plan: Schedule, without: str = "", every: bool = True) -> PlanProblem:
+    """The same with what it is made of."""
     found = saturate(encode(plan.program, MESH), _books(without))
     choices = unit_choices(plan, found, MESH, TARGET)
-    made = assemble(choices, shared=0 if every else None)
-    return made.problem, made.fewer_copies + made.fewer_endings
+    return assemble(choices, shared=0 if every else None)
 
 
 def compared(plan: Tables, problem: Problem, told: int = 0) -> Compared:

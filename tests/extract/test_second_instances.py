@@ -30,11 +30,21 @@ from tapestry_egg.rewrite.forms import Form
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import RULE
 from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.tracing.constants import prepare
+from tests.extract.every_form import every_form
 from tests.extract.every_second import every_second
 from tests.extract.labellings import agreeing
-from tests.extract.random_programs import Drawn, drawn, products, schedule_of
+from tests.extract.random_programs import (
+    Drawn,
+    algebra,
+    drawn,
+    graph_of,
+    products,
+    schedule_of,
+)
 from tests.extract.tables import Point
-from tests.extract.test_random_forms import BOOKS
+from tests.extract.test_random_forms import BOOKS, CHOICES, RULES, best_of, every_one
+from tests.extract.test_random_forms import searched as searched_of_forms
 from tests.extract.test_random_programs import MESH, TARGET, apart_of, network, tables_of
 
 #: Programs that are listed of one, combinations of each, and ways that are searched.
@@ -52,11 +62,7 @@ def every_front(plan: Schedule, most: int = MOST) -> list[Point] | None:
         if tables.rows > most:
             return None
         front += tables.front()
-    best: list[Point] = []
-    for point in sorted(front, key=lambda f: (f.peak, f.seconds)):
-        if not best or point.seconds < best[-1].seconds * (1 - 1e-9):
-            best.append(point)
-    return best
+    return best_of(front)
 
 
 def programs_of(plan: Schedule) -> Posed | None:
@@ -145,6 +151,20 @@ def test_many_more_programs_have_it(draw: Callable[[int], Drawn], end: int) -> N
             tried += 1
             assert apart_of(front, searched(plan)) < 1e-6, f"seed {seed}"
     assert tried > 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 15, 31])
+def test_the_front_of_all_forms_and_their_second_instances_is_searched(seed: int) -> None:
+    graph = graph_of(seed, algebra)
+    front: list[Point] = []
+    for form in every_form(graph, RULES, CHOICES):
+        own = every_front(scheduled(prepare(form), {}))
+        assert own is not None, f"seed {seed} has more plans"
+        front += own
+    found = searched_of_forms(every_one(graph), recompute=1)
+    assert len(found) > len(searched_of_forms(every_one(graph)))
+    assert apart_of(best_of(front), found) < 1e-6
 
 
 @pytest.mark.slow
