@@ -38,8 +38,8 @@ from tests.extract.random_problems import random_problem
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 QUICK = Settings(work=0.5, workers=1, micro_batches=())
-#: Forms are chosen by their time on one device alone.
-FROZEN = replace(QUICK, forms=0)
+#: Forms are chosen by their time on one device alone, and nothing is computed again.
+FROZEN = replace(QUICK, forms=0, recompute=0)
 SHAPES = [MeshShape(("x",), (4,))]
 
 
