@@ -13,7 +13,7 @@ from tapestry_egg.extract.certify.recount import Move
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.costs import BESIDE, carried_as, collective_seconds
 from tapestry_egg.machine.energy import collective_joules
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.plan import Plan, Strategy
 from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, TIME
@@ -348,11 +348,18 @@ def _partial(account: Account, b: int, maker: int, axes: Sequence[int]) -> str:
             for v, need in zip(op.inputs, strategy.needs, strict=True)
             if set(need.partial) & set(axes)
         ]
+        # What was whole before is no sum: another operand is.
+        before.sort(key=lambda k: k < 0 or not _gives_parts(plans.strategies[k], axes))
         if op.regions:
             return f"the body of {account.called(b, at)} makes it in parts{passed}, cut"
         passed = passed or f" (and {account.called(b, at)} adds to it)"
         at = before[0] if before else -1
     return "it is made in parts"
+
+
+def _gives_parts(strategy: Strategy, axes: Sequence[int]) -> bool:
+    """Whether something that an operation makes is a partial value over some axes."""
+    return any(set(given.partial) & set(axes) for given in strategy.gives)
 
 
 def _along(account: Account, b: int, reader: int, value: int, dim: int) -> str:
