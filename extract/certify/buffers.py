@@ -102,7 +102,6 @@ class Lives:
         if self.owns_memory(v):
             begin, end = self.birth(v), min(self.death(v) + 2, self.end)
             begin = min(max(begin, 2 * self.maker[v] + 2) if late else begin, end - 1)
-            joined = {c.need: c.at for c in copies if c.joined}
             if kept and passing:
                 end = next(c.at for c in copies if c.kept) + 1
                 for u in back:
@@ -114,6 +113,7 @@ class Lives:
                 if len(last) == 1 and last[0] in needs and have not in needs[last[0]]:
                     others = [self.through(u, v) + 2 for u in needs if u != last[0]]
                     at = self.read(last[0], v)
+                    joined = {c.need: c.at for c in copies if c.joined and last[0] in c.units}
                     if joined.keys() >= set(needs[last[0]]):
                         at = max(joined[need] for need in needs[last[0]])
                     end = max(begin, at + 1, *others)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as
+from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Change
 
 from .kernel_work import block_bytes
@@ -22,8 +23,9 @@ from .moves import Move
 if TYPE_CHECKING:
     from .recount import Walk
 
-#: What tells a copy of the program's own body: its value's number there, and where it leads.
-Key = tuple[int, Layout]
+#: What tells a copy of the program's own body: its value's number there, where it leads, and the
+#: how manieth of these it is.
+Key = tuple[int, Layout, int]
 #: What all members of one collective have in common: kind, axes, monoid, and of sums the type.
 Kind = tuple[str, tuple[int, ...], str | None, str | None]
 
@@ -51,20 +53,20 @@ class Unmerged(Exception):
         self.at = at
 
 
-def joined(walk: Walk) -> Mapping[Key, Joined]:
+def joined(walk: Walk) -> Mapping[Move, Joined]:
     """Per copy of a plan that is made with others, the collective that makes it.
 
     Raises Unmerged where the plan's `merged` lists what cannot be.
     """
-    found: dict[Key, Joined] = {}
+    found: dict[Move, Joined] = {}
     if not walk.plan.body.merged:
         return found
     end = (0, len(walk.plan.body.graph.operations))
-    by_key = single_moves(walk)
+    by_key = own_moves(walk)
     for members in walk.plan.body.merged:
-        lacking = [key for key in members if key not in by_key or key in found]
+        lacking = [key for key in members if key not in by_key or by_key[key] in found]
         if lacking or len(set(members)) < max(len(members), 2):
-            raise Unmerged("what is merged is no two copies, each made once, or is twice", end)
+            raise Unmerged("what is merged is no two copies of the program's own, or is twice", end)
         moves = [by_key[key] for key in members]
         kinds = {kind_of(walk, move) for move in moves}
         if len(kinds) > 1 or None in kinds:
@@ -74,20 +76,26 @@ def joined(walk: Walk) -> Mapping[Key, Joined]:
         one = together(walk, moves)
         if one is None:
             raise Unmerged("a copy is read before all that it is made with", moves[0].reader)
-        found.update(dict.fromkeys(members, one))
+        found.update(dict.fromkeys(moves, one))
     for b, body in enumerate(walk.bodies):
         if b and body.merged:
             raise Unmerged("copies inside a region are no one collective", end)
     return found
 
 
-def single_moves(walk: Walk) -> dict[Key, Move]:
-    """The copies of the program's own body that are made once and read outside kernels."""
-    found: dict[Key, list[Move]] = {}
+def own_moves(walk: Walk) -> dict[Key, Move]:
+    """The copies of the program's own body that are read outside kernels, each by one of them."""
+    found: dict[tuple[int, Layout], dict[int, list[Move]]] = {}
     for move in walk.moves:
         if walk.body_of[move.value] == 0 and not move.inner:
-            found.setdefault((walk.local[move.value], move.need), []).append(move)
-    return {key: moves[0] for key, moves in found.items() if len(moves) == 1}
+            own = found.setdefault((walk.local[move.value], move.need), {})
+            own.setdefault(move.reader[1], []).append(move)
+    return {
+        (v, need, n): moves[0]
+        for (v, need), own in found.items()
+        for n, (_, moves) in enumerate(sorted(own.items()))
+        if len(moves) == 1
+    }
 
 
 def kind_of(walk: Walk, move: Move) -> Kind | None:
@@ -148,8 +156,14 @@ def together(walk: Walk, moves: Sequence[Move]) -> Joined | None:
 def copying(walk: Walk, moves: Sequence[Move]) -> float:
     """Seconds in which what enters one collective is copied into one array, and what leaves it out
     of it: two kernels that read and write all of it."""
-    combiner, kind = walk.target.combiner, kind_of(walk, moves[0])
-    if len(moves) < 2 or combiner is None or kind is None or kind[0] not in combiner.contiguous:
+    kind = kind_of(walk, moves[0])
+    if len(moves) < 2 or kind is None:
         return 0.0
-    traffic = 2.0 * entering(walk, moves)
-    return 2.0 * (traffic / walk.target.hbm_bytes_per_second + walk.target.launch_seconds)
+    return copied_apart(kind, entering(walk, moves), walk.target)
+
+
+def copied_apart(kind: Kind, amount: float, target: Target) -> float:
+    """The same of any copies of one kind, two or more, of which so many bytes enter."""
+    if target.combiner is None or kind[0] not in target.combiner.contiguous:
+        return 0.0
+    return 2.0 * (2.0 * amount / target.hbm_bytes_per_second + target.launch_seconds)

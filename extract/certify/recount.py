@@ -39,7 +39,7 @@ from .kernel_work import Work, block_bytes, held_bytes, kernel_scratch, kernel_w
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending
 from .margins import margin_bytes, margin_work
-from .merging import Joined, Key, Unmerged, joined
+from .merging import Joined, Unmerged, joined
 from .moves import (
     InTwo,
     in_two,
@@ -69,7 +69,7 @@ class Walk:
         self.moves: list[Move] = []
         self.kept: set[int] = set()  # values whose kept copy some reader takes
         self.in_two: dict[int, InTwo] = {}
-        self.joined: Mapping[Key, Joined] = {}
+        self.joined: Mapping[Move, Joined] = {}
         self.margins: dict[int, tuple[Exchange, ...]] = {}  # by instance
 
     def find_moves(self) -> None:
@@ -102,7 +102,7 @@ class Walk:
                 continue
             sendings.append(self._sending(move, weight * (copy[0] - copy[3]), weight * copy[3]))
         step = self.ground.streams.step(kernels, sendings)
-        profile = self._profile()
+        profile = self.profile()
         peak = round(max(profile, default=0.0))
         price = dollars(step.seconds, self.mesh.devices, self.target)
         return Certificate(
@@ -242,7 +242,7 @@ class Walk:
         """The collective that makes a copy together with others, if one does."""
         if move.inner or self.body_of[move.value]:
             return None
-        return self.joined.get((self.local[move.value], move.need))
+        return self.joined.get(move)
 
     def _in_two(self) -> dict[int, InTwo]:
         """The units that run as two kernels."""
@@ -376,7 +376,7 @@ class Walk:
 
     # Memory
 
-    def _profile(self) -> tuple[float, ...]:
+    def profile(self) -> tuple[float, ...]:
         """Bytes alive at each tick of the schedule, two for every unit."""
         change = np.zeros(self.ground.lives.end + 1)
         for _, x in self.held():
@@ -393,8 +393,8 @@ class Walk:
         for u, unit in enumerate(self.schedule.units):
             scratch, parts = kernel_scratch(unit, self.program, self.bodies, self.mesh, self.target)
             for v in unit.outputs:
-                copies = [self._copied(m) for m in moves.get(v, ())]
-                needs, back = self._readers(u, v)
+                copies = [self.copied(m) for m in moves.get(v, ())]
+                needs, back = self.readers(u, v)
                 inside = partial(
                     held_bytes, self.program.types[v], mesh=self.mesh, tiles=self.target.tiles
                 )
@@ -417,7 +417,7 @@ class Walk:
             return (move.unit,)
         return tuple(u for u in lives.users[move.value] if u != lives.maker[move.value])
 
-    def _copied(self, move: Move) -> Copied:
+    def copied(self, move: Move) -> Copied:
         b = self.body_of[move.value]
         steps = self.bodies[b].copies[self.local[move.value], move.have, move.need]
         units = [move.unit] if move.unit >= 0 else self.served(move.value)
@@ -454,7 +454,7 @@ class Walk:
             return lives.first_read(move.value)
         return lives.read(move.unit, move.value)
 
-    def _readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
+    def readers(self, maker: int, v: int) -> tuple[dict[int, list[Layout]], list[int]]:
         """The layouts in which other units read v, and those units that go past its kept copy."""
         kept = self.bodies[self.body_of[v]].kept.get(self.local[v])
         needs: dict[int, list[Layout]] = {}

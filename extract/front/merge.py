@@ -52,6 +52,10 @@ class NetworkResult:
         """Take in that no plan of it takes less, however merged."""
         return replace(self, least_merged=max(self.least_merged, seconds))
 
+    def found(self) -> list[Candidate]:
+        """All labellings that were found, also for merging."""
+        return [*self.archive.candidates, *(c for _, own in self.mergeable for c in own)]
+
     def _counted(self, found: Candidate) -> Candidate:
         """A labelling with its true costs."""
         seconds, joules, profile = self.assembled.problem.evaluate(found.rows)

@@ -3,76 +3,68 @@
 Collectives of one kind over the same devices that need not wait for each other can be one: all pay
 their bytes, and one its latency. What they are made of then waits for the last of it, and what
 reads them comes later, so a plan gets faster and may hold more. This is done with finished plans:
-the search prices every collective on its own.
+the search prices every collective on its own. Of every plan that may become one of the front it is
+told what merging saves within one limit on memory after the other (`runs.py`); those are made that
+the front would show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import cached_property
 
 import numpy as np
 
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.merging import (
-    Key,
-    Kind,
-    copying,
-    entering,
-    kind_of,
-    most_bytes,
-    payload,
-    single_moves,
-)
-from tapestry_egg.extract.certify.moves import Move
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.problem.assemble import PlanProblem
+from tapestry_egg.extract.problem.columns import Columns
+from tapestry_egg.extract.problem.mergeable import Mergeable
+from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.search.archive import Candidate, shown
-from tapestry_egg.machine.costs import collective_seconds
-from tapestry_egg.machine.objectives import Objective
+from tapestry_egg.machine.energy import idle_joules
+from tapestry_egg.machine.objectives import PEAK_BYTES, Objective
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.quantities import TIME
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
+from .members import Candidates
 from .merge import NetworkResult, bounded_plan, epsilon
-
-# Which collectives are put together.
-_Which = Literal["next", "before", "after"]
+from .packing import packed
+from .runs import Cut, Runs
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01
-# What is tried: which collectives are put together (those next to each other, or those that as
-# many others precede, or follow, one after the other), which part of the bytes that the compiler
-# makes one collective of is the most of one, and whether gathers are merged, too. Those that save
-# most are tried first, and the first that holds no more ends it.
-_WAYS: tuple[tuple[_Which, float, bool], ...] = (
-    ("next", 1.0, True),
-    ("before", 1.0, True),
-    ("after", 1.0, True),
-    ("next", 1.0, False),
-    ("before", 1.0, False),
-    ("next", 0.25, False),
-    ("next", 0.0625, False),
-)
 
 # What is proven is a plan's bound where it is less than another by no more than this share, which
 # tables do not show.
 _LITTLE = 1e-4
 
-# A labelling of a problem; a plan, and what of it may be merged.
-_Found = tuple[PlanProblem, Candidate]
-_Posed = tuple[Plan, "_Candidates"]
+# Limits on memory for which merging is tried are so far apart, and those for which labellings are
+# looked for.
+_STEP, _FINE = 1.07, 1.02
 
-# Operations that all plans may have together that are tried, those of a loop once: a plan of 2000
-# takes about a second for each way. The first is always tried, those of the front before others.
-# What was found for merging is counted apart: each of it is behind the front before it is merged.
-_MOST, _MOST_MEANT = 175_000, 100_000
+# Of the labellings that may be the fastest within each of these limits so many are looked at, and
+# all others as far as the last number of operations goes.
+_EACH = 3
+
+# Operations that all plans may have together that are looked at, and made; those of a loop once.
+# One of 2000 takes about half a second for either.
+_MOST_SEEN, _MOST_MADE, _MOST_MORE = 100_000, 80_000, 20_000
+
+# The last limit, in the largest peak that is known.
+_TIMES = 3.0
+
+# So often plans are made that a front would show: those of which more is told than holds leave
+# others behind.
+_ROUNDS = 6
+
+# What a plan holds more than is told of it, as a share, is as good as nothing.
+_TRUE = 0.003
 
 
 def merge_collectives(
@@ -93,45 +85,8 @@ def merge_collectives(
     are known to take however merged, where that is no less: proven where `whole` networks and all
     of them were asked.
     """
-    grounds: dict[int, Ground] = {}
-
-    def mergeable(plan: Plan) -> _Candidates | None:
-        if id(plan.graph) not in grounds:
-            grounds[id(plan.graph)] = Ground(plan_schedule(plan.body, feedback), machine)
-        return _candidates(plan, grounds[id(plan.graph)])
-
-    found = [(c.most_saved() / p.costs.seconds, p, c) for p in front.plans if (c := mergeable(p))]
-    made: list[Plan] = []
-    tries, left = 0, 0
-    for _, plan, candidates in sorted(found, key=lambda x: -x[0]):
-        tries += len(_WAYS) * len(candidates.walk.program.instances)
-        if made and tries > _MOST:
-            left += 1
-        else:
-            made += _merged(plan, candidates, feedback)
-    # What merging may bring to the front besides: plans that were found for it, and those of which
-    # others are a little better.
-    here = {(p.mesh, p.costs) for p in front.plans}
-
-    def posed(some: Sequence[_Found], tried: int, most: int, ways: int) -> Iterator[_Posed]:
-        """The plans of some labellings in which merging may save something."""
-        nonlocal left
-        for k, (assembled, candidate) in enumerate(some):
-            tried += (1 + ways) * len(assembled.choices.schedule.program.instances)
-            if tried > most:
-                left += len(some) - k
-                return
-            plan = bounded_plan(results, assembled, candidate, objectives)
-            if (plan.mesh, plan.costs) not in here and (one := mergeable(plan)) is not None:
-                yield plan, one
-
-    for by_lines in (False, True):
-        some = [*posed(_meant(results, by_lines), 0, _MOST_MEANT, 0)]
-        for plan, one in _promising(some, [*made] if by_lines else ()):
-            made += _merged(plan, one, feedback)
-    if found:
-        for plan, one in posed(_behind(front, results), tries, _MOST, len(_WAYS)):
-            made += _merged(plan, one, feedback)
+    merging = _Merging(front, results, objectives, machine, feedback)
+    made, left = merging.made(limits)
     least, of_all = _least_merged(results)
     whole &= of_all
     made = [_raised(p, least, whole) for p in made]
@@ -184,62 +139,168 @@ def _raised(plan: Plan, least: float, proven: bool) -> Plan:
     return replace(plan, bound=min(least, plan.costs.seconds), merged_too=proven)
 
 
-def _meant(results: Sequence[NetworkResult], by_lines: bool) -> list[_Found]:
-    """The labellings that were found for merging at prices of one sort, the first of each search
-    before all second."""
-    every = [
-        (k, r.assembled, c)
-        for r in results
-        for sort, own in r.mergeable
-        for k, c in enumerate(own)
-        if sort == by_lines
-    ]
-    return [x[1:] for x in sorted(every, key=lambda x: x[0])]
+@dataclass(frozen=True, eq=False)
+class _Posed:
+    """A plan in which merging may save something."""
+
+    plan: Plan
+    candidates: Candidates
+
+    @cached_property
+    def runs(self) -> Runs:
+        return Runs(self.candidates)
+
+    def cuts(self, limits: Sequence[float]) -> list[Cut]:
+        """The ways to merge that save most within limits on memory, and by levels."""
+        found: dict[tuple[Merged, ...], Cut] = {}
+        own = self.plan.costs.peak_bytes
+        free = self.runs.within(np.inf)
+        for limit in (own, *(x for x in limits if own < x < free.peak), np.inf):
+            for waits in (False, True):
+                cut = self.runs.within(limit * (1.0 + 1e-9), waits)
+                found.setdefault(cut.groups, cut)
+        for cut in self.runs.by_levels():
+            found.setdefault(cut.groups, cut)
+        worth = LEAST * self.plan.costs.seconds
+        return [cut for cut in found.values() if cut.saved >= worth]
+
+    def costs(self, cut: Cut) -> tuple[float, float, float]:
+        """What a plan so merged would have: seconds, peak, joules."""
+        plan, target = self.plan, self.candidates.walk.target
+        idle = idle_joules(cut.saved, plan.mesh.devices, target)
+        return plan.costs.seconds - cut.saved, cut.peak, plan.costs.joules - idle
 
 
-def _promising(plans: Sequence[_Posed], made: Sequence[Plan] = ()) -> list[_Posed]:
-    """The plans that a front would show if merging saved of each as much as it may, but for those
-    that take no less than one that was `made` even so."""
-    if not plans:
-        return []
-    costs = np.array([(p.costs.seconds, p.costs.peak_bytes, p.costs.joules) for p, _ in plans])
-    least = costs.copy()
-    costs[:, 0] -= [one.most_saved() for _, one in plans]
-    # Joules fall with seconds, and by no greater share.
-    least[:, [0, 2]] *= (costs[:, 0] / least[:, 0])[:, None]
-    beaten = np.zeros(len(plans), dtype=bool)
-    for one in made:
-        known = np.array([one.costs.seconds, one.costs.peak_bytes, one.costs.joules])
-        beaten |= (known <= least).all(axis=1)
-    return [plans[i] for i in shown(costs) if not beaten[i]]
+@dataclass(eq=False)
+class _Merging:
+    """The plans that merging makes of what searches have found."""
+
+    front: Front
+    results: Sequence[NetworkResult]
+    objectives: Sequence[str | Objective]
+    machine: Target
+    feedback: Mapping[int, int]
+
+    def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int]:
+        """Merged plans, among them all that a front would show; and how many labellings were not
+        looked at."""
+        most = limits.get(PEAK_BYTES.name, np.inf)
+        posed, left = self._posed(most)
+        steps = _limits([x.plan.costs.peak_bytes for x in posed])
+        ways = [(x, cut) for x in posed for cut in x.cuts(steps) if cut.peak <= most]
+        told = np.array([x.costs(cut) for x, cut in ways]).reshape(-1, 3)
+        known = [_costs(p) for p in self.front.plans]
+        made: list[Plan] = []
+        tried = np.zeros(len(ways), dtype=bool)
+        spent = 0
+        for _ in range(_ROUNDS):
+            open_ = np.flatnonzero(~tried)
+            every = np.concatenate([np.array(known).reshape(-1, 3), told[open_]])
+            some = [int(open_[k - len(known)]) for k in shown(every) if k >= len(known)]
+            if not some:
+                break
+            for k in some:
+                if tried[k]:
+                    continue
+                x, cut = ways[k]
+                tried[k] = True
+                spent += len(x.plan.graph.operations)
+                if made and spent > _MOST_MADE:
+                    return made, left
+                one = _made(x.plan, cut.groups, x.candidates.walk.ground, self.feedback)
+                if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
+                    made.append(one)
+                    known.append(_costs(one))
+                if one is None or one.costs.peak_bytes > cut.peak * (1.0 + _TRUE):
+                    # Nor is what is told of other cuts in which its kernels wait.
+                    tried |= np.array([y is x and other.waits for y, other in ways])
+        for k in np.argsort(told[:, 0], kind="stable").tolist():
+            x, cut = ways[k]
+            spent += 0 if tried[k] else len(x.plan.graph.operations)
+            if not tried[k] and spent <= _MOST_MORE:  # more may be true than is told
+                one = _made(x.plan, cut.groups, x.candidates.walk.ground, self.feedback)
+                if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
+                    made.append(one)
+        return made, left
+
+    def _posed(self, most: float) -> tuple[list[_Posed], int]:
+        """Plans in which merging may save something, of those that may be the fastest within some
+        limit, none of more than `most` bytes; and how many labellings were not looked at."""
+        grounds: dict[int, Ground] = {}
+        found: list[_Posed] = []
+        every = [
+            (r, c)
+            for r in self.results
+            for c in {c.costs: c for c in r.found() if c.peak <= most}.values()
+            if self.machine.combiner is not None and r.assembled.choices.mesh.devices > 1
+        ]
+        spent = looked = 0
+        for rank, k in _likely(every, most):
+            assembled, candidate = every[k][0].assembled, every[k][1]
+            spent += len(assembled.choices.schedule.program.instances)
+            if found and spent > (_MOST_SEEN if rank < _EACH else _MOST_MORE):
+                break
+            looked += 1
+            plan = bounded_plan(self.results, assembled, candidate, self.objectives)
+            if id(plan.graph) not in grounds:
+                schedule = plan_schedule(plan.body, self.feedback)
+                grounds[id(plan.graph)] = Ground(schedule, self.machine)
+            some = _candidates(plan, grounds[id(plan.graph)])
+            if some is not None:
+                found.append(_Posed(plan, some))
+        return found, len(every) - looked
 
 
-def _behind(front: Front, results: Sequence[NetworkResult]) -> list[_Found]:
-    """Every candidate of the searches, those first that are slower by the least share than what the
-    front has of no larger peak."""
-    seconds = np.array([p.costs.seconds for p in front.plans])
-    peaks = np.array([p.costs.peak_bytes for p in front.plans])
+def _likely(every: Sequence[tuple[NetworkResult, Candidate]], most: float) -> list[tuple[int, int]]:
+    """Which labellings may be the fastest within some limit, and of some number of devices, once
+    they are merged, as far as bytes tell: of each limit one, then of each another. Each with how
+    many are before it within the limit where it comes first."""
+    of = {id(r): Mergeable(Columns(r.assembled.choices, Once())) for r, _ in every}
+    found: list[tuple[int, int]] = []  # the how manieth, which
+    for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r, _ in every):
+        mine = [k for k, x in enumerate(every) if x[0].assembled.choices.mesh.devices == devices]
+        limits = _limits([every[k][1].peak for k in mine], _FINE)
+        limits = [*(x for x in limits if x < most), most]
+        some = [(every[k][0], every[k][1]) for k in mine]
+        told = np.array([packed(r.assembled, c, of[id(r)], limits) for r, c in some])
+        order = np.argsort(told, axis=0, kind="stable")
+        for n, own in enumerate(order.tolist()):
+            found += [(n, mine[k]) for step, k in enumerate(own) if told[k, step] < np.inf]
+    ranks: dict[int, int] = {}
+    for n, k in sorted(found, key=lambda x: x[0]):
+        ranks.setdefault(k, n)
+    return [(n, k) for k, n in ranks.items()]
 
-    def slower(candidate: Candidate) -> float:
-        rivals = seconds[peaks <= candidate.peak * (1 + 1e-9)]
-        return candidate.seconds / float(rivals.min()) if len(rivals) else 1.0
 
-    every = [(r.assembled, c) for r in results for c in r.archive.candidates]
-    return sorted(every, key=lambda x: (slower(x[1]), x[1].costs))
+def _limits(peaks: Sequence[float], step: float = _STEP) -> list[float]:
+    """Limits on memory from the least of some peaks on."""
+    low, high = min(peaks, default=0.0), _TIMES * max(peaks, default=0.0)
+    count = int(np.log(high / low) / np.log(step)) if low else 0
+    return [low * step**k for k in range(count)]
+
+
+def _costs(plan: Plan) -> tuple[float, float, float]:
+    return plan.costs.seconds, plan.costs.peak_bytes, plan.costs.joules
 
 
 def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> list[Plan]:
-    """The same plan with collectives merged, in several ways; those that are faster by a share
-    worth telling, each with the same plan's bound less what it saves. `ground` is that of the
-    plan's schedule.
+    """The same plan with collectives merged, in every way that is tried, the fastest first; those
+    that are faster by a share worth telling, each with the same plan's bound less what it saves.
+    `ground` is that of the plan's schedule.
 
     Raises ExtractError where the plan is not legal.
     """
-    found = _candidates(plan, ground)
-    return [] if found is None else _merged(plan, found, feedback)
+    candidates = _candidates(plan, ground)
+    if candidates is None:
+        return []
+    cuts = _Posed(plan, candidates).cuts(_limits([plan.costs.peak_bytes]))
+    made = [_made(plan, cut.groups, ground, feedback) for cut in cuts]
+    worth = (1.0 - LEAST) * plan.costs.seconds
+    found = [one for one in made if one is not None and one.costs.seconds <= worth]
+    return sorted(found, key=lambda one: (one.costs.seconds, one.costs.peak_bytes))
 
 
-def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
+def _candidates(plan: Plan, ground: Ground) -> Candidates | None:
     """What may be merged in a plan; None where that saves no share worth telling."""
     if ground.target.combiner is None or plan.mesh.devices == 1 or plan.body.merged:
         return None
@@ -247,21 +308,8 @@ def _candidates(plan: Plan, ground: Ground) -> _Candidates | None:
         return None
     walk = Walk(plan, ground)
     walk.find_moves()
-    found = _Candidates(walk)
+    found = Candidates(walk)
     return found if found.most_saved() >= LEAST * plan.costs.seconds else None
-
-
-def _merged(plan: Plan, found: _Candidates, feedback: Mapping[int, int]) -> list[Plan]:
-    """The ways that are tried to merge a plan's collectives, but for those that save too little."""
-    made: list[Plan] = []
-    ways = dict(found.groups(*way) for way in _WAYS)
-    for groups in sorted(filter(None, ways), key=lambda groups: -ways[groups]):
-        one = _made(plan, groups, found.walk.ground, feedback)
-        if one is not None and one.costs.seconds <= (1.0 - LEAST) * plan.costs.seconds:
-            made.append(one)
-            if one.costs.peak_bytes <= plan.costs.peak_bytes:
-                break
-    return made
 
 
 def _made(
@@ -280,134 +328,3 @@ def _made(
         costs = replace(costs, seconds=costs.serial_seconds)
     bound = max(0.0, plan.bound - (plan.costs.seconds - costs.seconds))
     return replace(other, costs=costs, bound=bound, collectives=planned_collectives(other))
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A copy that may be merged: what it takes alone, the unit that makes its value, those that
-    read it, and all units that must have run before it is made."""
-
-    key: Key
-    move: Move
-    seconds: float
-    maker: int
-    readers: int  # a bit for each unit
-    before: int  # a bit for each unit
-
-
-class _Candidates:
-    """The copies of a plan that may be merged, by what they do."""
-
-    def __init__(self, walk: Walk) -> None:
-        self.walk = walk
-        before = _ancestors(walk)
-        lives = walk.ground.lives
-        apart = _apart(walk)
-        self.members: dict[Kind, list[_Member]] = {}
-        for key, move in single_moves(walk).items():
-            kind = kind_of(walk, move)
-            if kind is None or key in apart or payload(walk, [move]) > most_bytes(walk, move):
-                continue
-            maker = lives.maker[move.value]
-            readers = sum(1 << u for u in set(lives.users[move.value]) - {maker})
-            seconds = self._seconds(kind, [move])
-            one = _Member(key, move, seconds, maker, readers, before[maker])
-            self.members.setdefault(kind, []).append(one)
-        for kind, members in self.members.items():
-            late = kind[0] == "all_gather"  # fetched for their readers, not sent when made
-            members.sort(key=lambda m: (walk.read_at(m.move) if late else 0, m.maker, m.key[0]))
-
-    def most_saved(self) -> float:
-        """Seconds that merging can save at most, of what is tried."""
-        return max(self.groups(which, 1.0, True)[1] for which in get_args(_Which))
-
-    def groups(self, which: _Which, part: float, gathers: bool) -> tuple[tuple[Merged, ...], float]:
-        """Copies to merge, of no more than so large a part of the bytes that may be, and the
-        seconds that this saves."""
-        made: list[Merged] = []
-        saved = 0.0
-        for kind, run in self._runs(which, part, gathers):
-            less = sum(m.seconds for m in run) - self._seconds(kind, [m.move for m in run])
-            if less > 0.0:
-                made.append(tuple(m.key for m in run))
-                saved += less
-        return tuple(made), saved
-
-    def _runs(
-        self, which: _Which, part: float, gathers: bool
-    ) -> Iterator[tuple[Kind, list[_Member]]]:
-        """Members that need not wait for each other, two or more."""
-        kinds = {k: own for k, own in self.members.items() if gathers or k[0] != "all_gather"}
-        level: Mapping[Key, int] = {}
-        if which != "next":
-            every = [m for own in kinds.values() for m in own]
-            level = _levels(self.walk, every, which == "before")
-        for kind, members in kinds.items():
-            run: list[_Member] = []
-            # None of a level waits for another, nor do levels for each other in a circle.
-            for m in sorted(members, key=lambda m: level[m.key]) if level else members:
-                moves = [x.move for x in (*run, m)]
-                small = payload(self.walk, moves) <= part * most_bytes(self.walk, m.move)
-                if level:
-                    free = bool(run) and level[run[-1].key] == level[m.key]
-                else:
-                    free = not any(x.readers & m.before or m.readers & x.before for x in run)
-                if not (small and free):
-                    if len(run) > 1:
-                        yield kind, run
-                    run = []
-                run = [*run, m]
-            if len(run) > 1:
-                yield kind, run
-
-    def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
-        walk = self.walk
-        amount = entering(walk, moves)
-        sent = float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
-        return sent + copying(walk, moves)
-
-
-def _levels(walk: Walk, members: Iterable[_Member], before: bool) -> dict[Key, int]:
-    """Of each copy how many others must be made one after the other `before` it, or else after it,
-    at most."""
-    lives, units = walk.ground.lives, walk.schedule.units
-    copied = {m.move.value for m in members}
-    far = [0] * len(units)  # of each unit, to what it reads or from what it makes
-    for u in range(len(units)) if before else reversed(range(len(units))):
-        for _, _, v in units[u].reads:
-            maker = lives.maker[v]
-            if maker < u and before:
-                far[u] = max(far[u], far[maker] + (v in copied))
-            elif maker < u:
-                far[maker] = max(far[maker], far[u] + (v in copied))
-    if before:
-        return {m.key: far[lives.maker[m.move.value]] for m in members}
-    users = {v: [far[u] for u in lives.users[v] if u != lives.maker[v]] for v in copied}
-    return {m.key: max(users[m.move.value], default=0) for m in members}
-
-
-def _ancestors(walk: Walk) -> list[int]:
-    """Per unit, a bit for itself and for each unit that what it reads is made from."""
-    maker = walk.ground.lives.maker
-    found: list[int] = []
-    for u, unit in enumerate(walk.schedule.units):
-        bits = 1 << u
-        for _, _, v in unit.reads:
-            if maker[v] < u:
-                bits |= found[maker[v]]
-        found.append(bits)
-    return found
-
-
-def _apart(walk: Walk) -> set[Key]:
-    """Copies that are not merged: made a second time to save memory, or for what is computed
-    again."""
-    body = walk.plan.body
-    operations = body.graph.operations
-    again = {op.remat for op in operations if op.remat is not None}
-    return {
-        (f.value, f.need)
-        for k, reads in enumerate(fetches(body))
-        for f in reads
-        if f.again or (k < len(operations) and operations[k].remat in again)
-    }

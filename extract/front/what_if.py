@@ -14,14 +14,15 @@ from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.plan import Merged, Plan
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.schedule.of_plans import plan_schedule
 
 from .front import Front
 
-#: What plans of one graph and order have in common, by the graph's `id` and what is merged.
-Grounds = dict[tuple[int, tuple[Merged, ...]], Ground]
+#: What plans of one graph and order have in common, by the `id` of the graph, or of the plan where
+#: what is merged makes an order of its own.
+Grounds = dict[int, Ground]
 
 #: What a question can change, each with what it is in words.
 CHANGES: Mapping[str, str] = {
@@ -116,7 +117,7 @@ def what_if(front: Front, machine: Target | None, changes: Mapping[str, float | 
 def _repriced(plan: Plan, machine: Target, grounds: Grounds) -> Plan:
     """A plan with the costs that it has on another machine, and no bound."""
     assert plan.origin is not None, "all plans of a front are of one search"
-    key = (id(plan.graph), plan.body.merged)
+    key = id(plan) if plan.body.merged else id(plan.graph)
     if key not in grounds:
         grounds[key] = Ground(plan_schedule(plan.body, dict(plan.origin.feedback)), machine)
     found_costs = Walk(plan, grounds[key]).certificate().costs

@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as, collective_seconds
+from tapestry_egg.schedule.schedules import Schedule, read_position
 
 from .columns import Columns
 from .copies import CopyTable
@@ -299,7 +301,7 @@ class Copy:
     reads: set[Read]
 
 
-#: The copies of a labelling that may be merged, by their kinds; those to one layout are one.
+#: The copies of a labelling that may be merged, by their kinds; a kept one is read several times.
 Copies = Mapping[Kind, Sequence[Copy]]
 
 
@@ -312,7 +314,8 @@ def copies_of(assembled: PlanProblem, rows: Ints, mergeable: Mergeable) -> Copie
         for unit, gives in zip(choices.schedule.units, made, strict=True)
         for v, layout in zip(unit.outputs, gives, strict=True)
     }
-    found: dict[Kind, dict[tuple[int, int], Copy]] = {}
+    kept = _kept(assembled, rows)
+    found: dict[Kind, dict[tuple[int, int, int], Copy]] = {}
     for u, unit in enumerate(choices.schedule.units):
         needs = choices.rows[u].needs[int(assembled.unit_row[u][rows[u]])]
         for need, (_, _, v) in zip(needs, unit.reads, strict=True):
@@ -322,11 +325,25 @@ def copies_of(assembled: PlanProblem, rows: Ints, mergeable: Mergeable) -> Copie
             a, b = table.number[have[v]], table.number[need]
             kind = mergeable.kinds(v).get((a, b))
             if kind is not None:
-                own = found.setdefault(kind, {})
-                if (v, b) not in own:
-                    own[v, b] = Copy(float(table.local_bytes[a]), float(table.seconds[a, b]), set())
-                own[v, b].reads.add((v, u))
+                layout, until = kept.get(v, (None, -1))
+                served = need == layout and read_position(choices.schedule, u, v) <= until
+                own, which = found.setdefault(kind, {}), (v, b, -1 if served else u)
+                if which not in own:
+                    bytes_, seconds = float(table.local_bytes[a]), float(table.seconds[a, b])
+                    own[which] = Copy(bytes_, seconds, set())
+                own[which].reads.add((v, u))
     return {kind: [*own.values()] for kind, own in found.items()}
+
+
+def _kept(assembled: PlanProblem, rows: Ints) -> dict[int, tuple[Layout, int]]:
+    """Value -> the layout of its kept copy, and the place of the last reader that it serves."""
+    schedule, found = assembled.choices.schedule, {}
+    for value in assembled.sharing:
+        v, (_, kept) = value.value, value.rows[int(rows[value.variable])]
+        if kept is not None:
+            layout, ending = kept
+            found[v] = layout, read_position(schedule, value.readers[ending], v)
+    return found
 
 
 def paid_for(copies: Copies, prices: Prices, mergeable: Mergeable) -> float:
@@ -390,6 +407,26 @@ def chain_of(assembled: PlanProblem, copies: Copies, mergeable: Mergeable) -> Pr
     kinds, take most."""
     counted = _saved(copies, mergeable)
     return Prices(chain=_longest(assembled, counted)[1])
+
+
+def in_turn(copies: Sequence[Copy], mergeable: Mergeable) -> int:
+    """How many of some copies of one kind, at most, wait for each other: along a chain of units."""
+    schedule = mergeable.columns.choices.schedule
+    counted = {read for c in copies for read in c.reads}
+    total = [0] * len(schedule.units)
+    for u, v, maker in mergeable.columns.once(lambda: _reads(schedule), "reads"):
+        total[u] = max(total[u], total[maker] + ((v, u) in counted))
+    return max(total, default=0)
+
+
+def _reads(schedule: Schedule) -> list[tuple[int, int, int]]:
+    """All reads in order, but for those round a loop: the unit, the value, and what makes it."""
+    return [
+        (u, v, maker)
+        for u, unit in enumerate(schedule.units)
+        for v in dict.fromkeys(v for _, _, v in unit.reads)
+        if 0 <= (maker := schedule.producer[v]) < u
+    ]
 
 
 def _longest(

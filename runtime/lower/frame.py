@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     Arrays = Sequence[jax.Array]
 
+#: What tells a copy from all others of a body (`Fetch.key`).
+Key = tuple[int, Layout, int]
+
 
 @dataclass
 class Frame:
@@ -36,9 +39,9 @@ class Frame:
     )
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
     #: copies that leave, or were made with others, before their readers' turn
-    left: dict[tuple[int, Layout], jax.Array] = field(default_factory=dict)
+    left: dict[Key, jax.Array] = field(default_factory=dict)
     #: those of them that kernels run beside, by the tie before which they were made
-    on_their_way: list[tuple[tuple[int, Layout], ...]] = field(default_factory=list)
+    on_their_way: list[tuple[Key, ...]] = field(default_factory=list)
     #: what waited for a large kernel's operands, since the next one collects it while that one runs
     ahead: set[int] = field(default_factory=set)
     stacks: Stacks | None = None  # that this round of a loop writes
@@ -164,7 +167,7 @@ class Frame:
 
     def _is_read(self, v: int, k: int) -> bool:
         """Whether a value is read as it was made by operation k or a later one."""
-        missing = any((v, need) not in self.left for need in self.local.made_early.get(v, ()))
+        missing = any(key not in self.left for key in self.local.made_early.get(v, ()))
         return missing or self.local.read_as_made.get(v, -1) >= k
 
     def leave(self, k: int, outputs: Arrays) -> None:
@@ -176,9 +179,9 @@ class Frame:
             self.made_by[v] = k
             for f in self.local.leaving.get(v, ()):
                 if not f.merged:
-                    self.left[v, f.need] = self._copy(f, self._apart(v, x) if f.again else x)
+                    self.left[f.key] = self._copy(f, self._apart(v, x) if f.again else x)
         self.stack(op.outputs)
-        self._join(self.local.joint[0].get(k, ()))
+        self._join(self.local.joint[0].get(k, ()), k + 1)
 
     def _apart(self, v: int, x: jax.Array) -> jax.Array:
         """Value v, of which a compiler is to make another copy that leaves, not before the last."""
@@ -193,8 +196,8 @@ class Frame:
         """Put what of a loop's stacks is there now into them."""
         for q in self.unwritten():
             f = self.local.reads[-1][q]
-            if f.value in made and (f.origin == "produced" or (f.value, f.need) in self.left):
-                self.write(q, self.left.get((f.value, f.need), self.produced[f.value]))
+            if f.value in made and (f.origin == "produced" or f.key in self.left):
+                self.write(q, self.left.get(f.key, self.produced[f.value]))
 
     def unwritten(self) -> set[int]:
         """The outputs that are to be put into stacks and are not yet."""
@@ -206,17 +209,18 @@ class Frame:
         self.stacks.write(q, x)
         self.written[q] = False
 
-    def _join(self, members: Sequence[Fetch]) -> None:
-        """Make copies that one collective makes: one after another, with nothing between them, as
-        compilers look for what they merge. They are taken out of what the collective gives at once,
-        which else stays as long as the last of them is not read."""
-        made = [self._copy(f, self.produced[f.value]) for f in members]
+    def _join(self, members: Sequence[Fetch], k: int) -> None:
+        """Make copies that one collective makes, before operation k: one after another, nothing
+        between them, as compilers look for what they merge. They are taken out of what the
+        collective gives at once, which else stays as long as the last of them is not read."""
+        sources = [self._late(f.value, k) if f.again else self.produced[f.value] for f in members]
+        made = [self._copy(f, x) for f, x in zip(members, sources, strict=True)]
         made = barrier(made) if self.local.platform in GPUS else made
-        self.left.update(((f.value, f.need), x) for f, x in zip(members, made, strict=True))
+        self.left.update((f.key, x) for f, x in zip(members, made, strict=True))
 
     def operands(self, k: int) -> list[jax.Array]:
         """The operands of reader k, in the layouts that it needs."""
-        self._join(self.local.joint[1].get(k, ()))
+        self._join(self.local.joint[1].get(k, ()), k)
         reads = self.local.reads[k]
         group = group_of(self.local.body, k)
         own = {} if group < 0 else self.shared.setdefault(group, {})
@@ -225,14 +229,14 @@ class Frame:
                 if self._outside(f.value, self.region):
                     self.again(f.value, self.region)
         at_end = k == len(self.local.reads) - 1
-        wanted = {(f.value, f.need) for f in reads if f.merged or at_end}
+        wanted = {f.key for f in reads if f.merged or at_end}
         there = wanted & self.left.keys()
         for f in reads:  # first, since tying a copy to another operand replaces that operand
-            if f.again and (f.value, f.need) not in there:
+            if f.again and f.key not in there:
                 own[f.value, f.need] = self._copy(f, self._late(f.value, k))
         for f in reads:
-            if (f.value, f.need) in there:
-                own[f.value, f.need] = self.left[f.value, f.need]
+            if f.key in there:
+                own[f.value, f.need] = self.left[f.key]
             elif f.origin == "copy" and not f.again:
                 own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
         found = [

@@ -271,14 +271,14 @@ class LocalBody:
         return last_reads(own, self.sources)
 
     @cached_property
-    def made_early(self) -> dict[int, frozenset[Layout]]:
-        """Value -> the layouts of copies of it that are made before their readers' turn."""
-        found: dict[int, set[Layout]] = {}
+    def made_early(self) -> dict[int, frozenset[tuple[int, Layout, int]]]:
+        """Value -> the copies of it that are made before their readers' turn."""
+        found: dict[int, set[tuple[int, Layout, int]]] = {}
         for k, reads in enumerate(self.reads):
             for f in reads:
                 if self._early(k, f):
-                    found.setdefault(f.value, set()).add(f.need)
-        return {v: frozenset(layouts) for v, layouts in found.items()}
+                    found.setdefault(f.value, set()).add(f.key)
+        return {v: frozenset(keys) for v, keys in found.items()}
 
     def _early(self, k: int, f: Fetch) -> bool:
         leaves = k == len(self.reads) - 1 and f.origin == "copy"

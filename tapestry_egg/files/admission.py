@@ -31,7 +31,7 @@ from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import objective
 from tapestry_egg.machine.topology import parts
-from tapestry_egg.plans.plan import BodyPlan, Merged, Plan
+from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rewrite.operand_rounding import unrounded
@@ -123,17 +123,17 @@ def _admit_form(
         raise PlanError(e.what, where=f"{place}.graph, {e.where}", hint=e.hint or _HINT) from None
     except RecursionError:
         raise PlanError("nested too deeply", where=f"{place}.graph") from None
-    known: dict[tuple[Merged, ...], tuple[Ground, list[tuple[int, ...]]]] = {}
+    known: dict[int, tuple[Ground, list[tuple[int, ...]]]] = {}
     legal: Legal = {}  # in all schedules of it
     for plan, place in own:
-        merged = plan.body.merged
-        if merged not in known:
+        which = id(plan) if plan.body.merged else 0  # all others have one schedule
+        if which not in known:
             try:
                 found = plan_schedule(plan.body, dict(first.origin.feedback))
             except PlanError as e:
                 raise PlanError(e.what, where=f"{place}.body.merged", hint=_HINT) from None
-            known[merged] = Ground(found, first.origin.machine, legal), groups_of(found)
-        _admit_plan(plan, place, *known[merged])
+            known[which] = Ground(found, first.origin.machine, legal), groups_of(found)
+        _admit_plan(plan, place, *known[which])
 
 
 def _rules(

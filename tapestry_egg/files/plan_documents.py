@@ -80,7 +80,7 @@ class BodyRecord(
     kept: dict[str, tuple[int, int]] = {}
     copies: list[tuple[int, int, int, list[Change]]] = []
     groups: list[int] = []
-    merged: list[list[tuple[int, int]]] = []
+    merged: list[list[list[int]]] = []  # value, layout, which such copy (the first: left out)
 
 
 class OriginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -145,7 +145,7 @@ class _Writer:
                 for (v, source, target), steps in body.copies.items()
             ],
             groups=list(body.groups),
-            merged=[[(v, self.layout(x)) for v, x in members] for members in body.merged],
+            merged=[[[v, self.layout(x), n] for v, x, n in members] for members in body.merged],
         )
 
     def graph(self, graph: BlockGraph) -> GraphRecord:
@@ -276,15 +276,18 @@ class _Reader:
             copies=copies,
             groups=tuple(record.groups),
             merged=tuple(
-                tuple(self.copied(v, x, graph, f"{where}.merged[{i}]") for v, x in members)
+                tuple(self.copied(key, graph, f"{where}.merged[{i}]") for key in members)
                 for i, members in enumerate(record.merged)
             ),
         )
 
-    def copied(self, v: int, layout: int, graph: BlockGraph, where: str) -> tuple[int, Layout]:
-        """A copy that is made with others: its value, and the layout made."""
+    def copied(self, key: Sequence[int], graph: BlockGraph, where: str) -> tuple[int, Layout, int]:
+        """A copy that is made with others: its value, the layout made, the how manieth it is."""
+        if len(key) not in (2, 3):
+            raise PlanError(f"a copy of {len(key)} numbers", where=where)
+        v, layout, time = *key[:2], (*key, 0)[2]
         rank = graph.values[self.value(str(v), graph, where)].rank
-        return v, self.layout(layout, where, rank)
+        return v, self.layout(layout, where, rank), time
 
     def strategy(
         self, record: StrategyRecord, graph: BlockGraph, index: int, where: str

@@ -128,7 +128,7 @@ def search_merged(state: State) -> State:
             found = search(problems, heeded(q), longer, q.executor, q.tell_part, known)
             notes += found.notes + ended_by_clock(q.settings, found.archives)
             for k, archive in zip(mine, found.archives, strict=True):
-                every[k] = every[k].with_mergeable(by_lines, archive.corners())
+                every[k] = every[k].with_mergeable(by_lines, archive.candidates)
             if found.interrupted:
                 break
         if INTERRUPTED in notes:
@@ -187,7 +187,7 @@ def _raised(
             own.prices.proven(bound)
             every[k] = every[k].with_least(bound)
             if by_lines:
-                every[k] = every[k].with_mergeable(True, archive.corners())
+                every[k] = every[k].with_mergeable(True, archive.candidates)
         before, least = least, min(every[k].least_merged for k in asked)
         lasting = 0 if n < 2 or least > before * (1.0 + _NEAR) else lasting + 1
         if lasting == vain:

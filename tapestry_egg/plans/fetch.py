@@ -28,8 +28,9 @@ class Fetch:
     `copy`      made here from the produced value, through `steps`
 
     `keep` says that the copy made here serves later readers. `again` says that an earlier copy
-    already moved the same bytes, so that a compiler must be kept from merging the two. `merged`
-    numbers the collective, from 1 on, that makes the copy with others (`BodyPlan.merged`).
+    already moved the same bytes, so that a compiler must be kept from merging the two. `time` says
+    the how manieth copy of the value to this layout the reader takes, from 0 on. `merged` numbers
+    the collective, from 1 on, that makes the copy with others (`BodyPlan.merged`).
     """
 
     value: int
@@ -39,7 +40,13 @@ class Fetch:
     steps: tuple[Change, ...] = ()
     keep: bool = False
     again: bool = False
+    time: int = 0
     merged: int = 0
+
+    @property
+    def key(self) -> tuple[int, Layout, int]:
+        """What tells the copy that the reader takes from all others of the body."""
+        return self.value, self.need, self.time
 
     @property
     def moves(self) -> bool:
@@ -78,10 +85,11 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
     """
     have = produced_layouts(body)
     operations = body.graph.operations
-    made: set[int] = set()  # values whose kept copy exists
+    made: dict[int, int] = {}  # values whose kept copy exists, the how manieth it is
+    times: dict[tuple[int, Layout], int] = {}  # copies of values to layouts so far
     moved: set[tuple[int, tuple[Change, ...]]] = set()
     merged = {key: n for n, members in enumerate(body.merged, 1) for key in members}
-    shared: dict[int, set[tuple[int, Layout]]] = {}  # kernel -> copies that its operations made
+    shared: dict[int, dict[tuple[int, Layout], int]] = {}  # kernel -> copies it made, and which
     readers: list[tuple[Fetch, ...]] = []
     for k in range(len(operations) + 1):
         if k < len(operations):
@@ -90,7 +98,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
             wanted = list(zip(body.graph.outputs, body.outputs, strict=True))
         found: list[Fetch] = []
         group = group_of(body, k)
-        own: set[tuple[int, Layout]] = set() if group < 0 else shared.setdefault(group, set())
+        own: dict[tuple[int, Layout], int] = {} if group < 0 else shared.setdefault(group, {})
         for v, need in wanted:
             if need == have[v]:
                 found.append(Fetch(v, have[v], need, "produced"))
@@ -98,19 +106,20 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
             kept = body.kept.get(v)
             keep = kept is not None and kept.layout == need and k <= kept.until
             if keep and v in made:
-                found.append(Fetch(v, have[v], need, "kept"))
+                found.append(Fetch(v, have[v], need, "kept", time=made[v]))
             elif (v, need) in own:
-                found.append(Fetch(v, have[v], need, "own"))
+                found.append(Fetch(v, have[v], need, "own", time=own[v, need]))
             else:
                 steps = _steps(body, v, have[v], need, k)
                 moves = [(v, steps[:n]) for n, s in enumerate(steps, 1) if _moves(s)]
                 again = bool(moves) and moves[0] in moved
-                number = merged.get((v, need), 0)
-                found.append(Fetch(v, have[v], need, "copy", steps, keep, again, number))
-                own.add((v, need))
+                time = times[v, need] = times.get((v, need), -1) + 1
+                number = merged.get((v, need, time), 0)
+                found.append(Fetch(v, have[v], need, "copy", steps, keep, again, time, number))
+                own[v, need] = time
                 moved.update(moves)
                 if keep:
-                    made.add(v)
+                    made[v] = time
         readers.append(tuple(found))
     return tuple(readers)
 

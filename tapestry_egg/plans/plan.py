@@ -91,8 +91,9 @@ CHANGE_FIELDS: Mapping[str, frozenset[str]] = {
 }
 
 
-#: Copies of several values that one collective makes: each value's number and the layout made.
-Merged = tuple[tuple[int, Layout], ...]
+#: Copies of several values that one collective makes: each value's number, the layout made, and the
+#: how manieth copy of the value to it this is in the body, from 0 on.
+Merged = tuple[tuple[int, Layout, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,9 @@ class BodyPlan:
     every (value type, source layout, target layout) that occurs, by which changes a copy is made.
     `groups[k]` numbers the unit that `operations[k]` runs in, -1 for none: operations of one
     unit share the copies that the first of them makes. Without `groups` each is on its own.
-    `merged` lists copies (value, layout) that are made by one collective, when the values of all of
-    them are there and before any is read; only the program's own body has some.
+    `merged` lists copies (value, layout, the how manieth of these: from 0 on) that are made by one
+    collective, when the values of all of them are there and before any is read; only the program's
+    own body has some.
     """
 
     graph: BlockGraph

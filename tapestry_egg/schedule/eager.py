@@ -7,7 +7,7 @@ donated buffers runs when the gradient is there, not after all the others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.ids import FlatId
@@ -20,15 +20,15 @@ from .units import Unit
 # their collectives.
 _SMALL = 1 << 16
 
-#: Sets of values that are sent at once.
-Together = Sequence[Collection[FlatId]]
+#: Sets of copies that are sent at once: each value, and the program's own operations that take it.
+Together = Sequence[Collection[tuple[FlatId, Collection[int]]]]
 
 
 def eager(program: FlatProgram, units: Sequence[Unit], together: Together = ()) -> list[Unit]:
     """Program order, except that a unit that frees more than it makes runs as soon as it can.
 
-    A region's units stay together. What reads one of several values that are sent `together` waits
-    for them all; raises PlanError where some of these are made from what reads others.
+    A region's units stay together. What takes one of several copies that are sent `together` waits
+    for the values of all; raises PlanError where some of these are made from what reads others.
     """
     return _Order(program, units, together).whole()
 
@@ -41,12 +41,9 @@ class _Order:
         self.groups, group_of = _groups(program, units)
         self.reads = [self._reads(group) for group in self.groups]
         maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
-        sent = {v: values for values in together for v in values}
-        after = [
-            {maker[v] for v in vs if v in maker} - {g}
-            | {maker[w] for v in vs for w in sent.get(v, ()) if w in maker and w != v}
-            for g, vs in enumerate(self.reads)
-        ]
+        after = [{maker[v] for v in vs if v in maker} - {g} for g, vs in enumerate(self.reads)]
+        for g, taken in self._takers(together):
+            after[g] |= {maker[v] for v in taken if v in maker}
         # How many other groups each must wait for; at nought it may run before its turn.
         self.waiting = [len(others) for others in after]
         self.followers: dict[int, set[int]] = defaultdict(set)
@@ -62,6 +59,21 @@ class _Order:
         # Groups whose turn came before what is sent with what they read.
         self.overdue: set[int] = set()
         self.order: list[Unit] = []
+
+    def _takers(self, together: Together) -> Iterator[tuple[int, list[FlatId]]]:
+        """Groups that take a copy that is sent with others, and the values of these."""
+        if not together:
+            return
+        group_of = {
+            self.program.operation_of[i]: g
+            for g, group in enumerate(self.groups)
+            for u in group
+            for i in self.units[u].members
+        }
+        for copies in together:
+            for v, taken in copies:
+                others = [w for w, _ in copies if w != v]
+                yield from ((group_of[k], others) for k in taken if k in group_of and k >= 0)
 
     def _reads(self, group: Sequence[int]) -> set[FlatId]:
         """What the units of a group read, but for what leaves the program in the end."""

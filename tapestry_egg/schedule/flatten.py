@@ -106,6 +106,16 @@ class FlatProgram:
                 out[v] = BodyId(b)
         return tuple(out)
 
+    @cached_property
+    def operation_of(self) -> tuple[int, ...]:
+        """Instance -> the operation of the program itself that it is, or runs in a region of; -1
+        for ports of the program."""
+        out = [x.operation if x.body == 0 else -1 for x in self.instances]
+        for (body, operation), (start, stop) in self.spans.items():
+            if body == 0:
+                out[start:stop] = [operation] * (stop - start)
+        return tuple(out)
+
 
 @cache
 def identity_signature(

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import BodyPlan, Kept, Merged
 
 from .flatten import FlatProgram, flatten
@@ -16,18 +18,34 @@ from .schedules import Schedule, order_of, schedule
 def plan_schedule(body: BodyPlan, feedback: Mapping[int, int]) -> Schedule:
     """The schedule of a plan's body; `feedback` as `feedback_pairs` gives it.
 
-    Raises PlanError where copies that are made by one collective wait for each other.
+    Raises PlanError where copies that are made by one collective wait for each other, or are none.
     """
     program = flatten(body.graph, dict(feedback))
-    return schedule(program, sent_together(program, body.merged))
+    return schedule(program, _together(program, _takers(body, body.merged)))
 
 
-def sent_together(program: FlatProgram, merged: Sequence[Merged]) -> list[list[FlatId]]:
-    """The values of copies that are made by one collective, by their numbers in the flat program.
+#: Copies that are sent at once: each value's number in the graph, and the operations that take it.
+_Takers = Sequence[Sequence[tuple[int, tuple[int, ...]]]]
 
-    Copies of one value are no set that anything waits for."""
+
+def _takers(body: BodyPlan, merged: Sequence[Merged]) -> _Takers:
+    """Who takes copies that are made by one collective."""
+    if not merged:
+        return ()
+    found: dict[tuple[int, Layout, int], list[int]] = {}
+    for k, reads in enumerate(fetches(body)):
+        for f in reads:
+            found.setdefault(f.key, []).append(k)
+    missing = [key for members in merged for key in members if key not in found]
+    if missing:
+        raise PlanError(f"value {missing[0][0]} has no such copy", where=body.graph.name)
+    return [[(key[0], tuple(found[key])) for key in members] for members in merged]
+
+
+def _together(program: FlatProgram, takers: _Takers) -> list[list[tuple[FlatId, tuple[int, ...]]]]:
+    """The same, by the numbers of values in the flat program."""
     values = program.bodies[0].values
-    return [[values[v] for v, _ in members] for members in merged]
+    return [[(values[v], taken) for v, taken in members] for members in takers]
 
 
 def with_merged(
@@ -35,28 +53,48 @@ def with_merged(
 ) -> tuple[BodyPlan, Schedule]:
     """The same plan with copies `merged`, in the order that this takes, and its schedule.
 
-    Readers of a merged copy come after the last of the values that it is made of. Raises PlanError
-    where some of these are made from what reads others, and where effects would change places.
+    Who takes a merged copy comes after the last of the values that it is made of. Raises PlanError
+    where some of these are made from what takes others, and where effects would change places.
     """
     program = flatten(body.graph, dict(feedback))
-    order = order_of(program, sent_together(program, merged))
+    takers = _takers(body, merged)
+    order = order_of(program, _together(program, takers))
     effects = [k for k in order if body.graph.operations[k].effectful]
     if effects != sorted(effects):
         raise PlanError("what has an effect would run in another order")
     graph = body.graph
     if order != list(range(len(order))):
         graph = replace(graph, operations=tuple(graph.operations[k] for k in order))
-    place = {k: n for n, k in enumerate(order)}
-    strategies = tuple(body.strategies[k] for k in order)
+    place = {k: n for n, k in enumerate((*order, len(order)))}
     moved = replace(
         body,
         graph=graph,
-        strategies=strategies,
+        strategies=tuple(body.strategies[k] for k in order),
         kept={v: _served(body, v, kept, place) for v, kept in body.kept.items()},
-        merged=merged,
+        merged=(),
     )
-    found = plan_schedule(moved, feedback)
-    return _numbered(moved, found), found
+    takers = [[(v, tuple(sorted(place[k] for k in ks))) for v, ks in own] for own in takers]
+    program = flatten(graph, dict(feedback))
+    found = schedule(program, _together(program, takers))
+    moved = _numbered(moved, found)
+    return replace(moved, merged=_renamed(moved, merged, takers)), found
+
+
+def _renamed(body: BodyPlan, merged: Sequence[Merged], takers: _Takers) -> tuple[Merged, ...]:
+    """Merged copies by the how manieth they are in the order of `body`, by who takes them there.
+
+    Raises PlanError where those take several."""
+    reads = fetches(body) if merged else ()
+    found: list[Merged] = []
+    for members, taken in zip(merged, takers, strict=True):
+        own = []
+        for (v, need, _), (_, ks) in zip(members, taken, strict=True):
+            times = {f.time for k in ks for f in reads[k] if (f.value, f.need) == (v, need)}
+            if len(times) != 1:
+                raise PlanError("who took one copy takes several in another order")
+            own.append((v, need, times.pop()))
+        found.append(tuple(own))
+    return tuple(found)
 
 
 def _served(body: BodyPlan, v: int, kept: Kept, place: Mapping[int, int]) -> Kept:

@@ -57,17 +57,12 @@ def order_of(program: FlatProgram, together: Together = ()) -> list[int]:
 
 def operation_groups(program: FlatProgram, units: Sequence[Unit]) -> list[list[int]]:
     """Operations of the program itself (not of its regions) that run together, in order."""
-    region: dict[int, int] = {}
-    for (body, operation), (start, stop) in program.spans.items():
-        if body == 0:
-            region.update(dict.fromkeys(range(start, stop), operation))
     groups: list[list[int]] = []
     seen: set[int] = set()
     for unit in units:
         group = []
         for i in unit.members:
-            instance = program.instances[i]
-            k = region.get(i, instance.operation if instance.body == 0 else -1)
+            k = program.operation_of[i]
             if k >= 0 and k not in seen:
                 seen.add(k)
                 group.append(k)

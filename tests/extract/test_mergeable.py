@@ -20,7 +20,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, single_moves
+from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front import latencies
@@ -73,11 +73,23 @@ def after_each_other(x: jax.Array) -> Arrays:
     return jnp.sum(x), jnp.sum(x - jnp.sum(x, 0), 1)
 
 
-PROGRAMS = {two_sums: 2, read_twice: 2, after_each_other: 1}
+def gathered_twice(x: jax.Array, y: jax.Array) -> Arrays:
+    """Gathers of one value for two readers, each of which may have its own."""
+    return jnp.cumsum(x, 0), jnp.cumprod(x, 0), jnp.cumsum(y, 0)
+
+
+#: How many arrays a program has, and of how many rows and columns.
+PROGRAMS = {
+    two_sums: (2, SIZE),
+    read_twice: (2, SIZE),
+    after_each_other: (1, SIZE),
+    gathered_twice: (2, 512),
+}
 
 
 def schedule_of(program: Callable[..., Arrays]) -> Schedule:
-    shapes = [jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)] * PROGRAMS[program]
+    count, size = PROGRAMS[program]
+    shapes = [jax.ShapeDtypeStruct((size, size), jnp.float32)] * count
     graph = prepare(trace(program, *shapes).graph)
     return scheduled(graph, feedback_pairs(graph))
 
@@ -85,7 +97,7 @@ def schedule_of(program: Callable[..., Arrays]) -> Schedule:
 def groupings(walk: Walk) -> Iterator[tuple[tuple[Key, ...], ...]]:
     """Every way to make copies of one kind into fewer, but for that none is."""
     kinds: dict[Kind, list[Key]] = {}
-    for key, move in single_moves(walk).items():
+    for key, move in own_moves(walk).items():
         kind = kind_of(walk, move)
         if kind is not None:
             kinds.setdefault(kind, []).append(key)

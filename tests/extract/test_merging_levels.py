@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import networkx as nx
 import numpy as np
@@ -14,8 +14,8 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front import merging
-from tapestry_egg.extract.front.merging import _Candidates
+from tapestry_egg.extract.front import members, merging
+from tapestry_egg.extract.front.members import Candidates, Member, Which
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
@@ -24,7 +24,7 @@ from tests.extract.test_merging import searched
 H100 = load_target("h100:8")
 
 
-def drawn(seed: int, patch: pytest.MonkeyPatch) -> _Candidates:
+def drawn(seed: int, patch: pytest.MonkeyPatch) -> Candidates:
     """Copies of some of the values of a random program, of two kinds: unit u makes value u."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(3, 16))
@@ -32,23 +32,23 @@ def drawn(seed: int, patch: pytest.MonkeyPatch) -> _Candidates:
     users = {v: [u for u in range(count) if v in reads[u]] for v in range(count)}
     units = [SimpleNamespace(reads=[(0, 0, v) for v in own]) for own in reads]
     lives = SimpleNamespace(maker={v: v for v in range(count)}, users=users)
-    found = _Candidates.__new__(_Candidates)
+    found = Candidates.__new__(Candidates)
     found.walk = cast(
         Any,
         SimpleNamespace(ground=SimpleNamespace(lives=lives), schedule=SimpleNamespace(units=units)),
     )
-    before = merging._ancestors(found.walk)
+    before = members.ancestors(found.walk)
     found.members = {}
     for v in range(count):
         if users[v] and rng.random() < 0.6:
             readers = sum(1 << u for u in users[v])
             move = cast(Any, SimpleNamespace(value=v))
-            one = merging._Member((v, cast(Any, "whole")), move, 1.0, v, readers, before[v])
+            one = Member((v, cast(Any, "whole"), 0), move, 1.0, 1.0, v, readers, before[v])
             kind = cast(Any, (("all_reduce", "all_gather")[int(rng.integers(2))], (0,)))
             found.members.setdefault(kind, []).append(one)
-    patch.setattr(merging, "payload", lambda _, moves: len(moves))
-    patch.setattr(merging, "most_bytes", lambda *_: 3.0)
-    patch.setattr(_Candidates, "_seconds", lambda *_: 1.0)
+    patch.setattr(members, "payload", lambda _, moves: len(moves))
+    patch.setattr(members, "most_bytes", lambda *_: 3.0)
+    patch.setattr(Candidates, "_seconds", lambda *_: 1.0)
     return found
 
 
@@ -60,7 +60,7 @@ def test_sets_of_random_programs_wait_for_none_of_their_own_nor_in_a_circle(
     for seed in range(300):
         found = drawn(seed, monkeypatch)
         graph = waits(found.walk, found)
-        groups, saved = found.groups(which, 1.0, True)
+        groups, saved = found.groups(which)
         assert saved == sum(len(group) - 1 for group in groups)
         assert all(2 <= len(group) <= 3 for group in groups)
         sound(graph, groups)
@@ -77,7 +77,7 @@ def sound(graph: nx.DiGraph, groups: Sequence[Merged]) -> None:
     assert nx.is_directed_acyclic_graph(nx.relabel_nodes(graph, named))
 
 
-def waits(walk: Walk, found: _Candidates) -> nx.DiGraph:
+def waits(walk: Walk, found: Candidates) -> nx.DiGraph:
     """Units, and copies between the unit that makes a value and all that read it."""
     graph, lives = nx.DiGraph(), walk.ground.lives
     for u, unit in enumerate(walk.schedule.units):
@@ -85,7 +85,9 @@ def waits(walk: Walk, found: _Candidates) -> nx.DiGraph:
         graph.add_edges_from((lives.maker[v], u) for _, _, v in unit.reads if lives.maker[v] < u)
     for m in (m for own in found.members.values() for m in own):
         graph.add_edge(lives.maker[m.move.value], m.key)
-        graph.add_edges_from((m.key, u) for u in set(lives.users[m.move.value]) - {m.maker})
+        graph.add_edges_from(
+            (m.key, u) for u in range(len(walk.schedule.units)) if m.readers >> u & 1
+        )
     assert nx.is_directed_acyclic_graph(graph)
     return graph
 
@@ -97,10 +99,10 @@ def plans() -> list[Plan]:
         return [p for p in searched(512, 4096, patch)[1] if p.mesh.devices > 1]
 
 
-def candidates(plan: Plan) -> tuple[Walk, _Candidates]:
+def candidates(plan: Plan) -> tuple[Walk, Candidates]:
     walk = Walk(plan, Ground(plan_schedule(plan.body, {}), H100))
     walk.find_moves()
-    return walk, _Candidates(walk)
+    return walk, Candidates(walk)
 
 
 @pytest.mark.slow
@@ -109,10 +111,8 @@ def test_none_waits_for_another_and_sets_not_in_a_circle(plans: list[Plan]) -> N
     for plan in plans:
         walk, found = candidates(plan)
         graph = waits(walk, found)
-        for which, part, gathers in merging._WAYS:
-            if which == "next":
-                continue
-            groups, _ = found.groups(which, part, gathers)
+        for which, gathers in product(("before", "after"), (True, False)):
+            groups, _ = found.groups(which, gathers)
             sound(graph, groups)
             sets += len(groups)
     assert sets > 10
@@ -122,7 +122,8 @@ def test_none_waits_for_another_and_sets_not_in_a_circle(plans: list[Plan]) -> N
 def test_what_may_be_saved_is_the_most_of_all_that_is_tried(plans: list[Plan]) -> None:
     for plan in plans:
         _, found = candidates(plan)
-        saved = [found.groups(*way)[1] for way in merging._WAYS]
+        ways = product(get_args(Which), (True, False))
+        saved = [found.groups(*way)[1] for way in ways]
         assert found.most_saved() == max(saved)
 
 
@@ -132,7 +133,7 @@ def test_what_is_put_together_is_a_plan(plans: list[Plan]) -> None:
     for plan in plans[:12]:
         walk, found = candidates(plan)
         for which in ("before", "after"):
-            groups, saved = found.groups(which, 1.0, True)
+            groups, saved = found.groups(which)
             if not groups:
                 continue
             one = merging._made(plan, groups, walk.ground, {})

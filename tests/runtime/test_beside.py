@@ -41,16 +41,21 @@ def arguments(scale: int = 1) -> tuple[Any, ...]:
     return w, numbers(rows, width, seed=1), numbers(rows, width, seed=2)
 
 
-def front(overlap: bool) -> te.Front:
+def front(overlap: bool, merge: bool = True) -> te.Front:
     """Of a step so large that its kernels take as long as its collectives."""
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), arguments(16))
-    settings = te.Settings(work=2, overlap=overlap, recompute=0, forms=0, workers=1)
+    settings = te.Settings(work=2, overlap=overlap, recompute=0, forms=0, workers=1, merge=merge)
     return te.optimize(te.trace(step, *shapes), "h100:8", settings=settings)
 
 
 @pytest.fixture(scope="module")
 def beside() -> te.Front:
     return front(True)
+
+
+@pytest.fixture(scope="module")
+def apart() -> te.Front:
+    return front(True, merge=False)
 
 
 def alone(plans: te.Front) -> list[Plan]:
@@ -85,8 +90,8 @@ def dots_beside(equations: Sequence[Any]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_products_need_not_wait_for_what_the_plan_sends_beside_them(beside: te.Front) -> None:
-    for plan in (alone(beside)[0], alone(beside)[-1]):
+def test_products_need_not_wait_for_what_the_plan_sends_beside_them(apart: te.Front) -> None:
+    for plan in (apart[0], apart[-1]):
         hidden = {b.name for b in plan.lanes() if b.stream == "links" and b.hidden > 0}
         assert hidden
         free = [n for n in dots_beside(local_equations(plan)) if n]
@@ -163,7 +168,7 @@ def beside_products(module: str) -> int:
 
 
 @pytest.mark.slow
-def test_xla_for_h100_hides_them(beside: te.Front) -> None:
+def test_xla_for_h100_hides_them(apart: te.Front) -> None:
     """In the order of the compiled module, with the planned bytes and within the planned peak."""
     from benchmarks.bench_strategies import devices_of
     from tapestry_egg.runtime.measure.compare import compare
@@ -172,7 +177,7 @@ def test_xla_for_h100_hides_them(beside: te.Front) -> None:
         devices = devices_of("h100:8")
     except TargetError as missing:
         pytest.skip(str(missing))
-    for plan in (alone(beside)[0], alone(beside)[-1]):
+    for plan in (apart[0], apart[-1]):
         compiled = te.compile(plan, devices).compile()
         compared = compare(plan, compiled)
         assert compared.equal, compared
