@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,10 @@ from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.compiler_options import passed_options
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.lower.lower import lower
-from tapestry_egg.runtime.lower.spellings import GPUS
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
@@ -83,6 +83,8 @@ class CompiledPlan:
     plan: Plan
     mesh: Mesh
     boundary: Mesh | None = None
+    #: Options of XLA's besides those that the plan counts on.
+    more_options: Mapping[str, int | bool | str] | None = None
     # Executables by the structure of their arguments: one, unless the program came from a file,
     # where nodes of any class of the user's may stand for those that were traced.
     _executables: dict[Any, jax.stages.Compiled] = field(
@@ -304,6 +306,13 @@ class CompiledPlan:
             return self.program.in_treedef
         return jax.tree.structure(self.program.arguments(range(len(self.in_shardings))))
 
+    def _options(self, with_options: bool) -> dict[str, Any] | None:
+        """What XLA is told."""
+        if not with_options:
+            return None
+        platform = self.mesh.devices.flat[0].platform
+        return {**passed_options(self.plan, platform), **(self.more_options or {})} or None
+
     def _trace(self, tree: Any, with_options: bool = True) -> jax.stages.Traced:
         import jax
 
@@ -330,7 +339,7 @@ class CompiledPlan:
             donate_argnums=numbers or None,
             donate_argnames=keywords or None,
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
-            compiler_options=_compiler_options(self.plan, self.mesh) if with_options else None,
+            compiler_options=self._options(with_options),
         )
         _compute_constants(graph)  # on a device that is there: the mesh may only be described
         with jax.set_mesh(self.mesh):
@@ -408,21 +417,6 @@ def _compute_constants(graph: BlockGraph) -> None:
     for op in graph.operations:
         for region in op.regions:
             _compute_constants(region)
-
-
-def _compiler_options(plan: Plan, mesh: Mesh) -> dict[str, Any] | None:
-    """What the compiler must do, or leave alone, for the plan to be carried out.
-
-    XLA for CPU drops optimization barriers before its last merging of equal operations, which
-    would turn a second gather (made to save memory) back into the first. XLA for GPUs makes one
-    collective of any that do not wait for each other, up to 30 MiB: what enters and leaves a small
-    one then stays as long as a large one's. It does so where the plan does. And it would copy what
-    enters one sum of several into one array, and what leaves it out of it.
-    """
-    platform = mesh.devices.flat[0].platform
-    if platform == "cpu":
-        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
-    return plan.compiler_options if platform in GPUS else None
 
 
 def _weakened(x: jax.Array, weak: bool) -> jax.Array:

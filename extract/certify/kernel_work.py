@@ -23,7 +23,9 @@ from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.metakernels.signatures.signature import (
+    BLOCKS,
     LEAST,
+    MOST,
     ROOM,
     OperationSignature,
     evaluate,
@@ -151,8 +153,8 @@ def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Tar
     if takes.along:
         longest = max(extents[d] for d in takes.along)
         return blocks * min(max(ROOM, scores * LEAST / longest), scores) + beside
-    rows = max(1.0, ROOM / row) * row
-    return blocks * min(scores, rows) + beside
+    room = min(max(scores / BLOCKS, float(ROOM)), float(MOST))
+    return blocks * min(scores, max(room, row)) + beside
 
 
 def _split(

@@ -5,8 +5,9 @@
 these (`tracing/fused_attention.py`), and one that spells attention out is rewritten to them
 (`rewrite/streams`); so both are planned on any machine and run on those without cuDNN, too.
 
-Elsewhere the rows run in blocks, one after another, of which only one has its scores in memory.
-Under a causal mask a block reads no more than the keys that rows of its part see.
+Elsewhere it runs in blocks, one after another, of which only one has its scores in memory: of some
+sequences, where all rows of one have room, else of some heads, else of some rows, which read all
+keys again. Under a causal mask a block reads no more than the keys that rows of its part see.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from tapestry_egg.metakernels.signatures.signature import ROOM
+from tapestry_egg.metakernels.signatures.signature import BLOCKS, MOST, ROOM
 
 from .late_fills import filled
 
 #: What cuDNN's attention takes.
 _CUDNN_DTYPES = ("bfloat16", "float16")
 _CUDNN_WIDTH = 128
-#: Bytes of a block's scores; on CPUs 4 MiB were fastest of 2 to 16 (`streaming.py`).
-_ROOM = ROOM
+#: Arrays by what they are.
+_Arrays = dict[str, jax.Array]
 #: Parts of the rows that read different keys under a causal mask.
 _PARTS = 8
 
@@ -53,21 +54,21 @@ def flash_attention(
     split = q.reshape(batch, rows, groups, heads // groups, width)
     scores = partial(_scores, scale=scale, causal=causal, window=window, fill=fill)
 
-    def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any, sums: Any) -> Any:
-        s = scores(parts["q"], k, parts.get("mask"), start=start, first=first)
+    def block(start: Any, first: int, parts: Any, sums: Any) -> Any:
+        v = parts["v"]
+        s = scores(parts["q"], parts["k"], parts.get("mask"), start=start, first=first)
         weights, stats = _softmax(s)
         out = jnp.einsum(
             "bgrts,bsgh->btgrh", weights.astype(v.dtype), v, preferred_element_type=s.dtype
         )
         return (out.astype(v.dtype), stats.astype(jnp.float32).transpose(0, 3, 1, 2)), sums
 
-    by_row = {"q": split}
-    of_keys = _masks(by_row, mask, rows)
-    made = []
+    by_row, by_key = {"q": split}, {"k": k, "v": v}
+    _place(mask, rows, by_row, by_key, split.shape)
+    made, room = [], _room(split.shape, k.shape[1])
     for low, high, first, last in _parts(split.shape, k.shape[1], causal, window):
-        parts = {n: x[:, low:high] for n, x in by_row.items()}
-        some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
-        made.append(_in_blocks(some, parts, of_keys, low, (first, last), split.shape)[0])
+        given = _seen(by_row, by_key, (low, high), (first, last))
+        made.append(_in_blocks(partial(block, first=first), *given, low, room)[0])
     out, stats = (jnp.concatenate(x, axis=1) for x in zip(*made, strict=True))
     return [out.reshape(q.shape), stats.transpose(0, 2, 3, 1).reshape(batch, heads, rows)]
 
@@ -103,7 +104,8 @@ def flash_attention_backward(
     scores = partial(_scores, scale=scale, causal=causal, window=window, fill=fill)
     delta = (grad.astype(wide) * out.astype(wide)).sum(-1).reshape(shape[:-1])
 
-    def block(start: Any, first: int, k: jax.Array, v: jax.Array, parts: Any, sums: Any) -> Any:
+    def block(start: Any, first: int, parts: Any, sums: Any) -> Any:
+        k, v = parts["k"], parts["v"]
         seen, query, given = parts.get("mask"), parts["q"], parts["grad"]
         s = scores(query, k, seen, start=start, first=first)
         weights = _weights(s, parts["stats"].transpose(0, 2, 3, 1)[..., None].astype(wide))
@@ -122,14 +124,14 @@ def flash_attention_backward(
     by_row = {
         "q": q.reshape(shape), "grad": grad.reshape(shape), "delta": delta, "stats": sums_of_rows
     }  # fmt: skip
-    of_keys = _masks(by_row, mask, rows)
+    by_key = {"k": k, "v": v}
+    _place(mask, rows, by_row, by_key, shape)
     dk, dv = (filled(x.shape, 0.0, wide, after=grad) for x in (k, v))
-    made = []
+    made, room = [], _room(shape, keys)
     for begin, end, first, last in _parts(shape, keys, causal, window):
-        parts = {n: x[:, begin:end] for n, x in by_row.items()}
-        some = partial(block, first=first, k=k[:, first:last], v=v[:, first:last])
+        given = _seen(by_row, by_key, (begin, end), (first, last))
         sums = (dk[:, first:last], dv[:, first:last])
-        dq, sums = _in_blocks(some, parts, of_keys, begin, (first, last), shape, sums)
+        dq, sums = _in_blocks(partial(block, first=first), *given, begin, room, sums)
         made.append(dq)
         dk, dv = dk.at[:, first:last].set(sums[0]), dv.at[:, first:last].set(sums[1])
     dq = jnp.concatenate(made, axis=1).reshape(q.shape)
@@ -186,19 +188,32 @@ def _as_scores(mask: jax.Array) -> jax.Array:
     return mask.transpose(0, 2, 3, 1, 4)
 
 
-def _masks(by_row: dict[str, Any], mask: jax.Array | None, rows: int) -> jax.Array | None:
-    """The mask [batch, row, group, head of the group, key] among what has rows; one that has none
-    is given back instead."""
+def _place(
+    mask: jax.Array | None, rows: int, by_row: _Arrays, by_key: _Arrays, shape: Sequence[int]
+) -> None:
+    """The mask [batch, row, group, head of the group, key] among what has rows; among what has
+    none, where it has one for all of them."""
     if mask is None:
-        return None
-    groups, shared = by_row["q"].shape[2:4]
+        return
     batch, heads, _, keys = mask.shape
-    split = (groups, shared) if heads > 1 else (1, 1)
+    split = (shape[2], shape[3]) if heads > 1 else (1, 1)
     made = mask.reshape(batch, *split, -1, keys).transpose(0, 3, 1, 2, 4)
-    if mask.shape[2] == rows and rows > 1:
-        by_row["mask"] = made
-        return None
-    return made
+    (by_row if mask.shape[2] == rows and rows > 1 else by_key)["mask"] = made
+
+
+def _seen(
+    by_row: _Arrays, by_key: _Arrays, rows: tuple[int, int], keys: tuple[int, int]
+) -> tuple[_Arrays, _Arrays]:
+    """What some rows and keys have of all."""
+
+    def of_keys(name: str, x: jax.Array) -> jax.Array:
+        dim = 4 if name == "mask" else 1
+        return x if x.shape[dim] == 1 else lax.slice_in_dim(x, *keys, axis=dim)
+
+    queries = {n: x[:, slice(*rows)] for n, x in by_row.items()}
+    if "mask" in queries:
+        queries["mask"] = of_keys("mask", queries["mask"])
+    return queries, {n: of_keys(n, x) for n, x in by_key.items()}
 
 
 def _parts(
@@ -207,7 +222,7 @@ def _parts(
     """Parts of the rows [low, high) with the keys [first, last) that they see: under a causal mask
     as many as there are blocks, up to a few."""
     rows = shape[1]
-    blocks = 4 * prod(shape[:4]) * keys // _ROOM
+    blocks = 4 * prod(shape[:4]) * keys // ROOM
     size = max(1, -(-rows // min(_PARTS, max(1, blocks)))) if causal else rows
     out = []
     for low in range(0, rows, size):
@@ -218,50 +233,79 @@ def _parts(
     return out
 
 
-def _block_rows(rows: int, keys: int, shape: Sequence[int]) -> int:
-    """Rows of a block, a divisor of all of them, whose scores have room."""
-    of_row = 4 * prod(shape[:1]) * prod(shape[2:4]) * keys
-    most = max(1, _ROOM // max(1, of_row))
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and (n <= most or n == 1))
+def _room(shape: Sequence[int], keys: int) -> int:
+    """Bytes of a block's scores, of all that there are."""
+    return min(max(ROOM, 4 * prod(shape[:4]) * keys // BLOCKS), MOST)
 
 
-def _cut(parts: dict[str, Any], of_keys: Any, seen: tuple[int, int], at: Any, size: int) -> Any:
-    some = {n: lax.dynamic_slice_in_dim(x, at, size, 1) for n, x in parts.items()}
-    if of_keys is not None:
-        some["mask"] = of_keys
-    if "mask" in some and some["mask"].shape[-1] > 1:
-        some["mask"] = some["mask"][..., seen[0] : seen[1]]
-    return some
+def _block(shape: Sequence[int], keys: int, room: int) -> tuple[int, int, int]:
+    """(batch, rows, groups) of a block, divisors of all of them, whose scores have room: all rows
+    of a head, if they can be, since what has only some reads the keys of all again."""
+    batch, rows, groups, shared = shape[:4]
+
+    def most(extent: int, of_one: int) -> int:
+        count = max(1, room // max(1, of_one))
+        return max(n for n in range(1, extent + 1) if extent % n == 0 and n <= max(count, 1))
+
+    head = 4 * shared * rows * keys
+    if groups * head <= room:
+        return most(batch, groups * head), rows, groups
+    if head <= room:
+        return 1, rows, most(groups, head)
+    return 1, most(rows, 4 * shared * keys), 1
+
+
+def _cut(x: jax.Array, at: Sequence[Any], size: Sequence[int]) -> jax.Array:
+    """The part of an array that belongs to a block by its first dims, batch, row (or key), group;
+    dims that are the same for all are 1."""
+    for dim, (start, extent) in enumerate(zip(at, size, strict=True)):
+        if extent < x.shape[dim]:
+            x = lax.dynamic_slice_in_dim(x, start, extent, dim)
+    return x
 
 
 def _in_blocks(
-    run: Callable[..., Any],
-    parts: dict[str, Any],
-    of_keys: Any,
-    low: int,
-    seen: tuple[int, int],
-    shape: Sequence[int],
-    sums: Any = (),
+    run: Callable[..., Any], by_row: _Arrays, by_key: _Arrays, low: int, room: int, sums: Any = ()
 ) -> Any:
-    """What `run` gives for blocks of rows, each put in its place, and what it sums over them."""
-    rows = parts["q"].shape[1]
-    size = _block_rows(rows, seen[1] - seen[0], shape)
-    if size == rows:
-        return run(low, parts=_cut(parts, of_keys, seen, 0, rows), sums=sums)
+    """What `run` gives for blocks of sequences, heads or rows, each put in its place, and what it
+    sums over the rows."""
+    shape, keys = by_row["q"].shape, by_key["k"].shape[1]
+    size = _block(shape, keys, room)
+    counts = [whole // own for whole, own in zip(shape, size, strict=False)]
 
-    first = jax.eval_shape(lambda: run(low, parts=_cut(parts, of_keys, seen, 0, size), sums=sums))
+    def some(j: Any, sums: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Results of a block, what it sums, and where they go."""
+        outer, row = j // counts[1], j % counts[1]
+        at = (outer // counts[2] * size[0], row * size[1], outer % counts[2] * size[2])
+        whole = (at[0], 0, at[2])
+        parts = {n: _cut(x, at, size) for n, x in by_row.items()}
+        for n, x in by_key.items():
+            parts[n] = _cut(x, whole, (size[0], x.shape[1], size[2]))
+        own = tuple(_cut(x, whole, (size[0], x.shape[1], size[2])) for x in sums)
+        made, own = run(low + at[1], parts=parts, sums=own)
+        return made, tuple(_put(x, y, whole) for x, y in zip(sums, own, strict=True)), at
+
+    if prod(counts) == 1:
+        return some(0, sums)[:2]
+
+    first = jax.eval_shape(lambda: some(0, sums)[0])
     places = jax.tree.map(
-        lambda x: filled((x.shape[0], rows, *x.shape[2:]), 0.0, x.dtype, after=parts["q"]), first[0]
+        lambda x: filled((*shape[:3], *x.shape[3:]), 0.0, x.dtype, after=by_row["q"]), first
     )
 
     def step(carry: Any, j: Any) -> Any:
         places, sums = carry
-        some = _cut(parts, of_keys, seen, j * size, size)
-        made, sums = run(low + j * size, parts=some, sums=sums)
-        write = partial(lax.dynamic_update_slice_in_dim, start_index=j * size, axis=1)
-        return (jax.tree.map(write, places, made), sums), None
+        made, sums, at = some(j, sums)
+        return (jax.tree.map(lambda x, y: _put(x, y, at), places, made), sums), None
 
-    return lax.scan(step, (places, sums), jnp.arange(rows // size))[0]
+    return lax.scan(step, (places, tuple(sums)), jnp.arange(prod(counts)))[0]
+
+
+def _put(whole: jax.Array, part: jax.Array, at: Sequence[Any]) -> jax.Array:
+    """An array with a block of it replaced."""
+    if part.shape == whole.shape:
+        return part
+    return lax.dynamic_update_slice(whole, part, (*at, *[0] * (whole.ndim - len(at))))
 
 
 def runs_on_cudnn(dtype: Any, width: int) -> bool:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
 
 from .order import BESIDE, SMALL
 from .regions import NOT_FAILED, Stacks, Turned
-from .spellings import GPUS
 
 if TYPE_CHECKING:
     import jax

@@ -18,10 +18,11 @@ from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import zero
+from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
-from .spellings import GPUS, SPELLINGS
+from .spellings import SPELLINGS
 
 if TYPE_CHECKING:
     import jax

@@ -14,6 +14,7 @@ from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
+from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
@@ -24,7 +25,7 @@ from .kernels import run_kernel
 from .order import SMALL, Tie, fills, last_reads, made_once, repeats, stored, ties, written_late
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
-from .spellings import CUT_WHERE_READ, GPUS, TAKEN_INTO_PRODUCTS
+from .spellings import CUT_WHERE_READ, TAKEN_INTO_PRODUCTS
 
 if TYPE_CHECKING:
     import jax

@@ -62,8 +62,6 @@ def _transform(call: Call) -> list[jax.Array]:
     return [laid(y) for y in call.bind(*map(laid, call.operands))]
 
 
-#: JAX's names of platforms that XLA's compiler for GPUs serves.
-GPUS = ("cuda", "gpu", "rocm")
 #: Kernel -> how it is said to the compiler of a platform.
 SPELLINGS: Mapping[str, Mapping[str, Callable[[Call], list[jax.Array]]]] = {
     "gpu": {

@@ -111,13 +111,15 @@ def _events(planes: Iterable[Any], module: str) -> Iterator[tuple[str, str, floa
     """(instruction, device, seconds) of every event of a module."""
     for plane in planes:
         on_device = plane.name.startswith("/device:")
-        for line in plane.lines:
-            if on_device and "XLA Ops" not in line.name:
-                continue  # other lines of a device tell the same again
+        lines = list(plane.lines)
+        # Where a device has a line of operations, its other lines tell the same again; GPUs may
+        # have only their streams, whose kernels say which operation they are of.
+        of_operations = [x for x in lines if "XLA Ops" in x.name] if on_device else []
+        for line in of_operations or lines:
             for event in line.events:
                 said = dict(event.stats)
                 name = said.get("hlo_op")
-                if name is None and on_device:
+                if name is None and of_operations:
                     name = event.name.partition(" ")[0].lstrip("%")
                 if name is None or said.get("hlo_module", module) != module:
                     continue

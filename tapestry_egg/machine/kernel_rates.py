@@ -45,6 +45,11 @@ def kernel_rate(kernel: str, at: Sequence[float] | None, dtype: str, device: str
     return _rate(kernel, tuple(at), _LIKE.get(dtype, dtype), device, len(_ADDED))
 
 
+def has_rates(kernel: str) -> bool:
+    """Whether a kernel is a library's own somewhere."""
+    return any(kernel in table for table in (*_ADDED, _shipped()))
+
+
 def add_kernel_rates(path: str | Path) -> None:
     """Read a file of your own, of the form of `machine/kernels/attention.yaml`; its rates count
     before those that ship.

@@ -8,7 +8,7 @@ XLA for GPUs merges collectives up to so many bytes, and hides them where its sc
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.machine.combiner import MERGED_KINDS
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _MERGED = "xla_gpu_{}_combine_threshold_bytes"
 _BESIDE = "xla_gpu_enable_latency_hiding_scheduler"
 _FREELY = 1 << 17  # bytes that may be merged though no plan says so
+
+#: JAX's names of platforms that XLA's compiler for GPUs serves.
+GPUS = ("cuda", "gpu", "rocm")
 
 
 def compiler_options(plan: Plan) -> dict[str, int | bool]:
@@ -44,3 +47,17 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
         most[kind] = max(most[kind], payload)
     merged: dict[str, int | bool] = {_MERGED.format(k): n for k, n in most.items()}
     return {_BESIDE: True, **merged} if beside else merged
+
+
+def passed_options(plan: Plan, platform: str) -> dict[str, Any]:
+    """What the compiler of a platform must do, or leave alone, for the plan to be carried out.
+
+    XLA for CPU drops optimization barriers before its last merging of equal operations, which
+    would turn a second gather (made to save memory) back into the first. XLA for GPUs makes one
+    collective of any that do not wait for each other, up to 30 MiB: what enters and leaves a small
+    one then stays as long as a large one's. It does so where the plan does. And it would copy what
+    enters one sum of several into one array, and what leaves it out of it.
+    """
+    if platform == "cpu":
+        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    return plan.compiler_options if platform in GPUS else {}

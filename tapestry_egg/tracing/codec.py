@@ -48,7 +48,7 @@ from tapestry_egg.graph.arrays import (
     register_key_impl,
 )
 
-from .plain import ENUMS, RECORDS
+from .plain import ENUMS, RECORDS, as_this_jax_asks, without_defaults
 
 _TOLERANCE_FIELDS = ("atol", "rtol", "ulps")  # a plain class in JAX, without declared fields
 
@@ -197,7 +197,8 @@ def encode_params(
     """
     encoder = _Encoder(HANDLES if handles is None else handles, kernel)
     dropped = _derived(kernel)
-    return {k: encoder.encode(v) for k, v in params.items() if k not in dropped}
+    kept = without_defaults(kernel, params)
+    return {k: encoder.encode(v) for k, v in kept.items() if k not in dropped}
 
 
 def decode_params(
@@ -209,7 +210,7 @@ def decode_params(
     process.
     """
     table = HANDLES if handles is None else handles
-    decoded = {k: decode(v, table) for k, v in params.items()}
+    decoded = as_this_jax_asks(kernel, {k: decode(v, table) for k, v in params.items()})
     for name, derive in _derived(kernel).items():
         decoded[name] = derive(decoded)
     return decoded

@@ -2,7 +2,8 @@
 
 The forms are those of `codec.py`. What a file says is checked here, when it is read, and what would
 end the process later on is refused: compilers give up on a precision that they do not know, and a
-range of a few characters can stand for more numbers than there is memory.
+range of a few characters can stand for more numbers than there is memory. A graph of one version of
+JAX runs in another: it leaves out parameters that only newer ones know where they say nothing.
 """
 
 from __future__ import annotations
@@ -185,3 +186,26 @@ def handles_in(value: Any) -> list[int]:
     if isinstance(value, (list, tuple)):
         return [h for v in value for h in handles_in(v)]
     return []
+
+
+#: By primitive and parameter: the first JAX that asks for it, and what it says by default.
+_SINCE: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
+    "reduce_max": {"out_sharding": ((0, 11), None)},
+    "reduce_min": {"out_sharding": ((0, 11), None)},
+    "top_k": {"is_stable": ((0, 11), True)},
+}
+
+
+def without_defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a primitive but for those that say in a newer JAX what older ones do."""
+    added = _SINCE.get(kernel, {})
+    return {k: v for k, v in params.items() if k not in added or v != added[k][1]}
+
+
+def as_this_jax_asks(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a primitive with all that the running JAX asks for."""
+    import jax
+
+    version = tuple(jax.__version_info__)
+    added = _SINCE.get(kernel, {}).items()
+    return {**{k: said for k, (since, said) in added if version >= since}, **params}

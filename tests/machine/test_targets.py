@@ -66,7 +66,7 @@ def test_datasheet_figures() -> None:
     assert dict(h100.peak)["float32"] == pytest.approx(494.7e12)
     assert dict(load_target("a100:8").peak)["float32"] == 156e12
     assert h100.hbm_bytes == 80_000_000_000
-    assert h100.hbm_bytes_per_second == pytest.approx(0.754 * 3350e9)
+    assert h100.hbm_bytes_per_second == pytest.approx(0.904 * 3350e9)
     assert load_target("h200:8").hbm_bytes == 141_000_000_000
     assert load_target("v5e:4x4").hbm_bytes == 15.75 * 2**30  # what the TPU compiler allows
     assert load_target("v4:4x4x4").hbm_bytes == 30.75 * 2**30
@@ -354,11 +354,11 @@ def test_kernel_seconds_by_hand() -> None:
     h100 = load_target("h100:8")
     n = 4096
     dot = kernel_seconds(2.0 * n**3, 3.0 * n * n * 2, "bfloat16", h100, True)
-    assert dot == pytest.approx(137_438_953_472 / 692.58e12 + 5e-6, rel=1e-6)
+    assert dot == pytest.approx(137_438_953_472 / 692.58e12 + 2e-6, rel=1e-6)
     full = kernel_seconds(2.0 * n**3, 3.0 * n * n * 4, "float32", h100, True)
-    assert full == pytest.approx(137_438_953_472 / 346.29e12 + 5e-6, rel=1e-6)
+    assert full == pytest.approx(137_438_953_472 / 346.29e12 + 2e-6, rel=1e-6)
     add = kernel_seconds(float(n * n), 3.0 * n * n * 4, "float32", h100, False)
-    assert add == pytest.approx(201_326_592 / (0.754 * 3350e9) + 5e-6, rel=1e-6)
+    assert add == pytest.approx(201_326_592 / (0.904 * 3350e9) + 2e-6, rel=1e-6)
     assert isinstance(add, float)
     many = kernel_seconds(
         np.array([2.0 * n**3, float(n * n)]), np.array([100.0, 12.0 * n * n]), "float32", h100, True
@@ -479,7 +479,9 @@ def test_joules_add_over_kernels(kernels: list[tuple[float, float, float, float]
     assert joules(flops, hbm, wire, seconds, 16, t) == pytest.approx(2 * apart)
 
 
-@pytest.mark.parametrize("name", [n for n in known_targets() if n != "v100"])
+@pytest.mark.parametrize(
+    "name", [n for n in known_targets() if not load_target(f"{n}:4").power.measured]
+)
 def test_flat_out_draws_the_maximum(name: str) -> None:
     t = load_target(f"{name}:4")
     for dtype, contraction in (("bfloat16", True), ("float32", True), ("float32", False)):
@@ -495,7 +497,7 @@ def test_collective_joules_by_hand() -> None:
     t, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
     wire = 2 * 7 / 8 * 1e9
     seconds = collective_seconds("all_reduce", 1e9, (0,), mesh, t)
-    by_hand = 8 * (70 * seconds + 24.5 * wire / 450e9 + 153 * 2 * wire / 3350e9)
+    by_hand = 8 * (137 * seconds + 24.5 * wire / 450e9 + 131 * 2 * wire / 3350e9)
     assert collective_joules("all_reduce", 1e9, (0,), mesh, t) == pytest.approx(by_hand)
     one = load_target("h100:1")
     assert collective_joules("all_reduce", 1e9, (0,), one.mesh_shapes()[0], one) == 0

@@ -287,7 +287,7 @@ def _looped(fn: Callable[..., Any], arguments: Any, platform: str) -> Callable[.
     front = te.optimize(
         te.trace(fn, *arguments),
         "h100:1",
-        settings=te.Settings(work=0.1),
+        settings=te.Settings(work=0.1, recompute=0),
         books=["sharding", "collectives"],
     )
     return lower(front.best("seconds"), platform=platform)

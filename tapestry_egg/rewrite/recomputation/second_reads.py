@@ -14,6 +14,7 @@ from typing import Literal
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.machine.kernel_rates import has_rates
 from tapestry_egg.metakernels import registry
 
 #: Who reads: an operation or its second instance, by the first value that it gives, or what leaves
@@ -61,9 +62,11 @@ def readers(graph: BlockGraph) -> dict[int, list[int]]:
 
 
 def may_be_second(op: Operation) -> bool:
-    """Whether an operation may be computed again: not one that has an effect or regions, or that is
-    a second instance itself."""
-    return not (op.effectful or op.regions) and bool(op.outputs) and op.remat is None
+    """Whether an operation may be computed again: not one that has an effect or regions, that is a
+    second instance itself, or that a library has (`Checkpoints` says why)."""
+    if op.effectful or op.regions or has_rates(op.kernel):
+        return False
+    return bool(op.outputs) and op.remat is None
 
 
 def with_second_reads(graph: BlockGraph, chosen: SecondReads) -> BlockGraph:
