@@ -268,10 +268,11 @@ def bare(q: Array, k: Array, v: Array, *factors: Array) -> Array:
 @pytest.mark.parametrize("program", [attended, bare])
 def test_programs_with_fused_attention_have_places(program: Callable[..., Array]) -> None:
     """Beside the form that rules find, which multiplies some of the factors first."""
-    square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-    rows = jax.ShapeDtypeStruct((512, 256), jnp.float32)
-    own = {attended: [jax.ShapeDtypeStruct((2, 512, 256), jnp.float32), *[square] * 3]}
-    many = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 256), (256, 256), (256, 256)] * 4]
+    dtype = jnp.bfloat16  # in which cuDNN has attention
+    square = jax.ShapeDtypeStruct((256, 256), dtype)
+    rows = jax.ShapeDtypeStruct((512, 256), dtype)
+    own = {attended: [jax.ShapeDtypeStruct((2, 512, 256), dtype), *[square] * 3]}
+    many = [jax.ShapeDtypeStruct(s, dtype) for s in [(512, 256), (256, 256), (256, 256)] * 4]
     graph = trace(program, *own.get(program, [rows] * 3), *many).graph
     found = forms_with_streams(graph, BOOKS, TARGET, room=10_000)
     placed = [f for f in found if f.patches is not None and RULE in f.rules]

@@ -123,7 +123,7 @@ def test_what_is_searched_has_the_front_of_all_plans_of_all_forms(seed: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "frozen"), [(2, "forms"), (6, "forms, but by one device"), (31, "forms")]
+    ("seed", "frozen"), [(2, "forms"), (6, "forms, but by one device"), (20, "forms")]
 )
 def test_without_a_choice_among_forms_the_fronts_differ(seed: int, frozen: str) -> None:
     assert apart(seed, algebra, FROZEN[frozen]) > 1e-6

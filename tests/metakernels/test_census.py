@@ -255,7 +255,10 @@ def test_nearly_all_work_of_every_program_can_be_split(name: str, which: str) ->
     found = count(*flat(abstract(name, which)))
     assert found.work().operations > 10
     assert found.flops_share >= 0.99, found.whole[:3]
-    assert found.bytes_share >= 0.99, found.whole[:3]
+    # A sort along its only dim is one device's, and goes through memory again and again.
+    unlike = [c for c in found.counted if c.operation.kernel != "sort"]
+    whole = sum(c.work.bytes for c in unlike if not c.split)
+    assert whole <= 0.01 * sum(c.work.bytes for c in unlike), found.whole[:3]
 
 
 # The command

@@ -121,18 +121,21 @@ def test_numbers_and_gradients_are_as_near_the_truth(name: str) -> None:
     ],
 )
 def test_blocks_give_what_one_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many blocks of rows, of which parts see different keys, in every kind of mask."""
+    """Many blocks of rows, of heads and of sequences, of which parts see different keys, in every
+    kind of mask."""
     rng = np.random.default_rng(0)
     function, shapes = program(name, "float32", "gradients", ROWS)
     graph = with_streams(trace(function, *shapes).graph)
     xs = [jnp.asarray(rng.normal(size=s.shape), s.dtype) for s in shapes]
     whole = jax.jit(emit(graph))(*xs)
     jax.clear_caches()
-    with monkeypatch.context() as patch:
-        patch.setattr(attention, "_ROOM", 4 * BATCH * HEADS * ROWS * 3)
-        blocks = jax.jit(emit(graph))(*xs)
-    jax.clear_caches()
-    assert error(blocks, whole) < 1e-5
+    for room in (4 * ROWS * 3, 4 * ROWS * ROWS, 4 * ROWS * ROWS * HEADS):
+        with monkeypatch.context() as patch:
+            patch.setattr(attention, "ROOM", room)
+            patch.setattr(attention, "MOST", room)
+            blocks = jax.jit(emit(graph))(*xs)
+        jax.clear_caches()
+        assert error(blocks, whole) < 1e-5, room
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def test_case_26_windows_without_padding_send_edges_alone() -> None:
         mesh_shapes=[te.MeshShape(("x",), (8,))],
         settings=Settings(work=1.0, recompute=0, forms=0),
     )
-    plan = front.best("seconds")
+    plan = front.best("peak_bytes")  # the fastest has all rows of x on every device
     assert plan.rules == ("even-parts-8",)
     *edges, mean = [(c.kind, c.payload_bytes) for c in plan.collectives]
     assert edges == [("permute", 2 * width * 64 * 4) for width in (1024, 1022)]

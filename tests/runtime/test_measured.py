@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,27 @@ def test_devices_with_planes_of_their_own() -> None:
         ("dot.1", "/device:GPU:1", pytest.approx(2e-6)),
         ("add.2", "/device:GPU:1", pytest.approx(2e-6)),
     ]
+
+
+@dataclass(frozen=True)
+class Event:
+    name: str
+    duration_ns: float
+    stats: tuple[tuple[str, Any], ...]
+
+
+def test_kernels_of_gpus_are_read_off_their_streams() -> None:
+    """Which have no line of operations: every kernel says of which operation and module it is."""
+    mine = (("hlo_op", "dot.3"), ("hlo_module", "jit_step"))
+    other = (("hlo_op", "copy"), ("hlo_module", "jit_copy"))
+    kernels = [
+        Event("nvjet_hsh", 2000.0, mine),
+        Event("copy", 9.0, other),
+        Event("memset", 5.0, ()),
+    ]
+    stream = SimpleNamespace(name="Stream #14(Compute)", events=kernels)
+    operations = SimpleNamespace(name="XLA Ops", events=[Event("%dot.3 = f32[] dot()", 7.0, ())])
+    gpu = SimpleNamespace(name="/device:GPU:0", lines=[stream])
+    tpu = SimpleNamespace(name="/device:TPU:0", lines=[stream, operations])
+    assert list(_events([gpu], "jit_step")) == [("dot.3", "/device:GPU:0", 2e-6)]
+    assert list(_events([tpu], "jit_step")) == [("dot.3", "/device:TPU:0", pytest.approx(7e-9))]
