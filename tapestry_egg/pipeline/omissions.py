@@ -214,6 +214,12 @@ def of_recomputation(made: Recomputing, others: int) -> tuple[str, ...]:
             if made.slight
             else ()
         ),
+        *_told(
+            made.library,
+            "kernel that a library has was",
+            "kernels that a library has were",
+            "not tried as computed twice",
+        ),
     )
 
 

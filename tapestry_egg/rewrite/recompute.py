@@ -66,6 +66,7 @@ class Looked:
     prices: int = 0  # prices of memory at which values were looked for, if others could find more
     cuts: int = 0  # other ways to cut the program into segments, at which none were
     slight: bool = False  # whether none were looked for, since all that is kept is too little
+    library: int = 0  # kernels of a library's own, which run once
 
 
 def candidates(schedule: Schedule, target: Target, most: int | None = None) -> Looked:
@@ -106,7 +107,8 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     # other at a price in between.
     between = any(len(low ^ high) > 1 for low, high in pairwise(steps))
     prices = len(_PRICES) if between else 0
-    return Looked(tuple(front), unmade, alike, prices, len(ways) - 1)
+    library = sum(u < flow.turn for u in points.kept)
+    return Looked(tuple(front), unmade, alike, prices, len(ways) - 1, library=library)
 
 
 def _candidate(
@@ -141,6 +143,7 @@ class Recomputing:
     prices: int = 0
     cuts: int = 0
     slight: bool = False
+    library: int = 0
 
 
 def recomputing(
@@ -163,6 +166,7 @@ def recomputing(
         prices=looked.prices,
         cuts=looked.cuts,
         slight=looked.slight,
+        library=looked.library,
     )
 
 

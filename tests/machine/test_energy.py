@@ -18,7 +18,7 @@ from tapestry_egg.machine.energy import (
     idle_joules,
     joules,
 )
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.target import known_targets, load_target
 
 from .test_targets import CHIP
 
@@ -139,3 +139,27 @@ def test_dollars(tmp_path: Path) -> None:
 def test_a_group_of_one_costs_nothing_above_idle() -> None:
     mesh = MeshShape(("x", "y"), (8, 1))
     assert collective_dynamic_joules("all_gather", 1e6, (1,), mesh, load_target("h100:8")) == 0.0
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in known_targets() if not load_target(f"{n}:4").power.measured]
+)
+def test_flat_out_draws_the_maximum(name: str) -> None:
+    t = load_target(f"{name}:4")
+    for dtype, contraction in (("bfloat16", True), ("float32", True), ("float32", False)):
+        rate = t.rate(dtype, contraction)
+        send = t.levels[0].full_bytes_per_second
+        flat_out = joules(rate, t.hbm_bytes_per_second, send, 1.0, 1, t, dtype, contraction)
+        # Files hold watts of three digits.
+        assert flat_out == pytest.approx(t.power.max_watts, rel=0.005)
+    assert t.power.idle_watts < t.power.max_watts
+
+
+def test_collective_joules_by_hand() -> None:
+    t, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
+    wire = 2 * 7 / 8 * 1e9
+    seconds = collective_seconds("all_reduce", 1e9, (0,), mesh, t)
+    by_hand = 8 * (137 * seconds + 24.5 * wire / 450e9 + 131 * 2 * wire / 3350e9)
+    assert collective_joules("all_reduce", 1e9, (0,), mesh, t) == pytest.approx(by_hand)
+    one = load_target("h100:1")
+    assert collective_joules("all_reduce", 1e9, (0,), one.mesh_shapes()[0], one) == 0

@@ -477,27 +477,3 @@ def test_joules_add_over_kernels(kernels: list[tuple[float, float, float, float]
     flops, hbm, wire, seconds = (sum(column) for column in zip(*kernels, strict=True))
     assert joules(flops, hbm, wire, seconds, 8, t) == pytest.approx(apart)
     assert joules(flops, hbm, wire, seconds, 16, t) == pytest.approx(2 * apart)
-
-
-@pytest.mark.parametrize(
-    "name", [n for n in known_targets() if not load_target(f"{n}:4").power.measured]
-)
-def test_flat_out_draws_the_maximum(name: str) -> None:
-    t = load_target(f"{name}:4")
-    for dtype, contraction in (("bfloat16", True), ("float32", True), ("float32", False)):
-        rate = t.rate(dtype, contraction)
-        send = t.levels[0].full_bytes_per_second
-        flat_out = joules(rate, t.hbm_bytes_per_second, send, 1.0, 1, t, dtype, contraction)
-        # Files hold watts of three digits.
-        assert flat_out == pytest.approx(t.power.max_watts, rel=0.005)
-    assert t.power.idle_watts < t.power.max_watts
-
-
-def test_collective_joules_by_hand() -> None:
-    t, mesh = load_target("h100:8"), MeshShape(("x",), (8,))
-    wire = 2 * 7 / 8 * 1e9
-    seconds = collective_seconds("all_reduce", 1e9, (0,), mesh, t)
-    by_hand = 8 * (137 * seconds + 24.5 * wire / 450e9 + 131 * 2 * wire / 3350e9)
-    assert collective_joules("all_reduce", 1e9, (0,), mesh, t) == pytest.approx(by_hand)
-    one = load_target("h100:1")
-    assert collective_joules("all_reduce", 1e9, (0,), one.mesh_shapes()[0], one) == 0

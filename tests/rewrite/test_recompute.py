@@ -148,3 +148,30 @@ def test_a_plan_says_what_is_computed_again_and_the_step_can_be_taken_again(tmp_
     wrong = replace(plan.steps[-1], digest="0" * 32)
     with pytest.raises(RuleError, match="cannot be taken"):
         replay(graph, [wrong], {})
+
+
+def attending(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Gradients of layers with cuDNN's attention."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        y = x
+        for _ in range(4):
+            q = jnp.tanh(y @ w).reshape(2, 512, 4, 64)
+            out = jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation="cudnn")
+            y = y + out.reshape(y.shape)
+        return jnp.sum(y.astype(jnp.float32))
+
+    return jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize(("target", "times"), [("h100:1", 4), ("v5e:1", 7)])
+def test_what_a_library_computes_runs_once(target: str, times: int) -> None:
+    """cuDNN's attention, that is; in blocks it is computed again. How often it was kept is told."""
+    w = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((2, 512, 256), jnp.bfloat16)
+    schedule = plan_of(trace(attending, w, x).graph)
+    looked = candidates(schedule, load_target(target))
+    assert len(looked.found) > 1
+    kernels = [op.kernel for op in looked.found[-1].graph.operations]
+    assert kernels.count("flash_attention") == times
+    assert looked.library == (4 if times == 4 else 0)

@@ -278,12 +278,17 @@ class Checkpoints:
             again.update(dict.fromkeys(self._segment(inside, price, known), s))
         return again
 
-    def _by_a_library(self, u: int) -> bool:
-        """Whether a unit is a library's own kernel on the target (cuDNN's attention).
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """The units before the turn that are a library's own kernels on the target (cuDNN's
+        attention): they run once.
 
         On an H100 (JAX 0.11.2, bfloat16) steps of GPT-2 whose attention was computed again gave
         gradients that are not the program's, where all else computed again gave the right ones.
         """
+        return frozenset(u for u in range(self.flow.turn + 1) if self._by_a_library(u))
+
+    def _by_a_library(self, u: int) -> bool:
         for i in self.schedule.units[u].members:
             own = self.program.instances[i].signature
             dtype = own.output_types[0].dtype if own.output_types else ""
@@ -301,7 +306,7 @@ class Checkpoints:
             for u in inside
             if not flow.passing[u]
             and flow.repeatable(u)
-            and not self._by_a_library(u)
+            and u not in self.kept
             and all(self._last.get(v, u) < inside.stop for v in flow.makes(u))
         ]
         number = {u: k for k, u in enumerate(units)}

@@ -93,16 +93,6 @@ def _several(ways: Sequence[Sequence[Way]]) -> tuple[tuple[Way, ...], ...]:
     return tuple([tuple(own) for own in ways if len(own) > 1])
 
 
-def _places(
-    graph: BlockGraph,
-    feedback: Mapping[int, int],
-    ways: Sequence[Sequence[Way]],
-    more: bool = False,
-) -> SecondPlaces:
-    places = tuple([tuple(own) for own in ways if len(own) > 1])
-    return SecondPlaces(graph, feedback, places, more=more)
-
-
 class _Found:
     """What may be computed again of a program, and by whom it is read."""
 
