@@ -29,6 +29,9 @@ from tapestry_egg.quantities import BYTES, TIME
 from . import programs
 from .device.kernels import Kernel, kernels
 
+#: For how many seconds a step runs again and again, at least.
+LONG = 1.5
+#: The machine that plans are for.
 TARGET = "h100:1"
 _LARGE = ("mlp", "llama", "resnet", "moe", "recurrent", "state_space", "graph_network", "decode",
           "lora", "convnet", "sorting", "while_loop", "ragged_moe")  # fmt: skip
@@ -50,8 +53,8 @@ def names() -> list[str]:
     return ["gpt2 small", "gpt2 small, bf16", *_LARGE]
 
 
-def plan(folder: Path) -> None:
-    """Plans of all of them, as files; what is there already stays."""
+def plan(folder: Path, target: str = TARGET) -> None:
+    """Plans of all of them for a target of one device, as files; what is there already stays."""
     import tapestry_egg as te
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +64,7 @@ def plan(folder: Path) -> None:
         if path.exists():
             return
         begin = time.perf_counter()
-        front = te.optimize(te.trace(function, *types, donate_argnums=donated), target=TARGET)
+        front = te.optimize(te.trace(function, *types, donate_argnums=donated), target=target)
         front.save(path)
         fastest = front.best("seconds").costs
         print(
@@ -201,7 +204,7 @@ def _loop(
     jax.block_until_ready(flat)
     times: list[float] = []
     begin, before, count = time.perf_counter(), counter(), 0
-    while time.perf_counter() - begin < 1.5 or count < 5:
+    while time.perf_counter() - begin < LONG or count < 5:
         start, some = time.perf_counter(), 0
         while some < 5:
             flat, some = step(flat), some + 1
@@ -350,6 +353,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="when to begin nothing more")
     parser.add_argument("--plans", type=int, default=3, help="of a program (3)")
     parser.add_argument("--profile", nargs="*", default=[], help="programs told by kernel")
+    parser.add_argument("--target", default=TARGET, help=f"what plans are for ({TARGET})")
     parser.add_argument("--only", nargs="*", default=[], help="names, or parts of them")
     args = parser.parse_args()
     if args.what is None:
@@ -358,11 +362,11 @@ def main() -> None:
         if jax.default_backend() != "gpu":
             print("skipped: there is no GPU here")
             return
-        plan(args.path)
+        plan(args.path, args.target)
         run(args.path, args.rows, args.seconds, args.only, args.plans, args.profile)
         show(args.rows)
     elif args.what == "plan":
-        plan(args.path)
+        plan(args.path, args.target)
     elif args.what == "run":
         run(args.path, args.rows, args.seconds, args.only, args.plans, args.profile)
     else:
