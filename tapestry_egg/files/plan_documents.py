@@ -80,7 +80,7 @@ class BodyRecord(
     kept: dict[str, tuple[int, int]] = {}
     copies: list[tuple[int, int, int, list[Change]]] = []
     groups: list[int] = []
-    merged: list[list[list[int]]] = []  # value, layout, which such copy (the first: left out)
+    merged: list[list[tuple[int, int, int]]] = []  # value, layout, the how manieth such copy
 
 
 class OriginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -145,7 +145,7 @@ class _Writer:
                 for (v, source, target), steps in body.copies.items()
             ],
             groups=list(body.groups),
-            merged=[[[v, self.layout(x), n] for v, x, n in members] for members in body.merged],
+            merged=[[(v, self.layout(x), n) for v, x, n in members] for members in body.merged],
         )
 
     def graph(self, graph: BlockGraph) -> GraphRecord:
@@ -281,11 +281,11 @@ class _Reader:
             ),
         )
 
-    def copied(self, key: Sequence[int], graph: BlockGraph, where: str) -> tuple[int, Layout, int]:
+    def copied(
+        self, key: tuple[int, int, int], graph: BlockGraph, where: str
+    ) -> tuple[int, Layout, int]:
         """A copy that is made with others: its value, the layout made, the how manieth it is."""
-        if len(key) not in (2, 3):
-            raise PlanError(f"a copy of {len(key)} numbers", where=where)
-        v, layout, time = *key[:2], (*key, 0)[2]
+        v, layout, time = key
         rank = graph.values[self.value(str(v), graph, where)].rank
         return v, self.layout(layout, where, rank), time
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.errors import ExtractError, GraphError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key
 from tapestry_egg.extract.certify.recount import Walk
@@ -345,8 +345,11 @@ def test_files_keep_what_is_merged_and_nothing_else_is_believed(
     document = json.loads(path.read_text())
     body = document["plans"][0]["body"]
     (members,) = body["merged"]
-    for changed in ([], [members[:2]], [members, members], [[*members, members[0]]], [members[:1]]):
+    others = [[members[:2]], [members, members], [[*members, members[0]]], [members[:1]]]
+    others += [[[key[:2] for key in members]], [[[*key, 0] for key in members]]]
+    others += [[[[v, layout, time] for v, layout, _ in members]] for time in (-1, 1)]
+    for changed in ([], *others):
         body["merged"] = changed
         path.write_text(json.dumps(sealed(document)))
-        with pytest.raises(PlanError):
+        with pytest.raises((PlanError, GraphError), match="merged"):
             te.load(path)

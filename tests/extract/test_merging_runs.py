@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.merging import Key, own_moves
+from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.members import Candidates
-from tapestry_egg.extract.front.runs import Runs
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.extract.front.runs import Runs, _fits, _Run
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.runtime import compare
 from tapestry_egg.schedule.of_plans import plan_schedule
-from tests.extract.test_merging import LAYERS, QUICK, WIDTH, counted, feedback, front_of, step
+from tests.extract.test_merging import (
+    GRADIENT,
+    LAYERS,
+    MESH,
+    QUICK,
+    WIDTH,
+    counted,
+    feedback,
+    front_of,
+    step,
+)
+from tests.runtime.test_beside import COLLECTIVES, local_equations
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +55,36 @@ def plans() -> list[Plan]:
     return found
 
 
-def runs_of(plan: Plan) -> Runs:
-    walk = Walk(plan, Ground(plan_schedule(plan.body, feedback(plan)), H100))
+@pytest.fixture(scope="module")
+def later() -> list[Plan]:
+    """Plans in which a gathered copy is read before another could be gathered."""
+    found = front_over(two_by_two, ("x", None), *[(512, 512)] * 2)
+    return [p for p in found.plans if sum(c.kind == "all_gather" for c in p.collectives) > 1]
+
+
+def two_by_two(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums along rows of sums along columns; the second of them need not be first to be read."""
+    a, b = jnp.cumsum(jnp.tanh(x), 0), jnp.cumsum(jnp.tanh(y), 0)
+    return jnp.cumsum(a, 1), jnp.cumsum(b, 1)
+
+
+def front_over(
+    function: Callable[..., Any], pin: tuple[str | None, ...], *shapes: tuple[int, ...]
+) -> te.Front:
+    """Of a function whose arguments are cut alike, or, with each other, along what is summed."""
+    pins = {f"[{k}]": pin if k % 2 == 0 else ("x", None) for k in range(len(shapes))}
+    return te.optimize(
+        te.trace(function, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)),
+        "h100:8",
+        settings=replace(QUICK, merge=False, forms=0),
+        books=["sharding", "collectives"],
+        mesh_shapes=[MESH],
+        pins=pins,
+    )
+
+
+def runs_of(plan: Plan, target: Target = H100) -> Runs:
+    walk = Walk(plan, Ground(plan_schedule(plan.body, feedback(plan)), target))
     walk.find_moves()
     return Runs(Candidates(walk))
 
@@ -64,6 +107,100 @@ def test_what_is_told_of_cuts_is_what_plans_have(plans: list[Plan]) -> None:
                 assert cost.peak_bytes == pytest.approx(cut.peak, rel=1e-9)
                 cuts += bool(cut.groups)
     assert cuts > 5
+
+
+def test_cuts_by_levels_hold_what_the_same_runs_hold(plans: list[Plan]) -> None:
+    same = 0
+    for plan in plans:
+        runs = runs_of(plan)
+        free = runs.within(np.inf)
+        for cut in runs.by_levels():
+            if set(map(frozenset, cut.groups)) == set(map(frozenset, free.groups)) != set():
+                assert (cut.saved, cut.peak) == pytest.approx((free.saved, free.peak), rel=1e-9)
+                same += any(c[0].kind == "all_reduce" for c in plan.body.copies.values())
+    assert same
+
+
+def test_who_reads_gathered_copies_comes_later_only_where_that_is_told(
+    plans: list[Plan], later: list[Plan]
+) -> None:
+    told = 0
+    for plan in (*plans, *later):
+        runs = runs_of(plan)
+        gathers = {m.key for kind, own in runs.members.items() for m in own if "gather" in kind[0]}
+        for limit in limits(plan):
+            for waits in (False, True):
+                cut = runs.within(limit, waits)
+                some = [group for group in cut.groups if gathers.issuperset(group)]
+                assert cut.waits == (counted(plan, some)[0].graph is not plan.graph)
+                assert waits or not cut.waits
+                told += cut.waits
+    assert told
+
+
+def test_a_limit_below_the_plan_s_peak_binds_where_a_run_holds_more() -> None:
+    held, more = np.array([9.0, 1.0, 9.0]), np.array([0.0, 1.0, 0.0])
+    run = _Run(0, 2, 1.0, 0, more, waits=False)
+    assert _fits(held, run, 2.0) and not _fits(held, run, 1.9)
+
+
+def test_no_run_is_larger_than_what_the_compiler_makes_one(plans: list[Plan]) -> None:
+    assert H100.combiner is not None
+    smaller = 0
+    for plan in plans:
+        every = runs_of(plan).within(np.inf).groups
+        for most in (1, 2, 3):
+            combiner = replace(H100.combiner, bytes=most * GRADIENT)
+            target = replace(H100, combiner=combiner)
+            groups = runs_of(plan, target).within(np.inf).groups
+            counted(plan, groups, target)  # which refuses what is larger
+            smaller += 0 < len(groups) and groups != every
+    assert smaller
+
+
+def test_sums_of_one_run_do_not_wait_for_each_other() -> None:
+    def in_turn(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        one = jnp.sum(x)
+        return one, jnp.sum(jnp.tanh(x * one)), jnp.sum(y)
+
+    plan = front_over(in_turn, ("x", None), (1 << 20, 16), (1 << 20, 16)).plans[0]
+    (members,) = runs_of(plan).members.values()
+    assert len(members) == 3
+    cut = runs_of(plan).within(np.inf)
+    assert [len(group) for group in cut.groups] == [2]
+    counted(plan, cut.groups)  # which refuses what waits for itself
+
+
+def test_what_one_reader_takes_twice_is_not_merged() -> None:
+    """But where the first of the two is kept for the other; lowered is one, the certificate has
+    two."""
+
+    def told_twice(x: jax.Array) -> tuple[jax.Array, ...]:
+        one, other = jnp.sum(x, 0), jnp.sum(jnp.tanh(x), 0)
+        return one, one, other
+
+    plan = front_over(told_twice, ("x", None), (1 << 20, 16)).plans[0]
+    members = tuple(own_moves(runs_of(plan).walk))
+    assert len(members) == 2 and counted(plan, [members])
+    plan = replace(plan, body=replace(plan.body, kept={}))
+    assert len(own_moves(runs_of(plan).walk)) == 1
+    with pytest.raises(ExtractError, match="is no two copies"):
+        counted(plan, [members])
+
+
+def test_sums_within_kernels_are_not_merged() -> None:
+    """Two kernels in each of which two products are added up before one sum combines them."""
+
+    def waves(*x: jax.Array) -> tuple[jax.Array, ...]:
+        return jnp.sin(x[0] @ x[1] + x[2] @ x[3]), jnp.cos(x[0] @ x[5] + x[2] @ x[7])
+
+    wide, deep, half = (1024, 2048), (2048, 1024), (2048, 512)
+    shapes = (wide, deep, wide, deep, (16, 16), half, (16, 16), half)
+    plan = front_over(waves, (None, "x"), *shapes).plans[0]
+    runs = runs_of(plan)
+    inner = [move for move in runs.walk.moves if move.inner]
+    assert len({kind_of(runs.walk, move) for move in inner} - {None}) == 1 < len(inner)
+    assert not runs.members
 
 
 def in_runs(members: list[Key]) -> Iterator[tuple[Merged, ...]]:
@@ -99,6 +236,28 @@ def test_of_all_cuts_of_one_kind_the_best_within_a_limit_is_found(plans: list[Pl
     assert tried > 2
 
 
+def test_what_is_gathered_again_stays_while_only_the_first_copy_is_merged(
+    plans: list[Plan],
+) -> None:
+    tried = 0
+    for plan in plans:
+        plan = replace(plan, body=replace(plan.body, kept={}))
+        runs = runs_of(plan)
+        again = {key[:2] for key in own_moves(runs.walk) if key[2]}
+        for a, b in (ab for own in runs.members.values() for ab in permutations(own, 2)):
+            if a.key[:2] not in again or a.key[2] or b.key[0] == a.key[0]:
+                continue
+            try:
+                one, _ = counted(plan, [(a.key, b.key)])
+            except (PlanError, ExtractError):
+                continue
+            mine = [x for v, x in runs_of(one).walk.held() if v == a.move.value]
+            (made,) = [x for x in mine if x.role == "made"]
+            assert made.end >= max(x.end for x in mine if x.role == "making")
+            tried += a.key[0] not in plan.graph.inputs
+    assert tried
+
+
 def twice(plan: Plan) -> tuple[Plan, set[Key]]:
     """The plan with all merged that may be, and which of that is made for the second time."""
     cut = runs_of(plan).within(np.inf)
@@ -113,6 +272,9 @@ def test_copies_are_numbered_alike_by_the_certificate_and_by_what_is_lowered(
     for plan in plans:
         walk = Walk(plan, Ground(plan_schedule(plan.body, feedback(plan)), H100))
         walk.find_moves()
+        for kind, own in Candidates(walk).members.items():
+            at = [walk.read_at(m.move) if kind[0] == "all_gather" else m.maker for m in own]
+            assert at == sorted(at)
         made = {
             f.key: k
             for k, reads in enumerate(fetches(plan.body))
@@ -142,5 +304,10 @@ def test_weights_that_are_gathered_twice_are_sent_together_each_time(
     x = rng.normal(size=plan.graph.values[plan.graph.inputs[-1]].shape).astype(np.float32)
     for a, b in zip(run(ws, x), jax.jit(step)(ws, x), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    # Each is made once, those of one collective with nothing between them.
+    sent = [k for k, e in enumerate(local_equations(plan)) if e.primitive.name in COLLECTIVES]
+    places = np.split(sent, np.flatnonzero(np.diff(sent) > 1) + 1)
+    together = Counter(c.merged for c in plan.collectives)
+    assert 0 not in together and sorted(map(len, places)) == sorted(together.values())
     te.save(plan, tmp_path / "plan.json")
     assert te.load(tmp_path / "plan.json").body.merged == plan.body.merged
