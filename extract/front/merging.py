@@ -86,14 +86,12 @@ def merge_collectives(
     of them were asked.
     """
     merging = _Merging(front, results, objectives, machine, feedback)
-    made, left = merging.made(limits)
+    made, left, unmade = merging.made(limits)
     least, of_all = _least_merged(results)
     whole &= of_all
     made = [_raised(p, least, whole) for p in made]
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
-    notes: tuple[str, ...] = ()
-    if left:
-        notes = (f"of {left} plans that may gain least by it no collectives were merged",)
+    notes = _omitted(left, unmade)
     costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
     plans = in_order(fitting[i] for i in shown(costs))
     mine = [p for p in plans if p.body.merged]
@@ -116,6 +114,19 @@ def merge_collectives(
             *notes,
         )
     return replace(front, plans=plans, epsilon=proven), (note, *notes)
+
+
+def _omitted(left: int, unmade: int) -> tuple[str, ...]:
+    """What is said of plans that were not looked at, and of ways to merge that were not made."""
+    found: tuple[str, ...] = ()
+    if left:
+        plans = "1 plan" if left == 1 else f"{left} plans"
+        found = (f"of {plans} that may gain least by it no collectives were merged",)
+    if unmade:
+        ways = "1 more way" if unmade == 1 else f"{unmade} more ways"
+        end = "not tried, though the front may show what comes of it"
+        found += (f"{ways} to merge collectives {'was' if unmade == 1 else 'were'} {end}",)
+    return found
 
 
 def _least_merged(results: Sequence[NetworkResult]) -> tuple[float, bool]:
@@ -181,9 +192,9 @@ class _Merging:
     machine: Target
     feedback: Mapping[int, int]
 
-    def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int]:
-        """Merged plans, among them all that a front would show; and how many labellings were not
-        looked at."""
+    def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int, int]:
+        """Merged plans; how many labellings were not looked at; and how many ways to merge were
+        not made although a front would show them, if they have what is told of them."""
         most = limits.get(PEAK_BYTES.name, np.inf)
         posed, left = self._posed(most)
         steps = _limits([x.plan.costs.peak_bytes for x in posed])
@@ -193,20 +204,25 @@ class _Merging:
         made: list[Plan] = []
         tried = np.zeros(len(ways), dtype=bool)
         spent = 0
-        for _ in range(_ROUNDS):
+
+        def worth() -> list[int]:
+            """The ways not tried that a front would show."""
             open_ = np.flatnonzero(~tried)
             every = np.concatenate([np.array(known).reshape(-1, 3), told[open_]])
-            some = [int(open_[k - len(known)]) for k in shown(every) if k >= len(known)]
-            if not some:
+            return [int(open_[k - len(known)]) for k in shown(every) if k >= len(known)]
+
+        for _ in range(_ROUNDS):
+            some = worth()
+            if not some or (made and spent > _MOST_MADE):
                 break
             for k in some:
                 if tried[k]:
                     continue
                 x, cut = ways[k]
-                tried[k] = True
                 spent += len(x.plan.graph.operations)
                 if made and spent > _MOST_MADE:
-                    return made, left
+                    break
+                tried[k] = True
                 one = _made(x.plan, cut.groups, x.candidates.walk.ground, self.feedback)
                 if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
                     made.append(one)
@@ -218,10 +234,12 @@ class _Merging:
             x, cut = ways[k]
             spent += 0 if tried[k] else len(x.plan.graph.operations)
             if not tried[k] and spent <= _MOST_MORE:  # more may be true than is told
+                tried[k] = True
                 one = _made(x.plan, cut.groups, x.candidates.walk.ground, self.feedback)
                 if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
                     made.append(one)
-        return made, left
+                    known.append(_costs(one))
+        return made, left, len(worth())
 
     def _posed(self, most: float) -> tuple[list[_Posed], int]:
         """Plans in which merging may save something, of those that may be the fastest within some

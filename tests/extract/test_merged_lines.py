@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -12,7 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.latency_prices import LatencyPrices, _solved
+from tapestry_egg.extract.front.members import Candidates
+from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem import mergeable as mergeable_module
 from tapestry_egg.extract.problem.assemble import Weights, assemble
 from tapestry_egg.extract.problem.columns import Columns
@@ -31,6 +36,7 @@ from tapestry_egg.extract.problem.mergeable import (
     paid_for,
 )
 from tapestry_egg.extract.problem.once import Once
+from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import scheduled
@@ -330,3 +336,29 @@ def test_the_chain_is_the_one_on_which_reads_count_most() -> None:
         assert most == pytest.approx(sum(counted[r] for r in chain))
         assert chain in {frozenset(c) for c in every}
     assert any(schedule.producer[v] >= u for own in reads for v, u in own)  # round the loop
+
+
+def test_copies_of_labellings_are_those_of_their_plans() -> None:
+    """Also of what is kept for one reader after another, or made for each."""
+
+    def gathered(x: jax.Array) -> tuple[jax.Array, ...]:
+        return jnp.cumsum(x, 0), jnp.cumprod(x, 0), jax.lax.cummax(x, 0)
+
+    graph = prepare(trace(gathered, jax.ShapeDtypeStruct((512, 512), jnp.float32)).graph)
+    plan = scheduled(graph, feedback_pairs(graph))
+    assembled = assemble(choices_of(plan))
+    mergeable, ground = Mergeable(Columns(assembled.choices)), Ground(plan, TARGET)
+    rng, seen = np.random.default_rng(0), Counter[str]()
+    for _ in range(200):
+        rows = np.array([rng.integers(len(v)) for v in assembled.problem.variables])
+        one = make_plan(assembled, Candidate(rows, 0.0, 0.0, 0.0), "", 0.0)
+        walk = Walk(one, ground)
+        walk.find_moves()
+        members = Candidates(walk).members
+        copies = copies_of(assembled, rows, mergeable)
+        assert copies.keys() == members.keys()
+        for kind, own in copies.items():
+            known = sorted((m.bytes, m.seconds) for m in members[kind])
+            assert np.allclose(sorted((c.bytes, c.seconds) for c in own), known, rtol=1e-12)
+            seen[str(sorted(len(c.reads) for c in own))] += 1
+    assert seen.keys() >= {"[1, 1, 1]", "[1, 2]", "[3]"}

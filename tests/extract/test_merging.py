@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
+from tapestry_egg.extract.front import merging
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import _least_merged, _raised, merged_plans
 from tapestry_egg.extract.front.plans import make_plan
@@ -173,6 +175,44 @@ def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) 
             continue  # what holds less than all others once it is merged is not looked for
         # A front leaves out what is a hundredth better in one thing and worse on the whole.
         assert (points / own).max(axis=1).min() <= 1.011, one.mesh
+
+
+@pytest.mark.parametrize(
+    ("least", "said"),
+    [
+        ({}, ()),
+        (
+            {"_MOST_SEEN": 0, "_MOST_MORE": 0},
+            ("of # plans that may gain least by it no collectives were merged",),
+        ),
+        (
+            {"_MOST_MADE": 0, "_MOST_MORE": 0},
+            (
+                "of # plans that may gain least by it no collectives were merged",
+                "# more ways to merge collectives were not tried, though the front may show what "
+                "comes of it",
+            ),
+        ),
+    ],
+)
+def test_what_is_not_merged_for_want_of_work_is_told(
+    least: dict[str, int], said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, most in least.items():
+        monkeypatch.setattr(merging, name, most)
+    notes = [re.sub(r"\d+", "#", note) for note in front_of(512).notes]
+    about = ("that may gain least", "more ways to merge")
+    assert tuple(note for note in notes if any(x in note for x in about)) == said
+
+
+def test_what_is_told_to_be_worse_is_tried_too_where_that_is_little_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In another order of kernels a plan may hold less than is told of it."""
+    every = front_of(64)
+    monkeypatch.setattr(merging, "_MOST_MORE", 0)
+    fewer = front_of(64)
+    assert {p.body.merged for p in fewer} < {p.body.merged for p in every}
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
