@@ -33,8 +33,8 @@ _Size = Callable[[Layout], float]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Copies of a plan that are merged, the seconds that this saves, and the peak that it has; less
-    than it has where some kernel `waits` to whose turn more is alive."""
+    """Copies of a plan that are merged, the seconds that this saves, and the peak that it has; not
+    that which it has where some kernel `waits`, to whose turn more is alive, or less."""
 
     groups: tuple[Merged, ...]
     saved: float

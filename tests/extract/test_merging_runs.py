@@ -20,6 +20,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.members import Candidates
+from tapestry_egg.extract.front.merging import LEAST, _Posed
 from tapestry_egg.extract.front.runs import Runs, _fits, _Run
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.fetch import fetches
@@ -58,14 +59,15 @@ def plans() -> list[Plan]:
 @pytest.fixture(scope="module")
 def later() -> list[Plan]:
     """Plans in which a gathered copy is read before another could be gathered."""
-    found = front_over(two_by_two, ("x", None), *[(512, 512)] * 2)
+    found = front_over(one_by_one, ("x", None), *[(512, 512)] * 2)
     return [p for p in found.plans if sum(c.kind == "all_gather" for c in p.collectives) > 1]
 
 
-def two_by_two(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sums along rows of sums along columns; the second of them need not be first to be read."""
-    a, b = jnp.cumsum(jnp.tanh(x), 0), jnp.cumsum(jnp.tanh(y), 0)
-    return jnp.cumsum(a, 1), jnp.cumsum(b, 1)
+def one_by_one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """Three sums along columns, of which one is read before what the others add up is made."""
+    first = jnp.cumsum(jnp.cumsum(jnp.tanh(x), 0), 1)
+    b, c = jnp.tanh(y), jnp.sin(y)
+    return first, jnp.cumsum(jnp.cumsum(b, 0), 1), jnp.cumsum(jnp.cumsum(c, 0), 1)
 
 
 def front_over(
@@ -136,6 +138,33 @@ def test_who_reads_gathered_copies_comes_later_only_where_that_is_told(
                 assert waits or not cut.waits
                 told += cut.waits
     assert told
+
+
+def test_all_cuts_that_are_worth_it_are_tried(
+    plans: list[Plan], later: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By levels, and in runs, whether kernels that read gathered copies come later or not."""
+    seen: Counter[str] = Counter()
+    for plan in (*plans, *later):
+        runs, some = runs_of(plan), list(limits(plan))
+        ways = {
+            "stays": [runs.within(x * (1 + 1e-9), waits=False) for x in some],
+            "waits": [runs.within(x * (1 + 1e-9)) for x in some],
+            "levels": [*runs.by_levels()],
+        }
+        least = LEAST * plan.costs.seconds
+        worth = {k: {c.groups for c in own if c.saved >= least} for k, own in ways.items()}
+        in_runs = worth["stays"] | worth["waits"]
+        posed = _Posed(plan, Candidates(runs.walk))
+        assert {c.groups for c in posed.cuts(some)} == in_runs | worth["levels"]
+        with monkeypatch.context() as patch:
+            patch.setattr(Runs, "by_levels", lambda _: ())
+            assert {c.groups for c in posed.cuts(some)} == in_runs
+        seen["stays"] += len(worth["stays"] - worth["waits"])
+        seen["waits"] += len(worth["waits"] - worth["stays"])
+        seen["levels"] += len(worth["levels"] - in_runs)
+        seen["limits"] += len(in_runs) > 2
+    assert len(+seen) == 4, seen
 
 
 def test_a_limit_below_the_plan_s_peak_binds_where_a_run_holds_more() -> None:
