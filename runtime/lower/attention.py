@@ -245,7 +245,7 @@ def _block(shape: Sequence[int], keys: int, room: int) -> tuple[int, int, int]:
 
     def most(extent: int, of_one: int) -> int:
         count = max(1, room // max(1, of_one))
-        return max(n for n in range(1, extent + 1) if extent % n == 0 and n <= max(count, 1))
+        return max(n for n in range(1, extent + 1) if extent % n == 0 and n <= count)
 
     head = 4 * shared * rows * keys
     if groups * head <= room:
