@@ -220,6 +220,15 @@ def test_partition_specs() -> None:
         assert partition_spec(Layout(dims), MESH) == spec
 
 
+def test_the_compiler_is_told_more_where_that_is_asked() -> None:
+    """Beside what the plan counts on: XLA for CPU keeps barriers, and refuses what it has not."""
+    run = compile(step_plan())
+    told = {"xla_cpu_enable_fast_math": False}
+    check(replace(run, more_options=told)(*arguments(), rate=0.5))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        replace(run, more_options={"xla_no_such_option": 1})(*arguments(), rate=0.5)
+
+
 def test_lowering_needs_no_arguments() -> None:
     lowered = compile(step_plan()).lower()
     assert "shard_map" in lowered.as_text() or "manual_computation" in lowered.as_text()
