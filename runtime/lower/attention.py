@@ -61,7 +61,7 @@ def flash_attention(
         out = jnp.einsum(
             "bgrts,bsgh->btgrh", weights.astype(v.dtype), v, preferred_element_type=s.dtype
         )
-        return (out.astype(v.dtype), stats.astype(jnp.float32).transpose(0, 3, 1, 2)), sums
+        return (out.astype(v.dtype), stats.transpose(0, 3, 1, 2)), sums
 
     by_row, by_key = {"q": split}, {"k": k, "v": v}
     _place(mask, rows, by_row, by_key, split.shape)

@@ -332,13 +332,12 @@ class _Rewrite:
     def _number(self, x: float, dtype: str) -> int:
         """A scalar constant."""
         self.values.append(TensorType((), dtype))
-        made = np.asarray(x, np.float32)
         if dtype == "bfloat16":
             import ml_dtypes
 
-            made = made.astype(ml_dtypes.bfloat16)
+            made = np.asarray(x, ml_dtypes.bfloat16)
         else:
-            made = made.astype(dtype)
+            made = np.asarray(x, dtype)
         self.constants[len(self.values) - 1] = made
         return len(self.values) - 1
 
@@ -349,7 +348,7 @@ class _Rewrite:
         three, extra = self._operands(builder, call)
         batch, rows, heads, _ = (extent(g) for g in call.axes.of_rows)
         out = TensorType((batch, rows, heads, extent(call.axes.features)), self._dtype(call))
-        stats = TensorType((batch, heads, rows), "float32")
+        stats = TensorType((batch, heads, rows), "float64" if out.dtype == "float64" else "float32")
         return builder.several("flash_attention", (*three, *extra), [out, stats], call.params)
 
     def _dtype(self, call: _Call) -> str:
