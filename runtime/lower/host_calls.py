@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.metakernels.signatures.signature import CALLS, carried_type
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import carried_type
 from tapestry_egg.plans.collectives import block_number
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class Caller:
 
 def calls(graph: BlockGraph) -> bool:
     """Whether a graph, or one inside it, calls into Python."""
-    return any(op.kernel in CALLS or any(map(calls, op.regions)) for op in graph.operations)
+    return any(
+        registry.calls_python(op.kernel) or any(map(calls, op.regions)) for op in graph.operations
+    )
 
 
 def run_once(
@@ -66,10 +69,10 @@ def run_once(
     params = decode_params(op.params, kernel=op.kernel)
     if mesh.devices == 1:
         return _bind(kernel, params, operands), failed
-    kept = (*results, *([FLAG] if op.kernel in CALLS else ()))
+    kept = (*results, *([FLAG] if registry.calls_python(op.kernel) else ()))
 
     def sent(*xs: Any) -> list[jax.Array]:
-        if op.kernel in CALLS:
+        if registry.calls_python(op.kernel):
             out = _call(kernel, params, xs, results, caller)
         else:
             out = _bind(kernel, params, xs)
@@ -83,7 +86,7 @@ def run_once(
         here = here & (failed == 0)
     found = lax.cond(here, sent, nothing, *operands)
     outputs = [_unpacked(lax.psum(x, mesh.names), t) for x, t in zip(found, kept, strict=True)]
-    if op.kernel in CALLS:
+    if registry.calls_python(op.kernel):
         failed = failed | outputs.pop()
     return outputs, failed
 

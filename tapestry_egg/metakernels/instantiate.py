@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast, get_args
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
@@ -16,6 +16,7 @@ from tapestry_egg.metakernels.language.scopes import Inner, Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.signatures.parameters import plain
 from tapestry_egg.metakernels.signatures.signature import (
+    Elements,
     OperationSignature,
     Passage,
     Polynomial,
@@ -95,6 +96,9 @@ def instantiate(
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
+        in_products=template.in_products,
+        elements=_elements(template, names),
+        commutes=template.commutes,
         measured=_measured(template, names),
         spilled=_spilled(template, names),
         scratch=_scratch(template, names, priced),
@@ -358,6 +362,16 @@ def _scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scra
     if len(along) != 1:
         raise texts["along"].error("is no product of index dims")
     return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused))
+
+
+def _elements(template: Template, names: Names) -> Elements:
+    text = template.elements
+    if text is None:
+        return "kept" if template.fusion == "view" else "computed"
+    value = text(names)
+    if value not in get_args(Elements):
+        raise text.error(f"{value!r} is none of {', '.join(get_args(Elements))}")
+    return cast(Elements, value)
 
 
 def _reads(

@@ -13,10 +13,11 @@ from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.metakernels.signatures.signature import CALLS, OperationSignature
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
 from .instantiate import Instance, instantiate, types_given
+from .opaque import facts_of
 
 # Published whole, never filled in place: other threads read it meanwhile.
 _TEMPLATES: Mapping[str, tuple[Template, ...]] = {}
@@ -25,9 +26,6 @@ _INSTANCES: dict[Any, Instance | None] = {}
 _SIGNATURES: dict[Any, OperationSignature] = {}
 _TYPES: dict[Any, tuple[TensorType, ...]] = {}
 _ADDED: list[str] = []
-
-#: Primitives of other libraries that JAX lowers to a call into Python.
-_HOSTED = frozenset(("noinline",))
 
 
 def templates() -> Mapping[str, tuple[Template, ...]]:
@@ -201,13 +199,18 @@ def entry(
 
 def draws(kernel: str) -> bool:
     """Whether a kernel gives other numbers each time that it runs on the same operands."""
-    return kernel == "rng_uniform"
+    return facts_of(kernel).draws
+
+
+def calls_python(kernel: str) -> bool:
+    """Whether a kernel calls into Python."""
+    return facts_of(kernel).calls
 
 
 def runs_once(op: Operation) -> bool:
     """Whether one device runs an operation for all: it has effects, or calls into Python, where
     equal operands may give unequal results."""
-    return op.effectful or op.kernel in CALLS or op.kernel in _HOSTED
+    return op.effectful or facts_of(op.kernel).runs_once
 
 
 def is_repeatable(op: Operation) -> bool:
@@ -231,6 +234,7 @@ def opaque(
     def full(tensor: TensorType) -> Projection:
         return Projection.fixed(ZRange.from_shape(tensor.shape), 0)
 
+    facts = facts_of(kernel)
     elements = float(sum(t.size for t in (*input_types, *output_types)))
     return OperationSignature(
         kernel=kernel,
@@ -241,8 +245,10 @@ def opaque(
         output_types=tuple(output_types),
         flops=((elements, ()),) if elements else (),
         reads=(None,) * len(input_types),
+        elements=facts.elements,
         opaque=True,
-        once=once or kernel in CALLS or kernel in _HOSTED,
+        once=once or facts.runs_once,
+        calls=facts.calls,
     )
 
 

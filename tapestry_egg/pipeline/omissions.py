@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import CALLS
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
@@ -279,7 +278,8 @@ def of_opaque(graph: BlockGraph) -> tuple[str, ...]:
 
 def _opaque(graph: BlockGraph) -> Iterator[str]:
     for op in graph.operations:
-        if not op.regions and op.kernel not in registry.templates() and op.kernel not in CALLS:
+        known = op.kernel in registry.templates() or registry.calls_python(op.kernel)
+        if not (op.regions or known):
             yield op.kernel
         for region in op.regions:
             yield from _opaque(region)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import TemplateError
-from tapestry_egg.metakernels.opaque import opaque_reasons
+from tapestry_egg.metakernels.opaque import facts_of
 from tapestry_egg.metakernels.registry import localize
 from tapestry_egg.metakernels.signatures.parameters import readable
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -135,9 +135,7 @@ def prepared(
 def _implementation(kernel: str) -> Reference:
     found = _OWN.get(kernel) or REFERENCES.get(kernel)
     if found is None:
-        raise TemplateError(
-            f"there is no reference for {kernel}", hint=opaque_reasons().get(kernel, "")
-        )
+        raise TemplateError(f"there is no reference for {kernel}", hint=facts_of(kernel).reason)
     return found
 
 

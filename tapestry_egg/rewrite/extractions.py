@@ -151,18 +151,11 @@ def without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple
             key: object = k
             if node.signature >= 0:
                 entry = catalogue[node.signature]
-                if _commutes(entry):
+                if entry.signature.commutes:
                     key = (entry.kernel, tuple(sorted(node.operands)))
             kept.setdefault(key, (k, node))
         out.append(list(kept.values()))
     return out
-
-
-def _commutes(entry: Applied) -> bool:
-    return entry.kernel in _COMMUTATIVE and len(entry.inputs) == 2
-
-
-_COMMUTATIVE = frozenset(("add", "mul", "max", "min", "and", "or", "xor"))
 
 
 def kernels_of(graph: BlockGraph) -> frozenset[bytes]:

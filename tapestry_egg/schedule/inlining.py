@@ -14,16 +14,6 @@ from .schedules import Schedule
 from .self_compared import self_compared
 from .units import Unit
 
-#: Operations on elements that its kernels of products know.
-_ONE = frozenset(
-    "abs cbrt ceil convert_element_type cos erf exp expm1 floor log log1p neg rsqrt sin sqrt tan"
-    " tanh".split()
-)
-_TWO = frozenset("add atan2 div max min mul pow rem sub".split())
-#: Those that it computes in bfloat16 as they are: it widens and rounds for all others, and what
-#: rounds is not taken in.
-_SHORT = frozenset("abs add max min mul neg sub".split())
-
 
 @dataclass(frozen=True)
 class Fusion:
@@ -263,6 +253,7 @@ def read_by_products(
 ) -> tuple[dict[FlatId, set[int]], frozenset[int]]:
     """The products that read each value, themselves or by what they compute; and the units that
     the products among their readers compute: `all_of_them` that go element by element, or
+    those that XLA for GPUs takes into them.
 
     A model of XLA's GEMM fusion for GPUs (xla/backends/gpu/transforms/gemm_fusion.cc), which comes
     before all other fusion. From a product it goes towards what it reads, and takes in what reads
@@ -334,13 +325,16 @@ def _is_given(program: FlatProgram, v: FlatId) -> bool:
 
 
 def _is_taken(program: FlatProgram, instance: Instance, spread: set[FlatId]) -> bool:
+    """Whether a product takes an operation in. It widens and rounds for some in bfloat16, and takes
+    nothing in that rounds."""
     signature, types = instance.signature, program.types
     if instance.outputs[0] in spread or signature.fusion == "view":
         return True
     result = types[instance.outputs[0]]
-    if result.dtype == "bfloat16" and signature.kernel not in _SHORT:
+    words = ("always",) if result.dtype == "bfloat16" else ("always", "not_in_bfloat16")
+    if signature.in_products not in words:
         return False
-    if signature.kernel in _ONE:
+    if len(instance.inputs) == 1:
         return types[instance.inputs[0]].itemsize <= result.itemsize
     rest = [v for v in instance.inputs if v not in spread and types[v].shape]
-    return signature.kernel in _TWO and len(rest) == 1
+    return len(instance.inputs) == 2 and len(rest) == 1

@@ -16,7 +16,6 @@ from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_imp
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, reached
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import CALLS
 
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
@@ -184,7 +183,8 @@ class _Flattener:
             return made[: len(eqn.outvars)]
         if kernel == "empty2":
             return [self.zeros(self.typed(eqn.outvars[0].aval, kernel, here))]
-        if not (kernel in registry.templates() or kernel in REGIONS or kernel in CALLS):
+        known = kernel in registry.templates() or kernel in REGIONS
+        if not (known or registry.calls_python(kernel)):
             made_of = None
             if here.expanded < _MOST_EXPANSIONS:
                 made_of = expansion(eqn, constants_among(inputs, self.constants))

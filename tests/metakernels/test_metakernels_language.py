@@ -273,6 +273,17 @@ def _file(tmp_path: Path, text: str) -> Path:
         ),
         (
             "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
+            "  in_products: sometimes",
+            "own.yaml:4:16",
+            "unknown in_products 'sometimes'",
+        ),
+        (
+            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  commutes: true",
+            "own.yaml:4:13",
+            "only a kernel of two operands commutes",
+        ),
+        (
+            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
             '  project: {y: "[]"}',
             "own.yaml:4:12",
             "'y' in `project` is not declared",

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import primitives
 
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.opaque import opaque_reasons
+from tapestry_egg.metakernels.opaque import opaque_primitives
 from tapestry_egg.tracing.jaxprs import INLINED, REGIONS
 from tapestry_egg.tracing.trace import trace
 
@@ -44,12 +44,12 @@ def test_what_real_programs_are_made_of_is_understood() -> None:
 def test_every_public_primitive_has_a_template_or_a_reason() -> None:
     public = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
     assert len(public) > 150
-    assert public - understood() - set(opaque_reasons()) == set()
+    assert public - understood() - set(opaque_primitives()) == set()
 
 
 def test_no_primitive_is_both_and_every_reason_is_a_sentence() -> None:
-    assert set(opaque_reasons()) & understood() == set()
-    assert all(reason.endswith(".") for reason in opaque_reasons().values())
+    assert set(opaque_primitives()) & understood() == set()
+    assert all(each.reason.endswith(".") for each in opaque_primitives().values())
 
 
 @pytest.mark.parametrize("name", sorted(MADE_OF_OTHERS))

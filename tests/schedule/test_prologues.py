@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.schedule.inlining import read_by_products
 from tapestry_egg.schedule.lifetimes import lifetimes
+from tapestry_egg.schedule.schedules import scheduled as schedule_of
 from tests.schedule.test_lifetimes import N, X, h100s, made_by, scheduled
 
 
@@ -46,6 +49,30 @@ def test_products_compute_what_is_no_more_to_read_than_its_result(name: str) -> 
     (y,) = (v for v in both if plan.producer[v] > first)
     assert lives.free[y] == inside
     assert (lives.last[a] == 2 * readers[-1]) == inside
+
+
+OWN = """
+own:
+  inputs: {x: }
+  out: {shape: $x.shape, dtype: $x.dtype}
+  fusion: loop
+  in_products: WHEN
+"""
+
+
+@pytest.mark.parametrize("when, inside", [("always", True), ("never", False)])
+def test_kernels_of_ones_own_say_whether_products_compute_them(
+    when: str, inside: bool, tmp_path: Path
+) -> None:
+    (file := tmp_path / "own.yaml").write_text(OWN.replace("WHEN", when))
+    x, w = te.tensor("x", (N, N)), te.tensor("w", (N, N))
+    times = te.kernel("dot_general")
+    by_rows = {"dimension_numbers": [[[1], [0]], [[], []]]}
+    made = te.kernel("own", str(file))(times(x, w, **by_rows))
+    program = te.program((times(made, w, **by_rows), times(w, made, **by_rows)), name="f")
+    plan = schedule_of(program.graph, {})
+    u, _ = made_by(plan, "own")
+    assert (u in read_by_products(plan)[1]) == inside
 
 
 def test_products_with_vectors_are_no_products_of_matrices() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -58,6 +59,29 @@ SEVERAL: dict[str, tuple[Callable[..., Any], list[str]]] = {
 def test_what_is_compared_with_the_greatest_of_itself_is_found(name: str) -> None:
     f, kernels = SEVERAL[name]
     assert found_in(f) == kernels
+
+
+OWN = """
+middle_one:
+  index: "[$rows, 1]"
+  inputs: {x: {shape: "[$rows, $n]", ipf: "[1, 0] :> [1, $n]"}}
+  out: {dtype: $x.dtype}
+  elements: ELEMENTS
+"""
+
+
+@pytest.mark.parametrize("elements, kernels", [("selected", ["mul"]), ("computed", [])])
+def test_kernels_of_ones_own_say_that_they_select(
+    elements: str, kernels: list[str], tmp_path: Path
+) -> None:
+    (file := tmp_path / "own.yaml").write_text(OWN.replace("ELEMENTS", elements))
+    x, y = te.tensor("x", (64, 128)), te.tensor("y", (64, 128))
+    v = te.kernel("mul")(x, y)
+    middle = te.kernel("middle_one", str(file))(v)
+    program = flatten(te.program(te.kernel("ge")(v, middle), name="f").graph, {})
+    once = self_compared(program)
+    found = [x.signature.kernel for x in program.instances if once.intersection(x.outputs)]
+    assert found == kernels
 
 
 def test_it_is_stored_and_computed_once() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapestry_egg.errors import TemplateError
-from tapestry_egg.metakernels.signatures.signature import Fusion
+from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts
 
 from .expressions import Expression, Origin, PassageText
 from .patterns import Pattern
@@ -103,6 +103,9 @@ class Template:
     spilled: Expression | None = None
     scratch: Mapping[str, Expression] = field(default_factory=dict)
     fusion: Fusion = "kernel"
+    in_products: InProducts = "never"
+    elements: Expression | None = None
+    commutes: bool = False
     local: Mapping[str, Expression] = field(default_factory=dict)
 
     def error(self, what: str, hint: str = "") -> TemplateError:
@@ -122,7 +125,7 @@ class Template:
             yield from output.shape.texts()
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
-        single = (self.when, self.flops, self.measured, self.spilled)
+        single = (self.when, self.elements, self.flops, self.measured, self.spilled)
         yield from (e for e in single if e is not None)
 
     def unset(self, given: Collection[str]) -> tuple[str, ...]:

@@ -37,6 +37,9 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       spilled: 0.5                            bytes through memory per flop where they are not
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       fusion: kernel                          view | loop | reduce | kernel
+      in_products: never                      always | not_in_bfloat16 | never: see below
+      elements: computed                      kept | selected | computed: see below
+      commutes: false                         whether the two operands may change places
       local: {shape: $out.shape}              parameters that differ when run on local boxes
 
 Every field may be used in either. A name that ends in `...` (`xs...`) stands for any number of
@@ -53,6 +56,11 @@ that is fewer, if products compute what is made of them: `fused`), and as polyno
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
 kernel that has no scores only says `beside`. In the place of `row` stands `along`, the product of
 those index dims of which the longest is cut into blocks.
+`in_products:` says whether XLA for GPUs computes the kernel inside the product of matrices that
+reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded.
+`elements:` says what each element of the results is: one of the operands' that is `kept` (moved,
+repeated, chosen by something else), one that is `selected` because it stands out among all (a
+greatest, what is sorted), or `computed`; views keep theirs.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
 projection, that of the tensor. The language of the texts is described in docs/template-language.md.
 """
@@ -65,7 +73,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from tapestry_egg.errors import TemplateError
-from tapestry_egg.metakernels.signatures.signature import Fusion
+from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts
 from tapestry_egg.yaml_nodes import compose_yaml
 
 from .expressions import Expression, Origin, PassageText
@@ -101,7 +109,8 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight outside placed flops reads measured spilled scratch fusion local"
+    "passages initial straight outside placed flops reads measured spilled scratch fusion "
+    "in_products elements commutes local"
 ).split()
 
 
@@ -113,10 +122,12 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
     if ("out" in entry) == ("outputs" in entry):
         raise file.error(node, "the entry needs either `out` or `outputs`")
 
-    fusion = file.text(entry["fusion"], "a word") if "fusion" in entry else "kernel"
-    if fusion not in get_args(Fusion):
-        hint = f"One of {', '.join(get_args(Fusion))}."
-        raise file.error(entry["fusion"], f"unknown fusion {fusion!r}", hint)
+    def word(field: str, known: Sequence[str], default: str) -> str:
+        found = file.text(entry[field], "a word") if field in entry else default
+        if found not in known:
+            hint = f"One of {', '.join(known)}."
+            raise file.error(entry[field], f"unknown {field} {found!r}", hint)
+        return found
 
     def table(field: str) -> dict[str, Expression]:
         return file.expressions(entry[field], f"`{field}`") if field in entry else {}
@@ -159,7 +170,10 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         measured=one("measured"),
         spilled=one("spilled"),
         scratch=_scratch(file, entry["scratch"]) if "scratch" in entry else {},
-        fusion=cast(Fusion, fusion),
+        fusion=cast(Fusion, word("fusion", get_args(Fusion), "kernel")),
+        in_products=cast(InProducts, word("in_products", get_args(InProducts), "never")),
+        elements=one("elements"),
+        commutes=word("commutes", ("true", "false"), "false") == "true",
         local=table("local"),
     )
     _check_names(file, entry, template)
@@ -365,6 +379,8 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
             if key not in names:
                 what = f"{key!r} in `{field}` is not declared"
                 raise file.error(entry[field], what, suggestion(key, names))
+    if template.commutes and (len(operands) != 2 or template.inputs[0].many):
+        raise file.error(entry["commutes"], "only a kernel of two operands commutes")
     if len(set(ports)) < len(ports):
         raise file.error(entry["inputs"], "two operands or outputs have the same name")
     if template.index is not None:

@@ -14,6 +14,8 @@ from tapestry_egg.zspace import Projection, ZRange
 
 Role = Literal["map", "reduce", "scan", "whole"]
 Fusion = Literal["view", "loop", "reduce", "kernel"]
+Elements = Literal["computed", "kept", "selected"]
+InProducts = Literal["never", "not_in_bfloat16", "always"]
 
 #: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
 #: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
@@ -28,10 +30,6 @@ LEAST = 256
 #: Where attention has more than so many blocks they are larger, up to `MOST` bytes of scores: each
 #: is so many kernels more. On an H100 a step of GPT-2 in blocks of 4 MiB took thrice as long.
 BLOCKS, MOST = 16, 16 << 20
-
-
-#: Kernels that call into Python.
-CALLS = frozenset(("io_callback", "pure_callback", "debug_callback", "debug_print"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,10 @@ class OperationSignature:
     over the (local) index extents; `reads[p]` overrides the elements read of operand p, None
     meaning the footprint of its projection. `fusion` says how compilers treat the kernel: `view`
     (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it),
-    `kernel`.
+    `kernel`; `in_products` whether XLA for GPUs computes it inside the product of matrices that
+    reads its result. `elements` says what each element of the results is: `computed`, one of the
+    operands' that is `kept`, or one that is `selected` among all of them. With `commutes` the two
+    operands may change places.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
     where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
     are in memory while it runs.
@@ -110,7 +111,8 @@ class OperationSignature:
     counter does: whoever runs it on a block must see to it. Along all others the kernel on the
     boxes of some index points gives what the whole has there.
     `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
-    With `once` one device runs it for all, and sends them the outputs.
+    With `once` one device runs it for all, and sends them the outputs; with `calls` it does so
+    because it calls into Python, and sends whether that failed, too.
     """
 
     kernel: str
@@ -125,12 +127,16 @@ class OperationSignature:
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
+    in_products: InProducts = "never"
+    elements: Elements = "computed"
+    commutes: bool = False
     measured: tuple[float, ...] | None = None
     spilled: float = 0.0
     scratch: Scratch | None = None
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
     once: bool = False
+    calls: bool = False
     placed: tuple[int, ...] = ()
 
     @cached_property
@@ -142,7 +148,7 @@ class OperationSignature:
         """What the device that runs it sends to the others; of a call, also whether it failed."""
         if not self.once:
             return ()
-        flag = (TensorType((), "int32"),) if self.kernel in CALLS else ()
+        flag = (TensorType((), "int32"),) if self.calls else ()
         return (*map(carried_type, self.output_types), *flag)
 
     @cached_property
