@@ -91,9 +91,10 @@ def flash_attention_backward(
 
     Weights are of the scores and of `stats`, which say how much a row's keys weigh together. In
     rows whose keys are all at a fill of -1e30 they have lost their number, so weights are divided
-    by their sum once more: blocks have all keys of their rows. The barrier keeps a compiler from
-    holding the forward pass's weights instead, since then those of all layers would be in memory at
-    once.
+    by their sum once more: blocks have all keys of their rows. So is what they are weighed with
+    centred once more: rows of a single weight have no gradient, and what rounding leaves of one in
+    `out` would be all there is. The barrier keeps a compiler from holding the forward pass's
+    weights instead, since then those of all layers would be in memory at once.
     """
     q, k, v, out, grad = lax.optimization_barrier((q, k, v, out, grad))
     batch, rows, heads, width = q.shape
@@ -111,6 +112,7 @@ def flash_attention_backward(
         weights = _weights(s, parts["stats"].transpose(0, 2, 3, 1)[..., None].astype(wide))
         by_weight = product("btgrh,bsgh->bgrts", given, v)
         less = by_weight - parts["delta"].transpose(0, 2, 3, 1)[..., None]
+        less -= (weights * less).sum(axis=-1, keepdims=True)
         by_score = weights * less * scale
         if seen is not None and seen.dtype == jnp.bool_:
             by_score = jnp.where(_as_scores(seen), by_score, 0.0)

@@ -162,6 +162,28 @@ def test_float64_stays_float64(fill: float | None) -> None:
     assert error(got, wanted) < 1e-13
 
 
+def test_rows_of_a_single_weight_have_no_gradient() -> None:
+    """What rounding leaves of one beside large scores is no more than in the program."""
+    rng = np.random.default_rng(0)
+    large = np.where(np.arange(48) > 0, 1e4, 0.01)[:, None, None].astype(np.float32)
+    q, k, v, g = (rng.normal(size=(2, 48, 2, 8)).astype(np.float32) for _ in range(4))
+
+    def gradients(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> object:
+        def loss(q: jax.Array, k: jax.Array) -> jax.Array:
+            s = jnp.einsum("bqhd,bkhd->bhqk", large * q, k)
+            return (jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v) * g).sum()
+
+        return jax.grad(loss, (0, 1))(q, k)
+
+    graph = with_streams(trace(gradients, q, k, v, g).graph)
+    assert "flash_attention_backward" in set(kernels(graph))
+    with jax.enable_x64(True):
+        wide = [np.asarray(x, np.float64) for x in (q, k, v, g)]
+        exact = jax.jit(gradients)(*wide)
+    theirs = error(jax.jit(gradients)(q, k, v, g), exact)
+    assert error(jax.jit(emit(graph))(q, k, v, g), exact) <= 4.0 * max(theirs, 1e-6)
+
+
 @pytest.mark.slow
 def test_scores_are_never_compiled() -> None:
     """Of 4096 rows: temporaries of forward and backward pass hold a block of scores at most."""
