@@ -3,15 +3,16 @@ that are written again with their dims in order, for kernels that take no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import turning_seconds
+from tapestry_egg.machine.costs import LOCAL, turning_seconds
 from tapestry_egg.machine.energy import turning_joules
 from tapestry_egg.plans.collectives import turns
+from tapestry_egg.plans.plan import Change
 from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.units import Unit
@@ -45,7 +46,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class InTwo:
-    """A unit that runs as two kernels, since a sum inside it is combined on the way."""
+    """A unit that runs as two kernels, since a value inside it is combined or sent on the way."""
 
     first: Unit
     rest: Unit
@@ -65,22 +66,33 @@ def inner_moves(
                     yield Move(v, given[v], needed[i, p], u, at, region=False, inner=True)
 
 
-def in_two(ground: Ground, move: Move, needed: Mapping[tuple[int, int], Layout]) -> InTwo | None:
-    """The two kernels around what is copied inside a unit; None where it is no combined sum, where
-    some reader wants it otherwise, or where the unit cannot be two kernels."""
+def in_two(
+    ground: Ground,
+    move: Move,
+    needed: Mapping[tuple[int, int], Layout],
+    steps: Sequence[Change],
+) -> InTwo | None:
+    """The two kernels around what is copied inside a unit by some steps; None where it is neither a
+    combined sum nor sent whole by one collective, where some reader wants it otherwise, or where
+    the unit cannot be two kernels.
+
+    What no collective reads a compiler does not store, and what views make it stores only for that.
+    """
     unit, v = ground.schedule.units[move.unit], FlatId(move.value)
     parts = two_kernels(ground.program, unit, v)
     if parts is None or ground.lives.computed_again(move.unit):
         return None
     wanted = {needed[i, p] for i, p, w in parts[1].reads if w == v}
-    if not move.combines or move.need.partial or wanted != {move.need}:
+    sent = len(steps) == 1 and steps[0].kind not in LOCAL and not move.have.partial
+    sent = sent and ground.program.instances[parts[0].root].signature.fusion == "loop"
+    if not (move.combines or sent) or move.need.partial or wanted != {move.need}:
         return None
     return InTwo(*parts, move)
 
 
-def sum_in_memory(ground: Ground, two: InTwo, mesh: MeshShape) -> Iterator[tuple[FlatId, Buffer]]:
-    """The arrays of a sum that one kernel makes and another reads while its unit runs: partial,
-    unless it is written over what it is made of, and whole."""
+def copy_in_memory(ground: Ground, two: InTwo, mesh: MeshShape) -> Iterator[tuple[FlatId, Buffer]]:
+    """The arrays of a value that one kernel makes and another reads while its unit runs: as it is
+    made, unless it is written over what it is made of, and as it is read."""
     v, at, move = FlatId(two.move.value), 2 * two.move.unit + 1, two.move
     types, lives, tiles = ground.program.types, ground.lives, ground.target.tiles
     over = ground.program.instances[two.first.root].signature.fusion == "loop" and any(

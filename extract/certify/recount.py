@@ -42,9 +42,9 @@ from .margins import margin_bytes, margin_work
 from .merging import Joined, Unmerged, joined
 from .moves import (
     InTwo,
+    copy_in_memory,
     in_two,
     inner_moves,
-    sum_in_memory,
     turned_for,
     turning,
     turns_before,
@@ -248,7 +248,9 @@ class Walk:
         """The units that run as two kernels."""
         found: dict[int, InTwo] = {}
         for move in inner_moves(self.ground, self.given, self.needed):
-            two = found.get(move.unit) or in_two(self.ground, move, self.needed)
+            b = self.body_of[move.value]
+            steps = self.bodies[b].copies.get((self.local[move.value], move.have, move.need), ())
+            two = found.get(move.unit) or in_two(self.ground, move, self.needed, steps)
             if two is None or two.move.value != move.value:
                 raise self._refuse(*move.reader, f"value {move.value} is copied inside a kernel")
             found[move.unit] = two
@@ -361,7 +363,7 @@ class Walk:
     # Kernels
 
     def kernel(self, unit: Unit) -> Work:
-        """What one run of a unit does and takes, but for what combines a sum inside it."""
+        """What one run of a unit does and takes, but for what combines or sends a value in it."""
         two = self.in_two.get(self.ground.unit_of[unit.root])
         works = [
             kernel_work(
@@ -408,7 +410,7 @@ class Walk:
                     (v, *_), at = unit.outputs, 2 * u + 1
                     yield v, Buffer(at, at + ticks, amount, self.given[v], "scratch")
             if u in self.in_two:
-                yield from sum_in_memory(self.ground, self.in_two[u], self.mesh)
+                yield from copy_in_memory(self.ground, self.in_two[u], self.mesh)
 
     def readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""

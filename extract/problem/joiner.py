@@ -29,7 +29,7 @@ from tapestry_egg.shard.way_costs import WayCosts
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.constraints import Constraint, Wanted
 
-from .inner_sums import InnerSum, InnerSums
+from .inner_copies import InnerCopies, InnerCopy
 from .once import OnMesh
 
 #: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
@@ -54,7 +54,7 @@ class UnitRows:
     flops: NDArray[np.float64]  # [rows], of one run, per device
     scratch: NDArray[np.float64]  # [rows], bytes beside operands and results while it runs
     parts: NDArray[np.float64]  # [rows], bytes that are added up to the result afterwards
-    # [rows], bytes that a device sends for a sum inside it, and of rows to its neighbours
+    # [rows], bytes that a device sends for a copy inside it, and of rows to its neighbours
     wire: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -68,9 +68,9 @@ class _Chosen(NamedTuple):
     rest: _Chosen | None
 
 
-class _Combined(NamedTuple):
-    """The sum inside a unit that is combined there, by its number, and in which layout it is left
-    partial."""
+class _Copied(NamedTuple):
+    """The value inside a unit that is copied there, by its number, and the layout that it is made
+    in."""
 
     number: int
     layout: LayoutId
@@ -85,7 +85,7 @@ class _Way(NamedTuple):
     moved: float  # bytes that reads of parts of operands move
     partial: int  # partial axes of values inside
     chosen: _Chosen | None
-    combined: _Combined | None = None
+    copied: _Copied | None = None
 
 
 class _Strategy(NamedTuple):
@@ -106,7 +106,7 @@ class _Member(NamedTuple):
     fresh: int  # number of values that it opens
     shown: bool  # whether its result leaves the unit
     result: FlatId
-    combined: int  # the number of the sum that its result is, which may be left partial; -1
+    copied: int  # the number of the sum that its result is, which may be left partial; -1
 
 
 class Joiner:
@@ -118,12 +118,12 @@ class Joiner:
         saturated: Saturated,
         mesh: MeshShape,
         target: Target,
-        sums: InnerSums,
+        inside: InnerCopies,
         contract: MeshContract | None = None,
         known: OnMesh | None = None,
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
-        self.sums = sums
+        self.inside = inside
         self.wanted = self._constrained(contract)
         self.instances = schedule.program.instances
         self.signature_of = saturated.encoding.signature_of
@@ -152,7 +152,7 @@ class Joiner:
 
     def rows(self, number: int, unit: Unit) -> UnitRows:
         """The rows of a unit. Raises ExtractError when there are none."""
-        inner = self.sums.of(number)
+        inner = self.inside.of(number)
         key = self._shape_of(unit, inner)
         rows = self.known.rows
         if key not in rows:
@@ -170,7 +170,7 @@ class Joiner:
             )
         return found
 
-    def _shape_of(self, unit: Unit, inner: Sequence[InnerSum]) -> tuple[object, ...]:
+    def _shape_of(self, unit: Unit, inner: Sequence[InnerCopy]) -> tuple[object, ...]:
         """Equal for units of equal structure, in any form, so that repeated layers are joined
         once."""
         local: dict[int, int] = {}
@@ -181,8 +181,8 @@ class Joiner:
             outs = tuple([local.setdefault(v, len(local)) for v in instance.outputs])
             signature = self.numbers[self.signature_of[i]]
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
-        combined = tuple([(local[s.value], s.partial_reads, s.over) for s in inner])
-        return (*parts, tuple([local[v] for v in unit.outputs]), combined)
+        copied = tuple([(local[s.value], s.partial_reads, s.sent, s.over) for s in inner])
+        return (*parts, tuple([local[v] for v in unit.outputs]), copied)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the
@@ -206,12 +206,12 @@ class Joiner:
             self.by_output[key] = {k: list(v.values()) for k, v in table.items()}
         return self.by_output[key]
 
-    def _join(self, unit: Unit, key: tuple[object, ...], inner: Sequence[InnerSum]) -> UnitRows:
+    def _join(self, unit: Unit, key: tuple[object, ...], inner: Sequence[InnerCopy]) -> UnitRows:
         """The rows of a unit: its members' strategies, joined from the last to the first where the
         layouts between them agree."""
         inside = {v for i in unit.members[:-1] for v in self.instances[i].outputs}
         leaving = set(unit.outputs) & inside
-        summed = {s.value: k for k, s in enumerate(inner)}
+        places = {s.value: k for k, s in enumerate(inner)}
         numbers: dict[tuple[int, Layouts], int] = {}  # what is shown, numbered
         pending: list[FlatId] = []  # values whose layouts the ways' `open` are
         ways = [_Way((), -1, 0.0, 0.0, 0, None)]
@@ -229,23 +229,27 @@ class Joiner:
                 fresh=len(slot),
                 shown=place < 0 or instance.outputs[0] in leaving,
                 result=instance.outputs[0] if instance.outputs else FlatId(-1),
-                combined=summed.get(instance.outputs[0], -1) if instance.outputs else -1,
+                copied=places.get(instance.outputs[0], -1) if instance.outputs else -1,
             )
-            ways = self._joined(ways, member, numbers)
+            ways = self._joined(ways, member, numbers, inner)
             pending = [v for k, v in enumerate(pending) if k != place] + list(slot)
             if len(ways) > most:
                 self.known.cut.add(key)
-                ways = sorted(ways, key=lambda w: (w.combined is not None, w.partial))[:most]
+                ways = sorted(ways, key=lambda w: (w.copied is not None, w.partial))[:most]
         return self._finish(unit, ways, inner)
 
     def _joined(
-        self, ways: Sequence[_Way], member: _Member, numbers: dict[tuple[int, Layouts], int]
+        self,
+        ways: Sequence[_Way],
+        member: _Member,
+        numbers: dict[tuple[int, Layouts], int],
+        inner: Sequence[InnerCopy],
     ) -> list[_Way]:
         """The ways with one more member; of those that look alike from outside, the one of the
         fewest flops."""
-        grown: dict[tuple[Layouts, int, float, _Combined | None], _Way] = {}
+        grown: dict[tuple[Layouts, int, float, _Copied | None], _Way] = {}
         for way in ways:
-            for given, combined in self._wanted_of(way, member):
+            for given, copied in self._wanted_of(way, member, inner):
                 for s in member.giving.get(given, ()):
                     joined = self._with(way, s, given, member)
                     if joined is None:
@@ -254,25 +258,26 @@ class Joiner:
                     mark = way.shown
                     if shown:
                         mark = numbers.setdefault((mark, shown), len(numbers))
-                    what = (opened, mark, moved, combined)
+                    what = (opened, mark, moved, copied)
                     flops = way.flops + s.flops
                     known = grown.get(what)
                     if known is None or flops < known.flops:
                         chosen = _Chosen(s.number, way.chosen)
-                        grown[what] = _Way(opened, mark, flops, moved, partial, chosen, combined)
+                        grown[what] = _Way(opened, mark, flops, moved, partial, chosen, copied)
         return list(grown.values())
 
-    def _wanted_of(self, way: _Way, member: _Member) -> list[tuple[Layouts, _Combined | None]]:
-        """The layouts in which a member may give its results, and that of a sum left partial."""
+    def _wanted_of(
+        self, way: _Way, member: _Member, inner: Sequence[InnerCopy]
+    ) -> list[tuple[Layouts, _Copied | None]]:
+        """The layouts in which a member may give its results, and that of one which is copied."""
         if member.place < 0:
             wanted: list[Layouts] = list(member.giving)
         else:
             wanted = [(way.open[member.place],)]
-        found = [(given, way.combined) for given in wanted]
-        if member.combined >= 0 and way.combined is None:
-            tensor = self.schedule.program.types[member.result]
-            sources = self.sums.sources(tensor).get(way.open[member.place], ())
-            found += [((have,), _Combined(member.combined, have)) for have in sources]
+        found = [(given, way.copied) for given in wanted]
+        if member.copied >= 0 and way.copied is None:
+            sources = self.inside.sources(inner[member.copied], way.open[member.place])
+            found += [((have,), _Copied(member.copied, have)) for have in sources]
         return found
 
     def _with(
@@ -300,7 +305,7 @@ class Joiner:
         kept = way.open if k < 0 else way.open[:k] + way.open[k + 1 :]
         return (*kept, *(x for x in new if x is not None)), tuple(shown), moved, partial
 
-    def _finish(self, unit: Unit, ways: Sequence[_Way], inner: Sequence[InnerSum]) -> UnitRows:
+    def _finish(self, unit: Unit, ways: Sequence[_Way], inner: Sequence[InnerCopy]) -> UnitRows:
         """The rows of the ways; of those that read and give the same, the ones no other beats."""
         members = unit.members
         choice = np.zeros((len(ways), len(members)), dtype=np.int32)
@@ -320,7 +325,7 @@ class Joiner:
         scratch = stored_blocks(unit, choice, self.schedule, self.saturated, self.mesh, self.target)
         wire = np.zeros(len(ways))
         for k, one in enumerate(inner):
-            two = [r for r, w in enumerate(ways) if w.combined and w.combined.number == k]
+            two = [r for r, w in enumerate(ways) if w.copied and w.copied.number == k]
             if two:
                 seconds[two], energy[two], more, wire[two] = self._in_two(unit, one, choice[two])
                 scratch[two] += more
@@ -369,23 +374,23 @@ class Joiner:
             [layouts(i, len(self.instances[i].inputs) + q) for i, q in given],
         )
 
-    def _worthwhile(self, inner: Sequence[InnerSum], way: _Way, needs: Sequence[Layout]) -> bool:
+    def _worthwhile(self, inner: Sequence[InnerCopy], way: _Way, needs: Sequence[Layout]) -> bool:
         """Whether two partial operands or more are combined by their sum, where one is at all."""
-        if way.combined is None:
+        axes = () if way.copied is None else self.layouts[way.copied.layout].partial
+        if way.copied is None or not axes:
             return True
-        axes = self.layouts[way.combined.layout].partial
-        reads = inner[way.combined.number].partial_reads
+        reads = inner[way.copied.number].partial_reads
         return sum(set(axes) <= set(needs[k].partial) for k in reads) > 1
 
     def _in_two(
-        self, unit: Unit, inner: InnerSum, choice: NDArray[np.int32]
+        self, unit: Unit, inner: InnerCopy, choice: NDArray[np.int32]
     ) -> NDArray[np.float64]:
-        """Seconds, joules, scratch and bytes sent of ways that combine a sum on the way: a kernel
-        makes it, a collective combines it, another kernel reads it. [4, ways]"""
+        """Seconds, joules, scratch and bytes sent of ways that copy a value on the way: a kernel
+        makes it, a collective combines or sends it, another kernel reads it. [4, ways]"""
         place = {i: m for m, i in enumerate(unit.members)}
         total = np.zeros((4, len(choice)))
         sides: list[NDArray[np.int64]] = []
-        table = self.sums.copies[self.schedule.program.types[inner.value]]
+        table = self.inside.copies[self.schedule.program.types[inner.value]]
         for part in (inner.first, inner.rest):
             own = choice[:, [place[i] for i in part.members]]
             flops, moved = np.zeros(len(own)), np.zeros(len(own))

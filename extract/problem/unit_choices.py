@@ -22,7 +22,7 @@ from tapestry_egg.shard.fills import fills
 from tapestry_egg.shard.strategies import ChangeRow, Saturated, StrategyRow
 
 from .copies import CopyTable, StepCosts, copy_table
-from .inner_sums import InnerSums
+from .inner_copies import InnerCopies
 from .joiner import Joiner
 from .joiner import UnitRows as UnitRows
 from .once import JoinedUnits
@@ -32,7 +32,7 @@ from .once import JoinedUnits
 class UnitChoices:
     """Units with their rows, and copy tables by tensor type, those of `fills` apart, since nothing
     is sent for them; all costs are of one run of a unit.
-    `truncated` kernels, and so many ports, have more rows than are here; `uncombined` sums inside
+    `truncated` kernels, and so many ports, have more rows than are here; `uncombined` values inside
     kernels are never combined there."""
 
     schedule: Schedule
@@ -77,8 +77,8 @@ def unit_choices(
     known = known or JoinedUnits()
     here = known.on_mesh(saturated)
     copies: dict[TensorType, CopyTable] = {}
-    sums = InnerSums(schedule, saturated, copies, known.once, target.epilogues)
-    inner = [s for u in range(len(schedule.units)) for s in sums.of(u)]
+    inside = InnerCopies(schedule, saturated, copies, known.once, target.epilogues)
+    inner = [s for u in range(len(schedule.units)) for s in inside.of(u)]
     program = schedule.program
     stored = (v for unit in schedule.units for v in (*unit.outputs, *(r[2] for r in unit.reads)))
     types = {program.types[v] for v in (*stored, *(s.value for s in inner))}
@@ -108,7 +108,7 @@ def unit_choices(
                 strong, by_rank[tensor.rank], local[tensor.rank], algebra.monoids, costs
             )
         of_fills[strong] = of_fills[tensor] = here.of_fills[strong]
-    joiner = Joiner(schedule, saturated, mesh, target, sums, contract, here)
+    joiner = Joiner(schedule, saturated, mesh, target, inside, contract, here)
     rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
     kernels, ports = joiner.truncated
     return UnitChoices(
@@ -119,7 +119,7 @@ def unit_choices(
         rows,
         copies,
         (kernels, ports),
-        sums.others,
+        inside.others,
         written,
         of_fills,
     )

@@ -303,14 +303,14 @@ def of_rows(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
 
 
 def of_sums(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
-    """What is said of sums inside kernels that are not combined there: not together with another
-    one, or not at all, as every reader computes the kernel again."""
+    """What is said of values inside kernels that are not combined or sent there: not together with
+    another one, or not at all, as every reader computes the kernel again."""
     most = max((s.uncombined for s in choices), default=0)
     return _told(
         most,
-        "sum inside a kernel, together with another or in one that its readers compute again, was",
-        "sums inside kernels, together with others or in some that readers compute again, were",
-        "not tried as what one collective combines for all of its operands",
+        "value inside a kernel, together with another or in one that its readers make again, was",
+        "values inside kernels, together with others or in some that readers make again, were",
+        "not tried as what one collective combines or sends there",
     )
 
 

@@ -11,7 +11,7 @@ from tapestry_egg.zspace import Projection
 
 from .flatten import FlatProgram, Instance
 from .schedules import Schedule
-from .self_compared import self_compared
+from .self_compared import stored_once
 from .units import Unit
 
 
@@ -76,7 +76,7 @@ class _Fusing:
             u for u, unit in enumerate(self.units) if epilogues and _multiplies(self.program, unit)
         ]
         self.multiplying = frozenset(self.multiply)
-        self.once = self_compared(self.program)
+        self.once = stored_once(self.program)
 
     @property
     def fusion(self) -> Fusion:

@@ -7,6 +7,7 @@ program's.
     python -m tests.extract.all_plans 0 100 --frozen           # a column for each kind of choice
     python -m tests.extract.all_plans 0 100 --forms --draw algebra   # all forms, of which some go
     python -m tests.extract.all_plans 0 250 --second --draw products  # values computed twice, too
+    python -m tests.extract.all_plans 0 300 --kernels --draw narrow  # other kernels, too
     python -m tests.extract.all_plans 0 100 --orders           # against the plans of every order
 """
 
@@ -19,13 +20,14 @@ from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.schedules import Schedule, _arranged, operation_groups
+from tapestry_egg.schedule.schedules import Schedule, _arranged, operation_groups, scheduled
 from tapestry_egg.schedule.units import fuse
 from tests.extract import random_programs as programs
 from tests.extract import test_random_forms as of_forms
 from tests.extract import test_second_instances as of_second
 from tests.extract.every_form import TooMany
-from tests.extract.tables import Tables
+from tests.extract.every_store import every_store
+from tests.extract.tables import Point, Tables
 from tests.extract.test_random_programs import (
     FROZEN,
     apart_of,
@@ -39,10 +41,13 @@ DRAWS = {
     "drawn": programs.drawn,
     "products": programs.products,
     "mixed": programs.mixed,
+    "narrow": programs.narrow,
     "algebra": programs.algebra,
 }
 #: Fronts that are no farther apart than this are the same.
 _SAME = 1e-6
+#: Programs with stored values that are listed of one.
+STORED = 63
 
 
 def orders(plan: Schedule) -> Iterator[Schedule]:
@@ -132,20 +137,60 @@ def of_second_instances(
     own = tables_of(plan).front()
     apart = apart_of(front, of_second.searched(plan))
     total["agree" if apart < _SAME else "DIFFER"] += 1
+    lost = lost_without("second instances", own, front, total, losses)
+    if lost:
+        print(seed, f"{said(apart)}; {lost}", flush=True)
+    elif apart >= _SAME:
+        print(seed, said(apart), flush=True)
+
+
+def of_kernels(
+    seed: int,
+    draw: Callable[[int], programs.Drawn],
+    most: int,
+    total: Counter[str],
+    losses: list[float],
+) -> None:
+    """By how much what is searched of a program is slower than the best of all programs that store
+    some of what its kernels compute on the way, or again for each reader."""
+    plan = programs.schedule_of(seed, draw)
+    try:
+        every = [scheduled(g, plan.program.feedback) for g in every_store(plan, STORED)]
+    except TooMany:
+        total["more"] += 1
+        return
+    tables = [tables_of(s) for s in (plan, *every)]
+    if any(t.rows > most for t in tables):
+        total["more"] += 1
+        return
+    own, *others = [t.front() for t in tables]
+    total["agree"] += 1
+    front = of_forms.best_of([*own, *(p for other in others for p in other)])
+    lost = lost_without("stored values", own, front, total, losses)
+    if lost:
+        print(seed, lost, flush=True)
+
+
+def lost_without(
+    what: str,
+    own: Sequence[Point],
+    front: Sequence[Point],
+    total: Counter[str],
+    losses: list[float],
+) -> str:
+    """By how much a program's own plans are behind a front; nothing where they are not."""
     within = [p for p in front if p.peak >= own[0].peak]
     slower = max(min(f.seconds for f in own if f.peak <= p.peak) / p.seconds for p in within) - 1.0
     fastest = own[-1].seconds / front[-1].seconds - 1.0
     more = own[0].peak / front[0].peak - 1.0
-    if max(slower, more) > _SAME:
-        total["without second instances: other fronts"] += 1
-        total["without second instances: slower at some limit"] += slower > _SAME
-        total["without second instances: slower at all"] += fastest > _SAME
-        total["without second instances: least peak is greater"] += more > _SAME
-        losses.append(slower)
-        lost = f"{slower:.2%} slower at a limit, {fastest:.2%} at all, {more:.2%} more"
-        print(seed, f"{said(apart)}; without second instances {lost}", flush=True)
-    elif apart >= _SAME:
-        print(seed, said(apart), flush=True)
+    if max(slower, more) <= _SAME:
+        return ""
+    total[f"without {what}: other fronts"] += 1
+    total[f"without {what}: slower at some limit"] += slower > _SAME
+    total[f"without {what}: slower at all"] += fastest > _SAME
+    total[f"without {what}: least peak is greater"] += more > _SAME
+    losses.append(slower)
+    return f"without {what} {slower:.2%} slower at a limit, {fastest:.2%} at all, {more:.2%} more"
 
 
 def main() -> None:
@@ -158,6 +203,7 @@ def main() -> None:
     given.add_argument("--frozen", action="store_true")
     given.add_argument("--forms", action="store_true")
     given.add_argument("--second", action="store_true")
+    given.add_argument("--kernels", action="store_true")
     asked = given.parse_args()
     total: Counter[str] = Counter()
     losses: list[float] = []
@@ -167,6 +213,9 @@ def main() -> None:
             continue
         if asked.second:
             of_second_instances(seed, DRAWS[asked.draw], total, losses)
+            continue
+        if asked.kernels:
+            of_kernels(seed, DRAWS[asked.draw], asked.most, total, losses)
             continue
         schedule = programs.schedule_of(seed, DRAWS[asked.draw])
         plan = tables_of(schedule)
@@ -191,7 +240,7 @@ def main() -> None:
         print(f"{count:6d}  {what}")
     if losses:
         mean = sum(losses) / (total["agree"] + total["DIFFER"])
-        print(f"slower at a limit without second instances: {mean:.2%} in the mean of all programs")
+        print(f"slower at a limit without them: {mean:.2%} in the mean of all programs")
 
 
 if __name__ == "__main__":

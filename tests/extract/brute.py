@@ -66,26 +66,54 @@ class Plans:
 
     def chosen(self, order: Sequence[int], inside: bool) -> Iterator[dict[int, Choice]]:
         """Options of some instances, in order, that agree on what exists only inside a kernel; with
-        `inside` also where partial values there are combined (which no kernel may be cut for)."""
+        `inside` also where one value there is read in another layout by all that read it: partial
+        sums, and what is smaller than arrays before and after it. No kernel may be cut for some."""
+        narrow = self.narrow(order) if inside else frozenset()
 
-        def grow(k: int, chosen: dict[int, Choice], given: dict[int, Layout]) -> Iterator[Any]:
+        def grow(
+            k: int,
+            chosen: dict[int, Choice],
+            given: dict[int, Layout],
+            other: tuple[int, Layout] | None,
+        ) -> Iterator[Any]:
             if k == len(order):
                 yield chosen
                 return
             i = order[k]
             instance = self.program.instances[i]
             for choice in self.options[i]:
-                if any(
-                    v not in self.outer
-                    and given[v] != need
-                    and not (inside and given[v].partial and not need.partial)
-                    for v, need in zip(instance.inputs, choice.needs, strict=True)
-                ):
-                    continue
-                more = dict(zip(instance.outputs, choice.gives, strict=True))
-                yield from grow(k + 1, {**chosen, i: choice}, {**given, **more})
+                copied = other
+                for v, need in zip(instance.inputs, choice.needs, strict=True):
+                    if v in self.outer or given[v] == need:
+                        continue
+                    copied = copied or (v, need)
+                    summed = inside and given[v].partial
+                    if not (summed or v in narrow) or need.partial or copied != (v, need):
+                        break
+                else:
+                    more = dict(zip(instance.outputs, choice.gives, strict=True))
+                    yield from grow(k + 1, {**chosen, i: choice}, {**given, **more}, copied)
 
-        yield from grow(0, {}, {})
+        yield from grow(0, {}, {}, None)
+
+    def narrow(self, order: Sequence[int]) -> frozenset[int]:
+        """What operations of one kernel make on the way that is smaller than some array from
+        outside that leads to it, and than some other that the rest of them read or make."""
+        members = [self.program.instances[i] for i in order]
+        size, found = self.program.sizes, set()
+        for x in members:
+            for v in x.outputs:
+                led = {v}
+                for y in reversed(members):
+                    if led & {*y.outputs}:
+                        led |= {*y.inputs}
+                rest = [y for y in members if not led & {*y.outputs}]
+                after = {w for y in rest for w in (*y.inputs, *y.outputs) if w in self.outer}
+                before = [size[w] for w in led & self.outer]
+                if v not in self.outer and before and after:
+                    if size[v] < min(max(before), max(size[w] for w in after)):
+                        found.add(v)
+        return frozenset(found)
 
     def readers(self, chosen: Mapping[int, Choice], v: int) -> dict[int, list[Layout]]:
         """By operation, the layouts in which a value is read; at the end by what leaves."""
@@ -170,8 +198,8 @@ def every_plan(
     schedule: Schedule, mesh: MeshShape, target: Target, inside: bool = False
 ) -> Iterator[Plan]:
     """Every plan of a program without regions: all strategies, all copies kept or not; with
-    `inside` also partial values inside kernels combined there or not (some of which no kernel can
-    be cut for)."""
+    `inside` also values inside kernels copied there or not (some of which no kernel can be cut
+    for)."""
     plans = Plans(schedule, mesh, target)
     for chosen in plans.chosen(plans.order, inside):
         if not plans.leaves_alike(chosen):

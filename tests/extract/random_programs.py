@@ -165,3 +165,40 @@ def algebra(seed: int) -> Drawn:
     )
     program, shapes = rng.choice(kinds)
     return program, list(shapes)
+
+
+def narrow(seed: int) -> Drawn:
+    """A program of one or two square inputs and three to five steps, as steps of training are: of
+    products and what is read late of them, masks and roundings to fewer bytes among it; and its
+    shapes."""
+    rng = random.Random(seed)
+    n, inputs, count = rng.choice((512, 1024, 2048)), rng.choice((1, 1, 2)), rng.choice((3, 4, 5))
+    steps = [(rng.random(), rng.random(), rng.random()) for _ in range(count)]
+    plain = jnp.float32
+
+    def masked(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(x, y.astype(plain), 0.0) if x.dtype == bool else x * y
+
+    ways: tuple[Callable[[jax.Array, jax.Array], jax.Array], ...] = (
+        lambda x, y: x.astype(plain) > 0.0,
+        lambda x, y: x.astype(jnp.bfloat16),
+        lambda x, y: jnp.tanh(x.astype(plain)),
+        lambda x, y: x.astype(plain) @ y.astype(plain),
+        lambda x, y: x.astype(plain) @ y.astype(plain),
+        lambda x, y: jnp.cumsum(x.astype(plain), 0),
+        masked,
+        masked,
+        lambda x, y: x.astype(plain) + jnp.sin(y.astype(plain)),
+    )
+
+    def program(*arguments: jax.Array) -> list[jax.Array]:
+        values, read = list(arguments), set()
+        for which, first, second in steps:
+            kind, last = int(which * len(ways)), len(values) - 1
+            a = last if first < 0.5 else int((first - 0.5) / 0.5 * (last + 1))
+            b = int(second * len(values))
+            read |= {a} if kind in (0, 1, 2, 5) else {a, b}
+            values.append(ways[kind](values[a], values[b]))
+        return [v for k, v in enumerate(values) if k >= inputs and k not in read]
+
+    return program, [(n, n)] * inputs

@@ -13,7 +13,7 @@ import pytest
 from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.inner_sums import InnerSums
+from tapestry_egg.extract.problem.inner_copies import InnerCopies
 from tapestry_egg.extract.problem.joiner import Joiner
 from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.archive import Candidate
@@ -86,7 +86,7 @@ def test_of_strategies_of_the_same_layouts_the_one_of_least_work_is_taken() -> N
     def work(given: Sequence[StrategyRow]) -> dict[Any, float]:
         every = [given if k == number else s for k, s in enumerate(found.strategies)]
         told = replace(found, strategies=tuple(map(tuple, every)))
-        sums = InnerSums(plan_schedule, told, {})
+        sums = InnerCopies(plan_schedule, told, {})
         ways = Joiner(plan_schedule, told, mesh, target, sums)._giving(product)
         return {(out, s.operands): s.flops for out, some in ways.items() for s in some}
 
@@ -103,7 +103,7 @@ def test_of_ways_that_read_and_give_the_same_all_stay_that_no_other_beats(
     ((number, unit),) = [(n, u) for n, u in enumerate(plan_schedule.units) if not made[u.root].port]
 
     def joiner() -> Joiner:
-        return Joiner(plan_schedule, found, mesh, target, InnerSums(plan_schedule, found, {}))
+        return Joiner(plan_schedule, found, mesh, target, InnerCopies(plan_schedule, found, {}))
 
     plain = joiner().rows(number, unit)
     # As if every way came four times: slower for fewer joules, with less memory, and worse in all.

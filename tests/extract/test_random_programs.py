@@ -20,7 +20,7 @@ import pytest
 from tapestry_egg.extract.problem import assemble as assemble_module
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Columns
-from tapestry_egg.extract.problem.inner_sums import InnerSums
+from tapestry_egg.extract.problem.inner_copies import InnerCopies
 from tapestry_egg.extract.problem.joiner import Joiner, UnitRows
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.extract.problem.unit_choices import unit_choices
@@ -31,7 +31,7 @@ from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tests.extract.brute import every_cost
-from tests.extract.random_programs import Drawn, drawn, mixed, products, schedule_of
+from tests.extract.random_programs import Drawn, drawn, mixed, narrow, products, schedule_of
 from tests.extract.tables import Point, Tables
 from tests.reference.exact import exact
 
@@ -152,12 +152,16 @@ def _early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _stores(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(InnerSums, "of", lambda self, u: ())
+    patch.setattr(InnerCopies, "of", lambda self, u: ())
+
+
+def _sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(InnerCopies, "_may_be_sent", lambda self, i: False)
 
 
 #: Kinds of choice, and what takes each from the network: it runs every kernel as that is fastest;
 #: keeps no copy; only those of gathers and sums; all to the last reader; none for one reader alone;
-#: stores nothing inside a kernel.
+#: combines no sum inside a kernel, and sends nothing from inside one.
 FROZEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "layouts": _layouts,
     "kept copies": _kept,
@@ -165,6 +169,7 @@ FROZEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "how long copies are kept": _endings,
     "copies made early": _early,
     "store points in fused chains": _stores,
+    "values sent inside kernels": _sent,
 }
 
 
@@ -184,6 +189,7 @@ CHANGED: tuple[tuple[str, Callable[[int], Drawn], int], ...] = (
     ("kept copies but gathers and sums", drawn, 13),
     ("how long copies are kept", drawn, 166),
     ("copies made early", drawn, 107),
+    ("values sent inside kernels", narrow, 5),
 )
 
 
@@ -245,7 +251,9 @@ def test_copies_for_single_readers_and_inside_kernels_are_in_the_network() -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("draw", "end"), [(drawn, 200), (products, 100), (mixed, 60)])
+@pytest.mark.parametrize(
+    ("draw", "end"), [(drawn, 200), (products, 100), (mixed, 60), (narrow, 40)]
+)
 def test_hundreds_of_networks_have_the_fronts_of_all_plans(
     draw: Callable[[int], Drawn], end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which values are found to be compared with the greatest of themselves; that they exist once."""
+"""Which values exist once: those compared with the greatest of themselves, and behind barriers."""
 
 from __future__ import annotations
 
@@ -97,3 +97,29 @@ def test_it_is_stored_and_computed_once() -> None:
         assert not fusion(plan, epilogues).within[u]
     flow = Flow(plan)
     assert not flow.repeatable(u) and flow.repeatable(u + 1)
+
+
+@pytest.mark.parametrize("barred", [False, True])
+def test_what_a_barrier_reads_is_stored(barred: bool) -> None:
+    """A kernel's only reader does not take it in, nor do several each for itself."""
+
+    def chain(x: jax.Array, y: jax.Array) -> jax.Array:
+        v = jnp.sin(x) * y
+        return jnp.cos(lax.optimization_barrier(v) if barred else v)
+
+    def twice(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        v = x * y
+        v = lax.optimization_barrier(v) if barred else v
+        return jnp.cos(v), v.sum(1)
+
+    plan = scheduled(te.trace(chain, X, Y).graph, {})
+    kernels = [
+        [plan.program.instances[i].signature.kernel for i in unit.members]
+        for unit in plan.units
+        if not plan.program.instances[unit.root].port
+    ]
+    apart = [["sin", "mul"], ["optimization_barrier", "cos"]]
+    assert kernels == (apart if barred else [["sin", "mul", "cos"]])
+    plan = scheduled(te.trace(twice, X, Y).graph, {})
+    for epilogues in (False, True):
+        assert any(fusion(plan, epilogues).within) is not barred

@@ -1,4 +1,5 @@
-"""Sums of partial values inside kernels: one collective for all operands, planned as compiled."""
+"""Copies inside kernels: one collective for all operands of a sum, and of what is smaller than
+what is read for it and made of it; planned as compiled."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import ground_of
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.problem.inner_sums import InnerSums
+from tapestry_egg.extract.problem.inner_copies import InnerCopies
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Change
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime import compare, compile
 from tapestry_egg.schedule.inlining import fusion
@@ -72,6 +74,49 @@ def test_one_reduce_scatter_combines_a_sum_of_products(
     assert plan.costs.peak_bytes - scratch <= 1.02 * compared.compiled_peak_bytes
 
 
+def quantized(x: jax.Array, w: jax.Array) -> jax.Array:
+    small = jnp.round(jnp.clip(x * 16.0, -127.0, 127.0)).astype(jnp.int8)
+    return (small.astype(jnp.float32) / 16.0) @ w
+
+
+def masked(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.where(x > 0.5, 1.0, -1.0) @ w
+
+
+def rounded(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(jnp.float32) @ w
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "size"), [(quantized, 1), (masked, 1), (rounded, 2)])
+def test_what_is_gathered_is_what_a_kernel_makes_in_fewer_bytes(
+    function: Callable[..., jax.Array], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the four bytes for every element that it reads, and makes of that."""
+
+    def found() -> te.Front:
+        given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes(False)[:2]]
+        pins = {"[0]": (None, "x"), "[1]": (None, "x")}
+        settings = te.Settings(merge=False, forms=0, recompute=0, workers=1)
+        program = te.trace(function, *given)
+        return te.optimize(program, "h100:8", mesh_shapes=MESH, pins=pins, settings=settings)
+
+    plan = found().best("seconds")
+    moved = [(c.kind, c.wire_bytes * c.count) for c in plan.collectives]
+    assert moved == [("all_gather", ROWS * DEEP * size * 7 / 8)]
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=s).astype(np.float32) / 32 for s in shapes(False)[:2]]
+    run = compile(plan)
+    np.testing.assert_allclose(np.asarray(run(*given)), function(*given), 1e-4, 1e-4)
+    compared = compare(plan, run.compile())
+    assert compared.equal
+    assert compared.compiled_peak_bytes <= 1.02 * plan.costs.peak_bytes
+    monkeypatch.setattr(InnerCopies, "_may_be_sent", lambda self, i: False)
+    frozen = found().best("seconds")
+    assert frozen.costs.wire_bytes > 1.9 * plan.costs.wire_bytes
+    assert frozen.costs.seconds > 1.1 * plan.costs.seconds
+
+
 def three_first(*given: jax.Array) -> jax.Array:
     x, w, y, v, z, u = given
     return jnp.sin(x @ w + y @ v + z @ u) * jnp.cos(x @ v + y @ w)
@@ -88,7 +133,8 @@ def three_last(*given: jax.Array) -> jax.Array:
 def test_of_two_sums_in_a_kernel_the_one_is_combined_that_saves_more(
     function: Callable[..., jax.Array],
 ) -> None:
-    """Of three products; those of the other are combined each alone, which is told."""
+    """Of three products; those of the other are combined each alone, which is told: most of such
+    values are of a program that makes two products as one, and slices it."""
     cut = [(None, "x"), ("x", None)]
     given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(ROWS, DEEP), (DEEP, ROWS)] * 3]
     found = te.optimize(
@@ -100,13 +146,13 @@ def test_of_two_sums_in_a_kernel_the_one_is_combined_that_saves_more(
     )
     moved = [(c.kind, c.wire_bytes * c.count) for c in found[0].collectives]
     assert moved == [("reduce_scatter", ROWS * ROWS * 4 * 7 / 8)] * 3
-    assert any(n.startswith("1 sum inside a kernel, together with another") for n in found.notes)
+    assert any(n.startswith("8 values inside kernels, together with others") for n in found.notes)
 
 
 @pytest.mark.slow
-def test_without_inner_sums_every_operand_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_inner_copies_every_operand_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     free = front(wave, False)[0]
-    monkeypatch.setattr(InnerSums, "of", lambda self, u: ())
+    monkeypatch.setattr(InnerCopies, "of", lambda self, u: ())
     frozen = front(wave, False)[0]
     assert frozen.costs.wire_bytes == 2 * free.costs.wire_bytes
     assert frozen.costs.seconds > 1.1 * free.costs.seconds
@@ -119,8 +165,8 @@ def test_without_inner_sums_every_operand_is_combined(monkeypatch: pytest.Monkey
     assert told == pytest.approx(free.costs.seconds)
 
 
-def test_a_copy_inside_a_kernel_that_combines_nothing_is_refused() -> None:
-    """The certificate knows by itself what may be copied inside a kernel."""
+def test_a_copy_inside_a_kernel_that_sends_nothing_is_refused() -> None:
+    """The certificate knows by itself what may be copied inside a kernel: a slice is part of it."""
     plan = front(wave, False)[0]
     ground, body = ground_of(plan), plan.body
     (v,) = [v for v, have, _ in body.copies if have.partial]
@@ -129,7 +175,7 @@ def test_a_copy_inside_a_kernel_that_combines_nothing_is_refused() -> None:
     strategies = list(body.strategies)
     made = strategies[add]
     strategies[add] = replace(made, needs=(whole,) * len(made.needs), gives=(whole,))
-    steps = {(v, whole, cut): next(iter(body.copies.values()))}
+    steps = {(v, whole, cut): (Change("slice", (0,), 0),)}
     other = replace(plan, body=replace(body, strategies=tuple(strategies), copies=steps))
     with pytest.raises(ExtractError, match="copied inside a kernel"):
         Walk(other, ground).certificate()
@@ -143,7 +189,7 @@ def test_sums_of_what_every_reader_computes_again_are_counted() -> None:
     plan_schedule = scheduled(traced(read_twice, ((64, 64),) * 3, {}))
     within = fusion(plan_schedule).within
     found = saturate(encode(plan_schedule.program, MeshShape(("x",), (4,))), load_books(RULES))
-    sums = InnerSums(plan_schedule, found, {})
+    sums = InnerCopies(plan_schedule, found, {})
     assert sum(within) == sums.others == 1
     assert sums.of(within.index(True)) == ()
 
@@ -168,6 +214,6 @@ def test_a_sum_takes_the_place_of_what_nothing_reads_any_more(name: str) -> None
     function, over = SUMS[name]
     plan = scheduled(traced(function, ((64, 64),) * 3, {}))
     found = saturate(encode(plan.program, MeshShape(("x",), (4,))), load_books(RULES))
-    sums = InnerSums(plan, found, {})
+    sums = InnerCopies(plan, found, {})
     (one,) = (s for u in range(len(plan.units)) for s in sums.of(u))
     assert one.over is over
