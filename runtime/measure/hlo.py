@@ -331,6 +331,9 @@ def _was_narrow(
     if i.opcode == "convert":
         own = anyone or not i.op_name
         return own and computation.by_name[i.operands[0]].arrays[0].dtype in _NARROW
+    if i.opcode == "select":  # what one device has, beside zeros elsewhere
+        chosen = [o for o in i.operands[1:] if not _is_constant(computation, o)]
+        return bool(chosen) and all([before(o) for o in chosen])
     if i.opcode in _ADDS:  # the compiler's own wider one, of what it converted
         return _was_narrow(module, computation, i.operands[_ADDS[i.opcode]], calls=calls)
     if i.opcode == "fusion":
@@ -344,6 +347,13 @@ def _was_narrow(
         inside = made.opcode == "fusion"
         return inside and _root_was_narrow(module, computation, made, index, anyone, calls)
     return i.opcode in (*_SAME, *_MOVES) and all([before(o) for o in i.operands])
+
+
+def _is_constant(computation: Computation, name: str) -> bool:
+    """Whether a value is a constant, broadcast perhaps."""
+    i = computation.by_name[name]
+    i = computation.by_name[i.operands[0]] if i.opcode == "broadcast" else i
+    return i.opcode == "constant"
 
 
 def _root_was_narrow(

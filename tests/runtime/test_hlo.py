@@ -149,6 +149,8 @@ def test_of_several_reductions_in_one_those_that_the_cpu_widens_are_counted() ->
     [
         lambda x: lax.reduce(x, jnp.zeros((), x.dtype), lax.add, (0,)),
         lambda x: jnp.zeros(8, x.dtype).at[lax.iota("int32", 16) % 3].add(x[:, 0]),
+        # What one device has, as rows of a table that is cut.
+        lambda x: jnp.where(lax.axis_index("x") == 0, x[0], 0),
     ],
 )
 def test_so_are_those_of_sums_that_it_widens_and_joins_to_others(added: Any) -> None:
