@@ -209,3 +209,16 @@ def as_this_jax_asks(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
     version = tuple(jax.__version_info__)
     added = _SINCE.get(kernel, {}).items()
     return {**{k: said for k, (since, said) in added if version >= since}, **params}
+
+
+def with_scalars(params: Mapping[str, Any], narrow: str, wide: str) -> dict[str, Any]:
+    """Encoded parameters whose computations on scalars of one dtype are of another."""
+
+    def one(value: Any) -> Any:
+        if not (isinstance(value, dict) and "$jaxpr" in value):
+            return value
+        graph = value["$jaxpr"]
+        types = [f"{wide}[]" if t == f"{narrow}[]" else t for t in graph["values"]]
+        return {**value, "$jaxpr": {**graph, "values": types}}
+
+    return {name: one(value) for name, value in params.items()}

@@ -254,6 +254,24 @@ def balanced(w: Any, x: Array, y: Array) -> Array:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rows_of_a_narrow_table_are_summed_in_float32(dtype: Any) -> None:
+    """The sum inside the scatter, too."""
+
+    def loss(table: Array, tokens: Array) -> Array:
+        return (table[tokens].astype(jnp.float32) ** 2).sum()
+
+    def step(table: Array, tokens: Array) -> Array:
+        return table - 0.25 * jax.grad(loss)(table, tokens)
+
+    table, tokens = shape(VOCABULARY, D, dtype=dtype), shape(ROWS, 8, dtype=jnp.int32)
+    made = check(step, (table, tokens), 2, 0.02)
+    (loop,) = [op for op in made.operations if op.kernel == "scan"]
+    (body,) = loop.regions
+    (scatter,) = [op for op in body.operations if op.kernel == "scatter-add"]
+    assert body.values[scatter.outputs[0]].dtype == "float32"
+
+
 @pytest.mark.parametrize("loss", [normalised, pytest.param(balanced, marks=SLOW)])
 def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     shapes = MLP, shape(64, WIDTH), shape(64, 4)

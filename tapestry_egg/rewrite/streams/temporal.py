@@ -20,6 +20,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.rewrite.rows.ordered import in_order
+from tapestry_egg.tracing.plain import with_scalars
 from tapestry_egg.zspace import ZRange
 
 from .batches import Batch, How, Inner
@@ -365,13 +366,13 @@ class _Loop:
         types of its operands: they are wider where no parameter gives the result another type. A
         product by an algorithm that the user names (`F16_F16_F16`) keeps it: JAX converts what it
         gives, so that blocks are summed as asked, and their sums are carried in float32."""
-        wide = _wide(sig.output_types[0]).dtype
+        own, wide = sig.output_types[0].dtype, _wide(sig.output_types[0]).dtype
         given = sig.input_types
-        if sig.output_types[0].dtype == wide:
+        if own == wide:
             return op, sig, given
         ways = (
             ({**op.params, "preferred_element_type": {"$dtype": wide}}, given),
-            (op.params, tuple(_wide(t) for t in given)),
+            (with_scalars(op.params, own, wide), tuple(_wide(t) for t in given)),
         )
         for params, types in ways:
             if params.keys() != op.params.keys():
