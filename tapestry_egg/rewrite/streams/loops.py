@@ -14,17 +14,11 @@ from functools import partial
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.metakernels import registry
 
 from .sites import read_site, sites
 from .sums import Foreign
 from .views import OF_MASKS, Views
-
-#: What is done to scores one by one, or row by row.
-_OF_SCORES = {
-    *("mul", "div", "add", "sub", "neg", "exp", "max", "select_n", "integer_pow", "square"),
-    *("convert_element_type", "stop_gradient", "broadcast_in_dim", "reshape", "transpose"),
-    *("reduce_sum", "reduce_max", "squeeze", "log", "rsqrt"),
-}
 
 
 @dataclass
@@ -352,9 +346,17 @@ def _scores(body: BlockGraph) -> set[int]:
         if site is not None and site.forward:
             found.add(site.scores.product.outputs[0])
     for op in body.operations:
-        if op.kernel in _OF_SCORES and not found.isdisjoint(op.inputs):
+        if not found.isdisjoint(op.inputs) and _goes_by_rows(body, op):
             found.update(op.outputs)
     return found
+
+
+def _goes_by_rows(body: BlockGraph, op: Operation) -> bool:
+    """Whether an operation is done to scores one by one, or row by row."""
+    if op.regions:
+        return False
+    types = [tuple([body.values[v] for v in side]) for side in (op.inputs, op.outputs)]
+    return registry.signature_of(op, *types).fusion != "kernel"
 
 
 def with_kept_results(graph: BlockGraph) -> BlockGraph:

@@ -16,16 +16,8 @@ from dataclasses import dataclass, field
 from tapestry_egg.graph.blockgraph import Operation
 
 from .scores import Scores, operands_of, result_of, scores_of
-from .sums import Leaf, Powers, Reader, Sum, leaf, over, power, same, times
+from .sums import ARITHMETIC, Leaf, Powers, Reader, Sum, leaf, over, power, same, times
 from .views import Atom, Dims, Views, atoms_of
-
-_ELEMENTWISE = {
-    *("mul", "div", "add", "add_any", "sub", "neg", "select_n", "integer_pow", "square"),
-}
-_VIEWS = {
-    *("convert_element_type", "stop_gradient", "copy", "transpose", "reshape", "squeeze"),
-    *("expand_dims", "broadcast_in_dim"),
-}
 
 
 @dataclass(frozen=True)
@@ -99,18 +91,24 @@ def _followed(
             if reader.kernel == "reduce_sum" and views.see(v, labels[v]) == (e, root):
                 axes = [int(a) for a in reader.params["axes"]]
                 sums[tuple(a for k in axes for a in labels[v][k])] = None
-            made: Dims | None = None
-            if reader.kernel in _VIEWS and reader.inputs[0] == v:
-                made = views.outside(reader, labels[v])
-            elif reader.kernel in _ELEMENTWISE and (
-                views.graph.values[reader.outputs[0]].shape == views.graph.values[v].shape
-            ):
-                made = labels[v]
-            out = reader.outputs[0] if reader.outputs else -1
-            if made is not None and out not in labels and set(atoms_of(made)) == every:
-                labels[out] = made
-                stack.append(out)
+            made = _made_of(views, reader, v, labels[v])
+            if made is not None and set(atoms_of(made)) == every:
+                (out,) = reader.outputs
+                if out not in labels:
+                    labels[out] = made
+                    stack.append(out)
     return labels, list(products.values()), [s for s in sums if s]
+
+
+def _made_of(views: Views, op: Operation, v: int, dims: Dims) -> Dims | None:
+    """The dims of what an operation makes of a value with these dims, element by element or as a
+    view; None for any other."""
+    if len(op.outputs) != 1:
+        return None
+    if op.kernel not in ARITHMETIC:
+        return views.outside(op, dims) if op.inputs[0] == v else None
+    values = views.graph.values
+    return dims if values[op.outputs[0]].shape == values[v].shape else None
 
 
 class _Uses:

@@ -7,7 +7,7 @@ products are equal over the reals.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .views import Atom, Dims, Views, atoms_of
@@ -136,30 +136,40 @@ class Reader:
         return leaf(("value", at, inside)) if made is None else made
 
     def _made(self, op: Any, dims: Dims, depth: int) -> Sum | None:
-        kernel = op.kernel
-        if kernel in ("mul", "add", "add_any", "sub"):
-            a, b = (self.of(u, self.views.operand(u, dims), depth) for u in op.inputs)
-            return times(a, b) if kernel == "mul" else plus(a, b, -1.0 if kernel == "sub" else 1.0)
-        if kernel == "neg":
-            return times(self._first(op, dims, depth), number(-1.0))
-        if kernel == "div":
-            a, b = (self.of(u, self.views.operand(u, dims), depth) for u in op.inputs)
-            below = power(b, -1)
-            return None if below is None else times(a, below)
-        if kernel == "square":
-            return power(self._first(op, dims, depth), 2)
-        if kernel == "integer_pow":
-            return power(self._first(op, dims, depth), int(op.params["y"]))
-        if kernel == "select_n" and len(op.inputs) == 3:
-            return self._selected(op, dims, depth)
-        if kernel == "reduce_sum":
-            return self._summed(op, dims, depth)
-        return None
+        if op.kernel in ARITHMETIC:
+            return ARITHMETIC[op.kernel](self, op, dims, depth)
+        return self._summed(op, dims, depth) if op.kernel == "reduce_sum" else None
+
+    def _both(self, op: Any, dims: Dims, depth: int) -> tuple[Sum, Sum]:
+        a, b = (self.of(u, self.views.operand(u, dims), depth) for u in op.inputs)
+        return a, b
+
+    def _added(self, op: Any, dims: Dims, depth: int) -> Sum:
+        return plus(*self._both(op, dims, depth))
+
+    def _subtracted(self, op: Any, dims: Dims, depth: int) -> Sum:
+        return plus(*self._both(op, dims, depth), -1.0)
+
+    def _multiplied(self, op: Any, dims: Dims, depth: int) -> Sum:
+        return times(*self._both(op, dims, depth))
+
+    def _divided(self, op: Any, dims: Dims, depth: int) -> Sum | None:
+        a, b = self._both(op, dims, depth)
+        below = power(b, -1)
+        return None if below is None else times(a, below)
+
+    def _negated(self, op: Any, dims: Dims, depth: int) -> Sum:
+        return times(self._first(op, dims, depth), number(-1.0))
+
+    def _power(self, op: Any, dims: Dims, depth: int) -> Sum | None:
+        return power(self._first(op, dims, depth), int(op.params.get("y", 2)))
 
     def _first(self, op: Any, dims: Dims, depth: int) -> Sum:
         return self.of(op.inputs[0], self.views.operand(op.inputs[0], dims), depth)
 
     def _selected(self, op: Any, dims: Dims, depth: int) -> Sum | None:
+        if len(op.inputs) != 3:
+            return None
         mask, otherwise, chosen = op.inputs
         which = self.views.see(mask, self.views.operand(mask, dims))
         if self.views.splat(otherwise) == 0.0:
@@ -199,3 +209,17 @@ class Reader:
                 return None
             inner.append(tuple(mine))
         return over(self.keys, self.of(op.inputs[0], tuple(inner), depth))
+
+
+#: What is read of values element by element, by kernel.
+ARITHMETIC: Mapping[str, Callable[[Reader, Any, Dims, int], Sum | None]] = {
+    "add": Reader._added,
+    "add_any": Reader._added,
+    "sub": Reader._subtracted,
+    "mul": Reader._multiplied,
+    "div": Reader._divided,
+    "neg": Reader._negated,
+    "square": Reader._power,
+    "integer_pow": Reader._power,
+    "select_n": Reader._selected,
+}
