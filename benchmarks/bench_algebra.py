@@ -34,7 +34,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
-    from tapestry_egg.rewrite.forms import Form
+    from tapestry_egg.rewrite.form import Form
     from tapestry_egg.rules.language.book import RuleBook
 
 #: Seconds of search and speedup in percent, by TASO and by TENSAT.

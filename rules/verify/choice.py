@@ -9,7 +9,7 @@ from typing import Any
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.rewrite.requests import Applied
+from tapestry_egg.rewrite.terms.requests import Applied
 
 from .draws import DTYPES, SIZES, beside
 

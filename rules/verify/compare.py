@@ -33,7 +33,7 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.reference.call import numpy_dtype
-from tapestry_egg.rewrite.requests import Applied
+from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.book import Rule
 
 from .evaluate import FIELD, Array, Program, elementwise, one_shape

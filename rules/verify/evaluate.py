@@ -26,7 +26,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.reference.kernels import prepared
-from tapestry_egg.rewrite.requests import Applied
+from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.families import MAP, MAP2
 
 from .instances import Instance

@@ -12,7 +12,7 @@ import re
 from functools import cache
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.rewrite.requests import OPERATORS, Form, parse, rule_sides
+from tapestry_egg.rewrite.terms.requests import OPERATORS, Form, parse, rule_sides
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, commands, schema
 from tapestry_egg.rules.language.receipts import content, receipts
 

@@ -20,7 +20,7 @@ from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.call import numpy_dtype
-from tapestry_egg.rewrite.requests import Applied, Catalogue
+from tapestry_egg.rewrite.terms.requests import Applied, Catalogue
 from tapestry_egg.rules.language.book import Rule
 from tapestry_egg.rules.language.rewrites import defaults
 

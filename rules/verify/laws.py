@@ -16,7 +16,7 @@ from tapestry_egg.errors import RuleError
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.rewrite.requests import Form, parse, rule_sides
+from tapestry_egg.rewrite.terms.requests import Form, parse, rule_sides
 from tapestry_egg.rules.language.book import Rule, commands
 from tapestry_egg.rules.language.families import FAMILIES
 

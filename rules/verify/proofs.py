@@ -23,7 +23,7 @@ import numpy as np
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.metakernels.signatures.parameters import hashable, readable
 from tapestry_egg.reference.call import numpy_dtype
-from tapestry_egg.rewrite.requests import Applied
+from tapestry_egg.rewrite.terms.requests import Applied
 
 from .evaluate import Array, elementwise
 from .instances import Instance

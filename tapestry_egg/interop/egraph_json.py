@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.rewrite.explore import Explored, explore
-from tapestry_egg.rewrite.requests import Applied
+from tapestry_egg.rewrite.terms.explore import Explored, explore
+from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, RuleBook
 from tapestry_egg.tracing.trace import Program
 

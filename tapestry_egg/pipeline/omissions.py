@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import Target
-    from tapestry_egg.rewrite.forms import Form
+    from tapestry_egg.rewrite.form import Form, Left
     from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces
     from tapestry_egg.rewrite.recompute import Recomputing
     from tapestry_egg.shard.strategies import Saturated
@@ -69,46 +69,49 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
     `searched`; and of its loops and branches that were left as they are written."""
     if not found:
         return ()
-    left = found[0].others + len(found) - searched
+    left = found[0].left
     return (
         *_told(
-            left, "more form of the program was", "more forms of the program were", "not searched"
+            left.forms + len(found) - searched,
+            "more form of the program was",
+            "more forms of the program were",
+            "not searched",
         ),
         *_told(
-            found[0].views,
+            left.views,
             "form of the program that differs in views alone was",
             "forms of the program that differ in views alone were",
             "not searched",
         ),
-        *(("of the forms that the rules hold, not all were looked at",) if found[0].unseen else ()),
+        *(("of the forms that the rules hold, not all were looked at",) if left.unseen else ()),
         *_told(
-            found[0].regions,
+            left.regions,
             "body of a loop or branch, which takes next to no time, was",
             "bodies of loops or branches, which take next to no time, were",
             "left as written",
         ),
         *_told(
-            found[0].slight,
+            left.slight,
             "form of the program that saves next to nothing on one device was",
             "forms of the program that save next to nothing on one device were",
             "not searched",
         ),
         *_told(
-            found[0].repeated,
+            left.repeated,
             "operation of equal layers was",
             "operations of equal layers were",
             "rewritten like that of one layer, and nothing across the layers' edges",
         ),
         *_told(
-            found[0].untried,
+            left.untried,
             "kind of change to the program that looked worth a trial was",
             "kinds of change to the program that looked worth a trial were",
             "not tried",
         ),
-        *_of_softmaxes(found[0].ended),
-        *_of_batches(found[0]),
+        *_of_softmaxes(left.softmaxes),
+        *_of_batches(left),
         *_told(
-            found[0].wide,
+            left.wide,
             "operation of more operands than rules see was",
             "operations of more operands than rules see were",
             "left as written",
@@ -144,11 +147,11 @@ def _of_softmaxes(ended: int) -> tuple[str, ...]:
     return (f"{what} {these} mask in memory",) if ended else ()
 
 
-def _of_batches(first: Form) -> tuple[str, ...]:
-    """What is said of micro-batches, of which the first form tells."""
-    if first.whole:
-        return (f"no micro-batches were searched: {first.whole} needs the whole batch",)
-    if first.unsplit:
+def _of_batches(left: Left) -> tuple[str, ...]:
+    """What is said of micro-batches, of which none, or not all numbers, are searched."""
+    if left.whole:
+        return (f"no micro-batches were searched: {left.whole} needs the whole batch",)
+    if left.unsplit:
         return (
             "micro-batches were not looked for: the devices together have room for the whole batch "
             "(a lower limit on peak_bytes, or Settings(micro_batches=...), asks for them)",
@@ -156,8 +159,8 @@ def _of_batches(first: Form) -> tuple[str, ...]:
     one, many = "other number of micro-batches was", "other numbers of micro-batches were"
     dim, dims = "dim of the program's state was", "dims of the program's state were"
     return (
-        *_told(first.counts, one, many, "not searched"),
-        *_told(first.states, dim, dims, "not tried as its batch"),
+        *_told(left.counts, one, many, "not searched"),
+        *_told(left.states, dim, dims, "not tried as its batch"),
     )
 
 

@@ -17,7 +17,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.plans.plan import is_split
 from tapestry_egg.progress import Phase
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing

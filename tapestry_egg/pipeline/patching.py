@@ -24,7 +24,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.plan import RuleStep, is_split
 from tapestry_egg.progress import Phase
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.patches import BodyName, Patches
 from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces, second_places

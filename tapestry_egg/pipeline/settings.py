@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.rewrite.explore import BUDGET
 from tapestry_egg.rewrite.extractions import OPERATIONS
 from tapestry_egg.rewrite.forms import LEAST_GAIN
 from tapestry_egg.rewrite.recompute import MOST_FORMS
+from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.shard.strategies import Budget
 
 #: Units of search, each about what one processor does in a second, where nothing else is asked for.

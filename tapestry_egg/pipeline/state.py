@@ -15,7 +15,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Phase, Progress
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.encode import Encoding

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
+from tapestry_egg.rewrite.terms.explore import BUDGET, Explored
+from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
+from tapestry_egg.rewrite.terms.terms import as_written
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 from tapestry_egg.work import Work
 
-from .choose import as_written, bypass, choose
-from .explore import BUDGET, Explored
+from .choose import bypass, choose
 from .folded_program import Folded, class_weights
-from .rebuild import Rebuilt, rebuild
 
 # Calls that it takes, per operation, to build a program anew and to price it. No measurement of
 # the number is kept.

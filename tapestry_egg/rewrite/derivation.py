@@ -22,11 +22,10 @@ from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.rewrite.streams.streamed import changed, is_change
-
-from .choose import Terms, as_written
-from .explore import explore
-from .rebuild import rebuild
-from .requests import Applied
+from tapestry_egg.rewrite.terms.explore import explore
+from tapestry_egg.rewrite.terms.rebuild import rebuild
+from tapestry_egg.rewrite.terms.requests import Applied
+from tapestry_egg.rewrite.terms.terms import Terms, as_written
 
 # Programs with more values that are computed another way change all those alike in one step.
 _MOST_STEPS = 32

@@ -16,10 +16,9 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
-
-from .choose import Node, Terms, as_written
-from .rebuild import Rebuilt, rebuild
-from .requests import Applied
+from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
+from tapestry_egg.rewrite.terms.requests import Applied
+from tapestry_egg.rewrite.terms.terms import Node, Terms, as_written
 
 # Of these numbers no measurement is kept; the front's notes tell what they leave out.
 

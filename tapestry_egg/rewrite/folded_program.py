@@ -17,11 +17,11 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.ids import ClassId
+from tapestry_egg.rewrite.terms.rebuild import Builder
+from tapestry_egg.rewrite.terms.requests import Applied
+from tapestry_egg.rewrite.terms.terms import Node, Terms
 
-from .choose import Node, Terms
-from .rebuild import Builder
 from .repeats import CONTEXT, MOST_READERS, Ints, Net, Stretch, stretches
-from .requests import Applied
 
 #: Programs with fewer operations are searched as they are. No measurement of this or of the numbers
 #: below is kept; the front's notes count the operations of which the rules saw another copy only.

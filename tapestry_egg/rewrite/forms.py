@@ -1,15 +1,18 @@
-"""Algebra: other forms of a program that cost less, found before any mesh is known.
+"""Forms: other programs that compute the same, found before any mesh is known.
 
 The operations of a graph become terms in the e-graph, the rules of the books' program rulesets run
-on them under a budget, an iteration at a time, and what they want is answered in between. Then the
-cheapest operation of every class is chosen and the graph built again. Regions of loops and branches
-are graphs of their own.
+on them under a budget, an iteration at a time, and what they want is answered in between. Of what
+the rules hold then, those programs are forms that take least on one device, and as many others as
+there is room for; where they are too many, places of the program can be computed in several ways.
+Regions of loops and branches are graphs of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.egraphs.timeline import Tick
@@ -17,18 +20,19 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.rewrite.terms.explore import BUDGET, Explored, explore, is_wide
+from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
+from tapestry_egg.rewrite.terms.requests import Applied
+from tapestry_egg.rewrite.terms.terms import as_written
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
 
 from .cheapest import Cheapest, cheapest
-from .choose import Terms, as_written
 from .derivation import derive, digest
-from .explore import BUDGET, Explored, explore, is_wide
-from .extractions import FORMS, Extraction, extractions
+from .extractions import FORMS, Extracted, Extraction, extractions
 from .folded_program import Folded, fold, unfold
+from .form import Form, Left
 from .patches import Built, LayerPlaces, Patches, Path, Places, find_places
-from .rebuild import Rebuilt, rebuild
-from .requests import Applied
 
 # Of these numbers no measurement is kept. The front's notes count the forms and regions that they
 # leave out, and tell of rules that a budget ended.
@@ -44,39 +48,6 @@ _WAYS = 2
 _SAME = 1e-6
 # Regions that take less than this share of a program's seconds are left as they are.
 _NEGLIGIBLE = 0.25 * LEAST_GAIN
-
-
-@dataclass(frozen=True)
-class Form:
-    """An equal program: its graph, the rules that made it from the one given, whether the rules had
-    nothing more to say when it was chosen, the steps that lead to it, and the timeline of the rules
-    on the program and its regions."""
-
-    graph: BlockGraph
-    rules: tuple[str, ...] = ()
-    saturated: bool = True
-    steps: tuple[RuleStep, ...] = ()
-    timeline: tuple[Tick, ...] = field(default=(), compare=False)
-    slower: bool = False  # takes longer than the one given, on one device, and holds less memory
-    by_clock: bool = False  # whether time ended an iteration of the rules
-    others: int = 0  # forms that were found beside those that are searched, told of the first one
-    regions: int = 0  # regions of it that were left as they are written, as they take too little
-    slight: int = 0  # forms that were found, and save less than `least_gain`
-    repeated: int = 0  # operations of which the rules saw another copy only, as layers are equal
-    untried: int = 0  # kinds of change that looked worth a trial and were given none
-    wide: int = 0  # operations of more operands than rules see
-    extra: bool = False  # searched for what it may take on a mesh, not for its time on one device
-    views: int = 0  # forms that differ in views alone from one that is searched, or counted
-    ended: int = 0  # softmaxes of which not all was read, told of the first form
-    counts: int = 0  # numbers of micro-batches that were left out, told of the first form
-    whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
-    states: int = 0  # dims of the program's state that were not tried as its batch
-    unsplit: bool = False  # no micro-batches were looked for, as memory is not short
-    # The places of it that can be computed in several ways, all of which are searched together.
-    patches: Patches | None = field(default=None, compare=False)
-    # Those in its regions, while these are made forms of.
-    inner: tuple[tuple[Path, Places], ...] = field(default=(), compare=False)
-    unseen: bool = False  # whether there are choices among the rules' terms that were not looked at
 
 
 def forms(
@@ -104,164 +75,262 @@ def forms(
     inner = _with_regions(graph, books, target, budget, room)
     folded = fold(inner.graph)
     small = folded.graph if folded else inner.graph
-    explored = explore(small, rules, budget)
-    merged: Form | None = None  # with equal values merged, where that has places
-    weights = folded.weights if folded else None
-    given = program_seconds(small, target, weights)
-    written = given
-    if inner.graph is not graph:
-        before = fold(graph) if folded else None
-        written = program_seconds(
-            before.graph if before else graph, target, before.weights if before else None
+    held = _Held(graph, rules, target, budget, inner, folded, explore(small, rules, budget))
+    faster = _faster(held, least_gain)
+    if not faster.seconds:  # nothing computes, so nothing can be saved
+        return (faster.given,)
+    if not room or folded:
+        return _of_layers(held, faster, room)
+    if region:
+        return _of_region(held, faster)
+    return _of_program(held, faster, room)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A program and what the rules hold of it: `inner` is it with the best form of every region in
+    its place, `folded` that with equal layers as one, and `explored` what was found of these."""
+
+    graph: BlockGraph
+    rules: Sequence[Rule]
+    target: Target
+    budget: Budget
+    inner: Form
+    folded: Folded | None
+    explored: Explored
+
+    @property
+    def small(self) -> BlockGraph:
+        """The graph on which the rules have run."""
+        return self.folded.graph if self.folded else self.inner.graph
+
+    @cached_property
+    def written(self) -> float:
+        """Seconds of the program as given, on one device."""
+        if self.inner.graph is self.graph:
+            return self.given
+        before = fold(self.graph) if self.folded else None
+        graph, weights = (before.graph, before.weights) if before else (self.graph, None)
+        return program_seconds(graph, self.target, weights)
+
+    @cached_property
+    def given(self) -> float:
+        """The same with the best form of every region."""
+        weights = self.folded.weights if self.folded else None
+        return program_seconds(self.small, self.target, weights)
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Of every signature the least seconds that it adds."""
+        return [least_seconds(a.signature, self.target) for a in self.explored.catalogue]
+
+    def cheapest(self, explored: Explored) -> Cheapest:
+        """Of what was found the program that takes least on one device."""
+        return cheapest(self.small, explored, self.target, self.given, self.folded, self.budget)
+
+    def is_proven(self, built: Rebuilt) -> bool:
+        """Whether a graph follows from the one given, as it must where a file is read."""
+        return _is_proven(self.graph, Form(built.graph, built.rules), self.rules)
+
+    def places(self) -> Places:
+        """The places of the program that can be computed in several ways, as far as is proven."""
+        terms, catalogue = self.explored.terms, self.explored.catalogue
+        return find_places(self.graph, terms, catalogue, self.seconds, self.is_proven)
+
+    def extracted(
+        self, known: Sequence[Form], room: int, held: Callable[[Extraction], bool] | None = None
+    ) -> Extracted:
+        """Programs that the rules hold beside those that are known, and those that are `held`."""
+        graphs = [self.small, *(f.graph for f in known)]
+        terms, catalogue = self.explored.terms, self.explored.catalogue
+        return extractions(self.small, terms, catalogue, self.seconds, graphs, room, held)
+
+    def merged(self) -> Form | None:
+        """The program with one value in the place of all that rules say are equal to it, the first
+        that is made, each computed as it is written; None where there are no such, or where a file
+        would not be read that says so."""
+        graph, terms = self.graph, self.explored.terms
+        catalogue: Sequence[Applied] = self.explored.catalogue
+        pick: Sequence[int] = as_written(terms, self.seconds)
+        if self.folded:
+            terms, catalogue, pick = unfold(graph, self.folded, terms, catalogue, pick)
+        first = rebuild(graph, terms, catalogue, pick)
+        if first is None or first.graph.operations == graph.operations:
+            return None
+        left = len(graph.operations) - len(first.graph.operations)
+        now = digest(first.graph)
+        step = RuleStep(
+            first.rules, f"{left} operations", "equal values that were there before", now
         )
-    found = [cheapest(small, explored, target, given, folded, budget)]
-    least = written * (1.0 - least_gain)
-    mixed = found[0].seconds < least and len(_rulesets(found[0].built.rules, rules)) > 1
+        steps = (step,) if first.rules and now != digest(graph) else ()
+        form = Form(first.graph, first.rules, True, steps, extra=True)
+        return form if _is_proven(graph, form, self.rules) else None
+
+
+@dataclass(frozen=True)
+class _Faster:
+    """The form as given, with what is told of it, and those that take less on one device, best
+    first: less than `seconds`."""
+
+    given: Form
+    forms: tuple[Form, ...]
+    seconds: float
+
+
+def _faster(held: _Held, least_gain: float) -> _Faster:
+    """The forms of a program that save more than a share of its seconds on one device."""
+    inner, explored = held.inner, held.explored
+    found = [held.cheapest(explored)]
+    least = held.written * (1.0 - least_gain)
+    mixed = found[0].seconds < least and len(_rulesets(found[0].built.rules, held.rules)) > 1
     for ruleset in PROGRAM_RULESETS if mixed else ():
-        own = {r.name for r in rules if r.ruleset == ruleset}
-        found.append(cheapest(small, explored.only(own), target, given, folded, budget))
+        own = {r.name for r in held.rules if r.ruleset == ruleset}
+        found.append(held.cheapest(explored.only(own)))
     saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
-    timeline, by_clock = (*inner.timeline, *explored.timeline), inner.by_clock or explored.by_clock
-    repeated = inner.repeated + len(inner.graph.operations) - len(small.operations)
-    given_form = Form(
-        graph,
+    left = Left(
+        regions=inner.left.regions,
+        repeated=inner.left.repeated + len(inner.graph.operations) - len(held.small.operations),
+        untried=inner.left.untried + max(f.untried for f in found),
+        wide=inner.left.wide + sum(is_wide(held.graph, op) for op in held.graph.operations),
+    )
+    given = Form(
+        held.graph,
         (),
         saturated,
         (),
-        timeline,
-        by_clock=by_clock,
-        regions=inner.regions,
-        repeated=repeated,
-        untried=inner.untried + max(f.untried for f in found),
-        wide=inner.wide + sum(is_wide(graph, op) for op in graph.operations),
+        (*inner.timeline, *explored.timeline),
+        by_clock=inner.by_clock or explored.by_clock,
+        left=left,
     )
     if not least:  # nothing computes, so nothing can be saved
-        return (given_form,)
+        return _Faster(given, (), least)
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f.seconds / least, 6), len(f.built.rules)))
+    changed = [f for f in found if inner.rules or f.built.rules]
+    slight = [f for f in changed if least <= f.seconds < held.written * (1.0 - _SAME)]
     others: dict[float, Form] = {}
     unproven = 0
-    slight = {
-        round(f.seconds / least, 6)
-        for f in found
-        if (inner.rules or f.built.rules) and least <= f.seconds < written * (1.0 - _SAME)
-    }
-    for f in found:
+    for f in changed:
         place = round(f.seconds / least, 6)
-        if not (inner.rules or f.built.rules) or f.seconds >= least or place in others:
+        if f.seconds >= least or place in others:
             continue
-        built, steps = _whole(inner.graph, folded, f)
+        built, steps = _whole(inner.graph, held.folded, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
         form = Form(built.graph, names, saturated, (*inner.steps, *steps))
-        if _is_proven(graph, form, rules):  # else no file with a plan of it would be read
+        if _is_proven(held.graph, form, held.rules):  # else no file with a plan of it would be read
             others[place] = form
         else:
             unproven += 1
-    searched = list(others.values())[: MOST_FORMS - 1]
-    left = inner.others + len(others) + unproven - len(searched)
-    little = inner.slight + len(slight)
-    if not room or folded:
-        patches = Patches(graph, inner.inner).within(room)
-        if folded and room >= (1 + _WAYS) * len(small.operations) and not inner.inner:
-            patches, merged = _of_layers(graph, folded, explored, rules, target, budget, room)
-        told = replace(
-            given_form,
-            others=left + patches.left,
-            slight=little,
-            unseen=room > 0,
-            patches=patches if patches and merged is None else None,
-        )
-        extra = [replace(merged, patches=patches)] if patches and merged else []
-        return (told, *searched, *extra)
-    every = [least_seconds(a.signature, target) for a in explored.catalogue]
-    known = [small, *(f.graph for f in searched)]
+    best = tuple(others.values())[: MOST_FORMS - 1]
+    told = _told(
+        given,
+        forms=inner.left.forms + len(others) + unproven - len(best),
+        slight=inner.left.slight + len({round(f.seconds / least, 6) for f in slight}),
+    )
+    return _Faster(told, best, least)
 
-    def proven(built: Rebuilt) -> bool:
-        return _is_proven(graph, Form(built.graph, built.rules), rules)
 
-    if region:
-        mine = find_places(graph, explored.terms, explored.catalogue, every, proven)
-        told = replace(
-            given_form,
-            others=inner.others if mine.complete else left,
-            slight=inner.slight if mine.complete else little,
-            patches=Patches(graph, (((), mine), *inner.inner)),
-            unseen=not mine.complete,
-        )
-        return (told, *searched)
-    made = extractions(small, explored.terms, explored.catalogue, every, known, room)
-    patches = Patches(graph)
-    if inner.inner or made.more or not made.complete:
-        mine = find_places(graph, explored.terms, explored.catalogue, every, proven)
-        patches = Patches(graph, (((), mine), *inner.inner))
-        if not len(mine) and not inner.inner and room >= (1 + _WAYS) * graph.size:
-            base = as_written(explored.terms, every)
-            merged = _merged(graph, explored.terms, explored.catalogue, rules, base)
-        if merged is not None:
-            patches = _of_merged(graph, merged, rules, target, budget)
-            mine = patches.parts[0][1]
-        few = patches.programs(min(FORMS, room // max(1, graph.size) - 1))
-        if inner.inner and few is not None and mine.complete:
-            offered = _few(searched, few, saturated)
-            extra = [f for f in offered if _is_proven(graph, f, rules)]
-            told = replace(
-                given_form,
-                others=inner.others + patches.left + len(offered) - len(extra),
-                slight=inner.slight,
-                views=made.views,
-                unseen=inner.unseen,
-            )
-            return (told, *searched, *extra)
-        # Too many to search each on its own: together, as ways of the places where they differ.
-        patches = patches.within(room)
-        held = None if merged else patches.parts[0][1].holds
-        made = extractions(small, explored.terms, explored.catalogue, every, known, room, held)
-    offered = [_extra(inner, explored, e, saturated) for e in made.found]
-    extra = [f for f in offered if _is_proven(graph, f, rules)]
+def _told(given: Form, **changes: Any) -> Form:
+    """The form as given, with changes to what is told of what was left out."""
+    return replace(given, left=replace(given.left, **changes))
+
+
+def _of_layers(held: _Held, faster: _Faster, room: int) -> tuple[Form, ...]:
+    """The forms of a program whose equal layers are folded, or one of which only those are wanted
+    that take less on one device."""
+    graph, folded, merged = held.graph, held.folded, None
+    patches = Patches(graph, held.inner.inner).within(room)
+    if folded and room >= (1 + _WAYS) * len(held.small.operations) and not held.inner.inner:
+        patches, merged = _places_of_layers(held, folded, room)
+    left = faster.given.left.forms + patches.left
+    told = _told(faster.given, forms=left, unseen=room > 0)
+    if patches and merged is None:
+        return (replace(told, patches=patches), *faster.forms)
+    extra = [replace(merged, patches=patches)] if patches and merged else []
+    return (told, *faster.forms, *extra)
+
+
+def _of_region(held: _Held, faster: _Faster) -> tuple[Form, ...]:
+    """The forms of a region: all other than those that take less are ways to compute its places."""
+    mine, left = held.places(), held.inner.left
+    told = _told(faster.given, unseen=not mine.complete)
+    if mine.complete:
+        told = _told(told, forms=left.forms, slight=left.slight)
+    return (
+        replace(told, patches=Patches(held.graph, (((), mine), *held.inner.inner))),
+        *faster.forms,
+    )
+
+
+def _of_program(held: _Held, faster: _Faster, room: int) -> tuple[Form, ...]:
+    """The forms of a program, those that take less and as many others as have `room` operations,
+    each on its own or, where they are too many for that, as ways of places where they differ."""
+    made = held.extracted(faster.forms, room)
+    if not held.inner.inner and made.complete and not made.more:
+        return _each(held, faster, made, Patches(held.graph), None)
+    patches, merged = Patches(held.graph, (((), held.places()), *held.inner.inner)), None
+    if not len(patches) and room >= (1 + _WAYS) * held.graph.size:
+        merged = held.merged()
+    if merged is not None:
+        patches = _places_of_merged(held, merged)
+    few = patches.programs(min(FORMS, room // max(1, held.graph.size) - 1))
+    if held.inner.inner and few is not None and patches.parts[0][1].complete:
+        return _few(held, faster, made, patches, few)
+    patches = patches.within(room)
+    known = None if merged else patches.parts[0][1].holds
+    return _each(held, faster, held.extracted(faster.forms, room, known), patches, merged)
+
+
+def _few(
+    held: _Held, faster: _Faster, made: Extracted, patches: Patches, built: Sequence[Built]
+) -> tuple[Form, ...]:
+    """All programs that the places make, each a form of its own."""
+    known = {digest(f.graph) for f in faster.forms}
+    saturated, left = faster.given.saturated, held.inner.left
+    each = [Form(b.graph, b.rules, saturated, b.steps, extra=True) for b in built]
+    offered = [f for f in each if digest(f.graph) not in known]
+    extra = [f for f in offered if _is_proven(held.graph, f, held.rules)]
+    told = _told(
+        faster.given,
+        forms=left.forms + patches.left + len(offered) - len(extra),
+        slight=left.slight,
+        views=made.views,
+        unseen=left.unseen,
+    )
+    return (told, *faster.forms, *extra)
+
+
+def _each(
+    held: _Held, faster: _Faster, made: Extracted, patches: Patches, merged: Form | None
+) -> tuple[Form, ...]:
+    """The programs that were extracted as forms, beside places, if there are any: of the program as
+    given, or of that with equal values `merged`."""
+    given, left = faster.given, held.inner.left
+    offered = [_extra(held, e, given.saturated) for e in made.found]
+    extra = [f for f in offered if _is_proven(held.graph, f, held.rules)]
     if merged is not None and patches:
         extra = [f for f in extra if digest(f.graph) != digest(merged.graph)]
-        extra.append(replace(merged, patches=patches, saturated=saturated))
+        extra.append(replace(merged, patches=patches, saturated=given.saturated))
     # Where all forms were looked at, these are among them.
     beside = sum(part.left for path, part in patches.parts if path or not made.complete)
-    told = replace(
-        given_form,
-        others=inner.others + made.more + len(offered) - len(extra) + beside,
-        slight=inner.slight,
-        untried=inner.untried if made.complete else given_form.untried,
+    told = _told(
+        given,
+        forms=left.forms + made.more + len(offered) - len(extra) + beside,
+        slight=left.slight,
+        untried=left.untried if made.complete else given.left.untried,
         views=made.views,
-        unseen=not made.complete or inner.unseen,
-        patches=patches if patches and merged is None else None,
+        unseen=not made.complete or left.unseen,
     )
-    return (told, *searched, *extra)
+    if patches and merged is None:
+        told = replace(told, patches=patches)
+    return (told, *faster.forms, *extra)
 
 
-def _merged(
-    graph: BlockGraph,
-    terms: Terms,
-    catalogue: Sequence[Applied],
-    rules: Sequence[Rule],
-    pick: Sequence[int],
-) -> Form | None:
-    """The graph with one value in the place of all that rules say are equal to it, the first that
-    is made, as `pick` computes each class as it is written; None where there are no such, or where
-    a file would not be read that says so."""
-    first = rebuild(graph, terms, catalogue, pick)
-    if first is None or first.graph.operations == graph.operations:
-        return None
-    left = len(graph.operations) - len(first.graph.operations)
-    now = digest(first.graph)
-    step = RuleStep(first.rules, f"{left} operations", "equal values that were there before", now)
-    steps = (step,) if first.rules and now != digest(graph) else ()
-    form = Form(first.graph, first.rules, True, steps, extra=True)
-    return form if _is_proven(graph, form, rules) else None
-
-
-def _of_merged(
-    graph: BlockGraph, merged: Form, rules: Sequence[Rule], target: Target, budget: Budget
-) -> Patches:
-    """The places of a graph whose equal values are merged."""
-    explored = explore(merged.graph, rules, budget)
-    seconds = [least_seconds(a.signature, target) for a in explored.catalogue]
+def _places_of_merged(held: _Held, merged: Form) -> Patches:
+    """The places of a program whose equal values are merged."""
+    graph, rules = held.graph, held.rules
+    explored = explore(merged.graph, rules, held.budget)
+    seconds = [least_seconds(a.signature, held.target) for a in explored.catalogue]
 
     def proven(built: Rebuilt) -> bool:
         names = tuple(sorted({*merged.rules, *built.rules}))
@@ -271,38 +340,26 @@ def _of_merged(
     return Patches(merged.graph, (((), mine),))
 
 
-def _of_layers(
-    graph: BlockGraph,
-    folded: Folded,
-    explored: Explored,
-    rules: Sequence[Rule],
-    target: Target,
-    budget: Budget,
-    room: int,
-) -> tuple[Patches, Form | None]:
-    """The places of a graph whose equal layers are folded, and the form that has them where that is
-    not the graph as given, but the one with equal values merged."""
-
-    def seconds() -> list[float]:
-        return [least_seconds(a.signature, target) for a in explored.catalogue]
-
-    pick = as_written(explored.terms, seconds())
-    whole = unfold(graph, folded, explored.terms, explored.catalogue, pick)
-    merged = _merged(graph, whole[0], whole[1], rules, whole[2])
+def _places_of_layers(held: _Held, folded: Folded, room: int) -> tuple[Patches, Form | None]:
+    """The places of a program whose equal layers are folded, and the form that has them where that
+    is not the program as given, but the one with equal values merged."""
+    graph, rules, explored = held.graph, held.rules, held.explored
+    merged = held.merged()
     base = graph if merged is None else merged.graph
     if merged is not None:
         again = fold(base)
         if again is None:  # it has become too short for that
             some = room >= (1 + _WAYS) * base.size
-            patches = _of_merged(graph, merged, rules, target, budget) if some else Patches(base)
+            patches = _places_of_merged(held, merged) if some else Patches(base)
             return patches.within(room), merged
-        folded, explored = again, explore(again.graph, rules, budget)
+        folded, explored = again, explore(again.graph, rules, held.budget)
     small = folded.graph
 
     def proven(built: Rebuilt) -> bool:
         return _is_proven(small, Form(built.graph, built.rules), rules)
 
-    found = find_places(small, explored.terms, explored.catalogue, seconds(), proven)
+    seconds = [least_seconds(a.signature, held.target) for a in explored.catalogue]
+    found = find_places(small, explored.terms, explored.catalogue, seconds, proven)
     patches = Patches(base, (((), LayerPlaces.of(found, base, folded)),), len(small.operations))
     names = merged.rules if merged else ()
 
@@ -316,18 +373,12 @@ def _of_layers(
     return patches.only(makes), merged
 
 
-def _extra(inner: Form, explored: Explored, found: Extraction, saturated: bool) -> Form:
+def _extra(held: _Held, found: Extraction, saturated: bool) -> Form:
     """The form that an extraction is."""
+    inner, explored = held.inner, held.explored
     steps = derive(inner.graph, explored.terms, explored.catalogue, found.pick)
     names = tuple(sorted({*inner.rules, *found.built.rules}))
     return Form(found.built.graph, names, saturated, (*inner.steps, *steps), extra=True)
-
-
-def _few(searched: Sequence[Form], built: Sequence[Built], saturated: bool) -> list[Form]:
-    """Some programs as forms, without those that are searched already."""
-    known = {digest(f.graph) for f in searched}
-    made = [Form(b.graph, b.rules, saturated, b.steps, extra=True) for b in built]
-    return [f for f in made if digest(f.graph) not in known]
 
 
 def _is_proven(graph: BlockGraph, form: Form, rules: Sequence[Rule]) -> bool:
@@ -405,24 +456,22 @@ def _with_regions(
         for which, b in enumerate(bodies):
             steps += [replace(s, region=(number, which, *s.region)) for s in b.steps]
     inner = replace(graph, operations=tuple(operations)) if names else graph
-    named = tuple(sorted(names))
-    left = sum(len(op.regions) for op in graph.operations) - len(worth)
+    unworthy = sum(len(op.regions) for op in graph.operations) - len(worth)
     own = [found[0] for found in seen]  # the regions as given, with what is told of them
+    told = sum((f.left for f in own), Left())
     return Form(
         inner,
-        named,
+        tuple(sorted(names)),
         saturated,
         tuple(steps),
         tuple(timeline),
-        any(f.by_clock for f in own),
-        regions=left + sum(f.regions for f in own),
-        others=untaken + sum(f[0].others + (0 if room else len(f[2:])) for f in seen),
+        by_clock=any(f.by_clock for f in own),
+        left=replace(
+            told,
+            regions=told.regions + unworthy,
+            forms=told.forms + untaken + (0 if room else sum(len(f[2:]) for f in seen)),
+        ),
         inner=tuple(places),
-        unseen=any(f.unseen for f in own),
-        slight=sum(f.slight for f in own),
-        repeated=sum(f.repeated for f in own),
-        untried=sum(f.untried for f in own),
-        wide=sum(f.wide for f in own),
     )
 
 

@@ -28,12 +28,13 @@ from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts
 from tapestry_egg.rewrite.streams import blocks, contractions, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
+from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .derivation import digest
-from .explore import BUDGET
-from .forms import LEAST_GAIN, MOST_FORMS, Form, forms
+from .form import Form
+from .forms import LEAST_GAIN, MOST_FORMS, forms
 
 # Of these numbers no measurement is kept. Micro-batches that they leave out are counted.
 
@@ -71,14 +72,19 @@ def forms_with_streams(
     streamed, ended = streams_of(graph)
     found, base = _with_streams(graph, streamed, books, target, budget, least_gain, slower, room)
     made = batches(base) if batches else Batched()
-    whole, left, states = made.whole, made.others, made.untried
-    told = replace(found[0], ended=ended, counts=left, whole=whole, states=states)
-    told = replace(told, unsplit=made.unsplit)
+    told = replace(
+        found[0].left,
+        softmaxes=ended,
+        counts=made.others,
+        whole=made.whole,
+        states=made.untried,
+        unsplit=made.unsplit,
+    )
     others = (
         *(_shared(base, target) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
     )
-    return (told, *found[1:], *made.forms, *others)
+    return (replace(found[0], left=told), *found[1:], *made.forms, *others)
 
 
 def _with_streams(

@@ -16,13 +16,13 @@ from math import prod
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
+from tapestry_egg.rewrite.terms.requests import Applied
+from tapestry_egg.rewrite.terms.terms import Node, Terms, as_written
 
-from .choose import Node, Terms, as_written
 from .derivation import derive, inside, with_region
 from .extractions import LOOKED_AT, Extraction, choices, kernels_of, wasteful, without_twins
 from .folded_program import Folded, unfold
-from .rebuild import Rebuilt, rebuild
-from .requests import Applied
 
 #: Ways to compute one place that are searched, the program's own among them.
 ALTERNATIVES = 16

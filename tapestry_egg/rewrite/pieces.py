@@ -12,9 +12,8 @@ from typing import Any
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels.signatures.parameters import exact
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import Rule
-
-from .explore import explore
 
 #: What a value is: a number shared by equal values. Those of the program come first.
 Class = ClassId

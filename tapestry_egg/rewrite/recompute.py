@@ -24,7 +24,7 @@ from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 
 from .derivation import digest
-from .forms import Form
+from .form import Form
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "recompute"

@@ -26,7 +26,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.schedule.flatten import FlatProgram, close_paths
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.encode import Encoding

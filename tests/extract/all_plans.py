@@ -115,7 +115,9 @@ def of_all_forms(seed: int, draw: Callable[[int], programs.Drawn], total: Counte
         return
     found = of_forms.every_one(graph)
     apart = apart_of(front, of_forms.searched(found))
-    print(seed, f"{said(apart)} ({len(found)} forms, {found[0].others} others told)", flush=True)
+    print(
+        seed, f"{said(apart)} ({len(found)} forms, {found[0].left.forms} others told)", flush=True
+    )
     total["agree" if apart < _SAME else "DIFFER"] += 1
     for kind, which in of_forms.FROZEN.items():
         total[kind] += apart_of(front, of_forms.searched(which(graph))) >= _SAME

@@ -33,9 +33,10 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, patching
 from tapestry_egg.pipeline.patching import Posed, Programs
-from tapestry_egg.rewrite.explore import explore
-from tapestry_egg.rewrite.forms import Form, _is_proven
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import _is_proven
 from tapestry_egg.rewrite.patches import Patches, find_places
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, load_books
 from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled

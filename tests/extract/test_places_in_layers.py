@@ -33,7 +33,8 @@ from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite import folded_program, repeats
 from tapestry_egg.rewrite import forms as forms_module
 from tapestry_egg.rewrite.derivation import digest, replay
-from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.fused_forms import forms_with_streams
 from tapestry_egg.rewrite.streams.streamed import RULE
 from tapestry_egg.rules.language.book import Rule, load_books

@@ -33,7 +33,8 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite import forms as forms_module
-from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rules.language.book import Rule, load_books
 from tapestry_egg.runtime import compare
 from tapestry_egg.schedule.schedules import scheduled
@@ -222,7 +223,7 @@ def test_ways_of_a_body_that_are_left_out_are_told_whatever_else_is_searched(
     monkeypatch.setattr(forms_module, "_is_proven", is_proven)
     as_given, *others = forms(graph, BOOKS, TARGET, room=10_000)
     assert as_given.patches is None  # so few that each is searched on its own
-    assert as_given.others == len(unproven)
+    assert as_given.left.forms == len(unproven)
     assert len(others) == 2 ** (2 - len(unproven)) - 1
 
 

@@ -22,7 +22,8 @@ from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import join_patches, whole
 from tapestry_egg.pipeline.state import State
 from tapestry_egg.rewrite.extractions import OPERATIONS
-from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, load_books
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.tracing.constants import prepare

@@ -26,7 +26,7 @@ from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite.derivation import digest, replay
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import RULE
 from tapestry_egg.schedule.schedules import Schedule, scheduled

@@ -32,6 +32,7 @@ from tapestry_egg.pipeline.omissions import (
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.words import read_words
 from tapestry_egg.rewrite import choose, extractions, folded_program, forms, recompute
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recompute import Recomputing
 from tests.extract.random_problems import random_problem
@@ -421,9 +422,9 @@ def test_micro_batches_that_no_limit_asks_for_are_told() -> None:
     settings = Settings(work=0.5, workers=1, recompute=0, front=False)
     found = te.optimize(program, machine, mesh_shapes=SHAPES, settings=settings)
     assert any("micro-batches were not looked for" in note for note in found.notes)
-    form = forms.Form(program.graph)
+    form = Form(program.graph)
     assert not batched(form, machine, ()).unsplit  # none are wanted
     assert not batched(form, machine, (4,)).unsplit
     assert not batched(form, machine, None, limit=1000.0).unsplit
     same = te.trace(product, X, X)  # no input that the program does not make anew
-    assert not batched(forms.Form(same.graph), machine, None).unsplit
+    assert not batched(Form(same.graph), machine, None).unsplit

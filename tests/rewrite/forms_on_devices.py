@@ -11,7 +11,8 @@ import numpy as np
 
 import tapestry_egg as te
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.tracing.codec import decode_params, primitive
 from tapestry_egg.tracing.trace import trace

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rewrite import recompute
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
 from tapestry_egg.rewrite.recomputation.second_instances import with_second_instances
 from tapestry_egg.rewrite.recompute import Candidate, Looked, candidates

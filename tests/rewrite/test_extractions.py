@@ -18,8 +18,8 @@ from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.rewrite.choose import Node
 from tapestry_egg.rewrite.extractions import choices, kernels_of
+from tapestry_egg.rewrite.terms.terms import Node
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.tracing.constants import prepare
 from tests.extract.brute import every_cost

@@ -20,7 +20,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form, Left
 from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows.cuts import Cut
@@ -287,7 +287,7 @@ def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     told = batched(Form(program.graph), load_target("cpu:2"), None, limit=1000.0)
     assert not told.forms
     assert "test_micro_batches.py" in told.whole
-    (note,) = of_forms([Form(program.graph, whole=told.whole)], 1)
+    (note,) = of_forms([Form(program.graph, left=Left(whole=told.whole))], 1)
     assert "needs the whole batch" in note
 
 
@@ -313,7 +313,7 @@ def test_dims_of_a_large_state_that_were_not_tried_are_told() -> None:
     program = te.trace(lambda state: jax.tree.map(lambda x: x - x.sum() / 7, state), state)
     assert batch_of(program.graph)[1] == 40 - 32
     told = batched(Form(program.graph), load_target("cpu:2"), None, limit=100.0)
-    (note,) = of_forms([Form(program.graph, states=told.untried)], 1)
+    (note,) = of_forms([Form(program.graph, left=Left(states=told.untried))], 1)
     assert note == "8 dims of the program's state were not tried as its batch"
 
 

@@ -23,7 +23,7 @@ from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite.derivation import digest, replay
-from tapestry_egg.rewrite.forms import Form
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recompute import RULE, candidates, recomputing
 from tapestry_egg.runtime.compile import compile
 from tapestry_egg.schedule.flatten import feedback_pairs

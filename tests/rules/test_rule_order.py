@@ -16,8 +16,9 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.derivation import digest
-from tapestry_egg.rewrite.explore import explore
-from tapestry_egg.rewrite.forms import Form, forms
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import (
     DEFAULT_BOOKS,
     PROGRAM_RULESETS,

@@ -12,7 +12,7 @@ import pytest
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.rewrite.explore import explore
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names, load_books
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "rule-book.md"

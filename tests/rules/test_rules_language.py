@@ -8,7 +8,7 @@ import pytest
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.metakernels.language.expressions import Origin
-from tapestry_egg.rewrite.explore import explore
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules import Rule, load_book
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.language.families import FAMILIES, SELECTED, kernels_of

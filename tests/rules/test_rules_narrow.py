@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tapestry_egg.rewrite.explore import explore
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.rules.verify.example import example_graph
 from tests.rewrite.equal_forms import forced

@@ -15,8 +15,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.rewrite.explore import explore
 from tapestry_egg.rewrite.forms import forms
+from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime.compile import compile
 from tapestry_egg.schedule.one_device import program_seconds

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 
-from .choose import Node, Terms
 from .requests import Applied
+from .terms import Node, Terms
 
 # What a value is read from: `("given", v)`, value v of the given graph, or `("new", c)`, the new
 # operation that computes class c.
