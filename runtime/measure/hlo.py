@@ -303,10 +303,16 @@ def _share_widened(scope: Scope, i: Instruction) -> float:
     module, own = scope.module, scope.computation
     sizes = {k: own.by_name[o].nbytes for k, o in enumerate(i.operands) if o in own.by_name}
     promoted = i.attributes.get("to_apply", "").endswith("_promoted")
-    narrow = [k for k in sizes if _was_narrow(module, own, i.operands[k], anyone=promoted)]
+    several = len(i.arrays) == len(i.operands) > 1
+    narrow = [
+        k
+        for k in sizes
+        if _was_narrow(module, own, i.operands[k], anyone=promoted)
+        or (promoted and several and _is_narrowed(module, own, i.name, k, anyone=False))
+    ]
     if promoted:
         narrow = narrow or [*sizes]
-    elif i.arrays and len(i.arrays) == len(i.operands) > 1:
+    elif several:
         narrow = [k for k in narrow if _is_narrowed(module, own, i.name, k)]
     elif not _is_narrowed(module, own, i.name):
         narrow = []
@@ -370,8 +376,11 @@ def _root_was_narrow(
     return _was_narrow(module, inner, root, anyone=anyone, calls=(*calls, (computation, fusion)))
 
 
-def _is_narrowed(module: Module, computation: Computation, name: str, index: int = -1) -> bool:
-    """Whether a value, or that at an index of a tuple, is made 16 bits by all that read it."""
+def _is_narrowed(
+    module: Module, computation: Computation, name: str, index: int = -1, *, anyone: bool = True
+) -> bool:
+    """Whether a value, or that at an index of a tuple, is made 16 bits by all that read it, by
+    `anyone` or by what no conversion of the program stands for."""
     readers = [i for i in computation.instructions if name in i.operands]
     if index >= 0:
         readers = [i for i in readers if int(i.attributes.get("index", index)) == index]
@@ -384,12 +393,14 @@ def _is_narrowed(module: Module, computation: Computation, name: str, index: int
                 for x in inner.instructions
                 if x.opcode == "parameter" and int(x.argument) in places
             ]
-            if not all([_is_narrowed(module, inner, x) for x in parameters]):
+            if not all([_is_narrowed(module, inner, x, anyone=anyone) for x in parameters]):
                 return False
         elif i.opcode in _SAME or i.opcode in ("slice", "transpose"):
-            if not _is_narrowed(module, computation, i.name):
+            if not _is_narrowed(module, computation, i.name, anyone=anyone):
                 return False
         elif i.opcode != "convert" or i.arrays[0].dtype not in _NARROW:
+            return False
+        elif not anyone and i.op_name.endswith("convert_element_type"):
             return False
     return bool(readers)
 

@@ -164,6 +164,24 @@ def test_so_are_those_of_sums_that_it_widens_and_joins_to_others(added: Any) -> 
     assert (c.widened_bytes, c.payload_bytes) == (8 * 2, (8 + 6) * 4)
 
 
+def test_so_are_those_that_it_computed_in_32_bits_and_rounds_behind_the_sum() -> None:
+    """The gradient of a window of each channel alone, of which nothing is 16 bits before."""
+
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        def window(w: jax.Array) -> jax.Array:
+            dims = ("NWC", "WIO", "NWC")
+            return lax.conv_general_dilated(
+                x, w, (1,), [(3, 0)], (1,), (3,), dims, feature_group_count=8
+            )
+
+        y, gradient = jax.vjp(window, w)
+        return lax.psum(gradient(y)[0], "y"), lax.psum(x[0], "y")
+
+    given = (P(), P()), (P(), P()), ((1, 16, 8), jnp.bfloat16), ((2, 1, 8), jnp.bfloat16)
+    (c,) = hlo_stats(compiled(f, *given)).collectives
+    assert (c.widened_bytes, c.payload_bytes) == ((16 * 8 + 2 * 8) * 2, (16 * 8 + 2 * 8) * 4)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, F32])
 def test_sixteen_bit_values_that_the_cpu_sends_in_32_bits_are_marked(dtype: Any) -> None:
     """Gathered, exchanged, passed on: halved where marked, payloads are those that were asked for.
