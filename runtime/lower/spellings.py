@@ -62,6 +62,16 @@ def _transform(call: Call) -> list[jax.Array]:
     return [laid(y) for y in call.bind(*map(laid, call.operands))]
 
 
+def _product(call: Call) -> list[jax.Array]:
+    """XLA for CPU has no product of bfloat16 with a wider result for every order and number of
+    dims ("Unsupported element type for DotThunk"): of some blocks, or of parts of a batch."""
+    wide = call.params["preferred_element_type"]
+    narrow = any(x.dtype == "bfloat16" for x in call.operands)
+    if not narrow or wide is None or wide.name not in ("float32", "float64"):
+        return call.bind(*call.operands)
+    return call.bind(*[x.astype(wide) for x in call.operands])
+
+
 #: Kernel -> how it is said to the compiler of a platform.
 SPELLINGS: Mapping[str, Mapping[str, Callable[[Call], list[jax.Array]]]] = {
     "gpu": {
@@ -69,7 +79,7 @@ SPELLINGS: Mapping[str, Mapping[str, Callable[[Call], list[jax.Array]]]] = {
         "ragged_dot_general": _ragged_dot,
         "select_and_scatter_add": _pooling_gradient,
     },
-    "cpu": {"fft": _transform},
+    "cpu": {"dot_general": _product, "fft": _transform},
 }
 #: What that compiler computes again inside every product that reads it, which keeps what it was
 #: made of, besides the array that others read.

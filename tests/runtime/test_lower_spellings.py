@@ -87,6 +87,18 @@ def test_a_convolution_of_a_dilated_operand_reads_a_reversed_window() -> None:
     assert maker[convolution.invars[1]] == "rev"  # and not through a barrier
 
 
+def test_cpus_multiply_bfloat16_into_float32_in_any_order_of_dims() -> None:
+    """XLA for CPU says of this product that it is not implemented."""
+    x, y = (jnp.asarray(numbers(384, *n), jnp.bfloat16) for n in ((16,), (4, 8)))
+
+    def fn(x: Any, y: Any) -> Any:
+        over = (((0,), (0,)), ((), ()))
+        return lax.dot_general(x, y, over, preferred_element_type=jnp.float32)
+
+    (got,) = jax.jit(_local(fn, (x, y), "cpu"))(x, y)
+    same(got, np.einsum("ki,kjl->ijl", np.asarray(x, np.float32), np.asarray(y, np.float32)))
+
+
 @pytest.mark.parametrize(("padding", "waits"), [((0, 1), True), ((1, 1), False)])
 def test_operands_padded_on_one_side_are_padded_by_each_convolution(
     padding: tuple[int, int], waits: bool
