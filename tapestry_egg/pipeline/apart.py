@@ -27,6 +27,7 @@ from .passes import (
     finer_shapes,
     join_units,
     pose_problems,
+    with_networks,
     woven,
 )
 from .searches import begins, heeded, known_before, search
@@ -123,17 +124,9 @@ def search_nearby(state: State) -> State:
     some = ", ".join(str(shape) for shape in shapes)
     note = f"meshes of three axes ({some}) were searched only near the plans of fewer, for one form"
     return replace(
-        state,
-        shapes=(*state.shapes, *shapes),
-        finer=len(shapes),
-        finer_form=form,
-        encodings=woven(state, form, state.encodings, own.encodings),
-        strategies=woven(state, form, state.strategies, own.strategies),
-        choices=woven(state, form, state.choices, own.choices),
-        problems=woven(state, form, state.problems, own.problems),
+        with_networks(state, form, own),
         results=woven(state, form, state.results, results),
         interrupted=found.interrupted,
-        timeline=own.timeline,
         notes=tuple(dict.fromkeys((*state.notes, *own.notes, *found.notes, note))),
     )
 

@@ -273,17 +273,24 @@ def add_axes(state: State) -> State:
     others = len(state.forms) - 1
     left = (f"meshes of three axes were searched for 1 of {others + 1} forms",) if others else ()
     return replace(
+        with_networks(state, form, own),
+        free=state.free if form else (*state.free, *own.free),
+        notes=tuple(dict.fromkeys((*state.notes, *own.notes, *left))),
+    )
+
+
+def with_networks(state: State, form: int, own: State) -> State:
+    """The state with one form on finer meshes, too: `own` has its networks on these alone."""
+    return replace(
         state,
-        shapes=(*state.shapes, *shapes),
-        finer=len(shapes),
+        shapes=(*state.shapes, *own.shapes),
+        finer=len(own.shapes),
         finer_form=form,
         encodings=woven(state, form, state.encodings, own.encodings),
         strategies=woven(state, form, state.strategies, own.strategies),
         choices=woven(state, form, state.choices, own.choices),
-        free=state.free if form else (*state.free, *own.free),
         problems=woven(state, form, state.problems, own.problems),
         timeline=own.timeline,
-        notes=tuple(dict.fromkeys((*state.notes, *own.notes, *left))),
     )
 
 
