@@ -13,7 +13,8 @@ from tapestry_egg.rewrite.terms.terms import as_written
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 from tapestry_egg.work import Work
 
-from .choose import bypass, choose
+from .bypass import bypass
+from .choose import choose
 from .folded_program import Folded, class_weights
 
 # Calls that it takes, per operation, to build a program anew and to price it. No measurement of
