@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.plan import Plan, PlannedCollective
 
 from . import programs
@@ -68,7 +69,7 @@ def predict(run: Run) -> Prediction:
     program = te.trace(step, *given, donate_argnums=(0, 1))
     front = te.optimize(
         program,
-        target=run.target,
+        target=eager(run.target),
         objectives=("seconds",),
         mesh_shapes=[MeshShape(("d", "t"), (run.data, run.tensor))],
         pins=pins(run.model, cut, run.zero),
@@ -101,6 +102,12 @@ def predict(run: Run) -> Prediction:
     )
 
 
+def eager(spec: str) -> Target:
+    """A machine under a framework that compiles nothing: values are computed in kernels of their
+    own, whoever reads them, and layers are in no stacks."""
+    return replace(load_target(spec), fuses=False, rows=0, slices=False)
+
+
 def kernels(plan: Plan, name: str) -> tuple[float, float]:
     """Seconds and flops, on one device, of all kernels that end with an operation of a name."""
     parts = [x for x in plan.costs_by("kernel").parts if x.kind == "kernel"]
@@ -129,8 +136,6 @@ def fused_softmax(run: Run) -> float:
     reads scores and writes weights in bfloat16, and reads weights and their gradient and writes the
     scores' (Megatron-LM, fused_kernels/scaled_upper_triang_masked_softmax), each once at the
     rate that memory sustains. With recomputation the first runs twice."""
-    from tapestry_egg.machine.target import load_target
-
     target, model = load_target(run.target), run.model
     scores = 2.0 * run.micro_batch * (model.heads // run.tensor) * model.sequence**2
     forward = 1 if run.remat == "none" else 2

@@ -11,9 +11,9 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
+from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule
-from tapestry_egg.schedule.straight import made_straight, read_straight
-from tapestry_egg.schedule.tiling import window_dims
 
 from .buffers import Lives
 from .longest_path import Streams
@@ -37,6 +37,7 @@ class Ground:
         }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of, target.epilogues)
+        self.passes = Passes(schedule, target)
         self.streams = Streams(schedule, target.slowdown)
         self.legal: Legal = {} if legal is None else legal
 

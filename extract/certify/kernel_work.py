@@ -13,6 +13,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
     collective_seconds,
     collective_wire_bytes,
+    copying_seconds,
     kernel_seconds,
     like_roofline,
 )
@@ -32,6 +33,7 @@ from tapestry_egg.metakernels.signatures.signature import (
 )
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
+from tapestry_egg.schedule.passes import Pass
 from tapestry_egg.schedule.units import Unit
 
 from .contractions import gemm_of, is_contraction, is_product, sums_columns
@@ -62,6 +64,7 @@ class Work(NamedTuple):
 
 def kernel_work(
     unit: Unit,
+    through: Pass,
     program: FlatProgram,
     bodies: Sequence[BodyPlan],
     given: Mapping[int, Layout],
@@ -71,27 +74,34 @@ def kernel_work(
 ) -> Work:
     """What one run of a unit does and takes on one device.
 
-    `given` are the layouts in which values are made, `needed[i, p]` those in which instance i reads
-    its operand p.
+    It goes `through` memory as its compiler fuses it; a unit that runs in others' kernels takes
+    none of its own. `given` are the layouts in which values are made, `needed[i, p]` those in which
+    instance i reads its operand p.
     """
     instances = [program.instances[i] for i in unit.members]
-    if instances[-1].port or all(x.signature.fusion == "view" for x in instances):
+    port = instances[-1].port
+    if not through.launches or (not port and all(x.signature.fusion == "view" for x in instances)):
         return Work()
-    extents = _extents(unit, program, bodies, mesh)
+    extents = {} if port else _extents(unit, program, bodies, mesh)
+    traffic = 0.0
+    for (i, p, v), share in zip(unit.reads, through.reads, strict=True):
+        signature = program.instances[i].signature
+        some = signature.reads[p] if signature.reads else None
+        if some is None:
+            block = elements(program.types[v], needed[i, p], mesh) * program.types[v].itemsize
+            traffic += share * block
+        else:
+            traffic += evaluate(some, extents[i]) * program.types[v].itemsize
+    for v, share in zip(unit.outputs, through.writes, strict=True):
+        traffic += share * (elements(program.types[v], given[v], mesh) * program.types[v].itemsize)
+    if port:
+        seconds = copying_seconds(traffic, through.launches, target)
+        energy = joules(0.0, traffic, 0.0, seconds, mesh.devices, target)
+        return Work(seconds, energy, hbm_bytes=traffic, bound="memory")
     flops = sum(
         evaluate(x.signature.flops, extents[i])
         for i, x in zip(unit.members, instances, strict=True)
     )
-    traffic = 0.0
-    for i, p, v in unit.reads:
-        signature = program.instances[i].signature
-        some = signature.reads[p] if signature.reads else None
-        if some is None:
-            traffic += elements(program.types[v], needed[i, p], mesh) * (program.types[v].itemsize)
-        else:
-            traffic += evaluate(some, extents[i]) * program.types[v].itemsize
-    for v in unit.outputs:
-        traffic += elements(program.types[v], given[v], mesh) * (program.types[v].itemsize)
     contractions = [
         i
         for i, x in zip(unit.members, instances, strict=True)
@@ -106,6 +116,9 @@ def kernel_work(
     own = instances[-1].signature
     spilled = own.spilled
     work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction, spilled)
+    if through.is_free(not any(given[v].partial for v in unit.outputs)):
+        inside = joules(flops, 0.0, 0.0, 0.0, mesh.devices, target, dtype, contraction)
+        return Work(joules=float(inside), flops=flops)
     seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm))
     energy = joules(flops, traffic, 0.0, seconds, mesh.devices, target, dtype, contraction)
     roofline = {

@@ -367,7 +367,14 @@ class Walk:
         two = self.in_two.get(self.ground.unit_of[unit.root])
         works = [
             kernel_work(
-                part, self.program, self.bodies, self.given, self.needed, self.mesh, self.target
+                part,
+                self.ground.passes.of(part),
+                self.program,
+                self.bodies,
+                self.given,
+                self.needed,
+                self.mesh,
+                self.target,
             )
             for part in ((unit,) if two is None else (two.first, two.rest))
         ]

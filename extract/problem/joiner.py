@@ -182,7 +182,8 @@ class Joiner:
             signature = self.numbers[self.signature_of[i]]
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
         copied = tuple([(local[s.value], s.partial_reads, s.sent, s.over) for s in inner])
-        return (*parts, tuple([local[v] for v in unit.outputs]), copied)
+        through = self.costs.passes.of(unit)
+        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the

@@ -15,8 +15,7 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.schedule.issue_places import IssuePlaces
 from tapestry_egg.schedule.lifetimes import lifetimes
-from tapestry_egg.schedule.straight import made_straight, read_straight
-from tapestry_egg.schedule.tiling import window_dims
+from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
 
 from .columns import Columns, Wanted
 from .copies import CopyTable

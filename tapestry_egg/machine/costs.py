@@ -147,6 +147,11 @@ def wire_shares(kind: str, spans: Sequence[Span]) -> dict[str, float]:
     return {level: amount / total for level, amount in amounts.items()}
 
 
+def copying_seconds(moved: Amount, launches: float, target: Target) -> Amount:
+    """Time of kernels that move bytes from memory to memory."""
+    return moved / target.hbm_bytes_per_second + launches * target.launch_seconds
+
+
 def turning_seconds(local_bytes: Amount, target: Target) -> Amount:
     """Time of a kernel that writes a block with its dims in another order."""
     return 2.0 * local_bytes / target.hbm_bytes_per_second + target.launch_seconds

@@ -85,6 +85,13 @@ class Target:
     tiles: Tiles | None = None  # in which arrays lie in memory; None: element by element
     # Whether its compiler computes in the kernel of a product what is made of it by elements.
     epilogues: bool = False
+    # Whether its compiler computes values in the kernels that read them. (An eager framework has
+    # none that does.)
+    fuses: bool = True
+    # The longest rows that its compiler sums and reads again in one kernel; 0: none.
+    rows: int = 0
+    # Whether slices of a loop's stacks are written and read by kernels of their own.
+    slices: bool = False
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -415,6 +422,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
     tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
     epilogues = "epilogues" in top.keys() and top.flag("epilogues")
+    rows = int(top.number("rows")) if "rows" in top.keys() else 0
+    slices = "slices" in top.keys() and top.flag("slices")
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -471,4 +480,6 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         combiner=combiner,
         tiles=tiles,
         epilogues=epilogues,
+        rows=rows,
+        slices=slices,
     )

@@ -2,7 +2,7 @@
 
 An array lies in tiles of `rows` x `lanes` words, along two of its dims: those that have to be
 padded least; of what windows move over, or rows are added to, and what is computed from that
-element by element, lanes lie along a dim that these do not move along (`schedule/tiling.py`). What
+element by element, lanes lie along a dim that these do not move along (`schedule/lying.py`). What
 is narrower than a word is packed along the rows, and arrays of few rows lie in tiles of fewer, down
 to what fills a word. Vectors lie in tiles of one row to a whole tile's elements. Read off the
 layouts of modules that libtpu 0.0.42 and 0.0.52 compiled.

@@ -21,6 +21,7 @@ from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
 from tapestry_egg.rewrite.recomputation.second_instances import Recomputation, with_second_instances
 from tapestry_egg.rewrite.recomputation.second_reads import SecondReads
 from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 
 from .derivation import digest
@@ -116,7 +117,8 @@ def _candidate(
 ) -> Candidate:
     made = with_second_instances(graph, chosen)
     schedule = scheduled(made, feedback)
-    seconds = sum(unit_seconds(schedule.program, unit, target) for unit in schedule.units)
+    passes = Passes(schedule, target)
+    seconds = sum(unit_seconds(schedule.program, u, target, passes) for u in schedule.units)
     return Candidate(made, schedule, chosen, seconds, Flow(schedule).peak)
 
 

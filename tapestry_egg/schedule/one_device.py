@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.machine.costs import kernel_seconds, like_roofline
+from tapestry_egg.machine.costs import copying_seconds, kernel_seconds, like_roofline
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constants import without_prepared
 
 from .flatten import FlatProgram, flatten
+from .passes import Passes
 from .repeated import repeat_cheap
-from .units import Unit, fuse
+from .schedules import schedule
+from .units import Unit
 
 
 def least_seconds(signature: OperationSignature, target: Target) -> float:
@@ -47,13 +49,14 @@ def program_seconds(
     `weights`, kernels count by the `scope` of the operation that ends them.
     """
     program = flatten(repeat_cheap(without_prepared(graph)), {})
-    units = fuse(program)
+    plan = schedule(program)
+    passes = Passes(plan, target)
     if weights is None:
-        return sum(unit_seconds(program, unit, target) for unit in units)
+        return sum(unit_seconds(program, unit, target, passes) for unit in plan.units)
     total = 0.0
-    for unit in units:
+    for unit in plan.units:
         weight = weights.get(_scope(program, unit.root), 0.0)
-        total += weight * unit_seconds(program, unit, target) if weight else 0.0
+        total += weight * unit_seconds(program, unit, target, passes) if weight else 0.0
     return total
 
 
@@ -63,8 +66,10 @@ def region_shares(graph: BlockGraph, target: Target) -> dict[tuple[int, int], fl
     program = flatten(graph, {})
     shares: dict[tuple[int, int], float] = {}
     total = 0.0
-    for unit in fuse(program):
-        seconds = unit_seconds(program, unit, target)
+    plan = schedule(program)
+    passes = Passes(plan, target)
+    for unit in plan.units:
+        seconds = unit_seconds(program, unit, target, passes)
         total += seconds
         body = unit.body
         while program.bodies[body].parent > 0:
@@ -84,16 +89,21 @@ def _scope(program: FlatProgram, i: int) -> str:
     return program.bodies[0].graph.operations[operation].scope if operation >= 0 else ""
 
 
-def unit_seconds(program: FlatProgram, unit: Unit, target: Target) -> float:
+def unit_seconds(program: FlatProgram, unit: Unit, target: Target, passes: Passes) -> float:
     """Seconds of one unit on one device, as often as one step runs it."""
     members = [program.instances[i] for i in unit.members]
     root = members[-1]
-    if root.port or all(m.signature.fusion == "view" for m in members):
+    through = passes.of(unit)
+    free = through.is_free(whole=True)
+    if free or (not root.port and all(m.signature.fusion == "view" for m in members)):
         return 0.0
+    made = zip(through.writes, unit.outputs, strict=True)
+    moved = float(sum([share * program.sizes[v] for share, v in made]))
+    for share, (i, p, _) in zip(through.reads, unit.reads, strict=True):
+        moved += share * program.instances[i].signature.read_bytes[p]
+    if root.port:
+        return root.weight * copying_seconds(moved, through.launches, target)
     flops = sum(m.signature.whole_flops for m in members)
-    moved = float(sum([program.sizes[v] for v in unit.outputs]))
-    for i, p, _ in unit.reads:
-        moved += program.instances[i].signature.read_bytes[p]
     gemm = whole_gemm([m.signature for m in members])
     dtype = _arithmetic(root.signature, gemm)
     matrix = any(m.signature.contracts for m in members)

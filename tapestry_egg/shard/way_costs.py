@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, like_roofline
+from tapestry_egg.machine.costs import (
+    collective_seconds,
+    copying_seconds,
+    kernel_seconds,
+    like_roofline,
+)
 from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.split_k import multiplied, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.schedule.passes import Pass, Passes
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 
@@ -34,6 +40,7 @@ class WayCosts:
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
         self.instances = schedule.program.instances
+        self.passes = Passes(schedule, target)
         self.signature_of = saturated.encoding.signature_of
         self.number = saturated.encoding.algebra.number
         self.done: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
@@ -72,15 +79,22 @@ class WayCosts:
         the flops per device and the bytes that reads of parts of operands move."""
         root = self.instances[unit.root]
         signatures = [self.instances[i].signature for i in unit.members]
-        if root.port or all([s.fusion == "view" for s in signatures]):
+        moved, through = moved.copy(), self.passes.of(unit)
+        if all([s.fusion == "view" for s in signatures]) if not root.port else not through.launches:
             return np.zeros(len(flops)), np.zeros(len(flops))
-        moved = moved.copy()
-        for (i, p, v), column in zip(unit.reads, read, strict=True):
+        for (i, p, v), column, share in zip(unit.reads, read, through.reads, strict=True):
             reads = self.instances[i].signature.reads
             if not reads or reads[p] is None:
-                moved += self._bytes(v, column)
-        for v, column in zip(unit.outputs, made, strict=True):
-            moved += self._bytes(v, column)
+                moved += share * self._bytes(v, column)
+        for v, column, share in zip(unit.outputs, made, through.writes, strict=True):
+            moved += share * self._bytes(v, column)
+        if root.port:
+            seconds = copying_seconds(moved, through.launches, self.target)
+            return seconds, joules(
+                0.0 * moved, moved, 0.0 * moved, seconds, self.mesh.devices, self.target
+            )
+        alone = np.ones(len(flops)) if not made else _kernels_of_their_own(through, made)
+        moved *= alone
         contraction = any([s.contracts for s in signatures])
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
         if gemm is not None:
@@ -90,6 +104,7 @@ class WayCosts:
             own.kernel, own.measured, flops, dtype, self.target, contraction, own.spilled
         )
         seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm)
+        seconds = seconds * alone
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction
         )
@@ -160,3 +175,13 @@ class WayCosts:
                 self.sizes[key] = float(n * tensor.itemsize)
             out.append(self.sizes[key])
         return np.array(out)
+
+
+def _kernels_of_their_own(through: Pass, made: Sequence[Sequence[Layout]]) -> NDArray[np.float64]:
+    """1 for ways in which a unit is a kernel, 0 for those in which it runs in others."""
+    return np.array(
+        [
+            0.0 if through.is_free(not any([x.partial for x in gives])) else 1.0
+            for gives in zip(*made, strict=True)
+        ]
+    )

@@ -52,7 +52,7 @@ def tables(assembled: PlanProblem) -> set[int]:
 
 
 def test_more_layers_are_more_pairs_of_the_same_tables() -> None:
-    few, many = stack(4), stack(8)
+    few, many = stack(8), stack(16)
     assert len(many.problem.pairs) > 1.6 * len(few.problem.pairs)
     # Only what the readers of one value, spread over all layers, pay is new.
     assert len(tables(many)) < 1.2 * len(tables(few))

@@ -99,7 +99,7 @@ def apart(seed: int, draw: Callable[[int], Drawn], frozen: bool = False) -> floa
     return apart_of(front, [network(plan)[0]] if frozen else searched(plan))
 
 
-@pytest.mark.parametrize(("draw", "seed"), [(products, 86), (drawn, 31)])
+@pytest.mark.parametrize(("draw", "seed"), [(products, 239), (drawn, 49)])
 def test_second_instances_make_plans_faster_and_are_searched(
     draw: Callable[[int], Drawn], seed: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_second_instances_make_plans_faster_and_are_searched(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "seed"),
-    [(products, 64), (products, 187), (products, 239), (drawn, 27), (drawn, 49), (drawn, 84)],
+    [(products, 64), (products, 187), (products, 194), (drawn, 27), (drawn, 84)],
 )
 def test_what_is_searched_has_the_front_with_second_instances(
     draw: Callable[[int], Drawn], seed: int
@@ -175,10 +175,11 @@ def test_a_plan_with_second_instances_runs_is_written_and_derived_again(tmp_path
         z = jnp.tanh(y)
         return jnp.tanh(z), x + z
 
+    eager = replace(te.load_target("h100:4"), fuses=False)  # XLA itself would compute it twice
     program = te.trace(function, *[jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 2)
     quick = te.Settings(work=2.0, max_axes=1, workers=1)
-    front = te.optimize(program, "h100:4", settings=quick)
-    once = te.optimize(program, "h100:4", settings=replace(quick, recompute=0))
+    front = te.optimize(program, eager, settings=quick)
+    once = te.optimize(program, eager, settings=replace(quick, recompute=0))
     plan = front.best("seconds")
     assert plan.rules == (RULE,)
     assert plan.costs.seconds < 0.8 * once.best("seconds").costs.seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.runtime.lower import streaming
 from tapestry_egg.tracing.trace import trace
@@ -50,7 +52,7 @@ def backwards(q: Array, k: Array, v: Array) -> Array:
     return jnp.einsum("khbq,bkhd->bqhd", weights, v)
 
 
-@pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
+@pytest.mark.parametrize("target", ["h100:1", "v5e:1"])
 @pytest.mark.parametrize("function", [masked, plain, grouped, library, backwards])
 def test_attention_as_people_write_it_becomes_one_kernel(
     function: Callable[..., Any], target: str
@@ -87,7 +89,7 @@ def test_plans_with_attention_agree_with_jax(function: Callable[..., Any]) -> No
     shapes = types(*[(2, 256, 4, 16)] * 3)
     plan = optimize(
         trace(function, *shapes),
-        "cpu:8",
+        replace(load_target("cpu:8"), fuses=False),  # else one that stores its scores is faster
         mesh_shapes=[MeshShape(("x", "y"), (2, 4))],
         settings=Settings(work=2.0),
     ).best("seconds")
@@ -120,7 +122,7 @@ def test_many_blocks_give_what_one_gives(function: Callable[..., Any], length: i
 def test_scores_are_never_stored() -> None:
     """8192 keys: 128 MiB of scores where the operands have 1 MiB each."""
     shapes = types(*[(1, 8192, 1, 32)] * 3)
-    form = form_of(masked, *shapes, target="cpu:1")
+    form = form_of(masked, *shapes, target="v5e:1")
     streamed = compiled(form, *shapes).memory_analysis().temp_size_in_bytes
     stored = jax.jit(masked).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     assert stored > 250e6 and streamed < stored / 2

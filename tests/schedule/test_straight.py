@@ -15,7 +15,7 @@ from tapestry_egg.extract.certify.cost_parts import cost_parts
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import collective_seconds, turning_seconds
 from tapestry_egg.runtime.measure.hlo import hlo_stats
-from tapestry_egg.schedule.straight import made_straight, read_straight
+from tapestry_egg.schedule.lying import made_straight, read_straight
 from tests.schedule.test_lifetimes import h100s, made_by, scheduled
 
 IMAGES = jax.ShapeDtypeStruct((16, 32, 32, 64), jnp.float32)

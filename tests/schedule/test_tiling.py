@@ -13,7 +13,7 @@ from jax import lax
 import tapestry_egg as te
 from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.tiling import window_dims
+from tapestry_egg.schedule.lying import window_dims
 
 Dims = dict[str, set[int]]
 

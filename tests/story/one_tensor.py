@@ -109,8 +109,9 @@ class Story:
 
     @cached_property
     def gathering(self) -> Any:
-        """The last plan that cuts both dims of it."""
-        return [p for p in self.front if all(p.in_shardings[self._position].dims)][-1]
+        """The last plan that cuts it over both axes."""
+        at = self._position
+        return [p for p in self.front if sum(map(len, p.in_shardings[at].dims)) == 2][-1]
 
     @cached_property
     def _position(self) -> int:

@@ -24,6 +24,7 @@ from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.tracing.plain import handles_in
@@ -179,9 +180,9 @@ class Checkpoints:
     @cached_property
     def _seconds(self) -> tuple[float, ...]:
         """Per unit, its time."""
-        return tuple(
-            [unit_seconds(self.program, unit, self.target) for unit in self.schedule.units]
-        )
+        passes = Passes(self.schedule, self.target)
+        units = self.schedule.units
+        return tuple([unit_seconds(self.program, u, self.target, passes) for u in units])
 
     @cached_property
     def seconds(self) -> float:

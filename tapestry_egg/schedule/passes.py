@@ -1,0 +1,330 @@
+"""Passes through memory: what kernels read and write there once a compiler has fused them.
+
+Units are what may lie differently from what surrounds it; kernels are fewer. A unit that all of its
+readers compute for themselves (`inlining.py`) is no kernel, and they read what it reads. Nor is a
+sum of rows whose readers read the same rows anyway: a program of XLA's for GPUs has a row at hand
+from its first pass to its last (softmax, layernorm; xla/backends/gpu/transforms, "softmax
+rewriter", which is tried before all other fusion), where the target says how long a row may be
+(`Target.rows`), and the row lies on one device. And what one unit makes element by element its own
+kernel adds up, too, beside writing it (a bias and its gradient): XLA's fusion of several outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tapestry_egg.graph.arrays import kind
+from tapestry_egg.graph.ids import FlatId, InstanceId
+from tapestry_egg.machine.target import Target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+
+from .inlining import fusion
+from .schedules import Schedule
+from .units import EXPANSION, Unit
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a unit goes through memory.
+
+    `reads` are the bytes that it reads as shares of those of what it reads, one for every read of
+    the unit: 0 where its kernel has read them already, more than 1 where it reads more of what that
+    is computed from. `writes` are such shares of what it makes. What is `within` takes no kernel,
+    and what is within `rows` none where its result is whole as it is made: no cut goes through a
+    row that it adds up. Of a loop's stack, `launches` are as many as there are rounds.
+    """
+
+    reads: tuple[float, ...]
+    writes: tuple[float, ...]
+    within: bool = False
+    rows: bool = False
+    launches: float = 1.0
+
+    def is_free(self, whole: bool) -> bool:
+        """Whether the unit takes no kernel of its own; `whole` says that none of what it makes is
+        made in parts."""
+        return self.within or (self.rows and whole)
+
+
+class Passes:
+    """The passes of the units of one schedule, as a machine's compiler fuses them."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self._schedule, self._program = schedule, schedule.program
+        self._fusion, self._longest = fusion(schedule, target.epilogues), target.rows
+        self._fuses, self._slices = target.fuses, target.slices
+        self._inside = self._computed_inside()
+        self._sources_of = self._found_sources()
+        self._along_rows: set[int] = set()  # kernels that have sums of rows in them
+        self._in_rows = self._sums_of_rows()
+        self._beside = self._sums_beside()
+
+    def of(self, unit: Unit) -> Pass:
+        """The passes of a unit; of a part of one, those that a kernel of its own would take."""
+        return self._of_members.get(unit.members) or Pass(
+            (1.0,) * len(unit.reads), (1.0,) * len(unit.outputs)
+        )
+
+    @cached_property
+    def _of_members(self) -> Mapping[tuple[InstanceId, ...], Pass]:
+        units = enumerate(self._schedule.units)
+        if self._fuses:
+            return {unit.members: self._pass(u) for u, unit in units}
+        ports = (unit for _, unit in units if self._program.instances[unit.root].port)
+        return {unit.members: self._of_port(unit) for unit in ports}
+
+    def _pass(self, u: int) -> Pass:
+        unit = self._schedule.units[u]
+        root = self._program.instances[unit.root]
+        if root.port:
+            return self._of_port(unit)
+        product = self._is_in_epilogue(u)
+        reads = []
+        seen: set[FlatId] = set()
+        for i, p, v in unit.reads:
+            given = self._program.instances[i].signature.reads
+            if given and given[p] is not None:
+                reads.append(1.0)
+                continue
+            if not self._program.types[v].shape:  # a number
+                reads.append(0.0)
+                continue
+            sources = self._sources_of[v]
+            if root.signature.fusion == "kernel":
+                seen = set()
+            reads.append(self._share(v, sources - seen))
+            seen |= sources
+        writes = (0.0 if product else 1.0,) * len(unit.outputs)
+        return Pass(tuple(reads), writes, self._inside[u] or self._beside[u], self._in_rows[u])
+
+    def _of_port(self, unit: Unit) -> Pass:
+        """Where slices of stacks are written and read by kernels of their own: a stack is filled
+        with zeros first; then each round's slice is written into it, by what makes it where nothing
+        else reads it, else from where that was stored. A library's kernel reads a copy of a slice.
+        What a loop carries is copied where its next value cannot be written over it.
+        """
+        root = self._program.instances[unit.root]
+        reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
+        if not self._slices or root.port not in ("stack", "stream", "carry"):
+            return Pass(tuple(reads), tuple(writes), launches=0.0)
+        if root.port == "carry":
+            if self._is_copied(unit):
+                launches = root.input_weights[1] / root.weight
+                reads = [2.0 * launches * (v == root.inputs[1]) for *_, v in unit.reads]
+            return Pass(tuple(reads), tuple(writes), launches=launches)
+        length = float(root.signature.index[0].size)
+        if root.port == "stream":
+            if any(self._is_kernel(r) for v in unit.outputs for r in self._readers(v)):
+                reads, launches = [2.0], length
+        elif self._is_written_at_once(root.inputs[0]):
+            writes, launches = [1.0], 1.0
+        else:
+            writes, launches = [3.0], length + 1.0
+        return Pass(tuple(reads), tuple(writes), launches=launches)
+
+    def _is_copied(self, carry: Unit) -> bool:
+        """Whether what makes the next value of what a loop carries reads the old one elsewhere than
+        it writes; or is a loop that reads it, round by round, while it fills a stack."""
+        root = self._program.instances[carry.root]
+        old, following = set(root.outputs[:-1]), root.inputs[1]
+        maker = self._schedule.producer[following]
+        unit = self._schedule.units[maker]
+        left = self._program.instances[unit.root].port
+        if left not in ("", "stack") or following in old or self._is_view(unit):
+            return False
+        if not left:
+            return not old & self._read(unit) <= self._fusion.aligned[maker]
+        spans = self._program.spans.values()
+        begin, end = max(span for span in spans if span[0] <= unit.root < span[1])
+        loop = (x for x in self._schedule.units if begin <= x.root < end)
+        return any(
+            old & self._read(x)
+            for x in loop
+            if self._program.instances[x.root].port in ("stream", "invariant")
+        )
+
+    def _readers(self, v: FlatId) -> set[int]:
+        """The units that read a value, or a view of it."""
+        found, stack = set[int](), list(self._schedule.readers[v])
+        while stack:
+            r = stack.pop()
+            if self._is_view(self._schedule.units[r]):
+                stack += [
+                    x for w in self._schedule.units[r].outputs for x in self._schedule.readers[w]
+                ]
+            else:
+                found.add(r)
+        return found
+
+    def _is_kernel(self, u: int) -> bool:
+        root = self._program.instances[self._schedule.units[u].root]
+        return not root.port and root.signature.fusion == "kernel"
+
+    def _is_written_at_once(self, v: FlatId) -> bool:
+        u = self._schedule.producer[v]
+        root = self._program.instances[self._schedule.units[u].root]
+        loop = not root.port and root.signature.fusion == "loop"
+        return loop and len(self._schedule.readers[v]) == 1
+
+    def _computed_inside(self) -> list[bool]:
+        """The units that their readers compute, but for products; a view that no kernel computes is
+        what the kernel before it writes."""
+        units, found = self._schedule.units, list(self._fusion.within)
+        for u in reversed(range(len(units))):
+            readers = {r for v in units[u].outputs for r in self._schedule.readers[v]}
+            stored = any(self._is_view(units[r]) and not found[r] for r in readers)
+            found[u] = found[u] and not stored and not self._multiplies(units[u])
+        return found
+
+    def _found_sources(self) -> list[frozenset[FlatId]]:
+        """Per value, what a kernel reads that reads it; nothing where it is a product within."""
+        found = [frozenset({FlatId(v)}) for v in range(len(self._program.types))]
+        for u, unit in enumerate(self._schedule.units):
+            if self._inside[u] or self._is_view(unit):
+                every = frozenset(w for *_, x in unit.reads for w in found[x])
+            elif self._is_in_epilogue(u):
+                every = frozenset()
+            else:
+                continue
+            for v in unit.outputs:
+                found[v] = every
+        return found
+
+    def _share(self, v: FlatId, sources: frozenset[FlatId]) -> float:
+        """Bytes of sources over those of a value computed of them element by element: of each no
+        more elements than that has, and none of single numbers."""
+        own = self._program.types[v]
+        if not own.nbytes:
+            return 1.0
+        types = [self._program.types[w] for w in sources]
+        types = [t for t in types if t.shape or not own.shape]
+        return sum(min(t.nbytes, own.size * t.itemsize) for t in types) / own.nbytes
+
+    def _is_in_epilogue(self, u: int) -> bool:
+        """Whether what is made of a product is computed in its kernel."""
+        return self._fusion.within[u] and self._multiplies(self._schedule.units[u])
+
+    def _is_view(self, unit: Unit) -> bool:
+        members = [self._program.instances[i] for i in unit.members]
+        return not members[-1].port and all(m.signature.fusion == "view" for m in members)
+
+    def _multiplies(self, unit: Unit) -> bool:
+        root = self._program.instances[unit.root]
+        return not root.port and root.signature.multiplies
+
+    def _sums_of_rows(self) -> list[bool]:
+        """The units that sum rows which every kernel that reads the sums reads anyway; with them
+        those that compute something of such sums, of one number for each row."""
+        units, found = self._schedule.units, [False] * len(self._schedule.units)
+        if not self._longest:
+            return found
+        kernels: dict[int, frozenset[int]] = {}  # that compute or read what a unit makes
+        between: list[int] = []
+        for u in reversed(range(len(units))):
+            readers = {r for v in units[u].outputs for r in self._schedule.readers[v]}
+            kernels[u] = frozenset(k for r in readers for k in kernels.get(r, {r}))
+            found[u] = self._reduces_short_rows(units[u]) and self._at_hand(u, kernels[u])
+            if found[u]:
+                self._along_rows |= kernels[u]
+            elif self._is_between(units[u], kernels[u]):
+                between.append(u)
+            elif not (self._inside[u] or self._is_view(units[u])):
+                kernels[u] = frozenset({u})
+        for u in reversed(between):
+            makers = (self._schedule.producer[w] for w in self._read(units[u]))
+            found[u] = any(k >= 0 and found[k] for k in makers)
+        return found
+
+    def _reduces_short_rows(self, unit: Unit) -> bool:
+        root = self._program.instances[unit.root]
+        signature = root.signature
+        if root.port or signature.fusion != "reduce" or len(unit.outputs) != 1:
+            return False
+        (made,), read = signature.output_types, signature.input_types[0]
+        return (
+            len(signature.input_types) == 1
+            and _ends_in_sums(signature)
+            and kind(made.dtype) == "float"
+            and made.itemsize <= 4
+            and read.size <= self._longest * made.size
+        )
+
+    def _at_hand(self, u: int, kernels: frozenset[int]) -> bool:
+        """Whether kernels read all rows that a unit sums, and write rows of that length."""
+        unit = self._schedule.units[u]
+        size = max(self._program.types[v].size for *_, v in unit.reads)
+        rows = {
+            w
+            for *_, v in unit.reads
+            for w in self._sources_of[v]
+            if self._program.types[w].size == size
+        }
+        return bool(kernels) and all(
+            self._writes(self._schedule.units[k], unit.body) == size
+            and len(self._schedule.units[k].outputs) == 1
+            and rows <= self._read(self._schedule.units[k])
+            for k in kernels
+        )
+
+    def _is_between(self, unit: Unit, kernels: frozenset[int]) -> bool:
+        """Whether a unit computes few numbers of few, for kernels that write many."""
+        root = self._program.instances[unit.root]
+        few = EXPANSION * max([self._program.types[v].size for *_, v in unit.reads], default=0)
+        return (
+            not root.port
+            and root.signature.fusion in ("loop", "reduce")
+            and bool(kernels)
+            and all(self._writes(self._schedule.units[k], unit.body) >= few for k in kernels)
+        )
+
+    def _writes(self, kernel: Unit, body: int) -> int:
+        """The elements that a kernel of a body writes, element by element, as one value; 0 of any
+        other."""
+        root = self._program.instances[kernel.root]
+        loop = not root.port and root.signature.fusion == "loop" and kernel.body == body
+        return self._program.types[kernel.outputs[0]].size if loop else 0
+
+    def _sums_beside(self) -> list[bool]:
+        """The units that add up what the kernel of one other unit makes, and what that reads."""
+        units, found = self._schedule.units, []
+        for u, unit in enumerate(units):
+            root = self._program.instances[unit.root]
+            reduces = not root.port and root.signature.fusion == "reduce"
+            sources = {w for *_, v in unit.reads for w in self._sources_of[v]} if reduces else set()
+            makers = {self._schedule.producer[w] for w in sources}
+            found.append(
+                reduces
+                and not self._in_rows[u]
+                and any(
+                    k >= 0
+                    and k not in self._along_rows
+                    and self._adds_up(units[k], unit)
+                    and sources <= {*units[k].outputs, *self._read(units[k])}
+                    for k in makers
+                )
+            )
+        return found
+
+    def _read(self, unit: Unit) -> set[FlatId]:
+        return {w for *_, v in unit.reads for w in self._sources_of[v]}
+
+    def _adds_up(self, maker: Unit, unit: Unit) -> bool:
+        root = self._program.instances[maker.root]
+        loop = not root.port and root.signature.fusion == "loop" and not self._is_view(maker)
+        size = max(self._program.types[v].size for *_, v in unit.reads)
+        return (
+            loop
+            and maker.body == unit.body
+            and all(self._program.types[v].size == size for v in maker.outputs)
+        )
+
+
+def _ends_in_sums(signature: OperationSignature) -> bool:
+    """Whether the dims that a reduction sums are the last ones of what it reads."""
+    summed = [
+        any(a and signature.index[d].role == "reduce" for d, a in enumerate(row))
+        for row in signature.inputs[0].matrix
+    ]
+    return any(summed) and summed == sorted(summed)

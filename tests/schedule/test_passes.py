@@ -1,0 +1,240 @@
+"""Passes through memory, against what XLA compiles for H100, counted in arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.passes import Passes
+from tests.schedule.test_lifetimes import h100s, scheduled
+
+ROWS, COLUMNS = 16384, 1024
+X = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
+V = jax.ShapeDtypeStruct((COLUMNS,), jnp.float32)
+LONG = jax.ShapeDtypeStruct((128, 16385), jnp.float32)
+W = jax.ShapeDtypeStruct((COLUMNS, COLUMNS), jnp.float32)
+H100 = load_target("h100:1")
+ROUNDS = 8
+
+Program = Callable[..., Any]
+
+
+def layernorm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    mean = jnp.mean(x, -1, keepdims=True)
+    spread = jnp.mean(jnp.square(x - mean), -1, keepdims=True)
+    return (x - mean) * lax.rsqrt(spread + 1e-5) * scale
+
+
+def gradients(x: jax.Array, scale: jax.Array, g: jax.Array) -> Any:
+    return jax.vjp(lambda a: layernorm(a, scale), x)[1](g)
+
+
+def gelu_and_bias(x: jax.Array, g: jax.Array) -> Any:
+    made = jax.vjp(jax.nn.gelu, x)[1](g)[0]
+    return made, made.sum(0)
+
+
+#: Programs, and how often an array of the size of their first argument goes to or from memory.
+FUSED: dict[str, tuple[Program, tuple[Any, ...], int]] = {
+    "softmax": (lambda x: jax.nn.softmax(x, -1), (X,), 2),
+    "logarithm of a softmax": (lambda x: jax.nn.log_softmax(x, -1), (X,), 2),
+    "softmax of long rows": (lambda x: jax.nn.softmax(x, -1), (LONG,), 4),
+    "softmax of columns": (lambda x: jax.nn.softmax(x, 0), (X,), 4),
+    "layernorm": (layernorm, (X, V), 2),
+    "gradient of a layernorm": (gradients, (X, V, X), 3),
+    "what is read twice": (lambda x: x * jnp.tanh(x) + x, (X,), 2),
+    "gradient of a gelu and of its bias": (gelu_and_bias, (X, X), 3),
+}
+
+
+def moved(fn: Program, types: tuple[Any, ...], target: Target = H100) -> float:
+    """Bytes that the kernels of a program read and write, as the model has them."""
+    plan = scheduled(fn, *types)
+    passes, found = Passes(plan, target), 0.0
+    for unit in plan.units:
+        root, own = plan.program.instances[unit.root], passes.of(unit)
+        members = [plan.program.instances[i].signature.fusion for i in unit.members]
+        if own.is_free(whole=True) or (not root.port and set(members) == {"view"}):
+            continue
+        sizes = plan.program.sizes
+        found += sum(x * sizes[v] for x, (_, _, v) in zip(own.reads, unit.reads, strict=True))
+        found += sum(x * sizes[v] for x, v in zip(own.writes, unit.outputs, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_kernels_move_what_is_fused_once(name: str) -> None:
+    fn, types, arrays = FUSED[name]
+    assert moved(fn, types) == pytest.approx(arrays * 4 * types[0].size, rel=0.02)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_xla_for_h100_moves_as_much(name: str) -> None:
+    fn, types, arrays = FUSED[name]
+    assert compiled_bytes(fn, types) == pytest.approx(arrays * 4 * types[0].size, rel=0.02)
+
+
+@cache
+def compiled_bytes(fn: Program, types: tuple[Any, ...]) -> int:
+    """Bytes that the instructions of the module's entry read and write."""
+    where = jax.sharding.SingleDeviceSharding(h100s()[0])
+    given = [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=where) for t in types]
+    text = jax.jit(fn).lower(*given).compile().as_text()
+    sizes: dict[str, int] = {}
+    found = 0
+    for line in text[text.index("\nENTRY") :].splitlines():
+        read = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", line)
+        if read is None:
+            continue
+        name, made, kind, rest = read.groups()
+        sizes[name] = sum(
+            4 * eval("*".join(dims.split(",")) or "1")
+            for dims in re.findall(r"f32\[([\d,]*)\]", made)
+        )
+        if kind in ("fusion", "copy", "custom-call"):
+            operands = set(re.findall(r"%([\w.\-]+)", rest.split("), ")[0]))
+            found += sizes[name] + sum(sizes.get(x, 0) for x in operands)
+    return found
+
+
+def test_an_eager_framework_has_a_kernel_for_every_unit() -> None:
+    eager = replace(H100, fuses=False)
+    assert moved(*FUSED["softmax"][:2], eager) > 5.9 * 4 * X.size
+    assert moved(*FUSED["layernorm"][:2], replace(H100, rows=0)) > 2.9 * 4 * X.size
+
+
+def test_a_row_that_is_cut_is_summed_by_a_kernel_of_its_own() -> None:
+    """Between the sum and its readers stands a collective."""
+    moved = {}
+    for cut in (("x", None), (None, "x")):
+        (plan, *_) = te.optimize(
+            te.trace(lambda x: jax.nn.softmax(x, -1), X),
+            "h100:2",
+            mesh_shapes=[MeshShape(("x",), (2,))],
+            pins={"[0]": cut, "result": cut},
+            settings=te.Settings(work=0.1),
+        )
+        kernels = [p for p in plan.costs_by("kernel").parts if p.kind == "kernel"]
+        moved[cut] = [round(p.hbm_bytes / X.size) for p in kernels if p.hbm_bytes > X.size]
+    assert moved == {("x", None): [4], (None, "x"): [2, 2, 4]}  # half an array is 2 bytes each
+
+
+def step(name: str) -> tuple[Program, tuple[Any, ...], dict[str, float]]:
+    """A loop, and how often its ports move an array of X each round, or W."""
+
+    def loop(body: Any, x: Any, xs: Any = None) -> Any:
+        return lax.scan(body, x, xs, length=ROUNDS)
+
+    made: dict[str, tuple[Program, tuple[Any, ...], dict[str, float]]] = {
+        # The old one is read by the product that writes the next.
+        "product": (lambda x, w: loop(lambda h, _: (h @ w, None), x)[0], (X, W), {"carry": 2.0}),
+        "by elements": (lambda x: loop(lambda h, _: (jnp.tanh(h), None), x)[0], (X,), {}),
+        "tanh of a product": (
+            lambda x, w: loop(lambda h, _: (jnp.tanh(h @ w), None), x)[0],
+            (X, W),
+            {},
+        ),
+        "turned": (
+            lambda x: loop(lambda h, _: (jnp.roll(h, 1, 0) * 2, None), x)[0],
+            (X,),
+            {"carry": 2.0},
+        ),
+        # Zeros, then copied from where the product left it.
+        "stacked and read": (
+            lambda x, w: loop(lambda h, _: (jnp.tanh(z := h @ w), z), x),
+            (X, W),
+            {"stack": 3.0},
+        ),
+        "stacked alone": (
+            lambda x, w: loop(lambda h, _: (h * 2, jnp.tanh(h @ w)), x),
+            (X, W),
+            {"stack": 1.0},
+        ),
+    }
+    return made[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["product", "by elements", "tanh of a product", "turned", "stacked and read", "stacked alone"],
+)
+def test_loops_copy_what_they_cannot_write_over(name: str) -> None:
+    fn, types, expected = step(name)
+    plan = scheduled(fn, *types)
+    passes, found = Passes(plan, H100), {}
+    for unit in plan.units:
+        port, own = plan.program.instances[unit.root].port, passes.of(unit)
+        if port in ("carry", "stack", "stream"):
+            sizes = plan.program.sizes
+            read = sum(x * sizes[v] for x, (_, _, v) in zip(own.reads, unit.reads, strict=True))
+            made = sum(x * sizes[v] for x, v in zip(own.writes, unit.outputs, strict=True))
+            found[port] = (read + made) / (4 * X.size * ROUNDS)
+    assert {k: x for k, x in found.items() if x > 0.001} == pytest.approx(expected)
+
+
+def test_a_library_reads_copies_of_slices() -> None:
+    stack = jax.ShapeDtypeStruct((ROUNDS, COLUMNS, COLUMNS), jnp.float32)
+
+    def multiplied(x: jax.Array, ws: jax.Array) -> Any:
+        return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0]
+
+    def added(x: jax.Array, ws: jax.Array) -> Any:
+        return lax.scan(lambda h, w: (jnp.tanh(h + w), None), x, ws)[0]
+
+    (copied, launches), (in_place, _) = [
+        streams(fn, first, stack) for fn, first in ((multiplied, X), (added, W))
+    ]
+    assert (copied, launches, in_place) == (2.0, ROUNDS, 0.0)
+
+
+def streams(fn: Program, *types: Any) -> tuple[float, float]:
+    plan = scheduled(fn, *types)
+    passes = Passes(plan, H100)
+    (unit,) = (u for u in plan.units if plan.program.instances[u.root].port == "stream")
+    return passes.of(unit).reads[0], passes.of(unit).launches
+
+
+def test_a_stack_that_becomes_the_next_state_is_copied_back() -> None:
+    stack = jax.ShapeDtypeStruct((4, COLUMNS, COLUMNS), jnp.float32)
+
+    def layers(c: jax.Array, _: None) -> Any:
+        return lax.scan(lambda a, s: (a + 1, s * 2 + a), 0.0, c)[1], None
+
+    plan = scheduled(lambda c: lax.scan(layers, c, None, length=ROUNDS)[0], stack)
+    passes = Passes(plan, H100)
+    carried = [
+        passes.of(u).reads
+        for u in plan.units
+        if plan.program.instances[u.root].port == "carry" and plan.program.sizes[u.outputs[0]] > 4
+    ]
+    assert carried == [(0.0, 2.0 * ROUNDS)]
+
+
+def test_the_certificate_counts_ports_as_the_search_does() -> None:
+    fn, types, _ = step("stacked and read")
+    front = te.optimize(te.trace(fn, *types), "h100:2", settings=te.Settings(work=0.1))
+    for plan in front:
+        parts = plan.costs_by("kernel").parts
+        assert plan.bound <= sum(p.seconds for p in parts) == pytest.approx(plan.costs.seconds)
+        assert sum(p.seconds for p in parts if p.name == "port_stack") > 1e-4
+
+
+def test_the_seconds_of_a_program_on_one_device_are_those_of_its_plan() -> None:
+    fn, types, _ = FUSED["layernorm"]
+    plan = scheduled(fn, *types)
+    passes = Passes(plan, H100)
+    seconds = sum(unit_seconds(plan.program, u, H100, passes) for u in plan.units)
+    front = te.optimize(te.trace(fn, *types), H100, settings=te.Settings(work=0.1, forms=0))
+    assert seconds == pytest.approx(front[0].costs.seconds)
