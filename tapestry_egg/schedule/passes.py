@@ -101,9 +101,9 @@ class Passes:
 
     def _of_port(self, unit: Unit) -> Pass:
         """Where slices of stacks are written and read by kernels of their own: a stack is filled
-        with zeros first; then each round's slice is written into it, by what makes it where nothing
-        else reads it, else from where that was stored. A library's kernel reads a copy of a slice.
-        What a loop carries is copied where its next value cannot be written over it.
+        with zeros first; then each round's slice is written into it, by what makes it where that
+        goes element by element, else from where it was stored. A library's kernel reads a copy of a
+        slice. What a loop carries is copied where its next value cannot be written over it.
         """
         root = self._program.instances[unit.root]
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
@@ -165,8 +165,7 @@ class Passes:
     def _is_written_at_once(self, v: FlatId) -> bool:
         u = self._schedule.producer[v]
         root = self._program.instances[self._schedule.units[u].root]
-        loop = not root.port and root.signature.fusion == "loop"
-        return loop and len(self._schedule.readers[v]) == 1
+        return not root.port and root.signature.fusion == "loop"
 
     def _computed_inside(self) -> list[bool]:
         """The units that their readers compute, but for products; a view that no kernel computes is

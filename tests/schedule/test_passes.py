@@ -151,7 +151,7 @@ def step(name: str) -> tuple[Program, tuple[Any, ...], dict[str, float]]:
             (X,),
             {"carry": 2.0},
         ),
-        # Zeros, then copied from where the product left it.
+        # Zeros, then copied from where the product left it; or written by what makes it.
         "stacked and read": (
             lambda x, w: loop(lambda h, _: (jnp.tanh(z := h @ w), z), x),
             (X, W),
