@@ -254,6 +254,14 @@ def balanced(w: Any, x: Array, y: Array) -> Array:
 
 
 @pytest.mark.slow
+def test_sums_and_products_over_nothing_are_taken_in() -> None:
+    def loss(w: Any, x: Array, y: Array) -> Array:
+        h = hidden(w, x) + x[:, :0].sum(1, keepdims=True) + x[:, :0] @ w["b"][:0]
+        return jnp.mean((h - y) ** 2)
+
+    check(descended(loss), (MLP, X, Y), 2, 1e-5)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_rows_of_a_narrow_table_are_summed_in_float32(dtype: Any) -> None:
     """The sum inside the scatter, too."""

@@ -147,7 +147,7 @@ class Block:
         shape = list(box.shape)
         if cut is not None:
             shape[cut.dim] //= self.steps
-        if tuple(shape) == type_.shape:
+        if tuple(shape) == type_.shape or 0 in sig.extents:  # of nothing there is no part
             return v
         params = {
             "start_indices": list(box.start),
