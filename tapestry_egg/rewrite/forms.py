@@ -37,8 +37,8 @@ from .patches import Built, LayerPlaces, Patches, Path, Places, find_places
 # Of these numbers no measurement is kept. The front's notes count the forms and regions that they
 # leave out, and tell of rules that a budget ended.
 
-#: Forms of one program that are searched: the one given, and the cheapest others.
-MOST_FORMS = 3
+#: Forms of one program that are searched for what they save on one device.
+FASTER = 2
 #: A form must save this share of the program's seconds on one device.
 LEAST_GAIN = 0.02
 # Where there is no room for so many ways, places that only a form of their own has are not looked
@@ -221,7 +221,7 @@ def _faster(held: _Held, least_gain: float) -> _Faster:
             others[place] = form
         else:
             unproven += 1
-    best = tuple(others.values())[: MOST_FORMS - 1]
+    best = tuple(others.values())[:FASTER]
     told = _told(
         given,
         forms=inner.left.forms + len(others) + unproven - len(best),

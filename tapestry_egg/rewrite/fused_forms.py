@@ -34,7 +34,7 @@ from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .derivation import digest
 from .form import Form
-from .forms import LEAST_GAIN, MOST_FORMS, forms
+from .forms import LEAST_GAIN, forms
 
 # Of these numbers no measurement is kept. Micro-batches that they leave out are counted.
 
@@ -61,12 +61,12 @@ def forms_with_streams(
     limit: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
-    with fused attention where that is faster; and, if `slower` ones are wanted, those that only
-    hold less memory: that with fused attention where a place is left, and that in blocks of rows;
-    then as many others as have `room` operations, and those that `batches` makes of the program,
-    with its attention fused where that is faster; then, with `shared`, those whose dims the
-    target's devices can share; and one that gathers less at a time where devices, which may hold
-    `limit` bytes each, are short of memory."""
+    with fused attention where that is faster. Behind these, if `slower` ones are wanted, those that
+    only hold less memory: that with fused attention, and that in blocks of rows; then as many
+    others as have `room` operations, and those that `batches` makes of the program, with its
+    attention fused where that is faster; then, with `shared`, those whose dims the target's devices
+    can share; and one that gathers less at a time where devices, which may hold `limit` bytes each,
+    are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room)
     streamed, ended = streams_of(graph)
@@ -119,7 +119,7 @@ def _with_streams(
     fused = Form(streamed, (RULE,), True, (step,))
     if after >= before:
         found = find(graph)
-        if not slower or len(found) >= MOST_FORMS:
+        if not slower:
             return (*found, *extra), fused
         peaks = [peak_alone(g) for g in (graph, streamed)]
         if peaks[1] <= (1.0 - _LEAST_SAVED) * peaks[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -18,7 +19,9 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
+from tapestry_egg.rewrite import fused_forms
 from tapestry_egg.rewrite.derivation import replay
+from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import forms_with_streams
 from tapestry_egg.rewrite.streams.streamed import streams_of, with_streams
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
@@ -255,6 +258,24 @@ def test_what_is_not_read_to_its_end_is_counted(
     (first, *_) = forms_with_streams(graph, BOOKS, load_target("h100:1"), Budget(iterations=0))
     assert first.left.softmaxes == ended
     assert sum("softmax" in note for note in of_forms([first], 1)) == ended
+
+
+def test_forms_that_save_time_do_not_keep_out_one_that_saves_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention that runs in blocks is slower on one device than the program as given."""
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v).sum()
+
+    shapes = [jax.ShapeDtypeStruct((16, 256, 4, 16), jnp.float32)] * 3
+    graph = trace(jax.grad(run, (0, 1, 2)), *shapes).graph
+    quicker = [Form(replace(graph, name=name)) for name in ("quicker", "quick")]
+    monkeypatch.setattr(fused_forms, "forms", lambda of, *_: (Form(of), *quicker))
+    _, *first, fused = forms_with_streams(graph, BOOKS, load_target("h100:1"), slower=True)[:4]
+    assert first == quicker
+    assert fused.slower and set(kernels(fused.graph)) >= {"flash_attention"}
 
 
 @pytest.mark.parametrize(
