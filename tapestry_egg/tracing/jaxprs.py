@@ -142,8 +142,15 @@ class _Flattener:
         return [read(v) for v in jaxpr.outvars]
 
     def equation(self, eqn: Any, inputs: list[int], context: _Context) -> Sequence[int]:
-        kernel = eqn.primitive.name
         here = self.located(eqn, context)
+        for read in (self.called, self.placement, self.spelled, self.expanded):
+            if (made := read(eqn, inputs, here)) is not None:
+                return made
+        return self.operation(eqn, inputs, context, here)
+
+    def called(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:
+        """The results of an equation that calls a jaxpr."""
+        kernel = eqn.primitive.name
         if kernel in INLINED:
             callee = next((eqn.params[p] for p in INLINED[kernel] if p in eqn.params), None)
             if callee is not None:
@@ -152,12 +159,13 @@ class _Flattener:
             lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
             # The solution is all that is left to compute: solve(its constants, right-hand sides).
             start = lengths.matvec + lengths.vecmat
-            total = sum(lengths)
-            used = inputs[start : start + lengths.solve] + inputs[total:]
+            used = inputs[start : start + lengths.solve] + inputs[sum(lengths) :]
             return self.inline(*opened(jaxprs.solve), used, here)
-        if kernel == "while" and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
-            inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
-            eqn = with_one_verdict(eqn)
+        return self.mapped(eqn, inputs, here) if kernel == "shard_map" else None
+
+    def placement(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:
+        """The results of an equation that says where values lie."""
+        kernel = eqn.primitive.name
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
             return self.placed(eqn, inputs, here)
         if kernel == "device_put" and not _changes_memory(eqn.params):
@@ -165,8 +173,11 @@ class _Flattener:
             if len(asked) != len(inputs):
                 return inputs
             return [self.constrained(v, s, False, here) for v, s in zip(inputs, asked, strict=True)]
-        if kernel == "shard_map":
-            return self.mapped(eqn, inputs, here)
+        return None
+
+    def spelled(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:
+        """The results of an equation that has another spelling here, or changes nothing."""
+        kernel = eqn.primitive.name
         if kernel in _OVER_DIMS and _over_dims_only(eqn.params):
             axes = [int(a) for a in eqn.params["axes"]]
             return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
@@ -183,15 +194,28 @@ class _Flattener:
             return made[: len(eqn.outvars)]
         if kernel == "empty2":
             return [self.zeros(self.typed(eqn.outvars[0].aval, kernel, here))]
+        return None
+
+    def expanded(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:
+        """The results of an equation without a template, by what it says that it is made of."""
+        kernel = eqn.primitive.name
         known = kernel in registry.templates() or kernel in REGIONS
-        if not (known or registry.calls_python(kernel)):
-            made_of = None
-            if here.expanded < _MOST_EXPANSIONS:
-                made_of = expansion(eqn, constants_among(inputs, self.constants))
-            if made_of is not None:
-                scope, depth = _joined(here.scope, kernel), here.expanded + 1
-                inner = replace(here, scope=scope, expanded=depth)
-                return self.inline(made_of.jaxpr, made_of.consts, inputs, inner)
+        if known or registry.calls_python(kernel) or here.expanded >= _MOST_EXPANSIONS:
+            return None
+        made_of = expansion(eqn, constants_among(inputs, self.constants))
+        if made_of is None:
+            return None
+        inner = replace(here, scope=_joined(here.scope, kernel), expanded=here.expanded + 1)
+        return self.inline(made_of.jaxpr, made_of.consts, inputs, inner)
+
+    def operation(
+        self, eqn: Any, inputs: list[int], context: _Context, here: _Context
+    ) -> Sequence[int]:
+        """The results of an equation that is one operation."""
+        kernel = eqn.primitive.name
+        if kernel == "while" and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
+            inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
+            eqn = with_one_verdict(eqn)
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
         if not eqn.effects and is_constant(types):
             return [self.zeros(t) for t in types]
