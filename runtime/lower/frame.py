@@ -330,11 +330,13 @@ class Frame:
     def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:
         """The array to tie a late copy of v to: of what the reader's operands are, or are computed
         of on the fly, that computed last, if there is one; else whatever was computed last and is
-        read again. A barrier on what is computed on the fly would store it."""
+        read again. A barrier on what is computed on the fly would store it; what is kept is stored,
+        and nothing that it was computed of is read."""
+        sources = self.local.sources
         others = {
-            u: "kept" if f.origin == "kept" else "produced"
+            u: f.origin if f.origin == "kept" else "produced"
             for f in self.local.reads[k]
-            for u in self.local.sources.get(f.value, (f.value,))
+            for u in ((f.value,) if f.origin == "kept" else sources.get(f.value, (f.value,)))
             if u != v and u in self.made_by
         }
         if others:

@@ -148,6 +148,26 @@ def test_a_copy_that_was_not_kept_is_made_again_behind_a_barrier(kept: Any) -> N
     assert barrier.count("tensor<") == 2  # the weights, and what the second product waits for
 
 
+def test_a_late_copy_waits_for_what_is_kept_of_what_is_computed_on_the_fly() -> None:
+    """And not for what that is computed of, which the reader does not read."""
+
+    def f(x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        u, v = -(x @ w), y @ w
+        return jnp.exp(u), jnp.tanh(v), v + u
+
+    arguments = numbers(16, 8), numbers(16, 8, seed=1), numbers(8, 8, seed=2)
+    program = trace(f, *arguments)
+    graph = program.graph
+    rows, whole = cut((X, Y), ()), cut((), ())
+    (k,) = [k for k, op in enumerate(graph.operations) if op.kernel == "neg"]
+    cuts = {n: {"m": (X, Y)} for n, op in enumerate(graph.operations) if op.kernel == "dot_general"}
+    cuts[k] = {"i0": (X, Y)}
+    (u,) = graph.operations[k].outputs
+    plan = plan_by_hand(graph, MESH, cuts, (rows, rows, whole), (whole,) * 3, {u: Kept(whole, 9)})
+    assert len(moved(plan)) == 3
+    check(replace(plan, program=program), *arguments)
+
+
 def test_one_reader_copies_once_for_two_operands() -> None:
     program = trace(lambda x: x * x, numbers(8, 8))
     plan = plan_by_hand(program.graph, MESH, {}, (cut((X,), ()),), (cut((), ()),))
