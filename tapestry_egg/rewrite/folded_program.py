@@ -89,6 +89,46 @@ def _remainder(net: Net, found: Sequence[Stretch]) -> Stretch:
     return Stretch(images[:, None], rest[images], 0)
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What the operations of a part read and give, operation by operation.
+
+    A value of the part is told by what it is in the copies, an array [copies] of values of the
+    program; its bytes are the key. Two operands are one value here only if they are one in every
+    copy: what holds of the part then holds of each. What is read is told with whether the part
+    makes it.
+    """
+
+    reads: list[list[tuple[Ints, bool]]]
+    gives: list[list[Ints]]
+
+
+def _told(net: Net, s: Stretch) -> _Told:
+    """The values of a stretch."""
+    position = {int(o): t for t, o in enumerate(s.images[:, s.model])}
+    told = _Told([], [])
+    for image in s.images:
+        model = int(image[s.model])
+        told.reads.append([])
+        for p in range(len(net.inputs[model])):
+            copies = np.ascontiguousarray(net.operand[net.begin[image] + p])
+            # Made in the part only if in every copy the same position makes it, as the same
+            # output; where one copy reads from elsewhere (the first layer), it is an input.
+            source = position.get(int(net.producer[copies[s.model]]))
+            slots = net.slot[copies]
+            inside = (
+                source is not None
+                and np.array_equal(net.producer[copies], s.images[source])
+                and bool((slots == slots[0]).all())
+            )
+            told.reads[-1].append((copies, inside))
+        outputs = range(len(net.outputs[model]))
+        told.gives.append(
+            [np.array([net.outputs[o][q] for o in image.tolist()], np.int64) for q in outputs]
+        )
+    return told
+
+
 class _Folder:
     """Puts the parts of a folded program together."""
 
@@ -106,77 +146,34 @@ class _Folder:
     def part(self, s: Stretch) -> None:
         """Append one copy of a stretch. What is read from outside counts as one value where it is
         one in every copy. Values keep the order that they have in the program."""
-        net, graph = self.net, self.graph
-        # A value of the part is told by what it is in the copies, an array [copies] of values of
-        # the program; its bytes are the key. Two operands are one value here only if they are one
-        # in every copy: what holds of the part then holds of each.
-        position = {int(o): t for t, o in enumerate(s.images[:, s.model])}
-        reads: list[list[tuple[Ints, bool]]] = []  # values of all copies, made in the part or not
-        gives: list[list[Ints]] = []
-        for image in s.images:
-            model = int(image[s.model])
-            reads.append([])
-            for p in range(len(net.inputs[model])):
-                copies = np.ascontiguousarray(net.operand[net.begin[image] + p])
-                # Made in the part only if in every copy the same position makes it, as the same
-                # output; where one copy reads from elsewhere (the first layer), it is an input.
-                source = position.get(int(net.producer[copies[s.model]]))
-                slots = net.slot[copies]
-                joined = (
-                    source is not None
-                    and np.array_equal(net.producer[copies], s.images[source])
-                    and bool((slots == slots[0]).all())
-                )
-                reads[-1].append((copies, joined))
-            gives.append(
-                [
-                    np.array([net.outputs[o][q] for o in image.tolist()], dtype=np.int64)
-                    for q in range(len(net.outputs[model]))
-                ]
-            )
-        # In the order of the model copy's values, which is the program's: of equal values the
-        # earliest, by which a class is computed as it is written, is the earliest here too.
-        every = {c.tobytes(): c for row in reads for c, _ in row}
-        every.update({c.tobytes(): c for row in gives for c in row})
-        ordered = sorted(every.values(), key=lambda c: (int(c[s.model]), c.tobytes()))
-        number = {c.tobytes(): len(self.values) + k for k, c in enumerate(ordered)}
-        stands = {number[c.tobytes()]: c for c in ordered}
-        self.values += [graph.values[int(c[s.model])] for c in ordered]
-        outside = {number[c.tobytes()] for row in reads for c, joined in row if not joined}
-        for v in sorted(outside):
-            given = int(stands[v][s.model])
-            # A constant stays one if it has this content in every copy; else rules must not see it.
-            if given in graph.constants and (net.given[stands[v]] == net.given[given]).all():
-                self.constants[v] = graph.constants[given]
-            else:
-                self.inputs.append(v)
-        inner = Counter(number[c.tobytes()] for row in reads for c, joined in row if joined)
+        told = _told(self.net, s)
+        stands = self._numbered(s, told)
+        number = {c.tobytes(): v for v, c in stands.items()}
+        outside = {number[c.tobytes()] for row in told.reads for c, inside in row if not inside}
+        self._give(s, stands, sorted(outside))
+        made = Counter(number[c.tobytes()] for row in told.reads for c, inside in row if inside)
         remats: dict[tuple[int | None, ...], int] = {}
         owned: list[int] = []
         for t, image in enumerate(s.images):
-            op = graph.operations[int(image[s.model])]
+            op = self.graph.operations[int(image[s.model])]
             remat = None
             if op.remat is not None:
                 # Recomputed regions have numbers of the whole program, as different in the copies
                 # as their values, and are told by the tuple of them in the same way.
-                regions = tuple([graph.operations[o].remat for o in image.tolist()])
+                regions = tuple([self.graph.operations[o].remat for o in image.tolist()])
                 remat = remats.setdefault(regions, self.remats + len(remats))
             scope = str(len(self.operations))
             # The scope names the operation, so that its weight is found again in what rules make of
             # it. Context weighs nothing: its own copy or stretch pays for it.
             self.weights[scope] = float(s.copies) if s.owned[t] else 0.0
-            inputs = tuple([number[c.tobytes()] for c, _ in reads[t]])
-            outputs = tuple([number[c.tobytes()] for c in gives[t]])
+            inputs = tuple([number[c.tobytes()] for c, _ in told.reads[t]])
+            outputs = tuple([number[c.tobytes()] for c in told.gives[t]])
             self.operations.append(
                 replace(op, inputs=inputs, outputs=outputs, scope=scope, remat=remat)
             )
             if s.owned[t]:
                 owned += outputs
-            for v in outputs:
-                copies = stands[v]
-                # Read by others than this part in some copy, or an output: it must stay computable.
-                if (net.leaves[copies] > 0).any() or (net.readers[copies] > inner[v]).any():
-                    self.outputs.append(v)
+            self.outputs += [v for v in outputs if self._leaves(stands[v], made[v])]
         self.remats += len(remats)
         self.parts.append(
             Part(
@@ -185,6 +182,36 @@ class _Folder:
                 {number: tuple([n or 0 for n in regions]) for regions, number in remats.items()},
             )
         )
+
+    def _numbered(self, s: Stretch, told: _Told) -> dict[int, Ints]:
+        """New values for all that a part reads and gives: what each stands for in the copies.
+
+        In the order of the model copy's values, which is the program's: of equal values the
+        earliest, by which a class is computed as it is written, is the earliest here too.
+        """
+        every = {c.tobytes(): c for row in told.reads for c, _ in row}
+        every.update({c.tobytes(): c for row in told.gives for c in row})
+        ordered = sorted(every.values(), key=lambda c: (int(c[s.model]), c.tobytes()))
+        first = len(self.values)
+        self.values += [self.graph.values[int(c[s.model])] for c in ordered]
+        return {first + k: c for k, c in enumerate(ordered)}
+
+    def _give(self, s: Stretch, stands: Mapping[int, Ints], outside: Sequence[int]) -> None:
+        """Make inputs, or constants, of what a part reads from outside."""
+        constants, content = self.graph.constants, self.net.given
+        for v in outside:
+            given = int(stands[v][s.model])
+            # A constant stays one if it has this content in every copy; else rules must not see it.
+            if given in constants and (content[stands[v]] == content[given]).all():
+                self.constants[v] = constants[given]
+            else:
+                self.inputs.append(v)
+
+    def _leaves(self, copies: Ints, inside: int) -> bool:
+        """Whether a value is an output in some copy, or read by others than the `inside` readers
+        of its part: it must stay computable."""
+        net = self.net
+        return bool((net.leaves[copies] > 0).any() or (net.readers[copies] > inside).any())
 
     def folded(self) -> Folded:
         graph = BlockGraph(
