@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,7 @@ FEW = 24
 def join_patches(state: State) -> State:
     """For every network of a form with places that can be computed in several ways one problem of
     all programs that these make together; for one of a form that may compute values again, and has
-    no such places, the problem of every program that does."""
+    no such places, the problem of every program that does, if these are few."""
     from tapestry_egg.extract.places.patched import patched
 
     q = state.question
@@ -74,7 +75,7 @@ def join_patches(state: State) -> State:
             )
         own = Posed(programs[form], state.shapes[shape])
         counts = programs[form].counts
-        if patches is None:
+        if patches is None and prod(counts) <= FEW:
             others = [ways for ways in product(*map(range, counts)) if any(ways)]
             second += [(k, posed) for ways in others if (posed := own(ways)) is not None]
         else:

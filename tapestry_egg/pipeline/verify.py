@@ -141,11 +141,11 @@ def _is_sound(problem: Problem, where: str) -> None:
 
 def patched(state: State) -> None:
     """Problems of all programs, and of those that compute values again, are sound; the former are
-    of networks whose form has places."""
+    of places."""
     for k, problem in state.second:
         _is_sound(problem.problem, f"problem with second instances, {state.at(k)}")
     for k, found in state.patched.items():
-        _holds(state.forms[state.networks[k][0]].patches is not None, "no places", state.at(k))
+        _holds(found.places > 0, "no places", state.at(k))
         _is_sound(found.problem, f"problem of all programs, {state.at(k)}")
 
 

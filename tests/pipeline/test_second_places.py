@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.extract.places import patched
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import fronts, patching
 from tapestry_egg.pipeline.settings import Settings
@@ -59,6 +61,36 @@ def test_where_there_is_no_room_none_are_offered_and_it_is_told(
     assert all(plan.rules == () for plan in found)
     said = "1 value that several read was not tried as made again for some of their readers alone"
     assert said in found.notes
+
+
+def test_where_values_apart_make_many_programs_these_are_one_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three values with a second instance each are eight programs, of which seven are too many."""
+
+    def apart(*given: jax.Array) -> list[jax.Array]:
+        z = [jnp.tanh(x) for x in given]
+        return [f(x, 0) for x in z for f in (jnp.sum, jnp.max)]
+
+    def best() -> float:
+        shapes = [MeshShape(("x",), (4,))]
+        program = te.trace(apart, *[X] * 3)
+        found = te.optimize(program, EAGER, mesh_shapes=shapes, settings=QUICK)
+        return found.best("seconds").costs.seconds
+
+    asked: list[int] = []
+    real = patched.patched
+
+    def joined(pose: Any, counts: Any, names: Any) -> Any:
+        asked.append(prod(counts))
+        return real(pose, counts, names)
+
+    monkeypatch.setattr(patched, "patched", joined)
+    few = best()
+    assert asked == []
+    monkeypatch.setattr(patching, "FEW", 7)
+    assert best() == pytest.approx(few)
+    assert asked == [8]
 
 
 def test_what_no_plan_takes_less_than_however_merged_is_of_all_programs(
