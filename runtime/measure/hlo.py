@@ -308,7 +308,7 @@ def _share_widened(scope: Scope, i: Instruction) -> float:
         k
         for k in sizes
         if _was_narrow(module, own, i.operands[k], anyone=promoted)
-        or (promoted and several and _is_narrowed(module, own, i.name, k, anyone=False))
+        or (several and _is_narrowed(module, own, i.name, k, anyone=False))
     ]
     if promoted:
         narrow = narrow or [*sizes]

@@ -164,7 +164,8 @@ def test_so_are_those_of_sums_that_it_widens_and_joins_to_others(added: Any) -> 
     assert (c.widened_bytes, c.payload_bytes) == (8 * 2, (8 + 6) * 4)
 
 
-def test_so_are_those_that_it_computed_in_32_bits_and_rounds_behind_the_sum() -> None:
+@pytest.mark.parametrize("beside", [jnp.bfloat16, F32])
+def test_so_are_those_that_it_computed_in_32_bits_and_rounds_behind_the_sum(beside: Any) -> None:
     """The gradient of a window of each channel alone, of which nothing is 16 bits before."""
 
     def f(x: jax.Array, w: jax.Array) -> Any:
@@ -175,11 +176,12 @@ def test_so_are_those_that_it_computed_in_32_bits_and_rounds_behind_the_sum() ->
             )
 
         y, gradient = jax.vjp(window, w)
-        return lax.psum(gradient(y)[0], "y"), lax.psum(x[0], "y")
+        return lax.psum(x[0].astype(beside), "y"), lax.psum(gradient(y)[0], "y")
 
     given = (P(), P()), (P(), P()), ((1, 16, 8), jnp.bfloat16), ((2, 1, 8), jnp.bfloat16)
     (c,) = hlo_stats(compiled(f, *given)).collectives
-    assert (c.widened_bytes, c.payload_bytes) == ((16 * 8 + 2 * 8) * 2, (16 * 8 + 2 * 8) * 4)
+    narrow = 2 * 8 + (16 * 8 if beside == jnp.bfloat16 else 0)
+    assert (c.widened_bytes, c.payload_bytes) == (narrow * 2, (16 * 8 + 2 * 8) * 4)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, F32])
