@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def in_a_loop(w: Any, x: Array) -> Array:
 LAYERS = jax.tree.map(lambda a: jnp.stack([a, -a]), HEADS[0]), HEADS[1]
 
 
-def planned(function: Callable[..., Any], arguments: Any, target: str, work: float) -> te.Front:
+def planned(function: Callable[..., Any], arguments: Any, target: Any, work: float) -> te.Front:
     """A front, all of whose plans run and give the numbers of the program."""
     front = te.optimize(
         te.trace(function, *arguments), target, settings=Settings(work=work, recompute=0, forms=0)
@@ -196,7 +197,8 @@ def test_case_34_six_heads_on_four_devices(
     function: Callable[..., Any], arguments: Any, tmp_path: Path
 ) -> None:
     """Two heads on each, of which those that were added cost what they take."""
-    front = planned(function, arguments, "cpu:4", 1.0)
+    # Rows of scores that are computed where they are read are cut instead.
+    front = planned(function, arguments, replace(te.load_target("cpu:4"), fuses=False), 1.0)
     best = front.best()
     assert "even-parts-4" in best.rules
     even = best.costs.seconds

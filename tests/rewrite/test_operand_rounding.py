@@ -83,9 +83,12 @@ def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere() 
     program = te.trace(fn, *args)
     settings = Settings(work=1.0, recompute=0, forms=0)
     front = te.optimize(program, "v5e:2x4", settings=settings)
-    plan = front[0]
-    gathers = [c for c in plan.collectives if c.reader.startswith("dot_general")]
-    assert gathers
+    found = [
+        (p, [c for c in p.collectives if c.reader.startswith("dot_general")])
+        for p in front
+        if any(c.reader.startswith("dot_general") for c in p.collectives)
+    ]
+    plan, gathers = found[0]
     assert all("bf16" in c.value for c in gathers), gathers
     devices = jax.devices("cpu")
     wanted = jax.jit(fn)(*args)
