@@ -37,9 +37,13 @@ class Ground:
         }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
         self.lives = Lives(schedule, self.body_of, target.epilogues)
-        self.passes = Passes(schedule, target)
         self.streams = Streams(schedule, target.slowdown)
         self.legal: Legal = {} if legal is None else legal
+
+    @cached_property
+    def passes(self) -> Passes:
+        """How units go through memory."""
+        return Passes(self.schedule, self.target)
 
     @cached_property
     def unit_of(self) -> dict[InstanceId, int]:

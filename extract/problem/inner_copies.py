@@ -61,7 +61,7 @@ class InnerCopies:
     ) -> None:
         self.epilogues = epilogues
         self.schedule, self.saturated, self.copies = schedule, saturated, copies
-        self._once = once or Once()
+        self.once = once or Once()
         self.instances = schedule.program.instances
         self._found: dict[int, tuple[InnerCopy, ...]] = {}
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
@@ -213,6 +213,6 @@ class InnerCopies:
 
     @cached_property
     def _lives(self) -> Lifetimes:
-        return self._once(
+        return self.once(
             lambda: lifetimes(self.schedule, self.epilogues), "lifetimes", self.schedule
         )

@@ -20,6 +20,7 @@ from tapestry_egg.graph.ids import FlatId, LayoutId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
+from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import Neighbours
@@ -130,7 +131,8 @@ class Joiner:
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
         self.neighbours = Neighbours(saturated, mesh, target)
-        self.costs = WayCosts(schedule, saturated, mesh, target)
+        passes = inside.once(lambda: Passes(schedule, target), "passes", schedule, target)
+        self.costs = WayCosts(schedule, saturated, mesh, target, passes)
         self.known = known or OnMesh()
         self.numbers = self.known.numbered(saturated.encoding.signatures)
         self.by_output: dict[tuple[int, Wanted | None], Mapping[Layouts, list[_Strategy]]] = {}

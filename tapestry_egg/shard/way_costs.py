@@ -36,11 +36,16 @@ class WayCosts:
     """Costs of ways to run units of one schedule on one mesh; equal parts of them, once."""
 
     def __init__(
-        self, schedule: Schedule, saturated: Saturated, mesh: MeshShape, target: Target
+        self,
+        schedule: Schedule,
+        saturated: Saturated,
+        mesh: MeshShape,
+        target: Target,
+        passes: Passes,
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
         self.instances = schedule.program.instances
-        self.passes = Passes(schedule, target)
+        self.passes = passes
         self.signature_of = saturated.encoding.signature_of
         self.number = saturated.encoding.algebra.number
         self.done: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
