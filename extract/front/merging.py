@@ -44,6 +44,9 @@ LEAST = 0.01
 # tables do not show.
 _LITTLE = 1e-4
 
+# What bytes tell is not exact: this share of `LEAST` is worth a look.
+_HALF = 0.5
+
 # Limits on memory for which merging is tried are so far apart, and those for which labellings are
 # looked for.
 _STEP, _FINE = 1.07, 1.02
@@ -253,7 +256,8 @@ class _Merging:
             if self.machine.combiner is not None and r.assembled.choices.mesh.devices > 1
         ]
         spent = looked = 0
-        for rank, k in _likely(every, most):
+        likely = _likely(every, most)
+        for rank, k in likely:
             assembled, candidate = every[k][0].assembled, every[k][1]
             spent += len(assembled.choices.schedule.program.instances)
             if found and spent > (_MOST_SEEN if rank < _EACH else _MOST_MORE):
@@ -266,13 +270,14 @@ class _Merging:
             some = _candidates(plan, grounds[id(plan.graph)])
             if some is not None:
                 found.append(_Posed(plan, some))
-        return found, len(every) - looked
+        return found, len(likely) - looked
 
 
 def _likely(every: Sequence[tuple[NetworkResult, Candidate]], most: float) -> list[tuple[int, int]]:
     """Which labellings may be the fastest within some limit, and of some number of devices, once
     they are merged, as far as bytes tell: of each limit one, then of each another. Each with how
-    many are before it within the limit where it comes first."""
+    many are before it within the limit where it comes first. None of which merging saves, as far
+    as bytes tell, no share worth telling."""
     of = {id(r): Mergeable(Columns(r.assembled.choices, Once())) for r, _ in every}
     found: list[tuple[int, int]] = []  # the how manieth, which
     for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r, _ in every):
@@ -281,6 +286,9 @@ def _likely(every: Sequence[tuple[NetworkResult, Candidate]], most: float) -> li
         limits = [*(x for x in limits if x < most), most]
         some = [(every[k][0], every[k][1]) for k in mine]
         told = np.array([packed(r.assembled, c, of[id(r)], limits) for r, c in some])
+        alone = np.array([c.seconds for _, c in some])
+        worth = np.flatnonzero(told.min(axis=1) <= (1.0 - _HALF * LEAST) * alone)
+        mine, told = [mine[k] for k in worth.tolist()], told[worth]
         order = np.argsort(told, axis=0, kind="stable")
         for n, own in enumerate(order.tolist()):
             found += [(n, mine[k]) for step, k in enumerate(own) if told[k, step] < np.inf]

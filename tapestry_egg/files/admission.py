@@ -31,13 +31,15 @@ from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import objective
 from tapestry_egg.machine.topology import parts
-from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.plans.plan import BodyPlan, Plan, RuleStep
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rewrite.operand_rounding import unrounded
-from tapestry_egg.rewrite.streams.streamed import changed
+from tapestry_egg.rewrite.recomputation.second_instances import retake
+from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
 from tapestry_egg.schedule.of_plans import groups_of, plan_schedule
+from tapestry_egg.tracing.constants import prepare
 
 #: Costs counted again differ from those of a true plan by this share at most.
 TOLERANCE = 1e-9
@@ -114,7 +116,7 @@ def _admit_form(
     given = first.program.graph
     try:
         check_equivalent(
-            unrounded(changed(given, named), reads),
+            unrounded(_changed(given, first.steps, named), reads),
             unrounded(graph, reads),
             named,
             lambda: _rules(named, paths, tuple(rules), folder),
@@ -134,6 +136,29 @@ def _admit_form(
                 raise PlanError(e.what, where=f"{place}.body.merged", hint=_HINT) from None
             known[which] = Ground(found, first.origin.machine, legal), groups_of(found)
         _admit_plan(plan, place, *known[which])
+
+
+def _changed(given: BlockGraph, steps: Sequence[RuleStep], named: set[str]) -> BlockGraph:
+    """The program with all changes of it whose names a form has. Where values were made again
+    before one of them, the steps up to it are taken as they were: either leaves it the same.
+
+    Raises PlanError for steps among these that are of rules.
+    """
+    again = [k for k, step in enumerate(steps) if step.numbers]
+    last = [k for k, step in enumerate(steps) if again and again[0] < k and _is_change(step)]
+    taken = steps[: last[-1] + 1] if last else ()
+    for step in taken:
+        if step.numbers:
+            given = retake(prepare(given), step.numbers)
+        elif _is_change(step):
+            given = changed(given, step.rules)
+        else:
+            raise PlanError("rules were used before values were made again", where="steps")
+    return changed(given, named.difference(*(step.rules for step in taken)))
+
+
+def _is_change(step: RuleStep) -> bool:
+    return bool(step.rules) and is_change(step.rules[0])
 
 
 def _rules(

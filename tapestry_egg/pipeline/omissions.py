@@ -160,6 +160,12 @@ def _of_batches(left: Left) -> tuple[str, ...]:
     dim, dims = "dim of the program's state was", "dims of the program's state were"
     return (
         *_told(left.counts, one, many, "not searched"),
+        *_told(
+            left.twice,
+            f"{one[:-4]} of a program that computes values twice was",
+            f"{many[:-5]} of programs that compute values twice were",
+            "not searched",
+        ),
         *_told(left.states, dim, dims, "not tried as its batch"),
     )
 

@@ -18,7 +18,7 @@ from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.plans.plan import is_split
 from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.form import Form
-from tapestry_egg.rewrite.fused_forms import batched, forms_with_streams
+from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
 from tapestry_egg.schedule.schedules import Schedule, scheduled
@@ -106,7 +106,7 @@ def find_forms(state: State) -> State:
         q.settings.least_gain,
         slower=q.settings.front,
         room=room,
-        batches=lambda form: batched(form, q.machine, q.settings.micro_batches, _most_bytes(q)),
+        batches=lambda form: _in_micro_batches(form, q),
         shared=True,
         limit=_most_bytes(q),
     )
@@ -121,6 +121,20 @@ def find_forms(state: State) -> State:
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
     notes = state.notes + omissions.of_forms(every, len(found))
     return replace(state, forms=found, timeline=timeline, notes=notes)
+
+
+def _in_micro_batches(form: Form, q: Question) -> Batched:
+    """A form in micro-batches, and, where memory is short, with values that each computes twice."""
+    counts, limit = q.settings.micro_batches, _most_bytes(q)
+    made = batched(form, q.machine, counts, limit)
+    if not made.forms or not q.settings.recompute:
+        return made
+    form = replace(form, graph=prepare(form.graph))
+    again = recomputing(form, scheduled(form.graph, q.pairs), q.machine, q.settings.recompute)
+    for twice, _ in again.forms:
+        more = batched(twice, q.machine, counts, limit, short=True)
+        made = replace(made, forms=made.forms + more.forms, twice=made.twice + more.others)
+    return made
 
 
 def _most_bytes(q: Question) -> float:

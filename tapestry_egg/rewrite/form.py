@@ -27,6 +27,7 @@ class Left:
     wide: int = 0  # operations of more operands than rules see
     softmaxes: int = 0  # of which not all was read
     counts: int = 0  # numbers of micro-batches
+    twice: int = 0  # the same, of programs that compute values twice
     states: int = 0  # dims of the program's state that were not tried as its batch
     whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
     unsplit: bool = False  # whether no micro-batches were looked for, as memory is not short

@@ -76,6 +76,7 @@ def forms_with_streams(
         found[0].left,
         softmaxes=ended,
         counts=made.others,
+        twice=made.twice,
         whole=made.whole,
         states=made.untried,
         unsplit=made.unsplit,
@@ -230,13 +231,15 @@ class Batched:
     """Forms of a program in micro-batches; how many other numbers of them there are, the operation
     that keeps the batch from being split where too little of the program can be, how many dims
     of its state were not tried as the batch, and whether the program has an input that may hold a
-    batch, but none was looked for, as memory is not short."""
+    batch, but none was looked for, as memory is not short. `twice` are the other numbers of forms
+    that compute values twice."""
 
     forms: tuple[Form, ...] = ()
     others: int = 0
     whole: str = ""
     untried: int = 0
     unsplit: bool = False
+    twice: int = 0
 
 
 def batched(
@@ -244,14 +247,16 @@ def batched(
     target: Target,
     counts: Sequence[int] | None,
     limit: float = math.inf,
+    short: bool = False,
 ) -> Batched:
     """The form in micro-batches: in each of `counts`, or, where these are None, in as many as
-    seem worth a search, if memory seems short: `limit` are the bytes that a device may hold.
+    seem worth a search, if memory seems short: `limit` are the bytes that a device may hold. Where
+    it must be `short`, in each of `counts` only then, too.
     """
     if counts is not None and not counts:
         return Batched()
     tried = _Tried(form.graph, target)
-    if counts is None and tried.fits(1, limit):
+    if (short or counts is None) and tried.fits(1, limit):
         return Batched(unsplit=micro_batches.may_hold_a_batch(form.graph))
     found, untried = micro_batches.batch_of(form.graph)
     if found is None:

@@ -327,7 +327,11 @@ class _Loop:
             outputs=tuple(replaced.get(v, v) for v in given.outputs),
             constants=self.constants,
         )
-        return without_unread(in_order(made_graph))
+        made_graph = without_unread(in_order(made_graph))
+        read = {v for op in made_graph.operations for v in op.inputs} | {*made_graph.outputs}
+        # Numbers that stand inside now are read nowhere else.
+        constants = {v: array for v, array in self.constants.items() if v in read}
+        return replace(made_graph, constants=constants)
 
     def _sum(self, op: Operation, rows: Rows) -> None:
         """A sum over rows: that of a block is added to what is carried, or goes on from it."""
