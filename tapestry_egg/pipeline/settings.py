@@ -55,8 +55,9 @@ class Settings:
     can be split over time are searched in `micro_batches` of it, too: in each of these numbers that
     divides it (none: not at all), or in a few that are chosen by what they save on one device and
     by limits on memory; so is, where memory is short, what computes values a second time. A search
-    ends early where every plan is within the share `gap` of its bound. Every mesh shape is searched from `seeds` seeds, `seed` and those after it, on `workers`
-    processors (None: all). Without `front` only the fastest plan is looked for: among the plans of
+    ends early where every plan is within the share `gap` of its bound. Every mesh shape is searched
+    from `seeds` seeds, `seed` and those after it, on `workers` processors (None: all). Without
+    `front` only the fastest plan is looked for: among the plans of
     the form that takes least on one device, and further only where that plan is not within the
     limits.
 
