@@ -186,15 +186,16 @@ def planned(function: Callable[..., Any], arguments: Any, target: Any, work: flo
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments"),
+    ("function", "arguments", "share"),
     [
-        pytest.param(attention, HEADS, marks=SLOW),
-        pytest.param(descended, HEADS, marks=LONG),
-        pytest.param(in_a_loop, LAYERS, marks=LONG),
+        pytest.param(attention, HEADS, 0.6, marks=SLOW),
+        # Its products can be cut over what they sum as well.
+        pytest.param(descended, HEADS, 0.95, marks=LONG),
+        pytest.param(in_a_loop, LAYERS, 0.6, marks=LONG),
     ],
 )
 def test_case_34_six_heads_on_four_devices(
-    function: Callable[..., Any], arguments: Any, tmp_path: Path
+    function: Callable[..., Any], arguments: Any, share: float, tmp_path: Path
 ) -> None:
     """Two heads on each, of which those that were added cost what they take."""
     # Rows of scores that are computed where they are read are cut instead.
@@ -202,7 +203,8 @@ def test_case_34_six_heads_on_four_devices(
     best = front.best()
     assert "even-parts-4" in best.rules
     even = best.costs.seconds
-    assert even < 0.6 * min(p.costs.seconds for p in front.plans if "even-parts-4" not in p.rules)
+    others = [p.costs.seconds for p in front.plans if "even-parts-4" not in p.rules]
+    assert even < share * min(others)
     front.save(tmp_path / "front")
     assert [p.costs for p in te.load(tmp_path / "front").plans] == [p.costs for p in front.plans]
 
