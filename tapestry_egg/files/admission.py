@@ -142,11 +142,14 @@ def _changed(given: BlockGraph, steps: Sequence[RuleStep], named: set[str]) -> B
     """The program with all changes of it whose names a form has. Where values were made again
     before one of them, the steps up to it are taken as they were: either leaves it the same.
 
-    Raises PlanError for steps among these that are of rules.
+    Raises PlanError for steps among these that are of rules, and where values were made again more
+    than once: no search does that, and each time may double the program.
     """
     again = [k for k, step in enumerate(steps) if step.numbers]
     last = [k for k, step in enumerate(steps) if again and again[0] < k and _is_change(step)]
     taken = steps[: last[-1] + 1] if last else ()
+    if sum(bool(step.numbers) for step in taken) > 1:
+        raise PlanError("values were made again more than once before a change", where="steps")
     for step in taken:
         if step.numbers:
             given = retake(prepare(given), step.numbers)

@@ -112,9 +112,9 @@ class _Matching:
         graph = self.given
         for k, v in enumerate(graph.inputs):
             self._define(v, self.table.of(("in", k)))
-        for v, array in graph.constants.items():
+        for v, array in _constants(graph):
             self._define(v, self.table.of(_content(array, graph.values[v])))
-        for op in graph.operations:
+        for _, op in _operations(graph):
             key = self._key(op, tuple([self.class_of[v] for v in op.inputs]), graph)
             if op.effectful:
                 classes = tuple([self.table.fresh() for _ in op.outputs])
@@ -402,14 +402,14 @@ class _Proof:
 
 
 def _operations(form: BlockGraph) -> Iterator[tuple[int, Operation]]:
-    """All operations of a form with their numbers, those first that run before the program does."""
+    """All operations of a graph with their numbers; those that run before it does come first."""
     if form.prepared is not None:
         yield from ((-1 - k, op) for k, op in enumerate(form.prepared.operations))
     yield from enumerate(form.operations)
 
 
 def _constants(form: BlockGraph) -> Iterator[tuple[int, np.ndarray]]:
-    """The constants that a form is given, not those that its prepared operations compute."""
+    """The constants that a graph is given, not those that its prepared operations compute."""
     if form.prepared is None:
         yield from form.constants.items()
         return

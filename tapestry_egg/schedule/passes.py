@@ -110,7 +110,7 @@ class Passes:
         if not self._slices or root.port not in ("stack", "stream", "carry"):
             return Pass(tuple(reads), tuple(writes), launches=0.0)
         if root.port == "carry":
-            if self._is_copied(unit):
+            if root.weight and self._is_copied(unit):  # in a loop of no rounds nothing runs
                 launches = root.input_weights[1] / root.weight
                 reads = [2.0 * launches * (v == root.inputs[1]) for *_, v in unit.reads]
             return Pass(tuple(reads), tuple(writes), launches=launches)

@@ -145,8 +145,14 @@ class Computed(Mapping[int, np.ndarray]):
 
 def with_prepared(graph: BlockGraph, prepared: Prepared, where: str = "") -> BlockGraph:
     """The graph with the constants that prepared operations make; they are computed when they are
-    needed. Raises GraphError for operations that cannot run before the program does."""
+    needed. Raises GraphError for operations that cannot run before the program does, and where the
+    graph has something else under the number of what they read or make."""
     known = set(prepared.constants)
+    own = {*graph.inputs, *(v for op in graph.operations for v in op.outputs)}
+    for v in known & (own | set(graph.constants)):  # two meanings of one number
+        if v in own or not _is_same(prepared.constants[v], graph.constants[v]):
+            raise GraphError("is not what the program has there", where=f"{where}.constants.{v}")
+    own |= set(graph.constants)
     for i, op in enumerate(prepared.operations):
         at = f"{where}.operations[{i}]"
         missing = [v for v in op.inputs if v not in known]
@@ -155,13 +161,18 @@ def with_prepared(graph: BlockGraph, prepared: Prepared, where: str = "") -> Blo
                 f"value {missing[0]} is not computed before" if missing else "cannot run before",
                 where=at,
             )
-        if any(not 0 <= v < len(graph.values) or v in known for v in op.outputs):
+        if any(not 0 <= v < len(graph.values) or v in known | own for v in op.outputs):
             raise GraphError("makes a value that is there already, or none", where=at)
         known.update(op.outputs)
     made = {v for op in prepared.operations for v in op.outputs}
-    pending = _read(made - set(graph.constants), graph, ())
+    pending = _read(made, graph, ())
     constants = Computed(graph, graph.constants, prepared, pending)
     return replace(graph, constants=constants, prepared=prepared)
+
+
+def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two constants of one type hold the same bits."""
+    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def _read(made: Collection[int], graph: BlockGraph, gone: Collection[int]) -> list[int]:

@@ -24,11 +24,13 @@ SHAPES = [MeshShape(("x",), (DEVICES,))]
 #: Bytes that a device has for a step whose activations take 16 KiB there for each layer and use.
 LIMITS = {"peak_bytes": 56 << 10}
 QUICK = te.Settings(work=1, forms=0, merge=False)
+#: Of a constant something is computed, once, before the program runs.
+SHIFT = np.linspace(0.0, 1.0, WIDTH, dtype="f4")
 
 
 def loss(w: list[jax.Array], x: jax.Array) -> jax.Array:
     for one in w:
-        x = x + jax.nn.gelu(jnp.sin(x) @ one)
+        x = x + jax.nn.gelu(jnp.sin(x) @ one + jnp.exp(SHIFT))
     return jnp.mean(x**2)
 
 
@@ -88,6 +90,14 @@ def test_those_of_another_program_are_refused(front: te.Front) -> None:
     other = replace(plan, body=replace(plan.body, graph=with_sines(plan.graph)))
     with pytest.raises(PlanError, match="does not follow from the program"):
         admit([other], ["plan"], "here")
+
+
+def test_a_file_cannot_have_values_made_again_and_again(front: te.Front) -> None:
+    """Each time may double the program, before it is held against anything."""
+    plan = both(front)[0]
+    again, change = plan.steps
+    with pytest.raises(PlanError, match="more than once"):
+        admit([replace(plan, body=plan.body, steps=(again, again, change))], ["plan"], "here")
 
 
 def with_sines(graph: BlockGraph) -> BlockGraph:

@@ -184,6 +184,17 @@ def test_loops_copy_what_they_cannot_write_over(name: str) -> None:
     assert {k: x for k, x in found.items() if x > 0.001} == pytest.approx(expected)
 
 
+def test_a_loop_inside_one_of_no_rounds_copies_nothing() -> None:
+    def inner(h: jax.Array, _: None) -> Any:
+        return lax.scan(lambda a, _: (a @ h, None), h, length=3)[0], None
+
+    plan = scheduled(lambda x: lax.scan(inner, x, length=0)[0], W)
+    passes = Passes(plan, H100)
+    ports = [plan.program.instances[u.root].port for u in plan.units]
+    copied = [passes.of(u).launches for u, port in zip(plan.units, ports, strict=True) if port]
+    assert ports.count("carry") == 2 and not any(copied)
+
+
 def test_a_library_reads_copies_of_slices() -> None:
     stack = jax.ShapeDtypeStruct((ROUNDS, COLUMNS, COLUMNS), jnp.float32)
 
