@@ -152,7 +152,7 @@ def _changed(given: BlockGraph, steps: Sequence[RuleStep], named: set[str]) -> B
         raise PlanError("values were made again more than once before a change", where="steps")
     for step in taken:
         if step.numbers:
-            given = retake(prepare(given), step.numbers)
+            given = retake(prepare(given, trusted=False), step.numbers)
         elif _is_change(step):
             given = changed(given, step.rules)
         else:

@@ -22,6 +22,9 @@ from .plain import handles_in
 # nothing there, and stored it would be read from memory.
 _EXPANSION = 16
 _WORD = 8
+# What a file has prepared may hold so many times the bytes of the constants that it is made of, or
+# as few bytes as this: a few operations could ask for more than any machine has.
+_MOST, _FEW = 64, 1 << 30
 
 
 def may_prepare(kernel: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> bool:
@@ -60,17 +63,21 @@ def without_prepared(graph: BlockGraph) -> BlockGraph:
     return _with_constants(graph, done, made)
 
 
-def prepare(graph: BlockGraph) -> BlockGraph:
+def prepare(graph: BlockGraph, trusted: bool = True) -> BlockGraph:
     """The graph with the results of its prepared operations as constants; the same if there are
-    none. They are computed by JAX on its default device, and `prepared` says how."""
+    none. They are computed by JAX on its default device, and `prepared` says how. Of a graph that
+    is not `trusted`, only where that needs no more room than a file may ask for, else GraphError.
+    """
     done = prepared_operations(graph)
     if not done:
         return graph
     gone = set(done)
     operations = tuple(graph.operations[i] for i in done)
     needed = _read({v for op in operations for v in op.outputs}, graph, gone)
-    found = compute(graph, operations, graph.constants, needed)
     read = {v for op in operations for v in op.inputs}
+    if not trusted:
+        check_room(graph, operations, tuple(read & set(graph.constants)), needed, graph.name)
+    found = compute(graph, operations, graph.constants, needed)
     before = graph.prepared or Prepared((), {})
     known = {v for op in before.operations for v in op.outputs}
     given = {v: graph.constants[v] for v in sorted(read & set(graph.constants) - known)}
@@ -102,6 +109,28 @@ def compute(
     # Compiled ahead, as one program, it runs also where a program that reads them is being traced.
     results = jax.jit(emit(alone)).lower(*given).compile()(*given)
     return {v: np.asarray(x) for v, x in zip(needed, results, strict=True)}
+
+
+def check_room(
+    graph: BlockGraph,
+    operations: Sequence[Operation],
+    constants: Collection[int],
+    needed: Collection[int],
+    where: str = "",
+) -> None:
+    """Raises GraphError where operations that make the values `needed` of `constants` hold far more
+    bytes than these have, one after another."""
+    values, kept = graph.values, set(needed)
+    last = {v: i for i, op in enumerate(operations) for v in (*op.outputs, *op.inputs)}
+    held = most = 0
+    for i, op in enumerate(operations):
+        held += sum(values[v].nbytes for v in op.outputs)
+        most = max(most, held)
+        gone = {v for v in (*op.inputs, *op.outputs) if last[v] == i} - kept - set(constants)
+        held -= sum(values[v].nbytes for v in gone)
+    given = sum(values[v].nbytes for v in constants)
+    if most > _MOST * given + _FEW:
+        raise GraphError(f"constants of {given} bytes are made into {most}", where=where)
 
 
 class Computed(Mapping[int, np.ndarray]):
@@ -145,8 +174,8 @@ class Computed(Mapping[int, np.ndarray]):
 
 def with_prepared(graph: BlockGraph, prepared: Prepared, where: str = "") -> BlockGraph:
     """The graph with the constants that prepared operations make; they are computed when they are
-    needed. Raises GraphError for operations that cannot run before the program does, and where the
-    graph has something else under the number of what they read or make."""
+    needed. Raises GraphError for operations that cannot run before the program does, or need too
+    much room, and where the graph has something else under the number of what they read or make."""
     known = set(prepared.constants)
     own = {*graph.inputs, *(v for op in graph.operations for v in op.outputs)}
     for v in known & (own | set(graph.constants)):  # two meanings of one number
@@ -166,6 +195,7 @@ def with_prepared(graph: BlockGraph, prepared: Prepared, where: str = "") -> Blo
         known.update(op.outputs)
     made = {v for op in prepared.operations for v in op.outputs}
     pending = _read(made, graph, ())
+    check_room(graph, prepared.operations, tuple(prepared.constants), pending, where)
     constants = Computed(graph, graph.constants, prepared, pending)
     return replace(graph, constants=constants, prepared=prepared)
 

@@ -100,6 +100,20 @@ def test_a_file_cannot_have_values_made_again_and_again(front: te.Front) -> None
         admit([replace(plan, body=plan.body, steps=(again, again, change))], ["plan"], "here")
 
 
+def test_constants_of_a_file_are_not_computed_that_no_machine_has_room_for(front: te.Front) -> None:
+    def grown(w: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        made = jnp.asarray(SHIFT)
+        for _ in range(9):
+            made = jnp.concatenate([made] * 16)
+        return [a + made[:WIDTH] * x[0, 0] for a in w]
+
+    plan, program = both(front)[0], te.trace(grown, *arguments(), donate_argnums=0)
+    assert plan.program is not None
+    other = replace(plan, program=replace(plan.program, graph=program.graph))
+    with pytest.raises(PlanError, match="constants of 64 bytes are made into"):
+        admit([other], ["plan"], "here")
+
+
 def with_sines(graph: BlockGraph) -> BlockGraph:
     """The graph with sines in the place of hyperbolic tangents."""
     operations = [

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.errors import GraphError
+from tapestry_egg.graph.blockgraph import BlockGraph, Prepared, verify_graph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
@@ -20,7 +21,7 @@ from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime.compile import compile
 from tapestry_egg.schedule.one_device import program_seconds
-from tapestry_egg.tracing.constants import prepare, prepared_operations
+from tapestry_egg.tracing.constants import prepare, prepared_operations, with_prepared
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 
@@ -112,6 +113,26 @@ def test_operations_with_an_argument_effects_or_no_operands_stay() -> None:
     done = prepare(graph)
     assert "debug_print" in " ".join(kernels(done)) or "debug_callback" in kernels(done)
     assert {"iota", "add"} <= set(kernels(done))
+
+
+def test_constants_of_a_file_take_no_more_room_than_any_machine_has() -> None:
+    """A few operations, each on 16 times as much as before, end the process that computes them."""
+
+    def grown(x: jax.Array, times: int) -> jax.Array:
+        made = jnp.asarray(np.ones(16, np.float32))
+        for _ in range(times):
+            made = jnp.concatenate([made] * 16)
+        return x + made[:16]
+
+    x = jax.ShapeDtypeStruct((16,), jnp.float32)
+    small, large = (trace(partial(grown, times=n), x).graph for n in (3, 9))
+    assert prepare(small, trusted=False).prepared is not None
+    with pytest.raises(GraphError, match="constants of 64 bytes are made into"):
+        prepare(large, trusted=False)
+    *first, rest = large.operations
+    before = Prepared(tuple(first), large.constants)
+    with pytest.raises(GraphError, match="constants of 64 bytes are made into"):
+        with_prepared(replace(large, operations=(rest,), constants={}), before)
 
 
 def test_results_that_leave_the_program_are_constants_that_leave() -> None:
