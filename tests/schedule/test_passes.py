@@ -46,8 +46,18 @@ def gelu_and_bias(x: jax.Array, g: jax.Array) -> Any:
     return made, made.sum(0)
 
 
+def softmax_and_sum_of_columns(x: jax.Array) -> Any:
+    made = jax.nn.softmax(x, -1)
+    return made, made.sum(0)
+
+
+def centred_and_more(x: jax.Array) -> Any:
+    made = x - x.mean(-1, keepdims=True)
+    return made, jnp.tanh(made)
+
+
 #: Programs, and how often an array of the size of their first argument goes to or from memory.
-FUSED: dict[str, tuple[Program, tuple[Any, ...], int]] = {
+FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
     "softmax": (lambda x: jax.nn.softmax(x, -1), (X,), 2),
     "logarithm of a softmax": (lambda x: jax.nn.log_softmax(x, -1), (X,), 2),
     "softmax of long rows": (lambda x: jax.nn.softmax(x, -1), (LONG,), 4),
@@ -56,6 +66,12 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], int]] = {
     "gradient of a layernorm": (gradients, (X, V, X), 3),
     "what is read twice": (lambda x: x * jnp.tanh(x) + x, (X,), 2),
     "gradient of a gelu and of its bias": (gelu_and_bias, (X, X), 3),
+    # Sums that stand before a kernel which has not all of the rows, or writes no such rows itself.
+    "sums of other rows": (lambda x, y: y * x.sum(-1, keepdims=True), (X, X), 3),
+    "a part of the rows": (lambda x: x[:, :512] / x.sum(-1, keepdims=True), (X,), 2.5),
+    "two results along rows": (centred_and_more, (X,), 4),
+    # What a kernel along rows makes no other sum has at hand.
+    "softmax and its columns": (softmax_and_sum_of_columns, (X,), 3),
 }
 
 
@@ -113,6 +129,48 @@ def test_an_eager_framework_has_a_kernel_for_every_unit() -> None:
     eager = replace(H100, fuses=False)
     assert moved(*FUSED["softmax"][:2], eager) > 5.9 * 4 * X.size
     assert moved(*FUSED["layernorm"][:2], replace(H100, rows=0)) > 2.9 * 4 * X.size
+
+
+def test_what_is_computed_of_sums_of_rows_takes_no_kernel_either() -> None:
+    """A reciprocal root, a product of two means and the like: one number for each row."""
+    plan = scheduled(gradients, X, V, X)
+    passes = Passes(plan, H100)
+    kernels = [u for u in plan.units if not plan.program.instances[u.root].port]
+    assert sum(not passes.of(u).is_free(whole=True) for u in kernels) == 1
+
+
+def test_rows_of_integers_are_summed_by_kernels_of_their_own() -> None:
+    whole = jax.ShapeDtypeStruct(X.shape, jnp.int32)
+    arrays = moved(lambda x: x - x.sum(-1, keepdims=True), (whole,)) / (4 * X.size)
+    assert arrays == pytest.approx(3, rel=0.02)
+
+
+def test_a_product_computes_what_is_made_of_it_where_compilers_have_epilogues() -> None:
+    """It is written once, as its elements' sines; apart it is written and read, too."""
+    tpu = load_target("v5e:1")
+    stored = {
+        epilogues: moved(lambda x, w: jnp.sin(x @ w), (X, W), replace(tpu, epilogues=epilogues))
+        for epilogues in (True, False)
+    }
+    through = 4 * W.size
+    assert stored == {True: 2 * 4 * X.size + through, False: 4 * 4 * X.size + through}
+
+
+def test_a_library_reads_an_array_for_each_operand() -> None:
+    assert moved(lambda w: w @ w, (W,)) == 3 * 4 * W.size
+
+
+def test_of_what_has_no_elements_none_are_read() -> None:
+    nothing = jax.ShapeDtypeStruct((0, COLUMNS), jnp.float32)
+    assert moved(lambda x: x.sum(0), (nothing,)) == 4 * COLUMNS
+
+
+def test_loops_copy_nothing_that_a_target_does_not_slice() -> None:
+    fn, types, _ = step("stacked and read")
+    plan = scheduled(fn, *types)
+    passes = Passes(plan, replace(H100, slices=False))
+    ports = [u for u in plan.units if plan.program.instances[u.root].port]
+    assert not any(x for u in ports for x in (*passes.of(u).reads, *passes.of(u).writes))
 
 
 def test_a_row_that_is_cut_is_summed_by_a_kernel_of_its_own() -> None:
