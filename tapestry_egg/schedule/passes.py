@@ -131,8 +131,11 @@ class Passes:
         old, following = set(root.outputs[:-1]), root.inputs[1]
         maker = self._schedule.producer[following]
         unit = self._schedule.units[maker]
+        while self._is_view(unit):  # of what lies in memory, as its maker left it
+            maker = self._schedule.producer[unit.reads[0][-1]]
+            unit = self._schedule.units[maker]
         left = self._program.instances[unit.root].port
-        if left not in ("", "stack") or following in old or self._is_view(unit):
+        if left not in ("", "stack"):
             return False
         if not left:
             return not old & self._read(unit) <= self._fusion.aligned[maker]

@@ -209,6 +209,24 @@ def step(name: str) -> tuple[Program, tuple[Any, ...], dict[str, float]]:
             (X,),
             {"carry": 2.0},
         ),
+        # Of what a view is made says whether the next is written over the old one, or elsewhere.
+        "product in another shape": (
+            lambda x, w: loop(
+                lambda h, _: ((h.reshape(8, -1, COLUMNS) @ w).reshape(X.shape), None), x
+            )[0],
+            (X, W),
+            {"carry": 2.0},
+        ),
+        "by elements in another shape": (
+            lambda x: loop(lambda h, _: (jnp.tanh(h.reshape(-1)).reshape(X.shape), None), x)[0],
+            (X,),
+            {},
+        ),
+        "by elements and turned": (
+            lambda w: loop(lambda h, _: (jnp.tanh(h).T, None), w)[0],
+            (W,),
+            {"carry": 2.0 * W.size / X.size},
+        ),
         # Zeros, then copied from where the product left it; or written by what makes it.
         "stacked and read": (
             lambda x, w: loop(lambda h, _: (jnp.tanh(z := h @ w), z), x),
@@ -226,7 +244,11 @@ def step(name: str) -> tuple[Program, tuple[Any, ...], dict[str, float]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["product", "by elements", "tanh of a product", "turned", "stacked and read", "stacked alone"],
+    [
+        *("product", "by elements", "tanh of a product", "turned", "product in another shape"),
+        *("by elements in another shape", "by elements and turned"),
+        *("stacked and read", "stacked alone"),
+    ],
 )
 def test_loops_copy_what_they_cannot_write_over(name: str) -> None:
     fn, types, expected = step(name)
