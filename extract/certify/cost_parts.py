@@ -20,12 +20,13 @@ from .verdict import Certificate
 
 
 def cost_parts(plan: Plan) -> tuple[CostPart, ...]:
-    """Every kernel and change of layout of a step that takes time, kernels first.
+    """Every kernel and change of layout of a step that takes time, or energy, as what is computed
+    within others does; kernels first.
 
     Raises ExtractError for a plan of which it is not told what machine it was made for.
     """
     kernels, copies = parts_of(*walked(plan, "costs"))
-    return tuple(p for p in (*kernels, *copies) if p.seconds > 0.0)
+    return tuple(p for p in (*kernels, *copies) if p.seconds > 0.0 or p.joules > 0.0)
 
 
 def parts_of(walk: Walk, found: Certificate) -> tuple[tuple[CostPart, ...], tuple[CostPart, ...]]:

@@ -29,7 +29,8 @@ Which = Literal["next", "before", "after"]
 @dataclass(frozen=True, slots=True)
 class Member:
     """A copy that may be merged: what it takes alone, bytes that enter it, the unit that makes its
-    value, those that read it, and all units that must have run before it is made."""
+    value, those that read it before a step is over, and all units that must have run before it is
+    made."""
 
     key: Key
     move: Move
@@ -46,6 +47,9 @@ class Candidates:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         before = ancestors(walk)
+        # A new state is read when all is over: its port comes before others for the old one.
+        ports = enumerate(walk.program.instances[x.root].port for x in walk.schedule.units)
+        ends = {u for u, port in ports if port == "state"}
         lives = walk.ground.lives
         self.members: dict[Kind, list[Member]] = {}
         for key, move in own_moves(walk).items():
@@ -53,7 +57,7 @@ class Candidates:
             if kind is None or payload(walk, [move]) > most_bytes(walk, move):
                 continue
             maker = lives.maker[move.value]
-            readers = sum(1 << u for u in set(walk.readers_of(move)) - {maker})
+            readers = sum(1 << u for u in set(walk.readers_of(move)) - {maker} - ends)
             seconds = self._seconds(kind, [move])
             one = Member(key, move, seconds, entering(walk, [move]), maker, readers, before[maker])
             self.members.setdefault(kind, []).append(one)

@@ -221,7 +221,7 @@ def test_plans_of_many_collectives_that_can_be_one_are_found(
     """Where latency decides, the fastest plan has more collectives than the fastest of plans whose
     collectives are all apart."""
     shapes = {"up": (128, 512), "b": (512,), "down": (512, 128)}
-    ws = [{k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}] * 3
+    ws = [{k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}] * 5
     program = te.trace(
         residual, (ws, ws), jax.ShapeDtypeStruct((4096, 128), jnp.float32), donate_argnums=0
     )

@@ -255,8 +255,8 @@ def test_each_loop_takes_the_way_that_its_factors_suit(
     """On one device both ways take the same; with all as written the fastest takes longer. Two
     loops make four programs, each searched on its own, and four sixteen, searched together."""
     settings = Settings(workers=1, work=2.0, merge=False)
-    front = by_pins(ends, 2048, settings)
-    frozen = by_pins(ends, 2048, replace(settings, forms=0))
+    front = by_pins(ends, 4096, settings)
+    frozen = by_pins(ends, 4096, replace(settings, forms=0))
     plan = front[0]
     assert plan.gap < 1e-3 and plan.costs.seconds < 0.8 * frozen[0].costs.seconds
     assert not plan.collectives

@@ -97,13 +97,12 @@ def fused(draw: Draw, kernel: str) -> Case:
         mask = (given > 0,) if draw.coin() else (given,)
     if kernel == "flash_attention":
         return lambda *xs: flash_attention_p.bind(*xs, **params), (q, k, v, *mask)
-    out, grad = draw.floats(q.shape), draw.floats(q.shape)
-    stats = 3.0 + draw.floats((batch, groups * shared, rows))
-    return lambda *xs: flash_attention_backward_p.bind(*xs, **params), (
-        *(q, k, v),
-        *(stats, out, grad),
-        *mask,
-    )
+
+    def gradients(q: Array, k: Array, v: Array, grad: Array, *mask: Array) -> list[Array]:
+        out, stats = flash_attention_p.bind(q, k, v, *mask, **params)
+        return flash_attention_backward_p.bind(q, k, v, stats, out, grad, *mask, **params)
+
+    return gradients, (q, k, v, draw.floats(q.shape), *mask)
 
 
 def _plain(value: Any) -> Any:

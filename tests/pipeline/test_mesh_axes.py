@@ -95,13 +95,13 @@ def chain(a: jax.Array, b: jax.Array) -> jax.Array:
     return (a @ b) @ a
 
 
-def twice_negated(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.negative(jnp.negative(a)) @ b
+def two_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    return a @ b + a @ a
 
 
-# The second form associates the other way; it is without the negations, and faster.
+# The second form associates the other way; it has one product of a sum, and is faster.
 @pytest.mark.slow
-@pytest.mark.parametrize(("fn", "form"), [(chain, 0), (twice_negated, 1)])
+@pytest.mark.parametrize(("fn", "form"), [(chain, 0), (two_products, 1)])
 def test_one_form_has_three_axes(fn: Any, form: int) -> None:
     square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     state = posed(fn, (square, square), settings=replace(BRIEF, forms=5))

@@ -283,8 +283,9 @@ def test_moe_routes_first_come_first_served(seed: int) -> None:
 
 
 def test_a_mixture_of_experts_exchanges_three_times() -> None:
-    """Inputs of the experts, their results, and the gradients of these: what two products read is
-    exchanged once for both. Nothing else of that size moves."""
+    """Where tokens go, a byte for each place that they may take, what experts read, and the
+    gradients of their results: what two products read is exchanged once for both. Nothing else of
+    that size moves."""
     args = jax.eval_shape(lambda: moe.example(64, 512, 1024, 4096)[1])
     front = te.optimize(
         te.trace(moe.step, *args),
@@ -296,7 +297,7 @@ def test_a_mixture_of_experts_exchanges_three_times() -> None:
     exchanged = sorted(c.payload_bytes for c in moved if c.kind == "all_to_all")
     experts, capacity = 8, 2 * moe.TOP * 512 // 8
     block = experts * 64 * capacity * 1024 * 4 // 8
-    assert exchanged == [64 * 512 * 1024 * 2 * 4 // 8, block, block]
+    assert exchanged == [64 * 512 * experts * capacity // 8, block, block]
     assert all(c.payload_bytes < block / 8 for c in moved if c.kind != "all_to_all")
 
 

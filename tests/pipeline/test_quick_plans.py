@@ -111,13 +111,13 @@ def test_an_interruption_of_the_first_look_ends_the_search(
 
 @pytest.mark.slow
 def test_long_programs_are_planned_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = te.trace(lambda x: jnp.negative(jnp.negative(x)) @ x, jnp.ones((64, 64))).graph
+    graph = te.trace(lambda x: jnp.sin(x) @ x + x @ x, jnp.ones((64, 64))).graph
     monkeypatch.setattr(state, "LONG", graph.size - 1)
     for front in (False, True):
         settings = pipeline.Settings(work=4.0, recompute=0, front=front)
         found = te.optimize(graph, "h100:2", ("seconds",), settings=settings)
         assert any("rules on the program were left out" in note for note in found.notes) != front
-        assert any(p.rules for p in found) == front  # the double negation goes
+        assert any(p.rules for p in found) == front  # one product of a sum
 
 
 def test_the_predicate_of_a_loop_is_not_searched_for_forms() -> None:
