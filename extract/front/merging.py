@@ -256,7 +256,7 @@ class _Merging:
             if self.machine.combiner is not None and r.assembled.choices.mesh.devices > 1
         ]
         spent = looked = 0
-        likely = _likely(every, most)
+        likely, slight = _likely(every, most)
         for rank, k in likely:
             assembled, candidate = every[k][0].assembled, every[k][1]
             spent += len(assembled.choices.schedule.program.instances)
@@ -270,16 +270,19 @@ class _Merging:
             some = _candidates(plan, grounds[id(plan.graph)])
             if some is not None:
                 found.append(_Posed(plan, some))
-        return found, len(likely) - looked
+        return found, slight + len(likely) - looked
 
 
-def _likely(every: Sequence[tuple[NetworkResult, Candidate]], most: float) -> list[tuple[int, int]]:
+def _likely(
+    every: Sequence[tuple[NetworkResult, Candidate]], most: float
+) -> tuple[list[tuple[int, int]], int]:
     """Which labellings may be the fastest within some limit, and of some number of devices, once
     they are merged, as far as bytes tell: of each limit one, then of each another. Each with how
     many are before it within the limit where it comes first. None of which merging saves, as far
-    as bytes tell, no share worth telling."""
+    as bytes tell, no share worth telling; and of how many of these it saves some."""
     of = {id(r): Mergeable(Columns(r.assembled.choices, Once())) for r, _ in every}
     found: list[tuple[int, int]] = []  # the how manieth, which
+    slight = 0
     for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r, _ in every):
         mine = [k for k, x in enumerate(every) if x[0].assembled.choices.mesh.devices == devices]
         limits = _limits([every[k][1].peak for k in mine], _FINE)
@@ -287,7 +290,9 @@ def _likely(every: Sequence[tuple[NetworkResult, Candidate]], most: float) -> li
         some = [(every[k][0], every[k][1]) for k in mine]
         told = np.array([packed(r.assembled, c, of[id(r)], limits) for r, c in some])
         alone = np.array([c.seconds for _, c in some])
-        worth = np.flatnonzero(told.min(axis=1) <= (1.0 - _HALF * LEAST) * alone)
+        merged = told.min(axis=1)
+        worth = np.flatnonzero(merged <= (1.0 - _HALF * LEAST) * alone)
+        slight += int(np.count_nonzero(merged < (1.0 - _LITTLE) * alone)) - len(worth)
         mine, told = [mine[k] for k in worth.tolist()], told[worth]
         order = np.argsort(told, axis=0, kind="stable")
         for n, own in enumerate(order.tolist()):
@@ -295,7 +300,7 @@ def _likely(every: Sequence[tuple[NetworkResult, Candidate]], most: float) -> li
     ranks: dict[int, int] = {}
     for n, k in sorted(found, key=lambda x: x[0]):
         ranks.setdefault(k, n)
-    return [(n, k) for k, n in ranks.items()]
+    return [(n, k) for k, n in ranks.items()], slight
 
 
 def _limits(peaks: Sequence[float], step: float = _STEP) -> list[float]:

@@ -186,6 +186,10 @@ def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) 
             ("of # plans that may gain least by it no collectives were merged",),
         ),
         (
+            {"_HALF": 90.0},  # less than this share of the least that is worth a point saves none
+            ("of # plans that may gain least by it no collectives were merged",),
+        ),
+        (
             {"_MOST_MADE": 0, "_MOST_MORE": 0},
             (
                 "of # plans that may gain least by it no collectives were merged",
@@ -196,7 +200,7 @@ def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_is_not_merged_for_want_of_work_is_told(
-    least: dict[str, int], said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    least: dict[str, float], said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, most in least.items():
         monkeypatch.setattr(merging, name, most)
