@@ -155,9 +155,11 @@ class Runs:
         apart = copied_apart(kind, 1.0, walk.target) > 0.0
         total, at = np.zeros(len(self.profile)), -1
         made, read = 0, walk.ground.lives.end
+        waited = read  # by a kernel: a new state is read when a step is over
         for n, m in enumerate(run, 1):
             made = max(made, walk.ground.lives.made(m.move.value) + 1)
             read = min(read, walk.read_at(m.move))
+            waited = min(waited, walk.read_at(m.move)) if m.readers else waited
             if max(made, read) == at:
                 total = total + self._more(m, at, apart)
             else:
@@ -168,7 +170,7 @@ class Runs:
                 first = k if late else k - n + 1
                 ticks = np.flatnonzero(total)
                 begin, end = (int(ticks[0]), int(ticks[-1]) + 1) if ticks.size else (0, 0)
-                waits = late and made > read
+                waits = late and made > waited
                 yield _Run(first, first + n, seconds, begin, total[begin:end], waits)
 
     def _more(self, member: Member, at: int, apart: bool) -> Floats:

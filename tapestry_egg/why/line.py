@@ -137,7 +137,9 @@ def line_costs(plan: Plan, line: str) -> LineCosts:
     op = account.program.bodies[at[0][0]].graph.operations[at[0][1]]
     source = f"{op.source.file}:{op.source.line}"
     found = [
-        p for p in (*account.kernels, *account.copies) if p.source == source and p.seconds > 0.0
+        p
+        for p in (*account.kernels, *account.copies)
+        if p.source == source and (p.seconds > 0.0 or p.joules > 0.0)
     ]
     every = sum(p.seconds for p in (*account.kernels, *account.copies))
     made = _at_peak(account, set(at))
