@@ -1,4 +1,4 @@
-"""The layouts at the ports of a flat program, read off a finished plan.
+"""The layouts at the ports of a flat program, read off a finished plan, and whether they may be so.
 
 A port stands for a boundary: of the program, or of a loop or conditional in it. What a plan says of
 a boundary stands in the region operation's strategy on the outside and in its bodies' plans inside.
@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tapestry_egg.graph.ids import BodyId
-from tapestry_egg.graph.layout import Layout
+from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import BodyPlan
-from tapestry_egg.schedule.flatten import FlatProgram
+from tapestry_egg.schedule.flatten import FlatProgram, Instance
+
+from .legality import Illegal, check_layout
 
 Layouts = tuple[Layout, ...]
 
@@ -109,3 +111,41 @@ def _region(
             out.put(i, [needs[1 + x]], [body.inputs[x] for body in inside])
         for x, i in enumerate(ports.get("branch", [])):
             out.put(i, [body.outputs[x] for body in inside], [gives[x]])
+
+
+def check_port(instance: Instance, needs: Layouts, gives: Layouts, mesh: MeshShape) -> None:
+    """A port is the identity: one layout, up to the stacked dim, which is never cut.
+
+    Raises Illegal where it is not.
+    """
+    signature, kind = instance.signature, instance.port
+    types = (*signature.input_types, *signature.output_types)
+    layouts = (*needs, *gives)
+    for tensor, layout in zip(types, layouts, strict=True):
+        try:
+            check_layout(layout, tensor.shape, tensor.dtype, mesh)
+        except Illegal as e:
+            raise Illegal(f"the {kind} port: {e}") from None
+    outer = needs if kind == "stream" else gives if kind == "stack" else ()
+    if any(layout.dims[0] for layout in outer):
+        raise Illegal(f"the {kind} port cuts the dim that the loop runs over")
+    plain = {
+        Layout(x.dims[1:], x.partial, x.monoid) if k in range(*_outer(kind, needs)) else x
+        for k, x in enumerate(layouts)
+    }
+    if len(plain) > 1:
+        words = ", ".join(x.show(mesh) for x in plain)
+        raise Illegal(f"the {kind} port changes the layout: {words}")
+    if kind in ("input", "output", "state") and any(x.partial for x in layouts):
+        raise Illegal(f"a partial value crosses the boundary at an {kind} port")
+    if kind in ("constant", "predicate") and any(x.axes for x in layouts):
+        raise Illegal(f"a {kind} is not replicated over every axis")
+
+
+def _outer(kind: str, needs: tuple[Layout, ...]) -> tuple[int, int]:
+    """Which of a port's layouts, needs first, have the stacked dim in front."""
+    if kind == "stream":
+        return 0, len(needs)
+    if kind == "stack":
+        return len(needs), len(needs) + 1
+    return 0, 0

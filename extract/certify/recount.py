@@ -51,7 +51,7 @@ from .moves import (
     turns_on_the_way,
 )
 from .moves import Move as Move
-from .ports import PortLayouts, port_layouts
+from .ports import PortLayouts, check_port, port_layouts
 from .verdict import Certificate, Refused
 
 
@@ -149,7 +149,10 @@ class Walk:
         for i, instance in enumerate(self.program.instances):
             if instance.port:
                 needs, gives = self.ports.needs[i], self.ports.gives[i]
-                self._check_port(i, needs, gives)
+                try:
+                    check_port(instance, needs, gives, self.mesh)
+                except Illegal as e:
+                    raise self._refuse(instance.body, instance.operation, str(e)) from None
             else:
                 strategy = self.bodies[instance.body].strategies[instance.operation]
                 key = (id(instance.signature), strategy, self.mesh)
@@ -168,33 +171,6 @@ class Walk:
                 self.needed[i, p] = layout
             for v, layout in zip(instance.outputs, gives, strict=True):
                 self.given[v] = layout
-
-    def _check_port(self, i: int, needs: tuple[Layout, ...], gives: tuple[Layout, ...]) -> None:
-        """A port is the identity: one layout, up to the stacked dim, which is never cut."""
-        instance = self.program.instances[i]
-        signature, kind = instance.signature, instance.port
-        types = (*signature.input_types, *signature.output_types)
-        layouts = (*needs, *gives)
-        where = (instance.body, instance.operation)
-        for tensor, layout in zip(types, layouts, strict=True):
-            try:
-                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
-            except Illegal as e:
-                raise self._refuse(*where, f"the {kind} port: {e}") from None
-        outer = needs if kind == "stream" else gives if kind == "stack" else ()
-        if any(layout.dims[0] for layout in outer):
-            raise self._refuse(*where, f"the {kind} port cuts the dim that the loop runs over")
-        plain = {
-            Layout(x.dims[1:], x.partial, x.monoid) if k in range(*_outer(kind, needs)) else x
-            for k, x in enumerate(layouts)
-        }
-        if len(plain) > 1:
-            words = ", ".join(x.show(self.mesh) for x in plain)
-            raise self._refuse(*where, f"the {kind} port changes the layout: {words}")
-        if kind in ("input", "output", "state") and any(x.partial for x in layouts):
-            raise self._refuse(*where, f"a partial value crosses the boundary at an {kind} port")
-        if kind in ("constant", "predicate") and any(x.axes for x in layouts):
-            raise self._refuse(*where, f"a {kind} is not replicated over every axis")
 
     def _boundary(self) -> None:
         body, graph = self.plan.body, self.plan.body.graph
@@ -497,12 +473,3 @@ class Walk:
             where=f"certificate of plan {self.plan.name} on {self.mesh}, {place}",
             hint="This is a defect of tapestry-egg; please report the program.",
         )
-
-
-def _outer(kind: str, needs: tuple[Layout, ...]) -> tuple[int, int]:
-    """Which of a port's layouts, needs first, have the stacked dim in front."""
-    if kind == "stream":
-        return 0, len(needs)
-    if kind == "stack":
-        return len(needs), len(needs) + 1
-    return 0, 0

@@ -166,6 +166,12 @@ def _of_batches(left: Left) -> tuple[str, ...]:
             f"{many[:-5]} of programs that compute values twice were",
             "not searched",
         ),
+        *_told(
+            left.again,
+            "more form that computes values twice was",
+            "more forms that compute values twice were",
+            "not searched in micro-batches",
+        ),
         *_told(left.states, dim, dims, "not tried as its batch"),
     )
 
@@ -311,7 +317,7 @@ def of_rows(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
     return (f"of {' and '.join(what)} on {meshes}, no more than {ROWS} ways each were searched",)
 
 
-def of_sums(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
+def of_inner_copies(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
     """What is said of values inside kernels that are not combined or sent there: not together with
     another one, or not at all, as every reader computes the kernel again."""
     most = max((s.uncombined for s in choices), default=0)

@@ -131,6 +131,7 @@ def _in_micro_batches(form: Form, q: Question) -> Batched:
         return made
     form = replace(form, graph=prepare(form.graph))
     again = recomputing(form, scheduled(form.graph, q.pairs), q.machine, q.settings.recompute)
+    made = replace(made, again=again.left)
     for twice, _ in again.forms:
         more = batched(twice, q.machine, counts, limit, short=True)
         made = replace(made, forms=made.forms + more.forms, twice=made.twice + more.others)
@@ -258,7 +259,7 @@ def join_units(state: State) -> State:
         if fixed.contract is not None and not form:
             free.append(restrict(every, replace(fixed, bounded=False)))
         made.append(restrict(every, fixed))
-    notes = state.notes + omissions.of_rows(made) + omissions.of_sums(made)
+    notes = state.notes + omissions.of_rows(made) + omissions.of_inner_copies(made)
     return replace(state, choices=tuple(made), free=tuple(free), notes=notes)
 
 

@@ -85,7 +85,7 @@ def join_patches(state: State) -> State:
             if made is None:
                 continue
             found[k] = made
-        notes += omissions.of_rows(own.others) + omissions.of_sums(own.others)
+        notes += omissions.of_rows(own.others) + omissions.of_inner_copies(own.others)
     notes = tuple(dict.fromkeys((*state.notes, *notes)))
     return replace(state, patched=found, second=tuple(second), notes=notes)
 

@@ -28,6 +28,7 @@ class Left:
     softmaxes: int = 0  # of which not all was read
     counts: int = 0  # numbers of micro-batches
     twice: int = 0  # the same, of programs that compute values twice
+    again: int = 0  # more programs that compute values twice, which were not split
     states: int = 0  # dims of the program's state that were not tried as its batch
     whole: str = ""  # the operation that needs the whole batch, where micro-batches save too little
     unsplit: bool = False  # whether no micro-batches were looked for, as memory is not short

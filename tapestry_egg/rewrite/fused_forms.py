@@ -77,6 +77,7 @@ def forms_with_streams(
         softmaxes=ended,
         counts=made.others,
         twice=made.twice,
+        again=made.again,
         whole=made.whole,
         states=made.untried,
         unsplit=made.unsplit,
@@ -232,7 +233,7 @@ class Batched:
     that keeps the batch from being split where too little of the program can be, how many dims
     of its state were not tried as the batch, and whether the program has an input that may hold a
     batch, but none was looked for, as memory is not short. `twice` are the other numbers of forms
-    that compute values twice."""
+    that compute values twice, `again` more such forms, which were not split."""
 
     forms: tuple[Form, ...] = ()
     others: int = 0
@@ -240,6 +241,7 @@ class Batched:
     untried: int = 0
     unsplit: bool = False
     twice: int = 0
+    again: int = 0
 
 
 def batched(

@@ -3,7 +3,6 @@ numbers or costs, whoever made it."""
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 from collections import Counter
@@ -396,30 +395,6 @@ def test_prepared_constants_are_computed_again_not_read(folder: Path) -> None:
     assert text.count('"data"') == 4
     save(loaded, folder / "again.json")
     assert json.loads((folder / "again.json").read_text()) == json.loads(text)
-
-
-def zeros(*shape: int) -> dict[str, str]:
-    """A constant as files have it."""
-    return {"data": base64.b64encode(np.zeros(shape, np.float32)).decode()}
-
-
-def test_what_prepared_operations_read_and_make_is_nothing_else(folder: Path) -> None:
-    """A constant under such a number would run in its place, and be taken for it here."""
-    document = json.loads(saved("joined", folder).read_text())
-    (g,) = (g for g, one in enumerate(document["graphs"]) if one["prepared"])
-    graph = document["graphs"][g]
-    prepared, constants = ("graphs", g, "prepared", "constants"), ("graphs", g, "constants")
-    (made,) = {v for op in graph["operations"] for v in op["inputs"]} & {
-        v for op in graph["prepared"]["operations"] for v in op["outputs"]
-    }
-    (scale,), (read,) = graph["constants"], graph["inputs"]
-    for place, more, what in (
-        (constants, {str(made): zeros(64, 64)}, "makes a value that is there already"),
-        (prepared, {scale: 0.5}, "is not what the program has there"),
-        (prepared, {str(read): zeros(1024, 64)}, "is not what the program has there"),
-    ):
-        with pytest.raises(GraphError, match=what):
-            load(changed(saved("joined", folder), place, get(document, place) | more))
 
 
 MINE = """
