@@ -12,8 +12,8 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
-from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.traffic import Traffic
 
 from .buffers import Lives
 from .longest_path import Streams
@@ -41,9 +41,9 @@ class Ground:
         self.legal: Legal = {} if legal is None else legal
 
     @cached_property
-    def passes(self) -> Passes:
+    def traffic(self) -> Traffic:
         """How units go through memory."""
-        return Passes(self.schedule, self.target)
+        return Traffic(self.schedule, self.target)
 
     @cached_property
     def unit_of(self) -> dict[InstanceId, int]:

@@ -33,7 +33,7 @@ from tapestry_egg.metakernels.signatures.signature import (
 )
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
-from tapestry_egg.schedule.passes import Pass
+from tapestry_egg.schedule.traffic import UnitTraffic
 from tapestry_egg.schedule.units import Unit
 
 from .contractions import gemm_of, is_contraction, is_product, sums_columns
@@ -64,7 +64,7 @@ class Work(NamedTuple):
 
 def kernel_work(
     unit: Unit,
-    through: Pass,
+    through: UnitTraffic,
     program: FlatProgram,
     bodies: Sequence[BodyPlan],
     given: Mapping[int, Layout],

@@ -344,7 +344,7 @@ class Walk:
         works = [
             kernel_work(
                 part,
-                self.ground.passes.of(part),
+                self.ground.traffic.of(part),
                 self.program,
                 self.bodies,
                 self.given,

@@ -20,8 +20,8 @@ from tapestry_egg.graph.ids import FlatId, LayoutId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
-from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.traffic import Traffic
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import Neighbours
 from tapestry_egg.shard.stored_blocks import stored_blocks
@@ -131,8 +131,8 @@ class Joiner:
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
         self.neighbours = Neighbours(saturated, mesh, target)
-        passes = inside.once(lambda: Passes(schedule, target), "passes", schedule, target)
-        self.costs = WayCosts(schedule, saturated, mesh, target, passes)
+        traffic = inside.once(lambda: Traffic(schedule, target), "traffic", schedule, target)
+        self.costs = WayCosts(schedule, saturated, mesh, target, traffic)
         self.known = known or OnMesh()
         self.numbers = self.known.numbered(saturated.encoding.signatures)
         self.by_output: dict[tuple[int, Wanted | None], Mapping[Layouts, list[_Strategy]]] = {}
@@ -184,7 +184,7 @@ class Joiner:
             signature = self.numbers[self.signature_of[i]]
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
         copied = tuple([(local[s.value], s.partial_reads, s.sent, s.over) for s in inner])
-        through = self.costs.passes.of(unit)
+        through = self.costs.traffic.of(unit)
         return (*parts, tuple([local[v] for v in unit.outputs]), copied, through)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:

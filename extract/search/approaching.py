@@ -27,7 +27,7 @@ from .settling import Limits, Place, Settling, share
 #: anything to so much that only the peak counts.
 TOTALS = (0.05, 64.0)
 
-# So often a bound is raised, by some passes each time, where known plans balance.
+# So often a bound is raised, by some sweeps each time, where known plans balance.
 _RAISES = 6
 
 # So many mixtures are made for each step.
@@ -43,7 +43,7 @@ _REPAIRS = 6
 # How steps change in length when they raise a bound, and when they do not.
 _LONGER, _SHORTER = 1.3, 0.6
 
-# So many passes at prices towards those at which known labellings balance.
+# So many sweeps at prices towards those at which known labellings balance.
 _LONG = 8
 
 # So far from the best prices towards those at which known labellings balance is the first step, and

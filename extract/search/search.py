@@ -33,16 +33,16 @@ _WALK, _FEWEST = 0.5, 5
 # So often prices are sought between the same two plans.
 _CHORDS = 5
 
-# So many passes at prices of bytes alone.
-_LAST_PASSES = 3
+# So many sweeps at prices of bytes alone.
+_LAST_SWEEPS = 3
 
-# So many passes at prices of joules alone.
-_PASSES = 20
+# So many sweeps at prices of joules alone.
+_SWEEPS = 20
 
 # What is not less than this share of a gap is as good as the whole of it.
 _LITTLE = 0.999
 
-# So many passes before a search goes on from another's prices.
+# So many sweeps before a search goes on from another's prices.
 _BEGIN = 5
 
 # Fractions of multiples of it are spread evenly, however many there are.
@@ -207,7 +207,7 @@ class Search(Approaching):
                 break
             self.dual.price(prices)
             self.dual.rehearse(REHEARSALS)
-            self._none_below(max(self.dual.sweep().least_peak for _ in range(_LAST_PASSES)))
+            self._none_below(max(self.dual.sweep().least_peak for _ in range(_LAST_SWEEPS)))
             profile = self._evaluated(self.elimination.improve([least.rows], KEEP, rng))[2]
             used = mixed(used, profile)
             prices = replace(prices, bytes=weights_after(prices.bytes, used, 1.0))
@@ -244,7 +244,7 @@ class Search(Approaching):
         the most frugal one that is known."""
         self.dual.resume(0.0 * self.dual.messages())
         self.dual.price(Prices(1.0, np.zeros(self.problem.times), 0.0))
-        least = max(self.dual.sweep().value for _ in range(_PASSES))
+        least = max(self.dual.sweep().value for _ in range(_SWEEPS))
         self.archive.cuts.append(Cut(np.inf, 0.0, 0.0, np.inf, least * (1.0 - 0.1 * SLIVER)))
 
     # Between them

@@ -46,10 +46,10 @@ _REMEMBERED = 64
 REHEARSALS = 8
 
 # Where collectives run beside kernels: so many mixtures are made for the fastest plan, which may
-# take this share of the work, with so many passes at the prices of each; a mixture that is within
+# take this share of the work, with so many sweeps at the prices of each; a mixture that is within
 # the first share of `gap` of its bound is met, a bound that rises by less than the second share so
 # many times in turn has stopped rising.
-_APPROACHES, _APPROACHING, _MIXED_PASSES = 40, 0.2, 3
+_APPROACHES, _APPROACHING, _MIXED_SWEEPS = 40, 0.2, 3
 _MET, _RISEN, _VAIN = 0.25, 0.02, 8
 
 # So many parts of a mixture are put into a plan, between so many places.
@@ -235,7 +235,7 @@ class Settling:
             mixture = self.mixtures.shortest(limits.peak, limits.joules)
             if mixture is None or share(mixture.seconds, reached) <= _MET * self.effort.gap:
                 break
-            self._settle_at(between(best.prices, mixture.prices), _MIXED_PASSES, mixture.parts[:2])
+            self._settle_at(between(best.prices, mixture.prices), _MIXED_SWEEPS, mixture.parts[:2])
             bound = self.archive.cuts[-1].at(limits.peak, limits.joules)
             vain = 0 if share(bound, reached) > _RISEN * self.effort.gap else vain + 1
             if bound > reached:

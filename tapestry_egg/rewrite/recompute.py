@@ -21,8 +21,8 @@ from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
 from tapestry_egg.rewrite.recomputation.second_instances import Recomputation, with_second_instances
 from tapestry_egg.rewrite.recomputation.second_reads import SecondReads
 from tapestry_egg.schedule.one_device import unit_seconds
-from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.schedule.traffic import Traffic
 
 from .derivation import digest
 from .form import Form
@@ -117,8 +117,8 @@ def _candidate(
 ) -> Candidate:
     made = with_second_instances(graph, chosen)
     schedule = scheduled(made, feedback)
-    passes = Passes(schedule, target)
-    seconds = sum(unit_seconds(schedule.program, u, target, passes) for u in schedule.units)
+    traffic = Traffic(schedule, target)
+    seconds = sum(unit_seconds(schedule.program, u, target, traffic) for u in schedule.units)
     return Candidate(made, schedule, chosen, seconds, Flow(schedule).peak)
 
 

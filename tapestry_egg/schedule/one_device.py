@@ -12,9 +12,9 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constants import without_prepared
 
 from .flatten import FlatProgram, flatten
-from .passes import Passes
 from .repeated import repeat_cheap
 from .schedules import schedule
+from .traffic import Traffic
 from .units import Unit
 
 
@@ -50,13 +50,13 @@ def program_seconds(
     """
     program = flatten(repeat_cheap(without_prepared(graph)), {})
     plan = schedule(program)
-    passes = Passes(plan, target)
+    traffic = Traffic(plan, target)
     if weights is None:
-        return sum(unit_seconds(program, unit, target, passes) for unit in plan.units)
+        return sum(unit_seconds(program, unit, target, traffic) for unit in plan.units)
     total = 0.0
     for unit in plan.units:
         weight = weights.get(_scope(program, unit.root), 0.0)
-        total += weight * unit_seconds(program, unit, target, passes) if weight else 0.0
+        total += weight * unit_seconds(program, unit, target, traffic) if weight else 0.0
     return total
 
 
@@ -67,9 +67,9 @@ def region_shares(graph: BlockGraph, target: Target) -> dict[tuple[int, int], fl
     shares: dict[tuple[int, int], float] = {}
     total = 0.0
     plan = schedule(program)
-    passes = Passes(plan, target)
+    traffic = Traffic(plan, target)
     for unit in plan.units:
-        seconds = unit_seconds(program, unit, target, passes)
+        seconds = unit_seconds(program, unit, target, traffic)
         total += seconds
         body = unit.body
         while program.bodies[body].parent > 0:
@@ -89,11 +89,11 @@ def _scope(program: FlatProgram, i: int) -> str:
     return program.bodies[0].graph.operations[operation].scope if operation >= 0 else ""
 
 
-def unit_seconds(program: FlatProgram, unit: Unit, target: Target, passes: Passes) -> float:
+def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traffic) -> float:
     """Seconds of one unit on one device, as often as one step runs it."""
     members = [program.instances[i] for i in unit.members]
     root = members[-1]
-    through = passes.of(unit)
+    through = traffic.of(unit)
     free = through.is_free(whole=True)
     if free or (not root.port and all(m.signature.fusion == "view" for m in members)):
         return 0.0

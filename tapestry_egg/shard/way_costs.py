@@ -25,8 +25,8 @@ from tapestry_egg.machine.split_k import multiplied, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
-from tapestry_egg.schedule.passes import Pass, Passes
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.traffic import Traffic, UnitTraffic
 from tapestry_egg.schedule.units import Unit
 
 from .strategies import Saturated
@@ -41,11 +41,11 @@ class WayCosts:
         saturated: Saturated,
         mesh: MeshShape,
         target: Target,
-        passes: Passes,
+        traffic: Traffic,
     ) -> None:
         self.schedule, self.saturated, self.mesh, self.target = schedule, saturated, mesh, target
         self.instances = schedule.program.instances
-        self.passes = passes
+        self.traffic = traffic
         self.signature_of = saturated.encoding.signature_of
         self.number = saturated.encoding.algebra.number
         self.done: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
@@ -84,7 +84,7 @@ class WayCosts:
         the flops per device and the bytes that reads of parts of operands move."""
         root = self.instances[unit.root]
         signatures = [self.instances[i].signature for i in unit.members]
-        moved, through = moved.copy(), self.passes.of(unit)
+        moved, through = moved.copy(), self.traffic.of(unit)
         if all([s.fusion == "view" for s in signatures]) if not root.port else not through.launches:
             return np.zeros(len(flops)), np.zeros(len(flops))
         for (i, p, v), column, share in zip(unit.reads, read, through.reads, strict=True):
@@ -182,7 +182,9 @@ class WayCosts:
         return np.array(out)
 
 
-def _kernels_of_their_own(through: Pass, made: Sequence[Sequence[Layout]]) -> NDArray[np.float64]:
+def _kernels_of_their_own(
+    through: UnitTraffic, made: Sequence[Sequence[Layout]]
+) -> NDArray[np.float64]:
     """1 for ways in which a unit is a kernel, 0 for those in which it runs in others."""
     return np.array(
         [

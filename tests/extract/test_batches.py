@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Floats, Pair, Problem, Use, Variable
 from tapestry_egg.extract.search.elimination import Elimination
-from tapestry_egg.extract.search.messages import passes
+from tapestry_egg.extract.search.messages import sweeps
 from tapestry_egg.extract.search.messages.batches import batches
 from tapestry_egg.extract.search.messages.dual import Dual, Prices
 from tapestry_egg.extract.search.messages.pricing import Tables
@@ -179,7 +179,7 @@ def test_passes_prove_what_plain_ones_prove(seed: int, more: int, together: int)
     """Whatever number of sums is made at once, and though messages keep their constants."""
     problem, at = ladder(seed, 5), prices(more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "_TOGETHER", together)
+        patch.setattr(sweeps, "_TOGETHER", together)
         dual = Dual(problem)
     dual.price(at)
     messages: dict[tuple[int, int], Floats] = {}

@@ -23,18 +23,18 @@ from tapestry_egg.work import Work
 from .batches import Batch, Side, batches, picked
 from .folding import Folding
 from .leaves import Leaves
-from .passes import Passes, State
 from .pricing import Tables
+from .sweeps import State, Sweeps
 
-# Relative error of a bound, a sum of some thousand terms of a pass, twice over.
+# Relative error of a bound, a sum of some thousand terms of a sweep, twice over.
 _ROUNDING = 1e-12
 
 # Calls per variable and pair that it takes to set up message passing, and those per batch and slot
-# of a pass, and per slot that gives messages: as many as there were before `passes.py`, so that the
-# same work still finds the same plans. It takes about half the calls.
+# of a sweep, and per slot that gives messages, where each array is gathered by a call of its own:
+# `sweeps.py` takes about half of them.
 SET_UP, _PER_BATCH, _PER_SLOT, _PER_MESSAGE = 30, 6, 3, 10
 
-Messages = Floats  # all of them, one after the other (`passes.State`)
+Messages = Floats  # all of them, one after the other (`sweeps.State`)
 
 
 @dataclass(frozen=True)
@@ -120,22 +120,22 @@ class Dual:
         self.state = State(self.rows.flat.size, self.tables)
         self.costs = self.state.costs  # of all rows, leaves folded in
         self.folding = Folding(problem, self.edges, self.batches, self.tables)
-        self.passes = self._passes(self.batches)
-        self.folded = self._passes(self.folding.batches)
-        self.beliefs = [np.zeros(at.shape) for at in self.passes.rows_of]
+        self.sweeps = self._sweeps(self.batches)
+        self.folded = self._sweeps(self.folding.batches)
+        self.beliefs = [np.zeros(at.shape) for at in self.sweeps.rows_of]
         self.work.add(SET_UP * (n + len(problem.pairs)), 0)
-        self._pass_work = self._work_of(self.batches)
+        self._sweep_work = self._work_of(self.batches)
         self._rehearsal_work = self._work_of(self.folding.batches)
         self._price_work = self._work_of_prices()
         self.price(Prices(0.0, np.zeros(problem.times)))
 
-    def _passes(self, batches: Sequence[Batch]) -> Passes:
-        """Passes through batches, whose rows lie one after the other."""
+    def _sweeps(self, batches: Sequence[Batch]) -> Sweeps:
+        """Sweeps through batches, whose rows lie one after the other."""
         rows_of = [
             self.row_start[b.members, None] + np.arange(len(self.problem.variables[b.members[0]]))
             for b in batches
         ]
-        return Passes(batches, rows_of, self.state, self.tables, self.sides)
+        return Sweeps(batches, rows_of, self.state, self.tables, self.sides)
 
     def _work_of(self, batches: Sequence[Batch]) -> tuple[int, int]:
         """Calls and entries of a pass both ways."""
@@ -186,7 +186,7 @@ class Dual:
 
     def rehearse(self, sweeps: int) -> None:
         """Pass messages among the few layers that stand for all, if there are such, and copy them:
-        a start for `sweep` that would take it as many passes. Bounds nothing."""
+        a start for `sweep` that would take as many of them. Bounds nothing."""
         if not self.folding.worth:
             return
         for _ in range(sweeps):
@@ -198,10 +198,10 @@ class Dual:
                 message[:] = message[stands]
 
     def sweep(self) -> Cut:
-        """One forward and one backward pass; returns the bound that the backward pass proves."""
-        self.passes.go(True)
-        value, self.beliefs = self.passes.go(False)
-        self.work.add(*self._pass_work)
+        """One sweep forward and one back; returns the bound that the one back proves."""
+        self.sweeps.go(True)
+        value, self.beliefs = self.sweeps.go(False)
+        self.work.add(*self._sweep_work)
         value += self.constant
         return Cut(value, float(self.prices.bytes.sum()), self.prices.joule)
 
@@ -222,7 +222,7 @@ class Dual:
     def decode(self) -> Ints:
         """A labelling: in order, the best row given earlier choices and later ones' messages."""
         rows = np.zeros(len(self.problem.variables), dtype=np.int64)
-        for batch, at in zip(self.batches, self.passes.rows_of, strict=True):
+        for batch, at in zip(self.batches, self.sweeps.rows_of, strict=True):
             cost = self.costs.take(at)
             for s in batch.slots:
                 if s.later:

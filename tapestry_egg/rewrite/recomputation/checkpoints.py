@@ -24,9 +24,9 @@ from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
-from tapestry_egg.schedule.passes import Passes
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.schedule.self_compared import self_compared
+from tapestry_egg.schedule.traffic import Traffic
 from tapestry_egg.tracing.plain import handles_in
 
 from .second_instances import Recomputation
@@ -180,9 +180,9 @@ class Checkpoints:
     @cached_property
     def _seconds(self) -> tuple[float, ...]:
         """Per unit, its time."""
-        passes = Passes(self.schedule, self.target)
+        traffic = Traffic(self.schedule, self.target)
         units = self.schedule.units
-        return tuple([unit_seconds(self.program, u, self.target, passes) for u in units])
+        return tuple([unit_seconds(self.program, u, self.target, traffic) for u in units])
 
     @cached_property
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Passes through memory: what kernels read and write there once a compiler has fused them.
+"""Memory traffic: what kernels read and write there once a compiler has fused them.
 
 Units are what may lie differently from what surrounds it; kernels are fewer. A unit that all of its
 readers compute for themselves (`inlining.py`) is no kernel, and they read what it reads. Nor is a
@@ -26,8 +26,8 @@ from .units import EXPANSION, Unit
 
 
 @dataclass(frozen=True)
-class Pass:
-    """How a unit goes through memory.
+class UnitTraffic:
+    """What a unit reads and writes of memory.
 
     `reads` are the bytes that it reads as shares of those of what it reads, one for every read of
     the unit: 0 where its kernel has read them already, more than 1 where it reads more of what that
@@ -48,8 +48,8 @@ class Pass:
         return self.within or (self.rows and whole)
 
 
-class Passes:
-    """The passes of the units of one schedule, as a machine's compiler fuses them."""
+class Traffic:
+    """The traffic of the units of one schedule, as a machine's compiler fuses them."""
 
     def __init__(self, schedule: Schedule, target: Target) -> None:
         self._schedule, self._program = schedule, schedule.program
@@ -61,21 +61,21 @@ class Passes:
         self._in_rows = self._sums_of_rows()
         self._beside = self._sums_beside()
 
-    def of(self, unit: Unit) -> Pass:
-        """The passes of a unit; of a part of one, those that a kernel of its own would take."""
-        return self._of_members.get(unit.members) or Pass(
+    def of(self, unit: Unit) -> UnitTraffic:
+        """The traffic of a unit; of a part of one, that of a kernel of its own."""
+        return self._of_members.get(unit.members) or UnitTraffic(
             (1.0,) * len(unit.reads), (1.0,) * len(unit.outputs)
         )
 
     @cached_property
-    def _of_members(self) -> Mapping[tuple[InstanceId, ...], Pass]:
+    def _of_members(self) -> Mapping[tuple[InstanceId, ...], UnitTraffic]:
         units = enumerate(self._schedule.units)
         if self._fuses:
-            return {unit.members: self._pass(u) for u, unit in units}
+            return {unit.members: self._fused(u) for u, unit in units}
         ports = (unit for _, unit in units if self._program.instances[unit.root].port)
         return {unit.members: self._of_port(unit) for unit in ports}
 
-    def _pass(self, u: int) -> Pass:
+    def _fused(self, u: int) -> UnitTraffic:
         unit = self._schedule.units[u]
         root = self._program.instances[unit.root]
         if root.port:
@@ -97,9 +97,10 @@ class Passes:
             reads.append(self._share(v, sources - seen))
             seen |= sources
         writes = (0.0 if product else 1.0,) * len(unit.outputs)
-        return Pass(tuple(reads), writes, self._inside[u] or self._beside[u], self._in_rows[u])
+        within = self._inside[u] or self._beside[u]
+        return UnitTraffic(tuple(reads), writes, within, self._in_rows[u])
 
-    def _of_port(self, unit: Unit) -> Pass:
+    def _of_port(self, unit: Unit) -> UnitTraffic:
         """Where slices of stacks are written and read by kernels of their own: a stack is filled
         with zeros first; then each round's slice is written into it, by what makes it where that
         goes element by element, else from where it was stored. A library's kernel reads a copy of a
@@ -108,12 +109,12 @@ class Passes:
         root = self._program.instances[unit.root]
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
         if not self._slices or root.port not in ("stack", "stream", "carry"):
-            return Pass(tuple(reads), tuple(writes), launches=0.0)
+            return UnitTraffic(tuple(reads), tuple(writes), launches=0.0)
         if root.port == "carry":
             if root.weight and self._is_copied(unit):  # in a loop of no rounds nothing runs
                 launches = root.input_weights[1] / root.weight
                 reads = [2.0 * launches * (v == root.inputs[1]) for *_, v in unit.reads]
-            return Pass(tuple(reads), tuple(writes), launches=launches)
+            return UnitTraffic(tuple(reads), tuple(writes), launches=launches)
         length = float(root.signature.index[0].size)
         if root.port == "stream":
             if any(self._is_kernel(r) for v in unit.outputs for r in self._readers(v)):
@@ -122,7 +123,7 @@ class Passes:
             writes, launches = [1.0], 1.0
         else:
             writes, launches = [3.0], length + 1.0
-        return Pass(tuple(reads), tuple(writes), launches=launches)
+        return UnitTraffic(tuple(reads), tuple(writes), launches=launches)
 
     def _is_copied(self, carry: Unit) -> bool:
         """Whether what makes the next value of what a loop carries reads the old one elsewhere than

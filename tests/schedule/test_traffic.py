@@ -1,4 +1,4 @@
-"""Passes through memory, against what XLA compiles for H100, counted in arrays."""
+"""Memory traffic, against what XLA compiles for H100, counted in arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.schedule.one_device import unit_seconds
-from tapestry_egg.schedule.passes import Passes
+from tapestry_egg.schedule.traffic import Traffic
 from tests.schedule.test_lifetimes import h100s, scheduled
 
 ROWS, COLUMNS = 16384, 1024
@@ -78,9 +78,9 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
 def moved(fn: Program, types: tuple[Any, ...], target: Target = H100) -> float:
     """Bytes that the kernels of a program read and write, as the model has them."""
     plan = scheduled(fn, *types)
-    passes, found = Passes(plan, target), 0.0
+    traffic, found = Traffic(plan, target), 0.0
     for unit in plan.units:
-        root, own = plan.program.instances[unit.root], passes.of(unit)
+        root, own = plan.program.instances[unit.root], traffic.of(unit)
         members = [plan.program.instances[i].signature.fusion for i in unit.members]
         if own.is_free(whole=True) or (not root.port and set(members) == {"view"}):
             continue
@@ -134,9 +134,9 @@ def test_an_eager_framework_has_a_kernel_for_every_unit() -> None:
 def test_what_is_computed_of_sums_of_rows_takes_no_kernel_either() -> None:
     """A reciprocal root, a product of two means and the like: one number for each row."""
     plan = scheduled(gradients, X, V, X)
-    passes = Passes(plan, H100)
+    traffic = Traffic(plan, H100)
     kernels = [u for u in plan.units if not plan.program.instances[u.root].port]
-    assert sum(not passes.of(u).is_free(whole=True) for u in kernels) == 1
+    assert sum(not traffic.of(u).is_free(whole=True) for u in kernels) == 1
 
 
 def test_rows_of_integers_are_summed_by_kernels_of_their_own() -> None:
@@ -168,9 +168,9 @@ def test_of_what_has_no_elements_none_are_read() -> None:
 def test_loops_copy_nothing_that_a_target_does_not_slice() -> None:
     fn, types, _ = step("stacked and read")
     plan = scheduled(fn, *types)
-    passes = Passes(plan, replace(H100, slices=False))
+    traffic = Traffic(plan, replace(H100, slices=False))
     ports = [u for u in plan.units if plan.program.instances[u.root].port]
-    assert not any(x for u in ports for x in (*passes.of(u).reads, *passes.of(u).writes))
+    assert not any(x for u in ports for x in (*traffic.of(u).reads, *traffic.of(u).writes))
 
 
 def test_a_row_that_is_cut_is_summed_by_a_kernel_of_its_own() -> None:
@@ -253,9 +253,9 @@ def step(name: str) -> tuple[Program, tuple[Any, ...], dict[str, float]]:
 def test_loops_copy_what_they_cannot_write_over(name: str) -> None:
     fn, types, expected = step(name)
     plan = scheduled(fn, *types)
-    passes, found = Passes(plan, H100), {}
+    traffic, found = Traffic(plan, H100), {}
     for unit in plan.units:
-        port, own = plan.program.instances[unit.root].port, passes.of(unit)
+        port, own = plan.program.instances[unit.root].port, traffic.of(unit)
         if port in ("carry", "stack", "stream"):
             sizes = plan.program.sizes
             read = sum(x * sizes[v] for x, (_, _, v) in zip(own.reads, unit.reads, strict=True))
@@ -269,9 +269,9 @@ def test_a_loop_inside_one_of_no_rounds_copies_nothing() -> None:
         return lax.scan(lambda a, _: (a @ h, None), h, length=3)[0], None
 
     plan = scheduled(lambda x: lax.scan(inner, x, length=0)[0], W)
-    passes = Passes(plan, H100)
+    traffic = Traffic(plan, H100)
     ports = [plan.program.instances[u.root].port for u in plan.units]
-    copied = [passes.of(u).launches for u, port in zip(plan.units, ports, strict=True) if port]
+    copied = [traffic.of(u).launches for u, port in zip(plan.units, ports, strict=True) if port]
     assert ports.count("carry") == 2 and not any(copied)
 
 
@@ -292,9 +292,9 @@ def test_a_library_reads_copies_of_slices() -> None:
 
 def streams(fn: Program, *types: Any) -> tuple[float, float]:
     plan = scheduled(fn, *types)
-    passes = Passes(plan, H100)
+    traffic = Traffic(plan, H100)
     (unit,) = (u for u in plan.units if plan.program.instances[u.root].port == "stream")
-    return passes.of(unit).reads[0], passes.of(unit).launches
+    return traffic.of(unit).reads[0], traffic.of(unit).launches
 
 
 def test_a_stack_that_becomes_the_next_state_is_copied_back() -> None:
@@ -304,9 +304,9 @@ def test_a_stack_that_becomes_the_next_state_is_copied_back() -> None:
         return lax.scan(lambda a, s: (a + 1, s * 2 + a), 0.0, c)[1], None
 
     plan = scheduled(lambda c: lax.scan(layers, c, None, length=ROUNDS)[0], stack)
-    passes = Passes(plan, H100)
+    traffic = Traffic(plan, H100)
     carried = [
-        passes.of(u).reads
+        traffic.of(u).reads
         for u in plan.units
         if plan.program.instances[u.root].port == "carry" and plan.program.sizes[u.outputs[0]] > 4
     ]
@@ -325,7 +325,7 @@ def test_the_certificate_counts_ports_as_the_search_does() -> None:
 def test_the_seconds_of_a_program_on_one_device_are_those_of_its_plan() -> None:
     fn, types, _ = FUSED["layernorm"]
     plan = scheduled(fn, *types)
-    passes = Passes(plan, H100)
-    seconds = sum(unit_seconds(plan.program, u, H100, passes) for u in plan.units)
+    traffic = Traffic(plan, H100)
+    seconds = sum(unit_seconds(plan.program, u, H100, traffic) for u in plan.units)
     front = te.optimize(te.trace(fn, *types), H100, settings=te.Settings(work=0.1, forms=0))
     assert seconds == pytest.approx(front[0].costs.seconds)

@@ -1,4 +1,4 @@
-"""Passes: messages through batches, one after the other, by as few array calls as there can be.
+"""Sweeps: messages through batches, one after the other, by as few array calls as there can be.
 
 Most tables are so small that calling NumPy takes longer than what it does. So everything that is
 read and written is found beforehand: costs of rows and messages lie in one array, and a batch reads
@@ -108,8 +108,8 @@ class _Step:
 
 
 @dataclass(eq=False)
-class Passes:
-    """Passes through batches, in order and back."""
+class Sweeps:
+    """Sweeps through batches, in order and back."""
 
     batches: Sequence[Batch]
     rows_of: Sequence[Ints]  # per batch [members, rows], where the rows' costs lie
