@@ -2,7 +2,8 @@
 
 Reassociated sums differ in the last bits, so "the same numbers" is judged against float64: the
 plan's error may be at most four times that of the original as it is written. Where float64 draws
-other random numbers, both are judged against the original (`standard`).
+other random numbers, or the program has no other floats than its own, both are judged against the
+original (`standard`).
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ def standard(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """What plans of `fn` are held against, and what it gives itself, for `accuracy`: flat outputs.
 
-    The first are those in float64. Where that draws other random numbers they are the original's,
+    The first are those in float64. Where that cannot judge (`unfit`) they are the original's,
     and the second what it gives of arguments moved in their last places, each output the farthest
     off of `SHAKES`. `fresh` gives the arguments, anew for each call.
     """
     import jax
 
     original = as_written(fn, fresh())
-    if draws_alike(fn, fresh()):
+    if not unfit(fn, fresh()):
         return in_float64(fn, fresh()), original
     runs = [
         as_written(fn, jax.tree.map(partial(shaken, seed=seed), tuple(fresh())))
@@ -74,18 +75,24 @@ def standard(
     return original, moved
 
 
-def draws_alike(fn: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether `in_float64` draws the random numbers that `fn` draws of its own arguments.
+def unfit(fn: Callable[..., Any], args: Sequence[Any]) -> str:
+    """Why `in_float64` is no standard for what `fn` gives of its own arguments; empty if it is one.
 
     What is drawn in the dtype of an argument, or in the widest that there is, is drawn of twice as
-    many bits in float64: other numbers, beside which those of the program say nothing.
+    many bits in float64: other numbers, beside which those of the program say nothing. A program
+    that names a dtype itself, for what a loop carries, say, may be none with other arguments.
     """
     import jax
 
     own = _drawn(jax.make_jaxpr(fn)(*args).jaxpr)
     with jax.enable_x64(True):
         wide = jax.tree.map(_widened, tuple(args))
-        return own == _drawn(jax.make_jaxpr(fn)(*wide).jaxpr)
+        try:
+            drawn = _drawn(jax.make_jaxpr(fn)(*wide).jaxpr)
+        except Exception as e:  # whatever the user's function raises
+            said = (str(e).strip().splitlines() or [""])[0]
+            return f"the program cannot be traced in float64 ({type(e).__name__}: {said})"
+    return "" if own == drawn else "the program draws other random numbers in float64"
 
 
 def shaken(x: Any, seed: int) -> Any:

@@ -28,8 +28,6 @@ CLOSE = 1e-4
 #: What differs more must be this many times farther off than the original itself moves when its
 #: arguments change in their last places: an output that is made of rounding moves freely.
 _NOISE = 16.0
-#: Said of a program that float64 cannot judge.
-_DRAWN = "the program draws other random numbers in float64: the original decides"
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class Rehearsal:
     rounding, such as an optimizer's step along a gradient that is zero in exact arithmetic.
     `noise` is how far the original's outputs move when its arguments change in their last places;
     it is looked at where differences are large. `accuracy` judges by float64, where the program was
-    at hand to compute with it, and draws the same random numbers there: not where
-    `drawn_otherwise`.
+    at hand to compute with it and is the same program there; `unfit` says why it is not.
     `seconds` is the median of the timed runs, `original_seconds` that of the original on one
     device.
     """
@@ -55,7 +52,7 @@ class Rehearsal:
     comparison: Comparison
     accuracy: tuple[Accuracy, ...] = ()
     noise: tuple[float, ...] = ()
-    drawn_otherwise: bool = False
+    unfit: str = ""
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -85,7 +82,7 @@ class Rehearsal:
             "differing": list(self.differing),
             "ok": self.ok,
             "accuracy": [asdict(a) for a in self.accuracy],
-            "drawn_otherwise": self.drawn_otherwise,
+            "unfit": self.unfit,
             "seconds": self.seconds,
             "original_seconds": self.original_seconds,
             "planned_peak_bytes": self.comparison.planned_peak_bytes,
@@ -119,7 +116,7 @@ class Rehearsal:
                         for name in (() if self.accuracy else self.differing)
                     ),
                     *(f"{a} (float64 decides)" for a in self.accuracy),
-                    *([_DRAWN] if self.drawn_otherwise else ()),
+                    *([f"{self.unfit}: the original decides"] if self.unfit else ()),
                     f"time per step here: {took}; the original on one device: {original}",
                     str(self.comparison),
                 ]
@@ -145,10 +142,10 @@ def rehearse(
     from tapestry_egg.runtime.measure.compare import compare
     from tapestry_egg.runtime.measure.numerics import (
         SHAKES,
-        draws_alike,
         is_key,
         on_host,
         shaken,
+        unfit,
     )
     from tapestry_egg.tracing.emit import emit
 
@@ -170,8 +167,8 @@ def rehearse(
     names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
     differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
     noise = [0.0] * len(differences)
-    alike = entry is not None and draws_alike(entry.function, entry.arguments)
-    judged = _judged(entry, found) if entry and alike else ()
+    why = unfit(entry.function, entry.arguments) if entry else ""
+    judged = _judged(entry, found) if entry and not why else ()
     if not judged and not all(share <= CLOSE for share in differences):
         for k in range(SHAKES):
             moved = [on_host(x) for x in original(*(shaken(x, seed + k) for x in fresh()))]
@@ -185,7 +182,7 @@ def rehearse(
         original_seconds=_clock(lambda: original(*fresh()), repeat),
         comparison=compare(plan, planned.compile()),
         accuracy=judged,
-        drawn_otherwise=entry is not None and not alike,
+        unfit=why,
         noise=tuple(noise),
     )
 

@@ -59,10 +59,37 @@ def test_a_wrong_plan_of_a_program_that_draws_is_told(
     plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
     right = rehearse(plan, str(file), repeat=1)
     assert right.ok
-    assert right.drawn_otherwise == drawn
+    assert bool(right.unfit) == drawn
     assert ("other random numbers" in str(right)) == drawn
     assert ("float64 decides" in str(right)) != drawn
     compiling = import_module("tapestry_egg.runtime.compile")
     compiled = compiling.compile
     monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
     assert not rehearse(plan, str(file), repeat=1).ok
+
+
+CARRIES = """
+import jax, jax.numpy as jnp
+def recurrent(w, x):
+    def cell(h, x):
+        h = jnp.tanh(x + h @ w)
+        return h, h
+    return jax.lax.scan(cell, jnp.zeros((4, 8), jnp.float32), x)[1]
+def example(): return recurrent, (jnp.eye(8) / 2, jnp.linspace(-1, 1, 160).reshape(5, 4, 8))
+"""
+
+
+def test_a_program_that_is_none_in_float64_is_judged_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "recurrent.py"
+    file.write_text(CARRIES)
+    program = load_program(str(file))
+    plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
+    right = rehearse(plan, str(file), repeat=1)
+    assert right.ok and not right.accuracy
+    assert "cannot be traced in float64 (TypeError: scan body function carry" in str(right)
+    compiling = import_module("tapestry_egg.runtime.compile")
+    compiled = compiling.compile
+    monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
+    assert rehearse(plan, str(file), repeat=1).differing
