@@ -3,7 +3,7 @@
 `flash_attention` gives the output and, per row, the logarithm of the sum of exponentials;
 `flash_attention_backward` reads both. A program that asks JAX for cuDNN's attention is traced to
 these (`tracing/fused_attention.py`), and one that spells attention out is rewritten to them
-(`rewrite/streams`); so both are planned on any machine and run on those without cuDNN, too.
+(`rewrite/attention`); so both are planned on any machine and run on those without cuDNN, too.
 
 Elsewhere it runs in blocks, one after another, of which only one has its scores in memory: of some
 sequences, where all rows of one have room, else of some heads, else of some rows, which read all

@@ -127,19 +127,25 @@ class Traffic:
 
     def _is_copied(self, carry: Unit) -> bool:
         """Whether what makes the next value of what a loop carries reads the old one elsewhere than
-        it writes; or is a loop that reads it, round by round, while it fills a stack."""
+        it writes; or is a loop that reads it, round by round, while it fills a stack. What enters a
+        round and is the next value of another carry, or a turned one of its own, is copied, too.
+        """
         root = self._program.instances[carry.root]
         old, following = set(root.outputs[:-1]), root.inputs[1]
-        maker = self._schedule.producer[following]
+        maker = first = self._schedule.producer[following]
         unit = self._schedule.units[maker]
         while self._is_view(unit):  # of what lies in memory, as its maker left it
-            maker = self._schedule.producer[unit.reads[0][-1]]
+            following = unit.reads[0][-1]
+            maker = self._schedule.producer[following]
             unit = self._schedule.units[maker]
-        left = self._program.instances[unit.root].port
-        if left not in ("", "stack"):
-            return False
-        if not left:
+        made_by = self._program.instances[unit.root]
+        if not made_by.port:
             return not old & self._read(unit) <= self._fusion.aligned[maker]
+        if made_by.port in ("carry", "stream", "invariant") and following in made_by.outputs[:1]:
+            turned = first != maker and following not in self._fusion.aligned[first]
+            return following not in old or turned
+        if made_by.port != "stack":
+            return False
         spans = self._program.spans.values()
         begin, end = max(span for span in spans if span[0] <= unit.root < span[1])
         loop = (x for x in self._schedule.units if begin <= x.root < end)

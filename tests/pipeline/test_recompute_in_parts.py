@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from tapestry_egg.files.admission import admit
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.runtime.measure.numerics import accuracy, as_written, in_float64
+from tapestry_egg.tracing import constants
 
 ROWS, WIDTH, LAYERS = 512, 16, 8
 DEVICES = 2
@@ -81,6 +83,43 @@ def test_saved_ones_follow_from_their_program(front: te.Front, tmp_path: Path) -
     path = tmp_path / "front.json"
     te.save(front, path)
     assert [p.rules for p in te.load(path).plans] == [p.rules for p in front.plans]
+
+
+def test_saved_ones_load_on_machines_that_round_their_constants_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step reads of such numbers is told by how they are computed, not by their bits."""
+
+    def scaled(w: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(w: list[jax.Array]) -> jax.Array:
+            y = x
+            for one in w:
+                y = y + jax.nn.gelu(jnp.sin(y) @ one) * jnp.exp(jnp.float32(0.3))
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w))
+
+    def rounded_up(*given: Any) -> dict[int, np.ndarray]:
+        made = compute(*given)
+        return {v: np.asarray(np.nextafter(a, np.inf, dtype=a.dtype)) for v, a in made.items()}
+
+    program = te.trace(scaled, *arguments(), donate_argnums=0)
+    settings = replace(QUICK, work=0.05, micro_batches=(8,))
+    front = te.optimize(program, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=settings)
+    path = tmp_path / "front.json"
+    te.save(front, path)
+    compute = constants.compute
+    monkeypatch.setattr(constants, "compute", rounded_up)
+    assert both(front) and [p.rules for p in te.load(path).plans] == [p.rules for p in front.plans]
+
+
+def test_what_computes_values_twice_and_is_not_split_is_told(front: te.Front) -> None:
+    """Here two programs do; one of them is split, where no more are asked for."""
+    settings = replace(QUICK, work=0.05, recompute=2, micro_batches=(8,))
+    more = te.optimize(PROGRAM, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=settings)
+    told = [[n for n in f.notes if n.endswith("in micro-batches")] for f in (front, more)]
+    one = "1 more form that computes values twice was not searched in micro-batches"
+    assert told == [[one], []]
 
 
 def test_those_of_another_program_are_refused(front: te.Front) -> None:

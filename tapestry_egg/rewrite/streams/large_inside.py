@@ -14,8 +14,13 @@ from dataclasses import replace
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.metakernels import registry
-
-from .loops import Body, Link, fixed, with_pairs, without_unread_streams
+from tapestry_egg.rewrite.attention.loops import (
+    Body,
+    Link,
+    fixed,
+    with_pairs,
+    without_unread_streams,
+)
 
 #: The largest product of a graph that is worth blocks, and None where there is none.
 OfLargest = Callable[[BlockGraph], "Operation | None"]

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.plans.plan import EVEN_PARTS, devices_of, is_split, parts_of_batch
-from tapestry_egg.rewrite.rows import even_parts
-
-from . import blocks, contractions, micro_batches
-from .attention import with_fused_attention
-from .loops import (
+from tapestry_egg.rewrite.attention.attention import with_fused_attention
+from tapestry_egg.rewrite.attention.loops import (
     with_kept_results,
     with_masks_inside,
     with_scores_inside,
     without_unread_streams,
 )
+from tapestry_egg.rewrite.rows import even_parts
+
+from . import blocks, contractions, micro_batches
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "fused-attention"
