@@ -12,6 +12,7 @@ on training runs but one factor, on those of the 1B model, and only where a tabl
 
 * `ultrascale`: Llama-like 1B and 8B on 8 to 512 H100, data and tensor parallel, ZeRO 0 and 1.
 * `korthikanti`: GPTs of 22B to 1T on A100; pipelines by formula around a stage's program.
+* `mosaic`: GPTs of 125M to 70B on A100 and H100, fully sharded.
 * `machines`: GPT-7B on H100 and on GB200, tp4·pp1, and tp1·pp4 as measured.
 """
 
@@ -33,7 +34,7 @@ from .measured.predict import Prediction
 from .measured.predictions import Predictions, predictions
 from .measured.rows import Run
 
-NAMES = ("ultrascale", "korthikanti", "machines")
+NAMES = ("ultrascale", "korthikanti", "mosaic", "machines")
 
 
 def percent(value: float | None) -> str:
@@ -158,6 +159,41 @@ def korthikanti(runs: Sequence[Run], found: Predictions, console: Console) -> di
     return out
 
 
+def mosaic(
+    runs: Sequence[Run], found: Predictions, launch: float, console: Console
+) -> dict[str, Any]:
+    """Seconds of Mosaic's steps; PyTorch's FSDP gathers and sums beside products, as far as these
+    last."""
+    lines, out = [], {}
+    each: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        made = found.get(run.key())
+        if not isinstance(made, Prediction):
+            continue
+        working = tables.with_attention(run, made)
+        beside = max(working - made.data_seconds, made.data_seconds)
+        host = (made.dispatches + made.collectives) * launch
+        seconds = max(beside, host)
+        error = seconds / run.seconds - 1
+        for group in (run.group, (run.group[0], "all")):
+            each.setdefault(group, []).append(error)
+        out[run.name] = {"measured": run.seconds, "predicted": seconds, "devices": beside}
+        shares = (percent(s / run.seconds - 1) for s in (seconds, working))
+        times = (f"{s:.2f} s" for s in (run.seconds, seconds, beside, host))
+        lines.append((f"{run.group[0]} {run.name}", *times, *shares))
+    columns = ("run", "measured", "predicted", "devices", "host", "error", "nothing beside")
+    console.print(table("", columns, lines))
+    for (chip, devices), errors in sorted(each.items()):
+        sizes = sorted(map(abs, errors))
+        told = {"runs": len(sizes), "median": median(sizes), "bias": median(errors)}
+        out[f"{chip} {devices}"] = told
+        console.print(
+            f"{chip}, {devices} devices: {len(sizes)} runs, median error {percent(told['median'])},"
+            f" bias {percent(told['bias'])}, worst {percent(sizes[-1])}"
+        )
+    return out
+
+
 def machines(runs: Sequence[Run], found: Predictions, console: Console) -> dict[str, Any]:
     """One layout after the other on two machines."""
     out: dict[str, Any] = {}
@@ -202,6 +238,7 @@ def main(words: Sequence[str] | None = None) -> int:
     known: dict[str, Sequence[Run]] = {
         "ultrascale": list(rows.ultrascale(options.directory)),
         "korthikanti": list(rows.korthikanti(options.directory)),
+        "mosaic": list(rows.mosaic(options.directory)),
         "machines": [
             rows.seven_billion("h100"),
             rows.seven_billion("gb200"),
@@ -234,6 +271,9 @@ def main(words: Sequence[str] | None = None) -> int:
             out[name] = ultrascale(runs, found, launch, console)
         elif name == "korthikanti":
             out[name] = korthikanti(runs, found, console)
+        elif name == "mosaic":
+            launch = rows.launch_seconds(options.directory)
+            out[name] = mosaic(runs, found, launch, console)
         else:
             out[name] = machines(runs, found, console)
     if options.json:

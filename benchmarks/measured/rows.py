@@ -183,6 +183,47 @@ def pipelined(run: Run, seconds: float) -> float:
     return seconds * (1.0 + bubble)
 
 
+#: Keys of the longest sequences of Mosaic's runs that are taken: with more the time is that of
+#: attention, and their tables do not say whose kernel ran.
+LONGEST = 4096
+
+
+def mosaic(directory: Path) -> Iterator[Run]:
+    """GPTs of 125M to 70B on 8 to 64 A100 80GB and H100, fully sharded, in bfloat16, as MosaicML's
+    llm-foundry ran them: whole micro-batches, layers recomputed or not, 512 to 4096 tokens."""
+    for x in read(directory, "anchors_llm.csv"):
+        chip = {"h100_80gb": "h100", "a100_80gb": "a100"}.get(x["hw"])
+        if "llm-foundry" not in x["source"] or chip is None or x["precision"] != "amp_bf16":
+            continue
+        data, batch, micro = int(x["chips"]), int(x["gbs"]), int(x["mbs"])
+        if data > 64 or int(x["seq"]) > LONGEST or batch % (data * micro):
+            continue
+        model = Model(
+            layers=int(x["layers"]),
+            width=int(x["hidden"]),
+            heads=int(x["heads"]),
+            hidden=int(x["ffn"]),
+            vocabulary=int(x["vocab"]),
+            sequence=int(x["seq"]),
+            tied=True,
+            gated=False,
+        )
+        yield Run(
+            name=f"{x['model']} s{x['seq']} b{micro} {data}",
+            group=(chip, "8" if data == 8 else "more"),
+            model=model,
+            target=_host(data, chip),
+            data=data,
+            tensor=1,
+            zero=3,
+            micro_batch=micro,
+            micro_batches=batch // data // micro,
+            remat=x["recompute"],
+            attention=FLASH_ATTENTION_2.get(model.head) if chip == "h100" else None,
+            seconds=batch * int(x["seq"]) / data / float(x["tok_s_chip"]),
+        )
+
+
 def seven_billion(chip: str) -> Run:
     """Megatron-LM's GPT-7B of its performance tests (sequence 8192, 8 groups of keys), on one host,
     divided tp4·pp1 with the optimizer's state over two."""

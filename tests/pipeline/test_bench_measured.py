@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import tapestry_egg as te
+from benchmarks.bench_measured import mosaic
 from benchmarks.measured import held, nanotron, rows, tables
 from benchmarks.measured.allocator import MIB, Allocator, OutOfMemory
 from benchmarks.measured.predict import Prediction, by_rings, dispatches, predict
@@ -327,6 +330,45 @@ def test_runs_of_nanotron_have_its_attention_and_its_loss(tmp_path: Path) -> Non
     assert one.attention == rows.FLASH_ATTENTION_2[128] and one.target == "p5:2x8"
     assert one.loss_bytes == 8.0 * 4 * 4096 * 131072 / 8 and one.peak_bytes == 30 * 2**30
     assert (one.seconds, one.ran, other.ran) == (9.5, True, False)
+
+
+def test_runs_of_mosaic_are_fully_sharded_and_of_whole_micro_batches(tmp_path: Path) -> None:
+    names = "source,model,layers,hidden,heads,ffn,vocab"
+    names += ",seq,hw,chips,precision,mbs,gbs,recompute,tok_s_chip"
+    of = "mosaicml/llm-foundry@1:README.md,MPT-7b,32,4096,32,16384,50368"
+    lines = [
+        f"{of},2048,h100_80gb,8,amp_bf16,6,96,none,10643",
+        f"{of},2048,a100_80gb,16,amp_bf16,6,192,full,4641",
+        f"{of},2048,h100_80gb,8,amp_bf16,6,100,none,10643",  # a part of a micro-batch
+        f"{of},8192,h100_80gb,8,amp_bf16,1,8,none,10643",  # longer than is taken
+        f"{of},2048,h100_80gb,8,amp_fp8,6,96,none,10643",
+        f"{of},2048,a100_40gb,8,amp_bf16,6,96,none,10643",
+        f"{of},2048,h100_80gb,512,amp_bf16,6,3072,none,10643",
+    ]
+    (tmp_path / "anchors_llm.csv").write_text("\n".join([names, *lines]))
+    one, other = rows.mosaic(tmp_path)
+    assert (one.target, one.data, one.zero, one.micro_batches, one.remat) == (
+        *("h100:8", 8, 3, 2, "none"),
+    )
+    assert one.tokens / one.devices / one.seconds == pytest.approx(10643)
+    assert one.attention == rows.FLASH_ATTENTION_2[128]
+    assert (other.target, other.micro_batches, other.remat) == ("a100:2x8", 2, "full")
+
+
+def test_what_is_gathered_beside_products_takes_no_time_of_its_own() -> None:
+    made = Prediction(
+        seconds=1.2, serial_seconds=1.2, peak_bytes=0, joules=0, wire_bytes=0, dispatches=10,
+        collectives=0, data_seconds=0.3,
+    )  # fmt: skip
+    found = {run().key(): made}
+    console = Console(file=StringIO())
+    measured = replace(run(), seconds=1.0)
+    told = mosaic([measured], found, 1e-3, console)["small"]
+    assert told["predicted"] == told["devices"] == pytest.approx(0.9)
+    told = mosaic([measured], found, 0.2, console)["small"]  # the host is the slower one
+    assert told["predicted"] == pytest.approx(2.0)
+    much = {run().key(): replace(made, data_seconds=0.8)}
+    assert mosaic([measured], much, 1e-3, console)["small"]["devices"] == pytest.approx(0.8)
 
 
 def test_a_pipeline_has_its_bubble() -> None:
