@@ -1,11 +1,11 @@
 """JAX's primitive parameters as plain data, and back.
 
 The plain form is JSON: numbers, strings, lists and dicts with string keys. A list stands for a
-tuple, because JAX's parameters are tuples almost everywhere. What JSON cannot say is a dict with
+tuple, because JAX's parameters are tuples almost everywhere; so does a range, its numbers one by
+one, as dims are told by. What JSON cannot say is a dict with
 one key that starts with `$`:
 
     {"$list": [..]}                          a true list
-    {"$range": [start, stop, step]}
     {"$dict": [[key, value], ..]}            a dict whose keys are not plain names
     {"$frozenset": [..]}                     a frozenset, sorted by its plain form
     {"$float": "nan"}  {"$int": "1e.."}      a float or an int that JSON cannot carry
@@ -110,7 +110,7 @@ class _Encoder:
         if isinstance(value, complex):
             return {"$complex": [self.encode(value.real), self.encode(value.imag)]}
         if isinstance(value, range):
-            return {"$range": [value.start, value.stop, value.step]}
+            return list(value)
         if isinstance(value, (tuple, list, dict, frozenset)):
             return self._container(value)
         name = type(value).__name__
@@ -298,7 +298,6 @@ def _decode_float(value: dict[str, Any], handles: Handles) -> float:
 
 _DECODERS: dict[str, Callable[[dict[str, Any], Handles], Any]] = {
     "$list": lambda v, h: [decode(x, h) for x in v["$list"]],
-    "$range": lambda v, h: range(*v["$range"]),
     "$dict": _decode_dict,
     "$frozenset": lambda v, h: frozenset(decode(x, h) for x in v["$frozenset"]),
     "$float": _decode_float,

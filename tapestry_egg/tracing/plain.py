@@ -42,8 +42,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
 
 #: Levels of lists and dicts in a parameter.
 MOST_LEVELS = 100
-#: Numbers in a range, and digits of a whole number.
-_MOST_NUMBERS, _MOST_DIGITS = 1 << 20, 40
+#: Digits of a whole number.
+_MOST_DIGITS = 40
 
 
 def check_params(params: Mapping[str, Any], where: str) -> None:
@@ -110,14 +110,6 @@ def _is_enum(form: Any) -> bool:
     )
 
 
-def _is_range(form: Any) -> bool:
-    if not isinstance(form, list) or len(form) != 3:
-        return False
-    if not all(type(n) is int and abs(n) < 1 << 62 for n in form) or not form[2]:
-        return False
-    return len(range(*form)) <= _MOST_NUMBERS
-
-
 def _is_whole(form: Any) -> bool:
     return isinstance(form, str) and re.fullmatch(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", form) is not None
 
@@ -157,7 +149,6 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
 #: What stands behind each tag, where that can be told without JAX.
 _TAGS: dict[str, Callable[[Any], bool] | None] = {
     "$list": _is_list,
-    "$range": _is_range,
     "$dict": _is_pairs,
     "$frozenset": _is_list,
     "$float": lambda form: form in ("nan", "inf", "-inf"),

@@ -16,6 +16,7 @@ from tapestry_egg.errors import GraphError, TraceError
 from tapestry_egg.files.files import load, save
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, verify_graph
+from tapestry_egg.metakernels import registry
 from tapestry_egg.tracing import codec
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.plain import check_plain, handles_in
@@ -344,6 +345,21 @@ def test_parameters_come_back(name: str) -> None:
     else:
         assert back == PARAMETERS[name] and type(back) is type(PARAMETERS[name])
     assert codec.encode_params({name: back}) == plain
+
+
+def test_dims_that_are_told_by_ranges_are_tuples() -> None:
+    def rows(dims: Any) -> Program:
+        def f(x: Array, at: Array) -> Array:
+            numbers = lax.ScatterDimensionNumbers(dims(1, 2), dims(0, 1), dims(0, 1))
+            return lax.scatter_add(x, at, jnp.ones((2, 4)), numbers)
+
+        return trace(f, jnp.zeros((8, 4)), jnp.zeros((2, 1), jnp.int32))
+
+    told = rows(range).graph
+    assert told == rows(lambda begin, end: tuple(range(begin, end))).graph
+    op = next(op for op in told.operations if op.kernel == "scatter-add")
+    types = [tuple(told.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
+    assert registry.signature_of(op, *types).index
 
 
 def test_parameters_refuse_what_is_not_listed() -> None:
