@@ -13,6 +13,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.split_k import SplitK
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
@@ -22,7 +23,18 @@ from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
-from .order import SMALL, Tie, fills, last_reads, made_once, repeats, stored, ties, written_late
+from .order import (
+    SMALL,
+    Tie,
+    fills,
+    last_reads,
+    made_for_all,
+    made_once,
+    repeats,
+    stored,
+    ties,
+    written_late,
+)
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
 from .spellings import CUT_WHERE_READ, TAKEN_INTO_PRODUCTS
@@ -51,7 +63,8 @@ def lower(
     """
     machine = plan.origin.machine if plan.origin else None
     beside = machine is not None and machine.slowdown is not None
-    return LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside)
+    split = machine.split_k if machine is not None else None
+    return LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside, split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +76,7 @@ class LocalBody:
     caller: Caller
     platform: str = ""
     beside: bool = False  # whether the plan counts on collectives that run beside kernels
+    split: SplitK | None = None  # how the compiler makes products in parts
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -226,6 +240,7 @@ class LocalBody:
         found = {k for k, op in enumerate(graph.operations) if not once.isdisjoint(op.outputs)}
         if self.platform not in GPUS:
             return frozenset(found)
+        found |= made_for_all(self.body, self.stored, self.mesh, self.split)
         readers = Counter(f.value for reads in self.reads for f in reads)
         for k, op in enumerate(graph.operations):
             again = op.kernel in TAKEN_INTO_PRODUCTS and any(readers[v] > 1 for v in op.outputs)

@@ -17,14 +17,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.metakernels.signatures.signature import Fusion
+from tapestry_egg.machine.split_k import SplitK, split_scratch
+from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.metakernels.signatures.signature import Fusion, OperationSignature
 from tapestry_egg.plans.fetch import Fetch, produced_layouts
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram, flatten
 from tapestry_egg.schedule.inlining import fusion
-from tapestry_egg.schedule.schedules import operation_groups, schedule
+from tapestry_egg.schedule.schedules import Schedule, operation_groups, schedule
 from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.schedule.units import Unit, fuse
 from tapestry_egg.schedule.value_numbers import ValueNumbers
@@ -176,6 +181,94 @@ def made_once(graph: BlockGraph) -> frozenset[int]:
     program = flatten(graph, {})
     once = self_compared(program)
     return frozenset(k for k, v in enumerate(program.bodies[0].values) if v in once)
+
+
+def made_for_all(
+    body: BodyPlan, stored: frozenset[int], mesh: MeshShape, costs: SplitK | None
+) -> frozenset[int]:
+    """Operations with results in memory that a compiler would make again for some readers.
+
+    XLA for GPUs stores for products what they read, and lets kernels that go element by element
+    compute it again where these need something of such a product first; so what it is made of is
+    held for them. It so adds up the parts of a product (`machine/split_k.py`) in every such kernel,
+    and holds them until the last: a plan has them for as long as their sum is made. What the very
+    next kernel alone reads is gone with it; what devices combine is added up for that.
+    """
+    plan = schedule(flatten(body.graph, {}))
+    program, layouts = plan.program, produced_layouts(body)
+    place = {v: k for k, v in enumerate(program.bodies[0].values)}
+    within = fusion(plan).within
+    kernels = [
+        not inside and not _only_views(program, unit)
+        for inside, unit in zip(within, plan.units, strict=True)
+    ]
+    found = set()
+    for u, unit in enumerate(plan.units):
+        root = program.instances[unit.root]
+        if root.body or root.port or len(unit.outputs) != 1:
+            continue
+        v, x, k = place[unit.outputs[0]], root.signature, root.operation
+        readers = _kernels_behind(plan, unit.outputs[0], kernels)
+        loops = {r for r in readers if _goes_by_elements(plan, r)}
+        others = readers - loops
+        if not loops or (others and not loops <= _behind(plan, others, max(loops))):
+            continue
+        if x.fusion == "loop":
+            local = layouts[v].local_shape(body.graph.values[v].shape, mesh)
+            amount = TensorType(local, body.graph.values[v].dtype).nbytes
+            multiplied = any(
+                program.instances[plan.units[r].root].signature.multiplies for r in others
+            )
+            if v in stored and multiplied and amount >= SMALL:
+                found.add(k)
+        elif costs is not None and x.is_product and not x.by_vector and not layouts[v].partial:
+            following = next((r for r in range(u + 1, len(kernels)) if kernels[r]), None)
+            if readers != {following} and _parts(x, body, k, mesh, costs) >= SMALL:
+                found.add(k)
+    return frozenset(found)
+
+
+def _behind(plan: Schedule, units: set[int], last: int) -> set[int]:
+    """The units up to the last one that need something of what some units make."""
+    found = set[int]()
+    for u in range(min(units) + 1, last + 1):
+        makers = {plan.producer[v] for *_, v in plan.units[u].reads}
+        if not makers.isdisjoint(units | found):
+            found.add(u)
+    return found
+
+
+def _parts(
+    signature: OperationSignature, body: BodyPlan, k: int, mesh: MeshShape, costs: SplitK
+) -> float:
+    """Bytes of the parts that a compiler makes of product k on one device; 0 of none."""
+    dims = signature.gemm
+    if dims is None:
+        return 0.0
+    cuts = body.strategies[k].cuts
+    sizes = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
+    batch, m, n, depth = [np.array(float(x)) for x in dims.shape(sizes)]
+    lhs, rhs = (signature.input_types[p].dtype for p in (dims.lhs, dims.rhs))
+    gemm = Gemm(batch, m, n, depth, lhs, rhs, signature.output_types[0].dtype)
+    return float(split_scratch(gemm, costs))
+
+
+def _kernels_behind(plan: Schedule, v: FlatId, apart: Sequence[bool]) -> set[int]:
+    """The units whose kernels read a value, by views of it and what is computed of it inside them;
+    `apart` says which units are kernels."""
+    found, stack = set[int](), [v]
+    while stack:
+        for r in plan.readers[stack.pop()]:
+            if apart[r]:
+                found.add(r)
+            else:
+                stack += plan.units[r].outputs
+    return found
+
+
+def _goes_by_elements(plan: Schedule, u: int) -> bool:
+    root = plan.program.instances[plan.units[u].root]
+    return not root.port and root.signature.fusion in ("loop", "reduce")
 
 
 def _never_filled(graph: BlockGraph, reads: Reads) -> set[int]:
