@@ -23,14 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.collective_lines import FINELY, Line, collective_times, lines_below
 from tapestry_egg.machine.combiner import type_together
-from tapestry_egg.machine.costs import MOVING, carried_as, collective_seconds
+from tapestry_egg.machine.costs import MOVING, carried_as
 from tapestry_egg.schedule.schedules import Schedule, read_position
 
 from .columns import Columns
@@ -46,14 +47,6 @@ if TYPE_CHECKING:
 Read = tuple[int, int]
 #: What all copies have in common that may be one collective: kind, axes, monoid, of sums the type.
 Kind = tuple[str, tuple[int, ...], str | None, str | None]
-
-
-@dataclass(frozen=True)
-class Line:
-    """What one collective takes at least: seconds, and more for each byte that enters it."""
-
-    latency: float
-    per_byte: float
 
 
 @dataclass(frozen=True)
@@ -83,10 +76,6 @@ class Chains:
     others: float = 0.0
 
 
-# Amounts, between none and all that one collective may have, at which its seconds are looked at.
-_POINTS, _FINELY = 1 << 13, 1 << 15
-
-
 @dataclass(frozen=True, eq=False)
 class Mergeable:
     """Which of the copies of one program's values may be merged, and what they cost at some
@@ -94,10 +83,19 @@ class Mergeable:
 
     columns: Columns
     chains: Chains = Chains()
+    _known: dict[int, Floats | None] = field(default_factory=dict, init=False)  # value -> saved
+    _known_lines: dict[Kind, tuple[tuple[float, float, float], ...]] = field(
+        default_factory=dict, init=False
+    )
 
     def saved(self, v: int) -> Floats | None:
         """[from, to]: seconds of the copies of a value that merging may take away, but for those
         that are paid along chains; None where it takes away nothing."""
+        if v not in self._known:
+            self._known[v] = self._saved(v)
+        return self._known[v]
+
+    def _saved(self, v: int) -> Floats | None:
         moves = self.moves(v)
         if not moves:
             return None
@@ -139,19 +137,20 @@ class Mergeable:
     def more(self, v: int, reader: int) -> Floats | None:
         """[from, to]: what is paid of `less` all the same where a unit reads the value; None for
         nothing."""
-        saved, moves, read = self.saved(v), self.moves(v), (v, reader)
-        whole = sum(w for w, p in self.chains.prices if p.chain is not None and read in p.chain)
-        paid = tuple(
-            sum(w * p.line.latency for w, p in self._by_line(k) if read in p.reads) for k in moves
-        )
-        if saved is None or not (whole or any(paid)):
+        saved, read = self.saved(v), (v, reader)
+        whole, by_kind = self._along_chains.get(read, 0.0), self._by_lines.get(read)
+        if saved is None or not (whole or by_kind):
+            return None
+        moves = self.moves(v)
+        paid = tuple((by_kind or {}).get(k, 0.0) for k in moves)
+        if not (whole or any(paid)):
             return None
         table, others = self.columns.table(v), self.chains.others
 
         def more() -> Floats:
             found = np.zeros_like(saved)
             for seconds, (kind, at) in zip(paid, moves.items(), strict=True):
-                every = np.full(len(at[0]), float(seconds))
+                every = np.full(len(at[0]), seconds)
                 if whole:
                     added = self.added(table, kind, at)
                     every += whole * np.maximum(0.0, table.seconds[at] - added)
@@ -203,18 +202,41 @@ class Mergeable:
         whole = self.columns.choices.mesh.parts(kind[1]) if kind[0] == "all_gather" else 1
         return combiner.bytes / whole
 
-    def _by_line(self, kind: Kind) -> list[tuple[float, Paid]]:
-        """What is paid for copies of a kind by a line, and the weights of each."""
-        steepest = Paid(self.hull(kind)[0])
-        return [(w, p.kinds.get(kind, steepest)) for w, p in self.chains.prices if p.chain is None]
+    @cached_property
+    def _along_chains(self) -> dict[Read, float]:
+        """The weights of the chains along which all that a read takes is paid."""
+        found: dict[Read, float] = {}
+        for w, p in self.chains.prices:
+            for read in p.chain or ():
+                found[read] = found.get(read, 0.0) + w
+        return found
+
+    @cached_property
+    def _by_lines(self) -> dict[Read, dict[Kind, float]]:
+        """The latencies that are paid by lines where a copy of a kind is read."""
+        found: dict[Read, dict[Kind, float]] = {}
+        for w, p in self.chains.prices:
+            for kind, paid in p.kinds.items() if p.chain is None else ():
+                for read in paid.reads:
+                    own = found.setdefault(read, {})
+                    own[kind] = own.get(kind, 0.0) + w * paid.line.latency
+        return found
 
     def _lines(self, kind: Kind) -> tuple[tuple[float, float, float], ...]:
         """Weights, latencies and seconds for each byte, less than none where that is what bytes add
         at least."""
+        if kind not in self._known_lines:
+            self._known_lines[kind] = self._weighed(kind)
+        return self._known_lines[kind]
+
+    def _weighed(self, kind: Kind) -> tuple[tuple[float, float, float], ...]:
+        steepest = Paid(self.hull(kind)[0])
         found: dict[tuple[float, float], float] = {}
-        for w, p in self._by_line(kind):
-            line = p.line.latency, p.line.per_byte
-            found[line] = found.get(line, 0.0) + w
+        for w, p in self.chains.prices:
+            if p.chain is None:
+                paid = p.kinds.get(kind, steepest).line
+                line = paid.latency, paid.per_byte
+                found[line] = found.get(line, 0.0) + w
         rest = 1.0 - sum(found.values())
         if any(p.chain is not None for _, p in self.chains.prices):
             found[0.0, -1.0] = rest
@@ -223,23 +245,18 @@ class Mergeable:
     def least(self, kind: Kind, size: float) -> float:
         """Seconds that so many bytes, no more than one may have, add at least to those of any
         collective that they join."""
-        name, axes, *_ = kind
-        target = self.columns.choices.target
-        combiner = target.combiner
+        choices = self.columns.choices
+        combiner = choices.target.combiner
         assert combiner is not None
-        amounts = np.linspace(0.0, self.most(kind), _FINELY)
-
-        def times() -> Floats:
-            mesh = self.columns.choices.mesh
-            return np.asarray(collective_seconds(name, amounts, axes, mesh, target))
-
-        seconds = self.columns.once(times, "times", name, axes)
-        steps = int(size / float(amounts[1]))
+        name, axes, *_ = kind
+        most = self.most(kind)
+        seconds = collective_times(name, axes, choices.mesh, choices.target, most, FINELY)
+        steps = int(size / (most / (FINELY - 1)))
         # From x bytes to x + size, whatever x is between two points: seconds rise with bytes.
-        least = (seconds[steps:-1] - seconds[1 : _FINELY - steps]).min(initial=np.inf)
+        least = (seconds[steps:-1] - seconds[1 : FINELY - steps]).min(initial=np.inf)
         more = max(0.0, float(least))
         if name in combiner.contiguous:
-            more += 4.0 * size / target.hbm_bytes_per_second
+            more += 4.0 * size / choices.target.hbm_bytes_per_second
         return more
 
     def line(self, kind: Kind, each: float) -> Line:
@@ -253,37 +270,8 @@ class Mergeable:
     def hull(self, kind: Kind) -> tuple[Line, ...]:
         """Lines that are nowhere above the seconds of one collective, whatever may enter it: the
         steepest that has no latency, and those along the hull."""
-        name, axes, *_ = kind
-
-        def lines() -> tuple[Line, ...]:
-            choices = self.columns.choices
-            mesh, target = choices.mesh, choices.target
-            x = np.linspace(0.0, self.most(kind), _POINTS)
-            seconds = np.asarray(collective_seconds(name, x, axes, mesh, target))
-            if target.combiner is not None and name in target.combiner.contiguous:
-                seconds = seconds + 4.0 * x / target.hbm_bytes_per_second
-            # Seconds rise with bytes: what they are anywhere in a step is no less than before it.
-            below = np.column_stack([x[1:], seconds[:-1]])
-            steepest = float((below[:, 1] / below[:, 0]).min())
-            corners = _below([(0.0, float(seconds[0])), *map(tuple, below.tolist())])
-            slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(corners)]
-            along = [Line(a[1] - s * a[0], s) for a, s in zip(corners, slopes, strict=False)]
-            return (Line(0.0, steepest), *(x for x in along if x.latency >= 0 and x.per_byte >= 0))
-
-        return self.columns.once(lines, "hull", name, axes)
-
-
-def _below(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The corners of the hull below some points, which come from left to right."""
-    found: list[tuple[float, float]] = []
-    for x, y in points:
-        while len(found) > 1:
-            (x0, y0), (x1, y1) = found[-2:]
-            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
-                break
-            found.pop()
-        found.append((x, y))
-    return found
+        choices = self.columns.choices
+        return lines_below(kind[0], kind[1], choices.mesh, choices.target, self.most(kind))
 
 
 def may_merge(choices: UnitChoices) -> bool:

@@ -18,7 +18,6 @@ from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.latency_prices import LatencyPrices, _solved
 from tapestry_egg.extract.front.members import Candidates
 from tapestry_egg.extract.front.plans import make_plan
-from tapestry_egg.extract.problem import mergeable as mergeable_module
 from tapestry_egg.extract.problem.assemble import Weights, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import (
@@ -37,7 +36,11 @@ from tapestry_egg.extract.problem.mergeable import (
 )
 from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine import collective_lines
+from tapestry_egg.machine.collective_lines import lines_below
 from tapestry_egg.machine.costs import collective_seconds
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.tracing.constants import prepare
@@ -196,10 +199,10 @@ def test_lines_have_no_latency_below_nothing(monkeypatch: pytest.MonkeyPatch) ->
     """Where seconds grow faster than bytes the highest line may cross zero beyond it: at such a
     latency a chain would take away from what others pay."""
     monkeypatch.setattr(
-        mergeable_module, "collective_seconds", lambda _, x, *others: 1e-6 + (x / 2.0**20) ** 2
+        collective_lines, "collective_seconds", lambda _, x, *others: 1e-6 + (x / 2.0**20) ** 2
     )
-    own = Mergeable(Columns(choices_of(schedule_of(two_sums))))
-    lines = own.hull(("all_gather", (0,), None, None))
+    other = replace(load_target("h100:4"), name="curved")  # what is known of it is kept
+    lines = lines_below("all_gather", (0,), MeshShape(("x",), (4,)), other, 2.0**20)
     assert len(lines) > 2
     assert all(line.latency >= 0.0 and line.per_byte >= 0.0 for line in lines)
 
