@@ -1,17 +1,13 @@
 """The numerics rule: a plan may be no less accurate than the program it came from.
 
 Reassociated sums differ in the last bits, so "the same numbers" is judged against float64: the
-plan's error may be at most four times that of the original as it is written. Where float64 draws
-other random numbers, or the program has no other floats than its own, both are judged against the
-original (`standard`).
+plan's error may be at most four times that of the original as it is written.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,59 +36,19 @@ class Accuracy:
         return f"{self.name}: error {self.plan:.2e}, the original's {self.original:.2e}: {verdict}"
 
 
-def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
-    """Flat outputs of `fn` computed with every float of its arguments widened to float64, every
-    complex number to complex128."""
-    import jax
-
-    with jax.enable_x64(True):
-        wide = jax.tree.map(_widened, tuple(args))
-        return [on_host(x) for x in jax.tree.leaves(jax.jit(fn)(*wide))]
-
-
 def standard(
     fn: Callable[..., Any], fresh: Callable[[], Sequence[Any]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What plans of `fn` are held against, and what it gives itself, for `accuracy`: flat outputs.
-
-    The first are those in float64. Where that cannot judge (`unfit`) they are the original's,
-    and the second what it gives of arguments moved in their last places, each output the farthest
-    off of `SHAKES`. `fresh` gives the arguments, anew for each call.
-    """
-    import jax
-
-    original = as_written(fn, fresh())
-    if not unfit(fn, fresh()):
-        return in_float64(fn, fresh()), original
-    runs = [
-        as_written(fn, jax.tree.map(partial(shaken, seed=seed), tuple(fresh())))
-        for seed in range(SHAKES)
-    ]
-    moved = [
-        max(those, key=lambda x: _error([own], [x]))
-        for own, *those in zip(original, *runs, strict=True)
-    ]
-    return original, moved
+    """What plans of `fn` are held against, and what it gives itself, for `accuracy`: flat outputs
+    in float64, and as written. `fresh` gives the arguments, anew for each call."""
+    return in_float64(fn, fresh()), as_written(fn, fresh())
 
 
-def unfit(fn: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Why `in_float64` is no standard for what `fn` gives of its own arguments; empty if it is one.
+def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
+    """Flat outputs of `fn`, with every float of it and of its arguments as float64."""
+    from . import float64
 
-    What is drawn in the dtype of an argument, or in the widest that there is, is drawn of twice as
-    many bits in float64: other numbers, beside which those of the program say nothing. A program
-    that names a dtype itself, for what a loop carries, say, may be none with other arguments.
-    """
-    import jax
-
-    own = _drawn(jax.make_jaxpr(fn)(*args).jaxpr)
-    with jax.enable_x64(True):
-        wide = jax.tree.map(_widened, tuple(args))
-        try:
-            drawn = _drawn(jax.make_jaxpr(fn)(*wide).jaxpr)
-        except Exception as e:  # whatever the user's function raises
-            said = (str(e).strip().splitlines() or [""])[0]
-            return f"the program cannot be traced in float64 ({type(e).__name__}: {said})"
-    return "" if own == drawn else "the program draws other random numbers in float64"
+    return [on_host(x) for x in float64.in_float64(fn, args)]
 
 
 def shaken(x: Any, seed: int) -> Any:
@@ -162,29 +118,6 @@ def accuracy(
         ]
         found.append(Accuracy(name, errors[0], errors[1], ALLOWED * max(errors[0], floor)))
     return tuple(found)
-
-
-def _widened(x: Any) -> Any:
-    import jax.numpy as jnp
-
-    x = x if is_key(x) else jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return x.astype(jnp.complex128)
-    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def _drawn(jaxpr: Any) -> Counter[tuple[str, str]]:
-    """How often what is drawn, by primitive and types."""
-    from jax.extend.core import jaxprs_in_params
-
-    found: Counter[tuple[str, str]] = Counter()
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name.startswith(("random_", "rng_")):
-            found[name, str([v.aval for v in equation.outvars])] += 1
-        for inner in jaxprs_in_params(equation.params):
-            found.update(_drawn(inner))
-    return found
 
 
 def _ulp(dtype: Any) -> float:

@@ -39,7 +39,7 @@ class Rehearsal:
     rounding, such as an optimizer's step along a gradient that is zero in exact arithmetic.
     `noise` is how far the original's outputs move when its arguments change in their last places;
     it is looked at where differences are large. `accuracy` judges by float64, where the program was
-    at hand to compute with it and is the same program there; `unfit` says why it is not.
+    at hand to compute with it.
     `seconds` is the median of the timed runs, `original_seconds` that of the original on one
     device.
     """
@@ -52,7 +52,6 @@ class Rehearsal:
     comparison: Comparison
     accuracy: tuple[Accuracy, ...] = ()
     noise: tuple[float, ...] = ()
-    unfit: str = ""
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -82,7 +81,6 @@ class Rehearsal:
             "differing": list(self.differing),
             "ok": self.ok,
             "accuracy": [asdict(a) for a in self.accuracy],
-            "unfit": self.unfit,
             "seconds": self.seconds,
             "original_seconds": self.original_seconds,
             "planned_peak_bytes": self.comparison.planned_peak_bytes,
@@ -116,7 +114,6 @@ class Rehearsal:
                         for name in (() if self.accuracy else self.differing)
                     ),
                     *(f"{a} (float64 decides)" for a in self.accuracy),
-                    *([f"{self.unfit}: the original decides"] if self.unfit else ()),
                     f"time per step here: {took}; the original on one device: {original}",
                     str(self.comparison),
                 ]
@@ -145,7 +142,6 @@ def rehearse(
         is_key,
         on_host,
         shaken,
-        unfit,
     )
     from tapestry_egg.tracing.emit import emit
 
@@ -167,8 +163,7 @@ def rehearse(
     names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
     differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
     noise = [0.0] * len(differences)
-    why = unfit(entry.function, entry.arguments) if entry else ""
-    judged = _judged(entry, found) if entry and not why else ()
+    judged = _judged(entry, found) if entry else ()
     if not judged and not all(share <= CLOSE for share in differences):
         for k in range(SHAKES):
             moved = [on_host(x) for x in original(*(shaken(x, seed + k) for x in fresh()))]
@@ -182,7 +177,6 @@ def rehearse(
         original_seconds=_clock(lambda: original(*fresh()), repeat),
         comparison=compare(plan, planned.compile()),
         accuracy=judged,
-        unfit=why,
         noise=tuple(noise),
     )
 

@@ -48,9 +48,9 @@ class Wrong:
         return [first * 1.02, *rest]
 
 
-@pytest.mark.parametrize(("dtype", "drawn"), [("", True), (", jnp.float32", False)])
+@pytest.mark.parametrize("dtype", ["", ", jnp.float32"])
 def test_a_wrong_plan_of_a_program_that_draws_is_told(
-    dtype: str, drawn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "keyed.py"
     text = PROGRAM.format(impl="threefry2x32").replace("(16, 8))", f"(16, 8){dtype})", 1)
@@ -59,9 +59,7 @@ def test_a_wrong_plan_of_a_program_that_draws_is_told(
     plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
     right = rehearse(plan, str(file), repeat=1)
     assert right.ok
-    assert bool(right.unfit) == drawn
-    assert ("other random numbers" in str(right)) == drawn
-    assert ("float64 decides" in str(right)) != drawn
+    assert "float64 decides" in str(right)
     compiling = import_module("tapestry_egg.runtime.compile")
     compiled = compiling.compile
     monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
@@ -79,7 +77,7 @@ def example(): return recurrent, (jnp.eye(8) / 2, jnp.linspace(-1, 1, 160).resha
 """
 
 
-def test_a_program_that_is_none_in_float64_is_judged_by_itself(
+def test_a_program_that_says_what_a_loop_carries_is_judged_by_float64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "recurrent.py"
@@ -87,9 +85,8 @@ def test_a_program_that_is_none_in_float64_is_judged_by_itself(
     program = load_program(str(file))
     plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
     right = rehearse(plan, str(file), repeat=1)
-    assert right.ok and not right.accuracy
-    assert "cannot be traced in float64 (TypeError: scan body function carry" in str(right)
+    assert right.ok and right.accuracy
     compiling = import_module("tapestry_egg.runtime.compile")
     compiled = compiling.compile
     monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
-    assert rehearse(plan, str(file), repeat=1).differing
+    assert not rehearse(plan, str(file), repeat=1).ok
