@@ -41,7 +41,10 @@ def _computed(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> li
     values.update(zip(jaxpr.invars, arguments, strict=True))
 
     def read(v: Any) -> Any:
-        return _wide(jnp.asarray(v.val, v.aval.dtype)) if isinstance(v, Literal) else values[v]
+        if not isinstance(v, Literal):
+            return values[v]
+        aval: Any = v.aval
+        return _wide(jnp.asarray(v.val, aval.dtype))
 
     for eqn in jaxpr.eqns:
         values.update(zip(eqn.outvars, _applied(eqn, [read(v) for v in eqn.invars]), strict=True))
@@ -116,7 +119,7 @@ def _scan(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
     first, count = said["num_consts"], said["num_carry"]
     jaxpr, consts = opened(said["jaxpr"])
 
-    def step(carry: Sequence[Any], rows: Sequence[Any]) -> Any:
+    def step(carry: Any, rows: Any) -> Any:
         made = _computed(jaxpr, consts, [*xs[:first], *carry, *rows])
         return made[:count], made[count:]
 
@@ -129,10 +132,10 @@ def _while(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
     asks, makes = params["cond_nconsts"], params["body_nconsts"]
     condition, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
 
-    def which(carry: Sequence[Any]) -> Any:
+    def which(carry: Any) -> Any:
         return _computed(*condition, [*xs[:asks], *carry])[0]
 
-    def step(carry: Sequence[Any]) -> Any:
+    def step(carry: Any) -> Any:
         # Of loops that run together, those that have ended keep what they carry.
         run = which(carry)
         made = _computed(*body, [*xs[asks : asks + makes], *carry])
