@@ -3,7 +3,7 @@
 x                       any tensor; the same name is the same tensor
 0, 1.5, z=0             a scalar constant of this value, in patterns; with a name, replacements
                         may use it
-matmul(x, w)            a kernel, or a family of kernels (families.yaml), on operands
+matmul(x, w)            a kernel, or a family of kernels (`families.py`), on operands
 s:matmul(x, w)          the same, and its signature is called s
 reduce[max](x)          the one kernel of a family that the bracket selects
 transpose{permutation=$p}(x)   in a pattern: binds $p, or is compared where it is more than a

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.rewrite.extractions import OPERATIONS
-from tapestry_egg.rewrite.forms import LEAST_GAIN
+from tapestry_egg.rewrite.form import LEAST_GAIN
 from tapestry_egg.rewrite.recompute import MOST_FORMS
 from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.shard.strategies import Budget

@@ -11,6 +11,9 @@ from tapestry_egg.plans.plan import RuleStep
 
 from .patches import Patches, Path, Places
 
+#: A form must save this share of the program's seconds on one device.
+LEAST_GAIN = 0.02
+
 
 @dataclass(frozen=True)
 class Left:

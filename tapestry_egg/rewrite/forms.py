@@ -15,9 +15,8 @@ from functools import cached_property
 from typing import Any
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import PlanError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.rewrite.terms.explore import BUDGET, Explored, explore, is_wide
@@ -25,29 +24,26 @@ from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import as_written
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
-from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
+from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .cheapest import Cheapest, cheapest
 from .derivation import derive, digest
 from .extractions import FORMS, Extracted, Extraction, extractions
 from .folded_program import Folded, fold, unfold
-from .form import Form, Left
-from .patches import Built, LayerPlaces, Patches, Path, Places, find_places
+from .form import LEAST_GAIN, Form, Left
+from .patches import Built, LayerPlaces, Patches, Places, find_places
+from .region_forms import with_regions
 
 # Of these numbers no measurement is kept. The front's notes count the forms and regions that they
 # leave out, and tell of rules that a budget ended.
 
 #: Forms of one program that are searched for what they save on one device.
 FASTER = 2
-#: A form must save this share of the program's seconds on one device.
-LEAST_GAIN = 0.02
 # Where there is no room for so many ways, places that only a form of their own has are not looked
 # for: the network of all its programs takes its share of the work from the others.
 _WAYS = 2
 # Forms whose seconds differ by a smaller share take the same time.
 _SAME = 1e-6
-# Regions that take less than this share of a program's seconds are left as they are.
-_NEGLIGIBLE = 0.25 * LEAST_GAIN
 
 
 def forms(
@@ -72,7 +68,9 @@ def forms(
     rules = [r for b in books for r in b.rules if r.ruleset in PROGRAM_RULESETS]
     if not rules:
         return (Form(graph),)
-    inner = _with_regions(graph, books, target, budget, room)
+    inner = with_regions(
+        graph, target, room, lambda r: forms(r, books, target, budget, room=room, region=True)
+    )
     folded = fold(inner.graph)
     small = folded.graph if folded else inner.graph
     held = _Held(graph, rules, target, budget, inner, folded, explore(small, rules, budget))
@@ -407,87 +405,6 @@ def _whole(
     if built is None:  # a circle through several copies
         return Rebuilt(graph, ()), ()
     return built, derive(graph, terms, catalogue, pick)
-
-
-def _with_regions(
-    graph: BlockGraph, books: Sequence[RuleBook], target: Target, budget: Budget, room: int
-) -> Form:
-    """The graph with the best form of every region in its place, and where there is `room` for
-    other forms the places of the regions.
-
-    Regions stay as they are that all together take too little of the program's time for any form of
-    them to matter: the predicates of loops, say.
-    """
-    worth = _worth_a_form(graph, target)
-    names: set[str] = set()
-    saturated = True
-    operations: list[Operation] = []
-    steps: list[RuleStep] = []
-    known: dict[object, tuple[Form, ...]] = {}
-    places: list[tuple[Path, Places]] = []
-    timeline: list[Tick] = []
-    seen: list[tuple[Form, ...]] = []  # of every region that the rules saw, its forms
-    untaken = 0  # ways to compute places of regions of which not one is searched
-
-    def best(number: int, which: int, region: BlockGraph) -> Form:
-        """The best form of a region; equal regions, as equal layers have, share one."""
-        nonlocal untaken
-        key = digest(region), tuple(region.values[v] for v in region.inputs)
-        if key not in known:
-            found = forms(region, books, target, budget, room=room, region=True)
-            known[key] = found
-            timeline.extend(found[0].timeline)
-            seen.append(found)
-        own = known[key][0].patches
-        if own is not None:
-            every = own.inside(number, which)
-            places.extend(p for p in every if len(p[1]))
-            untaken += sum(part.left for _, part in every if not len(part))
-        return known[key][:2][-1]
-
-    for number, op in enumerate(graph.operations):
-        bodies = [
-            best(number, k, region) if (number, k) in worth else Form(region)
-            for k, region in enumerate(op.regions)
-        ]
-        operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
-        names.update(name for b in bodies for name in b.rules)
-        saturated &= all(b.saturated for b in bodies)
-        for which, b in enumerate(bodies):
-            steps += [replace(s, region=(number, which, *s.region)) for s in b.steps]
-    inner = replace(graph, operations=tuple(operations)) if names else graph
-    unworthy = sum(len(op.regions) for op in graph.operations) - len(worth)
-    own = [found[0] for found in seen]  # the regions as given, with what is told of them
-    told = sum((f.left for f in own), Left())
-    return Form(
-        inner,
-        tuple(sorted(names)),
-        saturated,
-        tuple(steps),
-        tuple(timeline),
-        by_clock=any(f.by_clock for f in own),
-        left=replace(
-            told,
-            regions=told.regions + unworthy,
-            forms=told.forms + untaken + (0 if room else sum(len(f[2:]) for f in seen)),
-        ),
-        inner=tuple(places),
-    )
-
-
-def _worth_a_form(graph: BlockGraph, target: Target) -> set[tuple[int, int]]:
-    """The regions, by the numbers of operation and region, without those that take least and
-    together no more than the share `_NEGLIGIBLE` of the program's seconds."""
-    if not any(op.regions for op in graph.operations):
-        return set()
-    shares = region_shares(graph, target)
-    left = _NEGLIGIBLE
-    worth = set()
-    for key, share in sorted(shares.items(), key=lambda item: (item[1], item[0])):
-        left -= share
-        if left < 0.0:
-            worth.add(key)
-    return worth
 
 
 def _rulesets(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:

@@ -33,8 +33,8 @@ from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .derivation import digest
-from .form import Form
-from .forms import LEAST_GAIN, forms
+from .form import LEAST_GAIN, Form
+from .forms import forms
 
 # Of these numbers no measurement is kept. Micro-batches that they leave out are counted.
 

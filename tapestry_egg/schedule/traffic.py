@@ -6,7 +6,8 @@ sum of rows whose readers read the same rows anyway: a program of XLA's for GPUs
 from its first pass to its last (softmax, layernorm; xla/backends/gpu/transforms, "softmax
 rewriter", which is tried before all other fusion), where the target says how long a row may be
 (`Target.rows`), and the row lies on one device. And what one unit makes element by element its own
-kernel adds up, too, beside writing it (a bias and its gradient): XLA's fusion of several outputs.
+kernel adds up, too, once, beside writing it (a bias and its gradient): XLA's fusion of several
+outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .inlining import fusion
 from .schedules import Schedule
-from .units import EXPANSION, Unit
+from .units import Unit
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,7 @@ class Traffic:
         if not made_by.port:
             return not old & self._read(unit) <= self._fusion.aligned[maker]
         if made_by.port in ("carry", "stream", "invariant") and following in made_by.outputs[:1]:
-            turned = first != maker and following not in self._fusion.aligned[first]
-            return following not in old or turned
+            return not {following} <= old & self._fusion.aligned[first]
         if made_by.port != "stack":
             return False
         spans = self._program.spans.values()
@@ -169,13 +169,10 @@ class Traffic:
         return found
 
     def _is_kernel(self, u: int) -> bool:
-        root = self._program.instances[self._schedule.units[u].root]
-        return not root.port and root.signature.fusion == "kernel"
+        return self._kind(self._schedule.units[u]) == "kernel"
 
     def _is_written_at_once(self, v: FlatId) -> bool:
-        u = self._schedule.producer[v]
-        root = self._program.instances[self._schedule.units[u].root]
-        return not root.port and root.signature.fusion == "loop"
+        return self._kind(self._schedule.units[self._schedule.producer[v]]) == "loop"
 
     def _computed_inside(self) -> list[bool]:
         """The units that their readers compute, but for products; a view that no kernel computes is
@@ -208,8 +205,8 @@ class Traffic:
         if not own.nbytes:
             return 1.0
         types = [self._program.types[w] for w in sources]
-        types = [t for t in types if t.shape or not own.shape]
-        return sum(min(t.nbytes, own.size * t.itemsize) for t in types) / own.nbytes
+        read = sum(min(t.nbytes, own.size * t.itemsize) for t in types if t.shape)
+        return read / own.nbytes
 
     def _is_in_epilogue(self, u: int) -> bool:
         """Whether what is made of a product is computed in its kernel."""
@@ -220,8 +217,7 @@ class Traffic:
         return not members[-1].port and all(m.signature.fusion == "view" for m in members)
 
     def _multiplies(self, unit: Unit) -> bool:
-        root = self._program.instances[unit.root]
-        return not root.port and root.signature.multiplies
+        return self._program.instances[unit.root].signature.multiplies
 
     def _sums_of_rows(self) -> list[bool]:
         """The units that sum rows which every kernel that reads the sums reads anyway; with them
@@ -247,9 +243,8 @@ class Traffic:
         return found
 
     def _reduces_short_rows(self, unit: Unit) -> bool:
-        root = self._program.instances[unit.root]
-        signature = root.signature
-        if root.port or signature.fusion != "reduce" or len(unit.outputs) != 1:
+        signature = self._program.instances[unit.root].signature
+        if signature.fusion != "reduce" or len(unit.outputs) != 1:
             return False
         (made,), read = signature.output_types, signature.input_types[0]
         return (
@@ -271,63 +266,56 @@ class Traffic:
             if self._program.types[w].size == size
         }
         return bool(kernels) and all(
-            self._writes(self._schedule.units[k], unit.body) == size
+            self._writes(self._schedule.units[k]) == size
             and len(self._schedule.units[k].outputs) == 1
             and rows <= self._read(self._schedule.units[k])
             for k in kernels
         )
 
     def _is_between(self, unit: Unit, kernels: frozenset[int]) -> bool:
-        """Whether a unit computes few numbers of few, for kernels that write many."""
-        root = self._program.instances[unit.root]
-        few = EXPANSION * max([self._program.types[v].size for *_, v in unit.reads], default=0)
+        """Whether a unit computes fewer numbers, of fewer, than each of its kernels writes."""
+        most = max([self._program.types[v].size for *_, v in unit.reads], default=0)
         return (
-            not root.port
-            and root.signature.fusion in ("loop", "reduce")
+            self._kind(unit) in ("loop", "reduce")
             and bool(kernels)
-            and all(self._writes(self._schedule.units[k], unit.body) >= few for k in kernels)
+            and all(self._writes(self._schedule.units[k]) > most for k in kernels)
         )
 
-    def _writes(self, kernel: Unit, body: int) -> int:
-        """The elements that a kernel of a body writes, element by element, as one value; 0 of any
-        other."""
-        root = self._program.instances[kernel.root]
-        loop = not root.port and root.signature.fusion == "loop" and kernel.body == body
+    def _writes(self, kernel: Unit) -> int:
+        """The elements that a kernel writes, element by element, as one value; 0 of any other."""
+        loop = self._kind(kernel) == "loop"
         return self._program.types[kernel.outputs[0]].size if loop else 0
 
     def _sums_beside(self) -> list[bool]:
-        """The units that add up what the kernel of one other unit makes, and what that reads."""
-        units, found = self._schedule.units, []
+        """The units that add up what the kernel of one other unit makes, and what that reads: one
+        of each such kernel."""
+        units, found = self._schedule.units, [False] * len(self._schedule.units)
+        taken = set(self._along_rows)
         for u, unit in enumerate(units):
-            root = self._program.instances[unit.root]
-            reduces = not root.port and root.signature.fusion == "reduce"
-            sources = {w for *_, v in unit.reads for w in self._sources_of[v]} if reduces else set()
-            makers = {self._schedule.producer[w] for w in sources}
-            found.append(
-                reduces
-                and not self._in_rows[u]
-                and any(
-                    k >= 0
-                    and k not in self._along_rows
-                    and self._adds_up(units[k], unit)
-                    and sources <= {*units[k].outputs, *self._read(units[k])}
-                    for k in makers
-                )
-            )
+            if self._kind(unit) != "reduce" or self._in_rows[u]:
+                continue
+            sources = self._read(unit)
+            makers = sorted({self._schedule.producer[w] for w in sources} - taken - {-1})
+            for k in makers:
+                beside = {*units[k].outputs, *self._read(units[k])}
+                if self._makes_all_of(units[k], unit) and sources <= beside:
+                    found[u] = True
+                    taken.add(k)
+                    break
         return found
 
     def _read(self, unit: Unit) -> set[FlatId]:
         return {w for *_, v in unit.reads for w in self._sources_of[v]}
 
-    def _adds_up(self, maker: Unit, unit: Unit) -> bool:
-        root = self._program.instances[maker.root]
-        loop = not root.port and root.signature.fusion == "loop" and not self._is_view(maker)
-        size = max(self._program.types[v].size for *_, v in unit.reads)
-        return (
-            loop
-            and maker.body == unit.body
-            and all(self._program.types[v].size == size for v in maker.outputs)
-        )
+    def _makes_all_of(self, maker: Unit, reduction: Unit) -> bool:
+        """Whether a kernel makes, element by element, values of as many elements as are added."""
+        (added, *_) = self._program.instances[reduction.root].signature.input_types
+        sizes = {self._program.types[v].size for v in maker.outputs}
+        return self._kind(maker) == "loop" and sizes == {added.size}
+
+    def _kind(self, unit: Unit) -> str:
+        """What compilers make of a unit's last operation; ports are views."""
+        return self._program.instances[unit.root].signature.fusion
 
 
 def _ends_in_sums(signature: OperationSignature) -> bool:
@@ -336,4 +324,4 @@ def _ends_in_sums(signature: OperationSignature) -> bool:
         any(a and signature.index[d].role == "reduce" for d, a in enumerate(row))
         for row in signature.inputs[0].matrix
     ]
-    return any(summed) and summed == sorted(summed)
+    return summed == sorted(summed)

@@ -84,3 +84,61 @@ def copies_in_bodies(name: str) -> tuple[str, ...]:
     text = jax.jit(program(name)).lower(*given).compile().as_text()
     copy = rf"%\S+ = f32\[(?:1,)?{SIZE},{SIZE}\]\S* copy\(.*"
     return tuple(re.findall(copy, text[: text.index("\nENTRY")]))
+
+
+def filled(step: Callable[..., Any], first: Any = 0.0, xs: Any = None) -> jax.Array:
+    """What an inner loop of four rounds stacks."""
+    stack: jax.Array = lax.scan(step, first, xs, length=4)[1]
+    return stack
+
+
+LAYERS = jax.ShapeDtypeStruct((4, SIZE, SIZE), jnp.float32)
+
+#: Rounds in which an inner loop fills the next state of `c`; how often XLA and we copy it: that
+#: loop would write over what it still reads.
+FILLED: dict[str, tuple[Callable[..., Any], int]] = {
+    "of itself, slice by slice": (lambda c, d: filled(lambda a, s: (a + 1, s * 2 + a), xs=c), 1),
+    "of products with itself": (lambda c, d: filled(lambda a, s: (a @ s, a), c[0], c), 1),
+    "of a slice that stays": (lambda c, d: filled(lambda a, s: (a + 1, c[0] * a)), 1),
+    "of another": (lambda c, d: filled(lambda a, s: (a + 1, s * 2 + a), xs=d), 0),
+    "of its sum": (
+        lambda c, d: filled(lambda a, s: (a + 1, jnp.full((SIZE, SIZE), a)), c.sum()),
+        0,
+    ),
+    "of sums of its slices": (
+        lambda c, d: filled(lambda a, s: (a, jnp.full((SIZE, SIZE), s)), xs=c.sum((1, 2))),
+        0,
+    ),
+}
+
+
+def refilled(name: str) -> Callable[..., Any]:
+    step = FILLED[name][0]
+
+    def looped(c: jax.Array, d: jax.Array) -> Any:
+        return lax.scan(lambda h, _: ((step(*h), h[1] * 2), None), (c, d), length=ROUNDS)[0]
+
+    return looped
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_a_state_that_an_inner_loop_fills_is_copied_where_that_loop_reads_it(name: str) -> None:
+    plan = scheduled(refilled(name), LAYERS, LAYERS)
+    traffic = Traffic(plan, load_target("h100:1"))
+    shares = [
+        x
+        for unit in plan.units
+        for x, (*_, v) in zip(traffic.of(unit).reads, unit.reads, strict=True)
+        if plan.program.instances[unit.root].port == "carry"
+        and plan.program.types[v].shape == LAYERS.shape
+    ]
+    assert sum(shares) == 2 * ROUNDS * FILLED[name][1]
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_xla_for_h100_copies_that_state_as_often(name: str) -> None:
+    where = jax.sharding.SingleDeviceSharding(h100s()[0])
+    given = jax.ShapeDtypeStruct(LAYERS.shape, LAYERS.dtype, sharding=where)
+    text = jax.jit(refilled(name)).lower(given, given).compile().as_text()
+    copies = re.findall(rf"f32\[4,{SIZE},{SIZE}\]\S* copy\(", text[: text.index("\nENTRY")])
+    assert len(copies) == FILLED[name][1]

@@ -24,6 +24,11 @@ ROWS, COLUMNS = 16384, 1024
 X = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
 V = jax.ShapeDtypeStruct((COLUMNS,), jnp.float32)
 LONG = jax.ShapeDtypeStruct((128, 16385), jnp.float32)
+LONGEST = jax.ShapeDtypeStruct((128, 16384), jnp.float32)
+SHORT = jax.ShapeDtypeStruct((1 << 20, 2), jnp.float32)
+PAIR = jax.ShapeDtypeStruct((2,), jnp.float32)
+FEW = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 W = jax.ShapeDtypeStruct((COLUMNS, COLUMNS), jnp.float32)
 H100 = load_target("h100:1")
 ROUNDS = 8
@@ -56,6 +61,14 @@ def centred_and_more(x: jax.Array) -> Any:
     return made, jnp.tanh(made)
 
 
+def made_and(*sums: Program) -> Program:
+    def made_and_summed(x: jax.Array) -> Any:
+        made = jnp.tanh(x)
+        return made, *(total(made) for total in sums)
+
+    return made_and_summed
+
+
 #: Programs, and how often an array of the size of their first argument goes to or from memory.
 FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
     "softmax": (lambda x: jax.nn.softmax(x, -1), (X,), 2),
@@ -72,6 +85,30 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
     "two results along rows": (centred_and_more, (X,), 4),
     # What a kernel along rows makes no other sum has at hand.
     "softmax and its columns": (softmax_and_sum_of_columns, (X,), 3),
+    "softmax of the longest rows": (lambda x: jax.nn.softmax(x, -1), (LONGEST,), 2),
+    "softmax of a sum": (lambda x, y: jax.nn.softmax(x + y, -1), (X, X), 3),
+    "softmax in a product": (lambda x, w: jax.nn.softmax(x, -1) @ w, (X, W), 4 + 1 / 16),
+    "less than the greatest of a row": (lambda x: x - x.max(-1, keepdims=True), (X,), 2),
+    "what is made, and what is made of it": (
+        lambda x: ((made := jnp.tanh(x)), jnp.sin(made), made.sum(0)),
+        (X,),
+        4,
+    ),
+    # One sum is made beside what is made, of all of that; another reads it.
+    "sums of rows beside": (made_and(lambda x: x.sum(1)), (X,), 2),
+    "two sums beside": (made_and(lambda x: x.sum(0), lambda x: (x * x).sum(0)), (X,), 3),
+    "rows' and columns' beside": (made_and(lambda x: x.sum(1), lambda x: x.sum(0)), (X,), 3),
+    "a part's beside": (made_and(lambda x: x[:, :512].sum(0)), (X,), 3),
+    "a product's": (lambda x, w: ((made := x @ w), made.sum(0)), (X, W), 3 + 1 / 16),
+    "rows of what is stored": (
+        lambda x: ((made := jnp.tanh(x)), made * made.sum(-1, keepdims=True)),
+        (X,),
+        4,
+    ),
+    # A library's kernels read and write what is before and behind them.
+    "sorted": (lambda x: jnp.sort(jnp.tanh(x), 0) * 2, (X,), 6),
+    "seen otherwise": (lambda x: jnp.tanh(x).reshape(-1).reshape(4, -1), (X,), 2),
+    "numbers beside arrays": (lambda x, s: x * jnp.tanh(s) + s, (FEW, NUMBER), 2),
 }
 
 
@@ -131,9 +168,10 @@ def test_an_eager_framework_has_a_kernel_for_every_unit() -> None:
     assert moved(*FUSED["layernorm"][:2], replace(H100, rows=0)) > 2.9 * 4 * X.size
 
 
-def test_what_is_computed_of_sums_of_rows_takes_no_kernel_either() -> None:
+@pytest.mark.parametrize("types", [(X, V, X), (SHORT, PAIR, SHORT)], ids=["long", "pairs"])
+def test_what_is_computed_of_sums_of_rows_takes_no_kernel_either(types: tuple[Any, ...]) -> None:
     """A reciprocal root, a product of two means and the like: one number for each row."""
-    plan = scheduled(gradients, X, V, X)
+    plan = scheduled(gradients, *types)
     traffic = Traffic(plan, H100)
     kernels = [u for u in plan.units if not plan.program.instances[u.root].port]
     assert sum(not traffic.of(u).is_free(whole=True) for u in kernels) == 1
@@ -143,6 +181,29 @@ def test_rows_of_integers_are_summed_by_kernels_of_their_own() -> None:
     whole = jax.ShapeDtypeStruct(X.shape, jnp.int32)
     arrays = moved(lambda x: x - x.sum(-1, keepdims=True), (whole,)) / (4 * X.size)
     assert arrays == pytest.approx(3, rel=0.02)
+
+
+def test_numbers_are_not_read_from_memory() -> None:
+    fn, types, _ = FUSED["numbers beside arrays"]
+    assert moved(fn, types) == 2 * 4 * FEW.size
+
+
+def test_a_part_of_a_unit_is_a_kernel_that_reads_and_writes_all() -> None:
+    plan = scheduled(FUSED["softmax"][0], X)
+    unit = next(u for u in plan.units if len(u.members) > 1)
+    part = replace(unit, members=unit.members[:1])
+    own = Traffic(plan, H100).of(part)
+    assert (own.reads, own.writes) == ((1.0,) * len(unit.reads), (1.0,) * len(unit.outputs))
+    assert not own.is_free(whole=True)
+
+
+def test_a_product_whose_result_is_not_stored_is_a_kernel_still() -> None:
+    plan = scheduled(lambda x, w: jnp.sin(x @ w), X, W)
+    traffic = Traffic(plan, load_target("v5e:1"))
+    (own,) = (
+        traffic.of(u) for u in plan.units if plan.program.instances[u.root].signature.multiplies
+    )
+    assert own.writes == (0.0,) and not own.is_free(whole=True)
 
 
 def test_a_product_computes_what_is_made_of_it_where_compilers_have_epilogues() -> None:
@@ -295,22 +356,6 @@ def streams(fn: Program, *types: Any) -> tuple[float, float]:
     traffic = Traffic(plan, H100)
     (unit,) = (u for u in plan.units if plan.program.instances[u.root].port == "stream")
     return traffic.of(unit).reads[0], traffic.of(unit).launches
-
-
-def test_a_stack_that_becomes_the_next_state_is_copied_back() -> None:
-    stack = jax.ShapeDtypeStruct((4, COLUMNS, COLUMNS), jnp.float32)
-
-    def layers(c: jax.Array, _: None) -> Any:
-        return lax.scan(lambda a, s: (a + 1, s * 2 + a), 0.0, c)[1], None
-
-    plan = scheduled(lambda c: lax.scan(layers, c, None, length=ROUNDS)[0], stack)
-    traffic = Traffic(plan, H100)
-    carried = [
-        traffic.of(u).reads
-        for u in plan.units
-        if plan.program.instances[u.root].port == "carry" and plan.program.sizes[u.outputs[0]] > 4
-    ]
-    assert carried == [(0.0, 2.0 * ROUNDS)]
 
 
 def test_the_certificate_counts_ports_as_the_search_does() -> None:

@@ -8,7 +8,6 @@ at the node's position.
 from __future__ import annotations
 
 import difflib
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.signatures.values import FUNCTIONS, Cost, Row
 
+from .arithmetic import BINARY, COMPARE
 from .faults import Fault
 from .positional import DROP, INSERT, AugmentedRow, Diagonal, Fill
 from .scopes import STEPS, Inner, Scope, known
@@ -89,62 +89,6 @@ def _name(tree: Node) -> Compiled:
             _fault(at, problem)
 
     return look_up
-
-
-def _divide(a: Any, b: Any) -> Any:
-    if isinstance(a, int) and isinstance(b, int):
-        quotient, remainder = divmod(a, b)
-        if remainder:
-            raise ValueError(f"{a} / {b} is not exact; `//` rounds down")
-        return quotient
-    return a / b
-
-
-def _power(a: Any, b: Any) -> Any:
-    if not isinstance(a, int | float) or not isinstance(b, int | float):
-        raise TypeError(f"{a!r} ^ {b!r} is not of numbers")
-    if not isinstance(a, float) and abs(b) * max(1, abs(a).bit_length()) > _MOST_BITS:
-        raise ValueError(f"{a} ^ {b} is too large")
-    return a**b
-
-
-_MOST_BITS = 4096
-
-
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    # Tuples and strings also know + and *, with meanings that shapes should not get by accident.
-    def checked(a: Any, b: Any) -> Any:
-        if type(a) is int and type(b) is int and a.bit_length() <= _MOST_BITS:
-            return function(a, b)  # nearly always
-        if isinstance(a, Diagonal) and isinstance(b, tuple) and function is operator.add:
-            return a + b
-        for v in (a, b):
-            if isinstance(v, tuple | str | TensorType) or v is None:
-                raise TypeError(f"{v!r} is not a number")
-        if isinstance(a, int) and isinstance(b, int) and a.bit_length() > _MOST_BITS:
-            raise ValueError("the number is too large")
-        return function(a, b)
-
-    return checked
-
-
-_BINARY = {
-    "+": _arithmetic(operator.add),
-    "-": _arithmetic(operator.sub),
-    "*": _arithmetic(operator.mul),
-    "/": _arithmetic(_divide),
-    "//": _arithmetic(operator.floordiv),
-    "%": _arithmetic(operator.mod),
-    "^": _arithmetic(_power),
-}
-_COMPARE = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-    "<=": operator.le,
-    ">=": operator.ge,
-}
 
 
 def _infix(table: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Node], Compiled]:
@@ -465,12 +409,12 @@ def _comprehension(tree: Node) -> Compiled:
 _NODES: dict[str, Callable[[Any], Compiled]] = {
     "attribute": _attribute,
     "augmented": _augmented,
-    "binary": _infix(_BINARY),
+    "binary": _infix(BINARY),
     "both": _both,
     "box": _box,
     "call": _call,
     "choice": _choice,
-    "compare": _infix(_COMPARE),
+    "compare": _infix(COMPARE),
     "comprehension": _comprehension,
     "diagonal": _diagonal,
     "either": _either,

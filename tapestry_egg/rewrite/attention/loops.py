@@ -18,7 +18,7 @@ from tapestry_egg.metakernels import registry
 
 from .sites import read_site, sites
 from .sums import Foreign
-from .views import OF_MASKS, Views
+from .views import Views, is_light
 
 
 @dataclass
@@ -148,7 +148,7 @@ def fixed(graph: BlockGraph) -> set[int]:
     known = {v for v in graph.constants if graph.constants[v].size == 1}
     made: set[int] = set()
     for op in graph.operations:
-        if op.kernel in OF_MASKS and len(op.outputs) == 1 and known.issuperset(op.inputs):
+        if known.issuperset(op.inputs) and is_light(graph, op):
             known.update(op.outputs)
             made.update(op.outputs)
     return made
@@ -262,7 +262,7 @@ class Link:
                 continue
             seen.add(u)
             at = self.makers.get(u)
-            if at is None or self.inner.operations[at].kernel not in OF_MASKS:
+            if at is None or not is_light(self.inner, self.inner.operations[at]):
                 return False
             stack += self.inner.operations[at].inputs
         return True

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.metakernels import registry
 
 #: A digit: a name and its extent.
 Atom = tuple[Any, int]
@@ -22,11 +23,6 @@ Read = TypeVar("Read")
 #: Per dim of a value its atoms.
 Dims = tuple[tuple[Atom, ...], ...]
 
-#: What masks are made of.
-OF_MASKS = {
-    *("iota", "ge", "gt", "le", "lt", "eq", "ne", "and", "or", "not", "select_n", "add", "sub"),
-    *("broadcast_in_dim", "reshape", "transpose", "convert_element_type", "squeeze"),
-}
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -51,7 +47,8 @@ class Views:
             v: op for op in self.graph.operations for v in op.outputs if len(op.outputs) == 1
         }
 
-        #: value -> the first one that is made the same way; of what masks are made of alone
+        #: value -> the first one that is made the same way, by operations that are as light as
+        #: those of masks
         self.first: dict[int, int] = {}
         known: dict[Any, int] = {}
         for v, array in self.graph.constants.items():
@@ -59,7 +56,7 @@ class Views:
                 of = str(array.dtype), self.graph.values[v].shape, array.tobytes()
                 self.first[v] = known.setdefault(of, v)
         for op in self.graph.operations:
-            if op.kernel in OF_MASKS and len(op.outputs) == 1:
+            if is_light(self.graph, op):
                 (v,) = op.outputs
                 inputs = tuple(self.first.get(u, u) for u in op.inputs)
                 key = op.kernel, inputs, repr(op.params), self.graph.values[v]
@@ -170,6 +167,16 @@ class Views:
             return float(np.asarray(array).flat[0])
         except (TypeError, ValueError):
             return None
+
+
+def is_light(graph: BlockGraph, op: Operation) -> bool:
+    """Whether an operation goes element by element, at one operation for each at most, so that it
+    may as well run again: what masks are made of."""
+    if len(op.outputs) != 1 or not registry.is_repeatable(op):
+        return False
+    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
+    signature = registry.signature_of(op, read, made)
+    return signature.fusion in ("loop", "view") and signature.whole_flops <= made[0].size
 
 
 def extent(atoms: Iterable[Atom]) -> int:
