@@ -74,8 +74,8 @@ def test_an_end_before_there_is_anything_is_told_in_one_line(tmp_path: Path) -> 
         "tapestry_egg.cli.main([])\n"
     )
     running = (
-        "import signal, tapestry_egg.cli, tapestry_egg.cli.app as app\n"
-        "app.host_only = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "import signal, tapestry_egg.cli, tapestry_egg.cli.graphs as graphs\n"
+        "graphs.host_only = lambda: signal.raise_signal(signal.SIGINT)\n"
         "tapestry_egg.cli.main(['trace', 'x.py', '-o', 'x.json'])\n"
     )
     for code in (importing, running):

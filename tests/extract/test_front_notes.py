@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tapestry_egg.cli.app import summary
+from tapestry_egg.cli.searches import summary
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.notes import note_lines
 from tapestry_egg.graph.layout import MeshShape

@@ -21,7 +21,7 @@ import tapestry_egg as te
 from models import mlp
 from tapestry_egg import report
 from tapestry_egg.cli.app import main
-from tapestry_egg.cli.app import summary as summary_line
+from tapestry_egg.cli.searches import summary as summary_line
 from tapestry_egg.columns import columns, percent
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.legality import tensor_blocks

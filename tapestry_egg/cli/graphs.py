@@ -1,0 +1,97 @@
+"""The command `trace`, and the graph files that other commands take: programs are traced first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tapestry_egg.errors import TapestryError
+from tapestry_egg.parallel.executors import host_only
+
+from .console import Quiet
+
+if TYPE_CHECKING:
+    from tapestry_egg.progress import Progress
+
+
+def trace(
+    program: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py[:NAME]",
+            help="A program of yours; the file is imported, that is, run. Or StableHLO (.mlir), or "
+            "what jax.export wrote (.jax).",
+        ),
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="PATH", help="The graph file to write.")
+    ],
+    loom: Annotated[
+        bool, typer.Option("--loom", help="Write Loom JSON, which other tools read, too.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Trace a JAX function into a graph file.
+
+    The arguments to trace with come from the file: NAME_args() returns those of NAME, or example()
+    returns (function, arguments). Shapes are enough: jax.ShapeDtypeStruct leaves will do.
+    """
+    from tapestry_egg.progress import reporter
+
+    with reporter(quiet=quiet) as on_progress:
+        _trace_to(program, Path(out), on_progress, loom)
+
+
+def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False) -> None:
+    from tapestry_egg.files.files import save
+    from tapestry_egg.interop.foreign import load_program
+    from tapestry_egg.progress import Phase
+
+    host_only()
+    entry = load_program(program)
+    on_progress(Phase("trace", subject=entry.name))
+    from tapestry_egg.tracing.trace import trace as trace_function
+
+    traced = trace_function(entry.function, *entry.arguments, name=entry.name)
+    if loom:
+        from tapestry_egg.loom import to_loom, write_loom
+
+        write_loom(to_loom(traced), out)
+    else:
+        save(traced, out)
+    words = f"{len(traced.graph.operations)} operations -> {out}"
+    on_progress(Phase("trace", words, 1.0, entry.name))
+
+
+def graph_files(paths: Sequence[str], out: Path, on_progress: Progress) -> list[Path]:
+    """The graph files that the arguments name; programs are traced into `out` first."""
+    from tapestry_egg.interop.foreign import is_program
+
+    files: list[Path] = []
+    for text in paths:
+        path = Path(text)
+        if is_program(text):
+            name = re.sub(
+                r"\.(py|mlir|stablehlo|jax|jaxexport)$", "", path.name.replace(".py:", "-")
+            )
+            _trace_to(text, out / f"{name}.json", on_progress)
+            files.append(out / f"{name}.json")
+        elif path.is_dir():
+            found = [p for p in sorted(path.glob("*.json")) if _is_graph_name(p.name)]
+            if not found:
+                raise TapestryError("holds no .json graph", where=text, hint="Trace some first.")
+            files += found
+        else:
+            files.append(path)
+    return list({path.resolve(): path for path in files}.values())
+
+
+def _is_graph_name(name: str) -> bool:
+    """Whether a file of a folder may be a graph, and not what `optimize` writes there."""
+    from tapestry_egg.pipeline.batch import MANIFEST
+
+    return name != MANIFEST and not name.endswith(".front.json")
