@@ -10,7 +10,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg import pipeline
 from tapestry_egg.pipeline import apart, passes, state
-from tapestry_egg.rewrite.forms import _worth_a_form
+from tapestry_egg.rewrite.region_forms import _worth_a_form
 from tapestry_egg.runtime.arguments import placed_as
 from tapestry_egg.schedule.one_device import region_shares
 
