@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from xml.sax.saxutils import escape
 
 # All control characters but tab and newline; marks that reorder text; halves of characters.
 _STEERING = re.compile(
@@ -26,3 +27,10 @@ def printable(text: str) -> str:
     a\x1b[31mb
     """
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def xml_text(text: str) -> str:
+    """The text as XML character data; characters that XML cannot hold are dropped."""
+    return escape(
+        "".join(c for c in text if c in "\t\n" or (ord(c) >= 32 and c not in "\ufffe\uffff"))
+    )

@@ -123,10 +123,10 @@ def _leaves(word: str, prefix: Any, structure: Any) -> list[Leaf]:
             + ("arguments." if word == "in_shardings" else "result."),
         ) from None
     # A Format has the sharding beside the memory layout, which is XLA's affair.
-    return [(i, _said(getattr(x, "sharding", x))) for i, x in enumerate(entries)]
+    return [(i, said(getattr(x, "sharding", x))) for i, x in enumerate(entries)]
 
 
-def _said(sharding: Any) -> Any:
+def said(sharding: Any) -> Any:
     """None for what leaves the choice open: None, and JAX's words for unspecified and auto."""
     return None if type(sharding).__name__ in ("UnspecifiedValue", "AUTO") else sharding
 

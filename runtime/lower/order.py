@@ -31,7 +31,7 @@ from tapestry_egg.schedule.flatten import FlatProgram, flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import Schedule, operation_groups, schedule
 from tapestry_egg.schedule.self_compared import self_compared
-from tapestry_egg.schedule.units import Unit, fuse
+from tapestry_egg.schedule.units import Unit, fuse, is_view
 from tapestry_egg.schedule.value_numbers import ValueNumbers
 
 #: Local bytes below which order matters little for the peak, while XLA's combining of collectives
@@ -169,7 +169,7 @@ def stored(graph: BlockGraph, reads: Reads) -> frozenset[int]:
     found = {
         number[v]
         for unit, inside in zip(plan.units, within, strict=True)
-        if not inside and not _only_views(plan.program, unit)
+        if not inside and not is_view(plan.program, unit)
         for v in unit.outputs
         if v in number
     }
@@ -199,7 +199,7 @@ def made_for_all(
     place = {v: k for k, v in enumerate(program.bodies[0].values)}
     within = fusion(plan).within
     kernels = [
-        not inside and not _only_views(program, unit)
+        not inside and not is_view(program, unit)
         for inside, unit in zip(within, plan.units, strict=True)
     ]
     found = set()
@@ -336,11 +336,6 @@ def fills(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> frozenset[
             if TensorType(shape, graph.values[v].dtype).nbytes >= SMALL:
                 found.add(k)
     return frozenset(found)
-
-
-def _only_views(program: FlatProgram, unit: Unit) -> bool:
-    members = [program.instances[i] for i in unit.members]
-    return not members[-1].port and all(m.signature.fusion == "view" for m in members)
 
 
 def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:

@@ -152,7 +152,7 @@ def demo(
     """Do the main job on a GPT-2 train step.
 
     Computes its front for h100:8, runs plans of it on 8 simulated CPU devices, and shows that their
-    numbers are the original's and their traffic the planned one.
+    numbers are the original's and that they send what was planned.
     """
     from tapestry_egg.pipeline.rehearse import simulate_devices
     from tapestry_egg.progress import reporter

@@ -17,7 +17,7 @@ import msgspec
 from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.arrays import encode_bytes
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
+from tapestry_egg.graph.blockgraph import BlockGraph, Source
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.tracing.codec import HANDLES
@@ -112,16 +112,9 @@ def _with_plans(front: Front, changed: Callable[[Plan], Plan]) -> Front:
 # ---- objects of a process ----------------------------------------------------------------------
 
 
-def _operations(graph: BlockGraph) -> Iterator[Operation]:
-    for op in graph.operations:
-        yield op
-        for region in op.regions:
-            yield from _operations(region)
-
-
 def _handles(graph: BlockGraph) -> Iterator[int]:
     """The handles of a program, each once, in the order in which they occur."""
-    return iter(dict.fromkeys(h for op in _operations(graph) for h in handles_in(op.params)))
+    return iter(dict.fromkeys(h for op in graph.walk() for h in handles_in(op.params)))
 
 
 def _with_handles(plan: Plan, number: Callable[[int], Any]) -> Plan:
@@ -199,7 +192,7 @@ def _with_lines(plan: Plan) -> Plan:
 def _large(graph: BlockGraph) -> list[tuple[str, str]]:
     """Large constants of a program: the digest of each one's base64, and that."""
     found: dict[str, str] = {}
-    graphs = [graph, *(r for op in _operations(graph) for r in op.regions)]
+    graphs = [graph, *(r for op in graph.walk() for r in op.regions)]
     for array in (a for g in graphs for a in g.constants.values()):
         if array.nbytes * 4 // 3 > _SMALL:
             text = encode_bytes(array)
@@ -238,7 +231,7 @@ def _digest(text: str) -> str:
 
 
 def _sources(graph: BlockGraph) -> list[Source]:
-    return [s for op in _operations(graph) for s in (op.source, *(op.places or ()))]
+    return [s for op in graph.walk() for s in (op.source, *(op.places or ()))]
 
 
 def _row(source: Source) -> list[Any]:

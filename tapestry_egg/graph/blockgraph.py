@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -152,6 +152,13 @@ class BlockGraph:
     def size(self) -> int:
         """How many operations there are, those of regions included."""
         return len(self.operations) + sum(r.size for op in self.operations for r in op.regions)
+
+    def walk(self) -> Iterator[Operation]:
+        """All operations, each before those of its regions."""
+        for op in self.operations:
+            yield op
+            for region in op.regions:
+                yield from region.walk()
 
     def producers(self) -> dict[int, int]:
         """Value id -> index of the operation that produces it (inputs and constants are absent)."""

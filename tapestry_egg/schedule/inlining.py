@@ -12,7 +12,7 @@ from tapestry_egg.zspace import Projection
 from .flatten import FlatProgram, Instance
 from .schedules import Schedule
 from .self_compared import stored_once
-from .units import Unit
+from .units import Unit, is_view
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def read_by_products(
     for u in reversed(range(len(units))):
         unit = units[u]
         by = {u} if u in products else set[int]()
-        view = _is_view(program, unit)
+        view = is_view(program, unit)
         fits = _goes_by_elements if all_of_them else _fits
         if view or (len(unit.outputs) == 1 and fits(program, unit)):
             by = read.get(unit.outputs[0], set()) if unit.outputs else set()
@@ -299,11 +299,6 @@ def _is_product(program: FlatProgram, unit: Unit) -> bool:
     signature = root.signature
     plain = signature.multiplies and not signature.straight
     return not root.port and plain and not signature.by_vector
-
-
-def _is_view(program: FlatProgram, unit: Unit) -> bool:
-    members = [program.instances[i] for i in unit.members]
-    return not members[-1].port and all(m.signature.fusion == "view" for m in members)
 
 
 def _fits(program: FlatProgram, unit: Unit) -> bool:

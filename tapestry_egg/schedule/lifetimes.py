@@ -34,6 +34,7 @@ from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
 from .schedules import Schedule
+from .units import is_view
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,8 @@ class _Lives:
     def _hold(self) -> None:
         """Views, fused units and what a region reads from outside keep their sources alive."""
         for u, unit in reversed(list(enumerate(self.schedule.units))):
-            members = [self.program.instances[i] for i in unit.members]
-            port = members[-1].port
-            view = not port and all(m.signature.fusion == "view" for m in members)
+            port = self.program.instances[unit.root].port
+            view = is_view(self.program, unit)
             passes = self.fusion.within[u] or view or port == "invariant"
             over = self._loop_ends(unit.root) if port in ("invariant", "stream") else 0
             for v in unit.outputs if passes or over else ():
@@ -251,8 +251,7 @@ class _Lives:
         """What a view is of in the end; any other value is itself."""
         while True:
             unit = self.schedule.units[self.schedule.producer[v]]
-            members = [self.program.instances[i] for i in unit.members]
-            if members[-1].port or any(m.signature.fusion != "view" for m in members):
+            if not is_view(self.program, unit):
                 return v
             v = unit.reads[0][2]
 

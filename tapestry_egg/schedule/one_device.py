@@ -15,7 +15,7 @@ from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .schedules import schedule
 from .traffic import Traffic
-from .units import Unit
+from .units import Unit, is_view
 
 
 def least_seconds(signature: OperationSignature, target: Target) -> float:
@@ -94,8 +94,7 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
     members = [program.instances[i] for i in unit.members]
     root = members[-1]
     through = traffic.of(unit)
-    free = through.is_free(whole=True)
-    if free or (not root.port and all(m.signature.fusion == "view" for m in members)):
+    if through.is_free(whole=True) or is_view(program, unit):
         return 0.0
     made = zip(through.writes, unit.outputs, strict=True)
     moved = float(sum([share * program.sizes[v] for share, v in made]))

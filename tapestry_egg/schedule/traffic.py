@@ -23,7 +23,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .inlining import fusion
 from .schedules import Schedule
-from .units import Unit
+from .units import Unit, is_view
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,7 @@ class Traffic:
         return self._fusion.within[u] and self._multiplies(self._schedule.units[u])
 
     def _is_view(self, unit: Unit) -> bool:
-        members = [self._program.instances[i] for i in unit.members]
-        return not members[-1].port and all(m.signature.fusion == "view" for m in members)
+        return is_view(self._program, unit)
 
     def _multiplies(self, unit: Unit) -> bool:
         return self._program.instances[unit.root].signature.multiplies

@@ -45,6 +45,12 @@ class Unit:
         return self.members[-1]
 
 
+def is_view(program: FlatProgram, unit: Unit) -> bool:
+    """Whether a unit only says how to see what lies in memory; no port does."""
+    members = [program.instances[i] for i in unit.members]
+    return not members[-1].port and all([m.signature.fusion == "view" for m in members])
+
+
 def fuse(program: FlatProgram) -> list[Unit]:
     """The units of a flat program, in program order."""
     instances = program.instances

@@ -27,7 +27,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.traffic import Traffic, UnitTraffic
-from tapestry_egg.schedule.units import Unit
+from tapestry_egg.schedule.units import Unit, is_view
 
 from .strategies import Saturated
 
@@ -85,7 +85,7 @@ class WayCosts:
         root = self.instances[unit.root]
         signatures = [self.instances[i].signature for i in unit.members]
         moved, through = moved.copy(), self.traffic.of(unit)
-        if all([s.fusion == "view" for s in signatures]) if not root.port else not through.launches:
+        if (root.port and not through.launches) or is_view(self.schedule.program, unit):
             return np.zeros(len(flops)), np.zeros(len(flops))
         for (i, p, v), column, share in zip(unit.reads, read, through.reads, strict=True):
             reads = self.instances[i].signature.reads

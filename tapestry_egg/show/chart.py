@@ -10,9 +10,9 @@ import hashlib
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from xml.sax.saxutils import escape
 
 from tapestry_egg.machine.objectives import SEARCHED
+from tapestry_egg.printable import xml_text
 
 from .axis import Axis, fit_axis
 from .labels import SIZE, Box, Wish, place_labels, text_width
@@ -53,7 +53,7 @@ def front_svg(info: FrontInfo, *, scale: Scale = "auto") -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="{FONT}" font-size="12" role="img">',
-        f"<title>{_text(info.title)}</title>",
+        f"<title>{xml_text(info.title)}</title>",
         f"<style>{_STYLE}</style>",
         *_heading(info, colours),
         *_axes(x, y),
@@ -90,14 +90,14 @@ def _heading(info: FrontInfo, colours: dict[str, str]) -> list[str]:
         words.append(f"each within {_gap(max(0.0, *gaps), proven)} of its bound")
     words.append("lower left is better")
     parts = [
-        f'<text class="strong" x="{LEFT}" y="24" font-size="16">{_text(info.title)}</text>',
+        f'<text class="strong" x="{LEFT}" y="24" font-size="16">{xml_text(info.title)}</text>',
         f'<text x="{LEFT}" y="44">{"; ".join(words)}</text>',
     ]
     # The meshes by colour, right-aligned on the line of the y axis' own label.
     place = float(RIGHT)
     for mesh in sorted(colours, reverse=True):
         place -= text_width(mesh, 12)
-        parts.append(f'<text x="{place:.1f}" y="{TOP - 16}">{_text(mesh)}</text>')
+        parts.append(f'<text x="{place:.1f}" y="{TOP - 16}">{xml_text(mesh)}</text>')
         place -= 10
         parts.append(f'<circle cx="{place:.1f}" cy="{TOP - 20}" r="4.5" fill="{colours[mesh]}"/>')
         place -= 22
@@ -120,8 +120,8 @@ def _axes(x: Axis, y: Axis) -> list[str]:
         )
     parts += [
         f'<path class="line" fill="none" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>',
-        f'<text x="{LEFT}" y="{TOP - 16}">{_text(y.label)}</text>',
-        f'<text x="{RIGHT}" y="{BOTTOM + 38}" text-anchor="end">{_text(x.label)}</text>',
+        f'<text x="{LEFT}" y="{TOP - 16}">{xml_text(y.label)}</text>',
+        f'<text x="{RIGHT}" y="{BOTTOM + 38}" text-anchor="end">{xml_text(x.label)}</text>',
     ]
     return parts
 
@@ -135,7 +135,7 @@ def _footnote(info: FrontInfo) -> list[str]:
         words.append(f"ring: {info.over_memory}")
     if not words:
         return []
-    return [f'<text x="{LEFT}" y="{BOTTOM + 38}">{_text("; ".join(words))}</text>']
+    return [f'<text x="{LEFT}" y="{BOTTOM + 38}">{xml_text("; ".join(words))}</text>']
 
 
 def _stairs(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
@@ -164,7 +164,7 @@ def _dot(point: FrontPoint, at: tuple[float, float], colour: str, on_stairs: boo
     if not point.fits:
         look = f'fill="none" stroke="{colour}" stroke-width="1.6" pointer-events="all"'
     return (
-        f"<g><title>{_text(_details(point))}</title>"
+        f"<g><title>{xml_text(_details(point))}</title>"
         f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{radius}" {look}/></g>'
     )
 
@@ -172,7 +172,7 @@ def _dot(point: FrontPoint, at: tuple[float, float], colour: str, on_stairs: boo
 def _square(point: FrontPoint, px: float, y: Axis, info: FrontInfo) -> str:
     py = y.at(point.value(info.y))
     return (
-        f"<g><title>{_text('original: ' + _details(point))}</title>"
+        f"<g><title>{xml_text('original: ' + _details(point))}</title>"
         f'<rect class="hollow" stroke-width="1.6" x="{px - 5:.1f}" y="{py - 5:.1f}" '
         f'width="10" height="10" pointer-events="all"/></g>'
     )
@@ -210,7 +210,7 @@ def _labels(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
         style = ' class="strong"' if label.bold else ""
         parts.append(
             f'<text{style} x="{label.x:.1f}" y="{label.y:.1f}" font-size="{SIZE}" '
-            f'text-anchor="{label.anchor}">{_text(label.name)}</text>'
+            f'text-anchor="{label.anchor}">{xml_text(label.name)}</text>'
         )
     return parts
 
@@ -235,10 +235,3 @@ def _stair_boxes(corners: Sequence[tuple[float, float]]) -> list[Box]:
         boxes.append(Box(x0, y0 - 1, x1, y0 + 1))
         boxes.append(Box(x1 - 1, min(y0, y1), x1 + 1, max(y0, y1)))
     return boxes
-
-
-def _text(text: str) -> str:
-    """`text` as XML character data; characters that XML cannot hold are dropped."""
-    return escape(
-        "".join(c for c in text if c in "\t\n" or (ord(c) >= 32 and c not in "\ufffe\uffff"))
-    )

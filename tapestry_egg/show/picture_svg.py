@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
+
+from tapestry_egg.printable import xml_text
 
 from .chart import FONT
 from .labels import text_width
@@ -177,7 +179,7 @@ def _own(picture: Picture) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'width="{width:.0f}" height="{height:.0f}" font-family="{FONT}" role="img">',
-            f"<title>{_text(picture.title)}</title>",
+            f"<title>{xml_text(picture.title)}</title>",
             f"<style>{STYLE}</style>",
             TIP,
             *parts,
@@ -204,12 +206,12 @@ def drawn(picture: Picture) -> tuple[float, float, list[str]]:
     ports = _ports(picture.links, page)
     parts = [
         f'<text class="head" x="{_MARGIN}" y="{_MARGIN + 14}" font-size="15" font-weight="600">'
-        f"{_text(picture.title)}</text>",
+        f"{xml_text(picture.title)}</text>",
     ]
     if picture.subtitle:
         parts.append(
             f'<text class="note" x="{_MARGIN}" y="{_MARGIN + 32}" font-size="11">'
-            f"{_text(picture.subtitle)}</text>"
+            f"{xml_text(picture.subtitle)}</text>"
         )
     parts += legend
     depth = {c.id: _depth(c, picture.clusters) for c in picture.clusters}
@@ -233,7 +235,7 @@ def _legend(picture: Picture, width: float, top: float) -> tuple[list[str], floa
         parts.append(
             f'<rect x="{at:.1f}" y="{_MARGIN + y:.1f}" width="12" height="12" rx="2" '
             f'fill="{colour}" stroke="#7b8794"/><text class="note" x="{at + 18:.1f}" '
-            f'y="{_MARGIN + y + 10:.1f}" font-size="11">{_text(words)}</text>'
+            f'y="{_MARGIN + y + 10:.1f}" font-size="11">{xml_text(words)}</text>'
         )
         x += size
     return parts, y + (26 if parts else 0)
@@ -283,11 +285,11 @@ def _arrow(link: Link, k: int, page: _Page, ports: Mapping[tuple[int, int], Poin
     if label:
         text = (
             f'<text x="{label[0]:.1f}" y="{label[1] + 3.5:.1f}" font-size="{_SMALL}" '
-            f'text-anchor="middle">{_text(link.label)}</text>'
+            f'text-anchor="middle">{xml_text(link.label)}</text>'
         )
     kind, tip = ("link sends", "sent") if link.sends else ("link", "tip")
     words = link.title or link.label
-    title = f"<title>{_text(words)}</title>" if words else ""
+    title = f"<title>{xml_text(words)}</title>" if words else ""
     dashes = ' stroke-dasharray="4 3"' if link.dashed else ""
     return (
         f'<g class="{kind}" data-source={quoteattr(link.source)} '
@@ -322,7 +324,7 @@ def _box(item: Item, page: _Page) -> str:
         baseline = y - h / 2 + 5 + _LINE * (k + 0.78)
         lines.append(
             f'<text x="{x:.1f}" y="{baseline:.1f}" text-anchor="middle" {style}>'
-            f"{_text(line)}</text>"
+            f"{xml_text(line)}</text>"
         )
     bands, left = "", x - w / 2
     for colour, share in item.bands:
@@ -337,7 +339,7 @@ def _box(item: Item, page: _Page) -> str:
         opens = f' data-opens={quoteattr(item.opens)} tabindex="0" role="button" aria-label={label}'
     return (
         f'<g class="item {item.kind}" id={quoteattr(item.id)}{opens}>'
-        f"<title>{_text(item.title or item.lines[0])}</title>"
+        f"<title>{xml_text(item.title or item.lines[0])}</title>"
         f'<rect x="{x - w / 2:.1f}" y="{y - h / 2:.1f}" width="{w:.1f}" height="{h:.1f}" '
         f'rx="{radius}" fill="{item.fill or fill}" stroke="{outline}"/>{bands}{"".join(lines)}</g>'
     )
@@ -355,12 +357,5 @@ def _caption(cluster: Cluster, page: _Page) -> str:
     (x, y), (w, h) = page.boxes[cluster.id]
     return (
         f'<text class="head halo" x="{x - w / 2 + 8:.1f}" y="{y + h / 2 - 6:.1f}" '
-        f'font-size="11">{_text(cluster.label)}</text>'
-    )
-
-
-def _text(text: str) -> str:
-    """`text` as XML character data; characters that XML cannot hold are dropped."""
-    return escape(
-        "".join(c for c in text if c in "\t\n" or (ord(c) >= 32 and c not in "\ufffe\uffff"))
+        f'font-size="11">{xml_text(cluster.label)}</text>'
     )

@@ -80,7 +80,7 @@ def _operation_text(
 def graph_data(graph: BlockGraph) -> dict[str, Any]:
     """What a block graph holds, in numbers: operations by kernel, regions included."""
     kernels: dict[str, int] = {}
-    for operation in _operations(graph):
+    for operation in graph.walk():
         kernels[operation.kernel] = kernels.get(operation.kernel, 0) + 1
     return {
         "name": graph.name,
@@ -91,13 +91,6 @@ def graph_data(graph: BlockGraph) -> dict[str, Any]:
         "outputs": [str(graph.values[v]) for v in graph.outputs],
         "kernels": dict(sorted(kernels.items(), key=lambda item: (-item[1], item[0]))),
     }
-
-
-def _operations(graph: BlockGraph) -> Iterator[Operation]:
-    for operation in graph.operations:
-        yield operation
-        for region in operation.regions:
-            yield from _operations(region)
 
 
 # --- plans ----------------------------------------------------------------------------------------
@@ -185,7 +178,7 @@ def _part(plan: Plan) -> list[str]:
 
 def _places(graph: BlockGraph) -> Mapping[str, str]:
     """Files of a program by the shortest names that tell them apart."""
-    return short_paths({op.source.file for op in _operations(graph)} - {""})
+    return short_paths({op.source.file for op in graph.walk()} - {""})
 
 
 def _lying_as_others(rows: Sequence[list[str]]) -> tuple[list[list[str]], list[str]]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.extract.problem.shardings import Leaves
+from tapestry_egg.extract.problem.shardings import Leaves, said
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import Dims, MeshContract
 from tapestry_egg.schedule.flatten import is_below
@@ -93,7 +93,7 @@ def _dims(
     from tapestry_egg.extract.problem.shardings import sharding_pins
 
     found: list[Dims | None] = [None] * count
-    leaves = [(i, _said(s)) for i, s in enumerate(shardings)]
+    leaves = [(i, said(s)) for i, s in enumerate(shardings)]
     for pin in sharding_pins(program, leaves, output):
         sharding = shardings[pin.position]
         own = getattr(sharding, "mesh", None)
@@ -111,10 +111,6 @@ def _dims(
         else:
             found[pin.position] = tuple(d or () for d in pin.dims)
     return found
-
-
-def _said(sharding: Any) -> Any:
-    return None if type(sharding).__name__ in ("UnspecifiedValue", "AUTO") else sharding
 
 
 def _on(mesh: Any, sharding: Any, rank: int) -> Dims | None:

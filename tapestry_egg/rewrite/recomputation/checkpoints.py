@@ -27,6 +27,7 @@ from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.schedule.traffic import Traffic
+from tapestry_egg.schedule.units import is_view
 from tapestry_egg.tracing.plain import handles_in
 
 from .second_instances import Recomputation
@@ -129,12 +130,13 @@ class Flow:
     @cached_property
     def passing(self) -> tuple[bool, ...]:
         """Per unit, whether it stores nothing: a view, or computed inside every reader."""
-        found = []
-        for u, unit in enumerate(self.schedule.units):
-            members = [self.program.instances[i] for i in unit.members]
-            view = all(m.signature.fusion == "view" for m in members)
-            found.append(not members[-1].port and (view or self.lives.within[u]))
-        return tuple(found)
+        within = zip(self.schedule.units, self.lives.within, strict=True)
+        return tuple(
+            [
+                is_view(self.program, unit) or (inside and not self.root_port(u))
+                for u, (unit, inside) in enumerate(within)
+            ]
+        )
 
     def root_port(self, u: int) -> str:
         return self.program.instances[self.schedule.units[u].root].port

@@ -21,7 +21,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.language.scopes import Names, Scope
 from tapestry_egg.metakernels.signatures.parameters import hashable, plain, readable
-from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rules.language.book import Rule, commands
 from tapestry_egg.rules.language.families import families_of
 from tapestry_egg.rules.language.recipe import MOST_GIVEN, Want
@@ -85,7 +85,7 @@ class _Described(Mapping[str, Any]):
                 raise KeyError(name)
             params = name == "params"
             self._made[name] = (
-                readable(self._applied.params) if params else _flops(self._applied.signature)
+                readable(self._applied.params) if params else self._applied.signature.whole_flops
             )
         return self._made[name]
 
@@ -97,10 +97,6 @@ class _Described(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._NAMES)
-
-
-def _flops(signature: OperationSignature) -> float:
-    return evaluate(signature.flops, signature.extents)
 
 
 class Catalogue:
