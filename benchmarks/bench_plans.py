@@ -10,9 +10,7 @@ Programs are small and each runs in a process of its own. A plan is *good* when
 
 * no group of its results is farther from what the program gives in float64 than four times what
   `jax.jit` on one device is, rounding where the program says (`ratio`; every array of 64 elements
-  is a group, smaller ones are one together; gradients are in what train steps return).
-  Where float64 draws other random numbers (dropout), none is farther from what the program gives
-  than four times what that moves when arguments change in their last places;
+  is a group, smaller ones are one together; gradients are in what train steps return);
 * XLA compiled exactly the bytes of collectives that were promised, by kind and group.
 
 `peak` is compiled over promised, of a CPU, whose compiler holds more than accelerators' do: it is

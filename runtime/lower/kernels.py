@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -377,7 +378,13 @@ def _scatter(call: Call) -> list[jax.Array]:
         for t, k in enumerate(targets):
             if t not in rows:
                 places[t] = jnp.clip(places[t], 0, length[k] - window[k])
-    _localize(call, places, rows, clamp=clamp)
+    here, _, _ = _localize(call, places, rows, clamp=clamp)
+    if prod(indices.shape[:-1]) == 1:
+        for t, k in enumerate(targets):
+            if t not in rows:
+                here = here & (places[t] >= 0) & (places[t] <= length[k] - window[k])
+        sizes = [n if w == m else w for n, w, m in zip(operand.shape, window, length, strict=True)]
+        return [_one_update(call, dict(zip(targets, places, strict=True)), here, sizes)]
     return call.bind(
         operand,
         jnp.stack(places, -1),
@@ -386,6 +393,35 @@ def _scatter(call: Call) -> list[jax.Array]:
         unique_indices=False,
         mode=GatherScatterMode.FILL_OR_DROP,
     )
+
+
+def _one_update(
+    call: Call, places: Mapping[int, jax.Array], here: jax.Array, sizes: Sequence[int]
+) -> jax.Array:
+    """A scatter's operand with its only update made at `places` (by dim), if it is `here`.
+
+    XLA makes the same of a single update, but reads what it leaves as it is where the update would
+    have been: of an operand that is cut out of an array, beyond the block, and writes that into it.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+    from jax.lax import GatherScatterMode
+
+    operand, indices, updates = call.operands
+    starts = [jnp.int32(0) for _ in sizes]
+    for k, place in places.items():
+        starts[k] = jnp.clip(place.reshape(()), 0, operand.shape[k] - sizes[k]).astype(jnp.int32)
+    now = lax.dynamic_slice(operand, starts, sizes)
+    (made,) = call.bind(
+        now,
+        jnp.zeros_like(indices),
+        updates,
+        indices_are_sorted=False,
+        unique_indices=False,
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
+    left = jnp.where(here.reshape(()), made, now)
+    return lax.dynamic_update_slice(operand, left, starts)
 
 
 def _places(indices: jax.Array) -> list[jax.Array]:

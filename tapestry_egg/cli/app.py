@@ -132,8 +132,7 @@ def run(
     planned against compiled: the bytes of every kind of collective, and peak memory. Without
     enough accelerators, CPU devices are simulated: the numbers are right, the times mean little.
     Exit code 1 says that results differ by more than rounding (with --program, that they are
-    farther from float64 than the original's; where that draws other random numbers, the original
-    decides as without), or that other bytes are moved than planned.
+    farther from float64 than the original's), or that other bytes are moved than planned.
     """
     from tapestry_egg.pipeline.rehearse import rehearse
 

@@ -160,6 +160,23 @@ def test_scatters_into_rows_that_other_devices_hold(kind: str, mode: str) -> Non
     )
 
 
+@pytest.mark.parametrize("at", [3, 4, 15, 16, -1])
+def test_a_single_update_leaves_the_rows_of_other_devices(at: int) -> None:
+    element = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
+    each_strategy(
+        lambda x, i, u: lax.scatter(x, i, u, element, mode="drop"),
+        numbers(16, 8),
+        np.array([at, 5], np.int32),
+        F32(7),
+    )
+    each_strategy(
+        lambda x, i, u: lax.scatter_add(x, i, u, SCATTER, mode="clip" if at > 9 else "drop"),
+        numbers(16, 8),
+        np.array([[at]], np.int32),
+        numbers(1, 8, seed=1),
+    )
+
+
 @pytest.mark.slow
 def test_overwriting_scatters_and_windows() -> None:
     each_strategy(
