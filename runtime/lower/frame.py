@@ -333,10 +333,16 @@ class Frame:
         read again. A barrier on what is computed on the fly would store it; what is kept is stored,
         and nothing that it was computed of is read."""
         sources = self.local.sources
-        others = {
-            u: f.origin if f.origin == "kept" else "produced"
+        # What the reader itself is to keep, and reads twice, is not there yet.
+        there = {
+            f.value
             for f in self.local.reads[k]
-            for u in ((f.value,) if f.origin == "kept" else sources.get(f.value, (f.value,)))
+            if f.origin == "kept" and f.value in self._store("kept", f.value)
+        }
+        others = {
+            u: "kept" if u in there else "produced"
+            for f in self.local.reads[k]
+            for u in ((f.value,) if f.value in there else sources.get(f.value, (f.value,)))
             if u != v and u in self.made_by
         }
         if others:

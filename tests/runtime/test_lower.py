@@ -168,6 +168,25 @@ def test_a_late_copy_waits_for_what_is_kept_of_what_is_computed_on_the_fly() -> 
     check(replace(plan, program=program), *arguments)
 
 
+def test_a_late_copy_does_not_wait_for_what_its_reader_is_yet_to_keep() -> None:
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        y = x @ w
+        return jnp.exp(x), lax.clamp(y, x, y), jnp.tanh(y)
+
+    arguments = numbers(16, 8), numbers(8, 8, seed=2)
+    program = trace(f, *arguments)
+    graph = program.graph
+    rows, whole = cut((X, Y), ()), cut((), ())
+    kernels = [op.kernel for op in graph.operations]
+    assert kernels == ["dot_general", "exp", "clamp", "tanh"]
+    (y,) = graph.operations[0].outputs
+    plan = plan_by_hand(
+        graph, MESH, {0: {"m": (X, Y)}}, (rows, whole), (whole,) * 3, {y: Kept(whole, 3)}
+    )
+    assert len(moved(plan)) == 3  # x for exp and for clamp, y once
+    check(replace(plan, program=program), *arguments)
+
+
 def test_one_reader_copies_once_for_two_operands() -> None:
     program = trace(lambda x: x * x, numbers(8, 8))
     plan = plan_by_hand(program.graph, MESH, {}, (cut((X,), ()),), (cut((), ()),))
