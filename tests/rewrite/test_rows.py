@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import pytest
 
 from tapestry_egg.metakernels.registry import signature_of
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
+from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
 from tapestry_egg.tracing.trace import trace
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
@@ -34,3 +38,24 @@ def test_rows_that_a_maximum_takes_in() -> None:
         assert Rows.along(sig, along) is None, "its results are no sums"
         rows = Rows.along(sig, along, any_monoid=True)
         assert rows is not None and rows.summed and rows.monoid == "max"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counts"),
+    [
+        (lambda: jnp.arange(8), True),
+        (lambda: jnp.arange(1, 9) - 1, True),  # computed, and count for all that
+        (lambda: jnp.arange(16) // 2 * 2 - jnp.arange(16), False),
+        (lambda: (jnp.arange(8) + 1) % 8, False),
+    ],
+    ids=["count", "computed", "far from it", "from another row on"],
+)
+def test_rows_that_are_read_by_their_own_numbers_need_not_be_together(
+    numbers: Callable[[], jax.Array], counts: bool
+) -> None:
+    columns = jax.ShapeDtypeStruct(numbers().shape, jnp.int32)
+    graph = trace(lambda x, c: x[numbers(), c], X, columns).graph
+    (gather,) = (op for op in with_batch_dims(graph).operations if op.kernel == "gather")
+    dims = gather.params["dimension_numbers"]
+    assert dims["operand_batching_dims"] == ([0] if counts else [])
+    assert dims["start_index_map"] == ([1] if counts else [0, 1])

@@ -18,7 +18,7 @@ from tapestry_egg.metakernels import registry
 
 from .sites import read_site, sites
 from .sums import Foreign
-from .views import Views, is_light
+from .views import Views
 
 
 @dataclass
@@ -148,7 +148,7 @@ def fixed(graph: BlockGraph) -> set[int]:
     known = {v for v in graph.constants if graph.constants[v].size == 1}
     made: set[int] = set()
     for op in graph.operations:
-        if known.issuperset(op.inputs) and is_light(graph, op):
+        if known.issuperset(op.inputs) and registry.is_light(op, graph):
             known.update(op.outputs)
             made.update(op.outputs)
     return made
@@ -262,7 +262,7 @@ class Link:
                 continue
             seen.add(u)
             at = self.makers.get(u)
-            if at is None or not is_light(self.inner, self.inner.operations[at]):
+            if at is None or not registry.is_light(self.inner.operations[at], self.inner):
                 return False
             stack += self.inner.operations[at].inputs
         return True

@@ -56,7 +56,7 @@ class Views:
                 of = str(array.dtype), self.graph.values[v].shape, array.tobytes()
                 self.first[v] = known.setdefault(of, v)
         for op in self.graph.operations:
-            if is_light(self.graph, op):
+            if registry.is_light(op, self.graph):
                 (v,) = op.outputs
                 inputs = tuple(self.first.get(u, u) for u in op.inputs)
                 key = op.kernel, inputs, repr(op.params), self.graph.values[v]
@@ -167,16 +167,6 @@ class Views:
             return float(np.asarray(array).flat[0])
         except (TypeError, ValueError):
             return None
-
-
-def is_light(graph: BlockGraph, op: Operation) -> bool:
-    """Whether an operation goes element by element, at one operation for each at most, so that it
-    may as well run again: what masks are made of."""
-    if len(op.outputs) != 1 or not registry.is_repeatable(op):
-        return False
-    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
-    signature = registry.signature_of(op, read, made)
-    return signature.fusion in ("loop", "view") and signature.whole_flops <= made[0].size
 
 
 def extent(atoms: Iterable[Atom]) -> int:

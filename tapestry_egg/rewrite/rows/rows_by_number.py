@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.metakernels import registry
+from tapestry_egg.reference.kernels import prepared
+
+# Values of more elements are not computed to see whether they count.
+_MOST = 1 << 22
 
 #: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
 #: operand that are batch dims, of the dims of the indices that these follow, and of those of the
@@ -51,6 +58,7 @@ class _Counts:
         self.makers = graph.producers()
         self.values = list(graph.values)
         self.operations: list[Operation] = []
+        self.known: dict[int, np.ndarray | None] = {}
 
     def graph_made(self) -> BlockGraph:
         for op in self.graph.operations:
@@ -118,37 +126,32 @@ class _Counts:
 
     def counted(self, v: int) -> int | None:
         """The dim along which a value counts from zero, alike along all others."""
+        if kind(self.values[v].dtype) not in ("int", "uint"):
+            return None
+        array = self._computed(v)
+        return None if array is None else _counts(array)
+
+    def _computed(self, v: int) -> np.ndarray | None:
+        """What a value is that is made of nothing but numbers, element by element."""
         graph = self.graph
         if v in graph.constants:
-            return _counts(np.asarray(graph.constants[v]))
+            return np.asarray(graph.constants[v])
+        if v in self.known:
+            return self.known[v]
+        self.known[v] = None
         at = self.makers.get(v)
-        if at is None:
+        op = None if at is None else graph.operations[at]
+        if op is None or not registry.is_light(op, graph) or graph.values[v].size > _MOST:
             return None
-        op = graph.operations[at]
-        if op.kernel == "iota":
-            return int(op.params["dimension"])
-        if op.kernel == "broadcast_in_dim":
-            j = self.counted(op.inputs[0])
-            if j is None:
+        operands = [x for u in op.inputs if (x := self._computed(u)) is not None]
+        if len(operands) == len(op.inputs):
+            types = [tuple([graph.values[u] for u in us]) for us in (op.inputs, op.outputs)]
+            try:
+                run = prepared(op.kernel, op.params, registry.signature_of(op, *types))
+            except TemplateError:  # NumPy has no word for it
                 return None
-            to = int(op.params["broadcast_dimensions"][j])
-            return to if graph.values[v].shape[to] == graph.values[op.inputs[0]].shape[j] else None
-        if op.kernel == "select_n" and self._is_negative(op.inputs[0], op.inputs[1]):
-            return self.counted(op.inputs[1])  # numbers from the end, of which there are none
-        if op.kernel == "convert_element_type" and graph.values[v].dtype in ("int32", "int64"):
-            return self.counted(op.inputs[0])
-        return None
-
-    def _is_negative(self, v: int, of: int) -> bool:
-        """Whether a value says where another one, that counts, is less than zero: nowhere."""
-        if v in self.graph.constants:
-            return not np.any(np.asarray(self.graph.constants[v]))
-        at = self.makers.get(v)
-        op = None if at is None else self.graph.operations[at]
-        if op is None or op.kernel != "lt" or op.inputs[0] != of:
-            return False
-        zero = self.graph.constants.get(op.inputs[1])
-        return zero is not None and not np.any(np.asarray(zero))
+            self.known[v] = run(operands)[0]
+        return self.known[v]
 
 
 def _counts(array: np.ndarray) -> int | None:
