@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.layout import Layout
@@ -128,9 +129,13 @@ class Frame:
         tie = self.local.ties.get(k)
         if tie is None:
             return
+        asked = (*tie.held, *tie.ahead)
+        # Copies that were made with others are what is read, not what they were made of.
+        there = {f.key: self.left[f.key] for f in asked if f.merged and f.key in self.left}
         held = {
             f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
-            for f in (*tie.held, *tie.ahead)
+            for f in asked
+            if f.key not in there
         }
         now = {v: store[v] for v, store in held.items() if v in store}
         known = [v for v in tie.done if v in self.produced]
@@ -148,10 +153,13 @@ class Frame:
             if self.stacks
             else {}
         )
-        if not now or not (done or left or late):
+        if not (now or there) or not (done or left or late):
             return
-        keys = tuple(left)  # of a value in two layouts, which have no order
-        now, done, gone, late = barrier((now, done, tuple(left.values()), late))
+        keys, read_at_once = tuple(left), tuple(there)  # of a value in two layouts: no order
+        now, here, done, gone, late = barrier(
+            (now, tuple(there.values()), done, tuple(left.values()), late)
+        )
+        self.left.update(zip(read_at_once, here, strict=True))
         if self.stacks is not None:
             self.stacks.arrays.update(late)
             self.written.update(dict.fromkeys(late, True))
@@ -214,6 +222,7 @@ class Frame:
         between them, as compilers look for what they merge. They are taken out of what the
         collective gives at once, which else stays as long as the last of them is not read."""
         sources = [self._late(f.value, k) if f.again else self.produced[f.value] for f in members]
+        sources = self._in_turn(k, sources)
         made = [self._copy(f, x) for f, x in zip(members, sources, strict=True)]
         made = barrier(made) if self.local.platform in GPUS else made
         self.left.update((f.key, x) for f, x in zip(members, made, strict=True))
@@ -285,6 +294,20 @@ class Frame:
         if not alive:
             return operands
         late, waited = barrier((operands, {u: self.produced[u] for u in alive}))
+        self._renew(waited, k)
+        return list(late)
+
+    def _in_turn(self, k: int, sources: list[jax.Array]) -> list[jax.Array]:
+        """What is sent together before operation k, not before what was computed last, and what the
+        large kernel before it made: XLA for GPUs would send what is there at once, and hold what
+        arrives while that kernel runs."""
+        if not sources or self.local.platform not in GPUS or self.local.beside:
+            return sources
+        large = (u for u in reversed(self.made_by) if u in self.local.waited_for)
+        alive = [*self._alive(k), *(u for u in islice(large, 1) if self._is_read(u, k))]
+        if not alive:
+            return sources
+        late, waited = barrier((sources, {u: self.produced[u] for u in alive}))
         self._renew(waited, k)
         return list(late)
 

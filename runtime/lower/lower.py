@@ -29,6 +29,7 @@ from .order import (
     fills,
     last_reads,
     made_for_all,
+    made_of_larger,
     made_once,
     repeats,
     stored,
@@ -88,6 +89,11 @@ class LocalBody:
     @cached_property
     def ties(self) -> dict[int, Tie]:
         return ties(self.body, self.reads, self.mesh, self.sources, self.beside)
+
+    @cached_property
+    def waited_for(self) -> frozenset[int]:
+        """What large kernels wait for."""
+        return frozenset(v for tie in self.ties.values() for v in tie.done)
 
     @cached_property
     def calls(self) -> bool:
@@ -241,6 +247,7 @@ class LocalBody:
         if self.platform not in GPUS:
             return frozenset(found)
         found |= made_for_all(self.body, self.stored, self.mesh, self.split)
+        found |= made_of_larger(self.body, self.reads, self.stored, self.mesh)
         readers = Counter(f.value for reads in self.reads for f in reads)
         for k, op in enumerate(graph.operations):
             again = op.kernel in TAKEN_INTO_PRODUCTS and any(readers[v] > 1 for v in op.outputs)

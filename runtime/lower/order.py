@@ -14,6 +14,7 @@ while the next large kernels run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.split_k import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import Fusion, OperationSignature
 from tapestry_egg.plans.fetch import Fetch, produced_layouts
 from tapestry_egg.plans.plan import BodyPlan
@@ -225,6 +227,40 @@ def made_for_all(
             following = next((r for r in range(u + 1, len(kernels)) if kernels[r]), None)
             if readers != {following} and _parts(x, body, k, mesh, costs) >= SMALL:
                 found.add(k)
+    return frozenset(found)
+
+
+def made_of_larger(
+    body: BodyPlan, reads: Reads, stored: frozenset[int], mesh: MeshShape
+) -> frozenset[int]:
+    """Operations with results in memory, element by element of something larger that is collected
+    for them, as rows of a table are: XLA for GPUs computes such results again where they are read,
+    and holds the larger until the last of these."""
+    graph = body.graph
+    layouts = produced_layouts(body)
+    readers = Counter(f.value for found in reads for f in found)
+    collected: dict[int, int] = {}  # value that is not stored -> bytes of the largest
+
+    def local(v: int, layout: Layout) -> int:
+        type_ = graph.values[v]
+        return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
+
+    found = set()
+    for k, op in enumerate(graph.operations):
+        most = max(
+            [local(f.value, f.need) if f.moves else collected.get(f.value, 0) for f in reads[k]],
+            default=0,
+        )
+        if op.regions or op.effectful or len(op.outputs) != 1:
+            continue
+        (v,) = op.outputs
+        if v not in stored:
+            collected[v] = most
+            continue
+        types = tuple([graph.values[u] for u in op.inputs])
+        kind = registry.signature_of(op, types, (graph.values[v],)).fusion
+        if kind == "loop" and readers[v] > 1 and most >= SMALL and most > local(v, layouts[v]):
+            found.add(k)
     return frozenset(found)
 
 

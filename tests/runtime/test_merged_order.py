@@ -1,0 +1,86 @@
+"""The order of a plan where several copies are one collective, and where what is collected is gone
+once its rows are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime.lower.lower import lower
+from tests.plans.plans import plan_by_hand, signature_of
+from tests.runtime.lowered import MESH, X, Y, cut, integers, numbers
+
+
+def products(ws: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Of which none waits for another."""
+    return [x @ w for w, x in zip(ws, xs, strict=True)]
+
+
+def gathered_at_once() -> Plan:
+    """The plan that gathers all weights in one collective."""
+    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 3
+    rows = [jax.ShapeDtypeStruct((8192, 256), jnp.float32)] * 3
+    names = ("[0]", "[1]", *(f"result[{k}]" for k in range(3)))
+    front = te.optimize(
+        te.trace(products, weights, rows),
+        "h100:8",
+        settings=te.Settings(work=0.2, recompute=0),
+        books=["sharding", "collectives"],
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={name: ("x", None) for name in names},
+    )
+    plan = front.best("seconds")
+    assert [(c.kind, c.merged) for c in plan.collectives] == [("all_gather", 1)] * 3
+    return plan
+
+
+def test_a_product_of_what_was_gathered_with_others_waits_for_the_one_before_it() -> None:
+    """What it reads waits, not the block that was gathered long before."""
+    traced = te.compile(gathered_at_once()).trace().jaxpr
+    (mapped,) = [e for e in traced.eqns if e.primitive.name == "shard_map"]
+    before: dict[Any, set[Any]] = {}  # variable -> all that it is made of, itself included
+    found = []
+    for e in mapped.params["jaxpr"].eqns:
+        read = [before.get(x, set()) for x in e.invars if not hasattr(x, "val")]
+        before |= {v: set().union({v}, *read) for v in e.outvars}
+        found += e.outvars if e.primitive.name == "dot_general" else []
+    assert len(found) == 3
+    assert all(one in before[other] for one, other in pairwise(found))
+
+
+def looked_up(table: Any, i: Any) -> Any:
+    """Rows that two kernels read."""
+    rows = table[i] + 1.0
+    return jnp.sort(rows, axis=1) + rows
+
+
+@pytest.mark.parametrize(
+    ("size", "lies", "whole"),
+    [
+        (512, cut((X, Y), ()), {"add"}),
+        (512, cut((), ()), set()),  # nothing is collected
+        (8, cut((X, Y), ()), set()),  # less than the rows
+    ],
+)
+def test_rows_of_a_table_that_is_collected_are_made_once(
+    size: int, lies: Layout, whole: set[str]
+) -> None:
+    """XLA for GPUs takes them again for each reader, and holds the table for that."""
+    graph = te.trace(looked_up, numbers(size, 32), integers(0, size, 64)).graph
+    cuts: dict[int, dict[str, tuple[int, ...]]] = {}
+    for k, op in enumerate(graph.operations):
+        dims = signature_of(graph, op).index
+        cuts[k] = {d.name: (X, Y) for d in dims if d.size == 64}
+    plan = plan_by_hand(graph, MESH, cuts, (lies, cut((X, Y))), (cut((X, Y), ()),))
+    kernels = [op.kernel for op in graph.operations]
+    body = lower(plan, platform="cuda")
+    assert {kernels[k] for k in body.made_whole} == whole
+    assert not lower(plan, platform="cpu").made_whole
