@@ -221,7 +221,9 @@ class Frame:
         """Make copies that one collective makes, before operation k: one after another, nothing
         between them, as compilers look for what they merge. They are taken out of what the
         collective gives at once, which else stays as long as the last of them is not read."""
-        sources = [self._late(f.value, k) if f.again else self.produced[f.value] for f in members]
+        # First, since tying a copy to another member's source replaces that source.
+        late = {f.key: self._late(f.value, k) for f in members if f.again}
+        sources = [late[f.key] if f.again else self.produced[f.value] for f in members]
         sources = self._in_turn(k, sources)
         made = [self._copy(f, x) for f, x in zip(members, sources, strict=True)]
         made = barrier(made) if self.local.platform in GPUS else made
@@ -365,13 +367,16 @@ class Frame:
         others = {
             u: "kept" if u in there else "produced"
             for f in self.local.reads[k]
+            # Of what was made with others the copy is read, and a barrier on what nothing reads is
+            # none: two such copies would be one.
+            if not (f.merged and f.key in self.left)
             for u in ((f.value,) if f.value in there else sources.get(f.value, (f.value,)))
             if u != v and u in self.made_by
         }
         if others:
             u = max(others, key=self.made_by.__getitem__)
             return self._store(others[u], u), u
-        alive = [u for u in self.made_by if u != v and self.local.last_read.get(u, -1) >= k]
+        alive = [u for u in self.made_by if u != v and self._is_read(u, k)]
         if alive:
             u = max(alive, key=self.made_by.__getitem__)
             return self._store("produced", u), u

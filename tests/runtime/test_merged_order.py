@@ -84,3 +84,45 @@ def test_rows_of_a_table_that_is_collected_are_made_once(
     body = lower(plan, platform="cuda")
     assert {kernels[k] for k in body.made_whole} == whole
     assert not lower(plan, platform="cpu").made_whole
+
+
+def twice_read(layers: int) -> Any:
+    """A train step whose products read each weight as it is, and turned."""
+
+    def step(ws: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(ws: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in ws:
+                h = h + jnp.tanh(h @ w) @ w.T
+            return jnp.mean(h**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws))
+
+    return step
+
+
+def test_what_is_gathered_again_with_others_waits_for_what_is_read() -> None:
+    """Of a barrier nothing is left but what something reads: two such copies would be one."""
+    ws = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 3
+    front = te.optimize(
+        te.trace(twice_read(3), ws, jax.ShapeDtypeStruct((64, 256), jnp.float32)),
+        "h100:8",
+        settings=te.Settings(work=0.3, recompute=0),
+        state={"": "[0]"},
+        books=["sharding", "collectives"],
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={"[0]": ("x", None), "[1]": ("x", None)},
+    )
+    tried = 0
+    for plan in front:
+        tried += any(f.again and f.merged for reads in lower(plan).reads for f in reads)
+        traced = te.compile(plan).trace().jaxpr
+        (mapped,) = [e for e in traced.eqns if e.primitive.name == "shard_map"]
+        equations = mapped.params["jaxpr"].eqns
+        read = {x for e in equations for x in e.invars if not hasattr(x, "val")}
+        made = {v: e for e in equations for v in e.outvars}
+        for e in equations:
+            late = made.get(e.invars[0]) if e.primitive.name == "all_gather" else None
+            if late and late.primitive.name == "optimization_barrier" and len(late.outvars) == 2:
+                assert read.issuperset(late.outvars), plan.name
+    assert tried
