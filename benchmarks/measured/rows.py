@@ -76,6 +76,18 @@ class Run:
         )
 
 
+def _model(x: Mapping[str, str]) -> Model:
+    """The shapes that a row tells."""
+    return Model(
+        layers=int(x["layers"]),
+        width=int(x["hidden"]),
+        heads=int(x["heads"]),
+        hidden=int(x["ffn"]),
+        vocabulary=int(x["vocab"]),
+        sequence=int(x["seq"]),
+    )
+
+
 def _host(devices: int, chip: str = "p5") -> str:
     return f"{chip}:{devices}" if devices <= 8 else f"{chip}:{devices // 8}x8"
 
@@ -90,15 +102,7 @@ def ultrascale(directory: Path) -> Iterator[Run]:
     for x in read(directory, "ultrascale_h100.csv"):
         if x["pp"] != "1" or x["row_consistent"] != "1":
             continue
-        model = Model(
-            layers=int(x["layers"]),
-            width=int(x["hidden"]),
-            heads=int(x["heads"]),
-            hidden=int(x["ffn"]),
-            vocabulary=int(x["vocab"]),
-            sequence=int(x["seq"]),
-            tied=x["tied"] == "1",
-        )
+        model = replace(_model(x), tied=x["tied"] == "1")
         ran = x["status"] == "ok"
         yield Run(
             name=f"{x['model']} dp{x['dp']} tp{x['tp']} zero{x['zero']} mbs{x['mbs']}",
@@ -147,16 +151,8 @@ def korthikanti(directory: Path) -> Iterator[Run]:
         yield Run(
             name=f"{x['model']} {'selective' if x['sp'] == '1' else 'full'}",
             group=("korthikanti", ""),
-            model=Model(
-                layers=int(x["layers"]) // stages,
-                width=int(x["hidden"]),
-                heads=int(x["heads"]),
-                hidden=int(x["ffn"]),
-                vocabulary=int(x["vocab"]),
-                sequence=int(x["seq"]),
-                tied=True,
-                gated=False,
-                stored=True,
+            model=replace(
+                _model(x), layers=int(x["layers"]) // stages, tied=True, gated=False, stored=True
             ),
             target="a100:8",
             data=1,
@@ -198,16 +194,7 @@ def mosaic(directory: Path) -> Iterator[Run]:
         data, batch, micro = int(x["chips"]), int(x["gbs"]), int(x["mbs"])
         if data > 64 or int(x["seq"]) > LONGEST or batch % (data * micro):
             continue
-        model = Model(
-            layers=int(x["layers"]),
-            width=int(x["hidden"]),
-            heads=int(x["heads"]),
-            hidden=int(x["ffn"]),
-            vocabulary=int(x["vocab"]),
-            sequence=int(x["seq"]),
-            tied=True,
-            gated=False,
-        )
+        model = replace(_model(x), tied=True, gated=False)
         yield Run(
             name=f"{x['model']} s{x['seq']} b{micro} {data}",
             group=(chip, "8" if data == 8 else "more"),

@@ -257,9 +257,10 @@ def made_of_larger(
         if v not in stored:
             collected[v] = most
             continue
+        if readers[v] < 2 or most < SMALL or most <= local(v, layouts[v]):
+            continue
         types = tuple([graph.values[u] for u in op.inputs])
-        kind = registry.signature_of(op, types, (graph.values[v],)).fusion
-        if kind == "loop" and readers[v] > 1 and most >= SMALL and most > local(v, layouts[v]):
+        if registry.signature_of(op, types, (graph.values[v],)).fusion == "loop":
             found.add(k)
     return frozenset(found)
 
