@@ -58,6 +58,12 @@ def beside(x: Any, w: Any) -> Any:
     return t @ w, jnp.sin(t)
 
 
+def behind_order(x: Any, w: Any) -> Any:
+    """Of which what puts rows in order, and what needs that, read products of elements."""
+    t = x * w
+    return jnp.sort(t, axis=-1) * t
+
+
 def in_parts(x: Any, w: Any) -> Any:
     """A product of few tiles and many terms, read before and after the next product."""
     y = x @ w
@@ -79,6 +85,7 @@ def in_parts_for_products(x: Any, w: Any) -> Any:
     [
         (behind, 64, [(64, 64)]),
         (beside, 64, []),
+        (behind_order, 64, []),
         (in_parts, 64, []),
         (in_parts, 4096, [(64, 64)]),
         (in_parts_for_one, 4096, []),

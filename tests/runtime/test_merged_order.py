@@ -3,7 +3,7 @@ once its rows are taken."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -59,27 +59,35 @@ def test_a_product_of_what_was_gathered_with_others_waits_for_the_one_before_it(
 def looked_up(table: Any, i: Any) -> Any:
     """Rows that two kernels read."""
     rows = table[i] + 1.0
-    return jnp.sort(rows, axis=1) + rows
+    return jnp.sort(rows, axis=-1) + rows
+
+
+def looked_up_once(table: Any, i: Any) -> Any:
+    """Rows that one kernel reads."""
+    return jnp.sort(table[i] + 1.0, axis=-1)
 
 
 @pytest.mark.parametrize(
-    ("size", "lies", "whole"),
+    ("fn", "size", "each", "lies", "whole"),
     [
-        (512, cut((X, Y), ()), {"add"}),
-        (512, cut((), ()), set()),  # nothing is collected
-        (8, cut((X, Y), ()), set()),  # less than the rows
+        (looked_up, 512, 1, cut((X, Y), ()), {"add"}),
+        (looked_up, 512, 1, cut((), ()), set()),  # nothing is collected
+        (looked_up, 72, 1, cut((X, Y), ()), set()),  # little is
+        (looked_up, 512, 128, cut((X, Y), ()), set()),  # less than the rows
+        (looked_up_once, 512, 1, cut((X, Y), ()), set()),
     ],
 )
 def test_rows_of_a_table_that_is_collected_are_made_once(
-    size: int, lies: Layout, whole: set[str]
+    fn: Callable[..., Any], size: int, each: int, lies: Layout, whole: set[str]
 ) -> None:
     """XLA for GPUs takes them again for each reader, and holds the table for that."""
-    graph = te.trace(looked_up, numbers(size, 32), integers(0, size, 64)).graph
+    graph = te.trace(fn, numbers(size, 32), integers(0, size, 64, each)).graph
     cuts: dict[int, dict[str, tuple[int, ...]]] = {}
     for k, op in enumerate(graph.operations):
         dims = signature_of(graph, op).index
         cuts[k] = {d.name: (X, Y) for d in dims if d.size == 64}
-    plan = plan_by_hand(graph, MESH, cuts, (lies, cut((X, Y))), (cut((X, Y), ()),))
+    rows = cut((X, Y), (), ())
+    plan = plan_by_hand(graph, MESH, cuts, (lies, cut((X, Y), ())), (rows,))
     kernels = [op.kernel for op in graph.operations]
     body = lower(plan, platform="cuda")
     assert {kernels[k] for k in body.made_whole} == whole
