@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -161,11 +161,20 @@ class IndexBlock:
     def is_sparse(self) -> bool:
         """Whether an operand's box holds elements that the block does not read, though the whole
         index space reads all of the operand's box: the kernel would take them for its own."""
+        whole = self.signature.extents
         return any(
-            _has_gaps(row, size, self.extents) and not _has_gaps(row, size, self.signature.extents)
-            for projection in self.signature.inputs
-            for row, size in zip(projection.matrix, projection.shape, strict=True)
+            _has_gaps(row, size, self.extents) and not _has_gaps(row, size, whole)
+            for p in range(len(self.signature.inputs))
+            for _, row, size in self._dense(p)
         )
+
+    def _dense(self, p: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
+        """The dims of operand p of whose boxes the kernel takes all: number, row, box's size."""
+        projection, skips = self.signature.inputs[p], self.signature.skips
+        rows = zip(projection.matrix, projection.shape, strict=True)
+        for k, (row, size) in enumerate(rows):
+            if not skips or k not in skips[p]:
+                yield k, row, size
 
     def without_gaps(self, images: Sequence[jax.Array]) -> tuple[jax.Array, ...] | None:
         """The boxes `images` of all operands without the elements that the block does not read.
@@ -177,8 +186,8 @@ class IndexBlock:
         import jax.numpy as jnp
 
         left = []
-        for projection, x in zip(self.signature.inputs, images, strict=True):
-            for k, (row, size) in enumerate(zip(projection.matrix, projection.shape, strict=True)):
+        for p, x in enumerate(images):
+            for k, row, size in self._dense(p):
                 if not _has_gaps(row, size, self.extents):
                     continue
                 if size != 1 or not _are_digits(row, self.signature.extents):

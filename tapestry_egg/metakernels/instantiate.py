@@ -104,6 +104,7 @@ def instantiate(
         scratch=_scratch(template, names, priced),
         outside=outside,
         placed=_placed(template, names, index),
+        skips=_skips(template, names, inputs),
     )
     return Instance(template, signature, names)
 
@@ -277,6 +278,20 @@ def _placed(template: Template, names: Names, index: IndexSpace) -> tuple[int, .
             raise text.error(f"{value!r} is not a flag for each of {len(dims)} index dims")
         found.extend(d for d, flag in zip(dims, flags, strict=True) if flag)
     return tuple(sorted(found))
+
+
+def _skips(
+    template: Template, names: Names, inputs: Sequence[TensorType]
+) -> tuple[frozenset[int], ...]:
+    """Per operand, the dims in which the kernel itself skips what lies between what it reads."""
+    found = [frozenset[int]()] * len(inputs) if template.skips else []
+    for name, text in template.skips.items():
+        for p in places(template, name, len(inputs)):
+            value = text(names)
+            if not isinstance(value, tuple) or not set(value) <= set(range(inputs[p].rank)):
+                raise text.error(f"{value!r} is no list of dims of {inputs[p]}")
+            found[p] = frozenset(value)
+    return tuple(found)
 
 
 # Laws and costs

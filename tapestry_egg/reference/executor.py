@@ -175,10 +175,13 @@ def check_cover(signature: OperationSignature, cover: Sequence[ZRange], where: s
 
 
 def without_gaps(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]:
-    """Parts of an index box whose images have no gaps but those that the whole images have."""
-    for projection in (*signature.inputs, *signature.outputs):
-        for row, size in zip(projection.matrix, projection.shape, strict=True):
-            if _gaps(row, size, box.shape) and not _gaps(row, size, signature.extents):
+    """Parts of an index box whose images have no gaps but those that the whole images have, and
+    those that the kernel skips."""
+    for p, projection in enumerate((*signature.inputs, *signature.outputs)):
+        skipped = signature.skips[p] if p < len(signature.skips) else ()
+        for k, (row, size) in enumerate(zip(projection.matrix, projection.shape, strict=True)):
+            whole = k in skipped or _gaps(row, size, signature.extents)
+            if not whole and _gaps(row, size, box.shape):
                 moving = [d for d, n in enumerate(box.shape) if n > 1]
                 widest = max(moving, key=lambda d: abs(row[d]))
                 for part in box.split(widest, 1):

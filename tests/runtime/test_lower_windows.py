@@ -140,6 +140,16 @@ def test_shards_of_nothing_but_padding() -> None:
     rows_cut(lambda x: lax.pad(x, F32(2), ((10, 2, 0), (0, 0, 0))), numbers(4, 8), names=("i0",))
 
 
+@pytest.mark.parametrize("stride", [8, 2, 3])
+def test_places_of_a_window_are_cut_where_the_stride_is_longer_than_what_is_left(
+    stride: int,
+) -> None:
+    """Of eight places each device has one: between the elements that it reads lie others'. Strides
+    of the whole window, as of patches of an image, number the elements as digits do."""
+    patches = convolution(window_strides=(stride,), padding=((0, 0),))
+    rows_cut(patches, numbers(2, 3, 32), numbers(4, 3, 8), names=("w",))
+
+
 @pytest.mark.slow
 def test_transposed_convolutions_are_cut_by_the_major_digit() -> None:
     """The gradient of a strided convolution, as JAX writes it."""

@@ -97,6 +97,7 @@ class Template:
     straight: tuple[str, ...] = ()
     outside: Mapping[str, Expression] = field(default_factory=dict)
     placed: Mapping[str, Expression] = field(default_factory=dict)
+    skips: Mapping[str, Expression] = field(default_factory=dict)
     flops: Expression | None = None
     reads: Mapping[str, Expression] = field(default_factory=dict)
     measured: Expression | None = None
@@ -115,7 +116,8 @@ class Template:
     def texts(self) -> Iterator[Expression]:
         """Every expression of the entry."""
         yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
-        for table in (self.roles, self.outside, self.placed, self.reads, self.scratch, self.local):
+        tables = (self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch)
+        for table in (*tables, self.local):
             yield from table.values()
         for form in self.project.values():
             yield from form.texts()

@@ -31,6 +31,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       straight: [operand]                     operands that lie as their dims are written
       outside: {operand: sum}                 what its boxes find outside it: see below
       placed: {i: true}                       groups along which a block must know where it lies
+      skips: {operand: "[1]"}                 dims in whose boxes it skips by strides of its own
       flops: 2                                per index point, or a polynomial in `@groups`
       reads: {operand: "@m"}                  elements read, where not the footprint
       measured: "[$causal, $width]"           where its rates are in tables of measured kernels
@@ -109,8 +110,8 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight outside placed flops reads measured spilled scratch fusion "
-    "in_products elements commutes local"
+    "passages initial straight outside placed skips flops reads measured spilled scratch "
+    "fusion in_products elements commutes local"
 ).split()
 
 
@@ -165,6 +166,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         straight=file.words(entry["straight"], "operands") if "straight" in entry else (),
         outside=table("outside"),
         placed=table("placed"),
+        skips=table("skips"),
         flops=one("flops"),
         reads=table("reads"),
         measured=one("measured"),
@@ -371,6 +373,7 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         ("outside", template.outside, operands),
         ("roles", template.roles, groups),
         ("placed", template.placed, groups),
+        ("skips", template.skips, operands),
         ("initial", template.initial, operands),
         ("straight", template.straight, operands),
     )

@@ -110,6 +110,9 @@ class OperationSignature:
     Along the index dims `placed` the kernel's result depends on where its block lies, as that of a
     counter does: whoever runs it on a block must see to it. Along all others the kernel on the
     boxes of some index points gives what the whole has there.
+    `skips[p]` are the dims of operand p in which the kernel goes by strides of its own: of a box
+    there it leaves out what lies between the elements that the index points read. In all other dims
+    it takes every element of a box.
     `opaque` marks the fallback for kernels without a template: one index point, nothing to cut.
     With `once` one device runs it for all, and sends them the outputs; with `calls` it does so
     because it calls into Python, and sends whether that failed, too.
@@ -138,6 +141,7 @@ class OperationSignature:
     once: bool = False
     calls: bool = False
     placed: tuple[int, ...] = ()
+    skips: tuple[frozenset[int], ...] = ()
 
     @cached_property
     def extents(self) -> tuple[int, ...]:
