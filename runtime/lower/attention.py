@@ -295,12 +295,12 @@ def _in_blocks(
         lambda x: filled((*shape[:3], *x.shape[3:]), 0.0, x.dtype, after=by_row["q"]), first
     )
 
-    def step(carry: Any, j: Any) -> Any:
+    def step(j: Any, carry: Any) -> Any:
         places, sums = carry
         made, sums, at = some(j, sums)
-        return (jax.tree.map(lambda x, y: _put(x, y, at), places, made), sums), None
+        return jax.tree.map(lambda x, y: _put(x, y, at), places, made), sums
 
-    return lax.scan(step, (places, tuple(sums)), jnp.arange(prod(counts)))[0]
+    return lax.fori_loop(0, prod(counts), step, (places, tuple(sums)))
 
 
 def _put(whole: jax.Array, part: jax.Array, at: Sequence[Any]) -> jax.Array:

@@ -58,17 +58,17 @@ def by_group(
     free = [d for d in range(lhs.ndim) if d not in (*contract[0], *batch[0])]
     axis = len(batch[0]) + free.index(ragged)
 
-    def part(out: jax.Array, at: Any) -> tuple[jax.Array, None]:
-        g, *span = at
+    def part(g: Any, out: jax.Array) -> jax.Array:
         matrix = lax.dynamic_index_in_dim(rhs, g, group, keepdims=False)
         product = dot(lhs, matrix, inner, outer)
-        return jnp.where(_inside(product.shape, axis, span), product, out), None
+        span = [x[g] for x in spans]
+        return jnp.where(_inside(product.shape, axis, span), product, out)
 
     shape = jax.eval_shape(
         lambda x, y: dot(x, lax.index_in_dim(y, 0, group, keepdims=False), inner, outer), lhs, rhs
     )
     nothing = filled(shape.shape, 0, shape.dtype, after=lhs)  # as rows of no group stay
-    return lax.scan(part, nothing, (jnp.arange(rhs.shape[group]), *spans))[0]
+    return lax.fori_loop(0, rhs.shape[group], part, nothing)
 
 
 def _inside(shape: Any, dim: int, span: Any) -> jax.Array:

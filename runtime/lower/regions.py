@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from tapestry_egg.runtime.measure.trip_counts import ONE_ROUND
 
 if TYPE_CHECKING:
@@ -101,24 +103,31 @@ def _scan(
     together = regions[0].written_late(len(consts), carries)
     early = {q: x for q, x in regions[0].slices.items() if q >= carries and length}
 
-    def step(carry: tuple[Any, Any, Any], given: Any) -> tuple[tuple[Any, Any, Any], Any]:
-        (before, failed, arrays), (number, straight) = carry, given
-        found = iter(straight)
+    # A number that is carried, and not read from an array of numbers, is to XLA the loop's own: a
+    # slice at its place is then copied without a kernel.
+    first, by = (length - 1, -1) if params["reverse"] else (0, 1)
+
+    def step(carry: tuple[Any, Any, Any, Any], given: Any) -> tuple[tuple[Any, Any, Any, Any], Any]:
+        before, failed, arrays, number = carry
+        found = iter(given)
         slices = [x.slice(number) if isinstance(x, Turned) else next(found) for x in streams]
         stacks = Stacks(number, dict(arrays)) if early else None
         arguments = _in_each_step(consts, before, slices, sent, tied)
         outputs, failed = regions[0].run(arguments, failed, stacks)
         outputs = _together(outputs, together)
         late = [x for q, x in enumerate(outputs) if q >= carries and q not in early]
-        return (list(outputs[:carries]), failed, stacks.arrays if stacks else {}), late
+        arrays, number = stacks.arrays if stacks else {}, None if number is None else number + by
+        return (list(outputs[:carries]), failed, arrays, number), late
 
-    (final, failed, arrays), late = lax.scan(
+    (final, failed, arrays, _), late = lax.scan(
         step,
-        (list(rest[:carries]), _flag(failed, regions), _empty(early, length, operands)),
         (
-            lax.iota("int32", length) if turned or early else None,
-            [x for x in streams if not isinstance(x, Turned)],
+            list(rest[:carries]),
+            _flag(failed, regions),
+            _empty(early, length, operands),
+            np.int32(first) if turned or early else None,
         ),
+        [x for x in streams if not isinstance(x, Turned)],
         length=length,
         reverse=params["reverse"],
         unroll=params["unroll"],
