@@ -40,6 +40,18 @@ def same(function: Fn, *args: Any, rtol: float = 1e-6) -> te.Program:
     return program
 
 
+def sorting(by: str) -> str:
+    """A module that sorts two arrays, the elements of which are %a, %b and %c, %d, by one test."""
+    return (
+        "module { func.func @main(%x: tensor<4xi32>, %y: tensor<4xi32>) -> tensor<4xi32> { "
+        '%0:2 = "stablehlo.sort"(%x, %y) <{dimension = 0 : i64, is_stable = true}> ({'
+        "^bb0(%a: tensor<i32>, %b: tensor<i32>, %c: tensor<i32>, %d: tensor<i32>): "
+        f"%t = stablehlo.compare LT, {by} : (tensor<i32>, tensor<i32>) -> tensor<i1> "
+        "stablehlo.return %t : tensor<i1>}) : (tensor<4xi32>, tensor<4xi32>) -> "
+        "(tensor<4xi32>, tensor<4xi32>) return %0#1 : tensor<4xi32> } }"
+    )
+
+
 CASES: dict[str, tuple[Any, ...]] = {
     "a product and what jax.nn has": (lambda x: jax.nn.gelu(x @ x.T) + jax.nn.softmax(x @ x.T), X),
     "argmax, cumulative sums": (lambda x: (jnp.argmax(x, 1), jnp.cumsum(x, 0)), X),
@@ -165,6 +177,8 @@ def test_what_is_planned_runs_and_is_the_same() -> None:
             "(tensor<2xf32>) -> tensor<2xf32> return %0 : tensor<2xf32> } }",
             "stablehlo.all_reduce: is not known here",
         ),
+        (sorting("%b, %a"), "a sort by another order"),
+        (sorting("%d, %c"), "a sort by another order"),
     ],
 )
 def test_what_cannot_be_read_is_told(text: str, told: str) -> None:
@@ -200,6 +214,19 @@ def test_bytes_of_an_exported_function() -> None:
         te.from_export(b"something else")
     with pytest.raises(TraceError, match=r"expected jax\.export\.Exported"):
         te.from_export(3)
+
+
+def test_sorts_go_by_the_arrays_that_they_compare() -> None:
+    x, y = np.array([3, 1, 2, 1], np.int32), np.arange(4, dtype=np.int32)
+    program = te.from_stablehlo(sorting("%a, %b"))
+    np.testing.assert_array_equal(program(x, y)[0], [1, 3, 2, 0])
+
+
+def test_the_greatest_of_an_exported_function() -> None:
+    """They are exported as a composite, whose sort is by falling keys."""
+    exported = jax.export.export(jax.jit(lambda x: lax.top_k(x, 2)))(X)
+    for got, wanted in zip(te.from_export(exported)(X), lax.top_k(X, 2), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .constants import word
+from .reductions import top_k
 
 #: Calls out of the module that only say something of their operand.
 _NO_CHANGE = {"Sharding", "annotate_device_placement", "LayoutConstraint"}
@@ -128,7 +129,9 @@ def call(operation: Any, args: list[Any], runner: Any) -> Any:
 
 
 def composite(operation: Any, args: list[Any], runner: Any) -> Any:
-    """What a composite operation is made of."""
+    """What a composite operation is made of; of CHLO's `top_k` that is a sort by falling keys."""
+    if operation.attributes["name"].value == "chlo.top_k":
+        return top_k(operation, args, runner)
     return runner.call(operation.attributes["decomposition"].value, args)
 
 

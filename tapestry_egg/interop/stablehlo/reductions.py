@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ _MONOIDS = {
     "or": ("reduce_or", "bitwise_or"),
     "xor": ("reduce_xor", "bitwise_xor"),
 }
+
+
+#: A test of two elements of each of some arrays, by how these compare: -1, 0 or 1 each.
+_Test = Callable[[Sequence[int]], bool]
 
 
 def reduce(operation: Any, args: list[Any], runner: Any) -> Any:
@@ -134,31 +139,75 @@ def sort(operation: Any, args: list[Any], runner: Any) -> Any:
     """A sort by rising keys, which are the first arrays."""
     from jax import lax
 
-    block = operation.regions[0].blocks[0]
-    inner = [op.operation for op in block.operations]
-    directions = {
-        word(op.attributes["comparison_direction"])
-        for op in inner
-        if op.name == "stablehlo.compare"
-        and not ("compare_type" in op.attributes and word(op.attributes["compare_type"]) == "FLOAT")
-    }
-    read = {value for op in inner for value in op.operands}
-    used = [k for k in range(len(args)) if block.arguments[2 * k] in read]
-    if not directions <= {"LT", "EQ"} or "LT" not in directions or used != list(range(len(used))):
+    keys = _rising_keys(operation.regions[0].blocks[0])
+    if not keys:
         raise ValueError("a sort by another order than that of its first arrays, rising")
     has = operation.attributes
     return lax.sort(
         tuple(args),
         dimension=int(has["dimension"].value),
         is_stable=bool(has["is_stable"].value),
-        num_keys=len(used),
+        num_keys=keys,
     )
 
 
+def _rising_keys(block: Any) -> int:
+    """How many of the first arrays a sort's comparison goes by, rising, the first one first; 0
+    where it is another comparison.
+
+    Its arguments are two elements of each array. Selections by comparisons of floats only make
+    zeros one zero and what is no number one such; what is left is held against the order of the
+    arrays for each way in which their elements may compare.
+    """
+    side = {x: (k // 2, k % 2) for k, x in enumerate(block.arguments)}
+    told: dict[Any, _Test] = {}
+    *steps, end = [op.operation for op in block.operations]
+    for op in steps:
+        result, made_of = op.results[0], list(op.operands)
+        sides = {side[x] for x in made_of if x in side}
+        if op.name in ("stablehlo.and", "stablehlo.or") and all(x in told for x in made_of):
+            told[result] = _joined(op.name, [told[x] for x in made_of])
+        elif op.name == "stablehlo.compare" and len(sides) == 2:
+            (k, first), (other, second) = (side[x] for x in made_of)
+            direction = word(op.attributes["comparison_direction"])
+            if direction not in ("LT", "EQ") or _is_float(op):
+                return 0
+            if (k, first, second) != (other, 0, 1):
+                return 0
+            told[result] = _compared(k, -1 if direction == "LT" else 0)
+        elif op.name in ("stablehlo.compare", "stablehlo.select") and len(sides) == 1:
+            side[result] = sides.pop()
+        elif op.name != "stablehlo.constant":
+            return 0
+    (answer,) = end.operands
+    keys = 1 + max((side[x][0] for op in steps for x in op.operands if x in side), default=-1)
+    ways = product((-1, 0, 1), repeat=keys)
+    rises = answer in told and all(told[answer](w) == (w < (0,) * keys) for w in ways)
+    return keys if rises else 0
+
+
+def _joined(name: str, parts: Sequence[_Test]) -> _Test:
+    join = all if name == "stablehlo.and" else any
+    return lambda way: join(part(way) for part in parts)
+
+
+def _compared(k: int, wanted: int) -> _Test:
+    return lambda way: way[k] == wanted
+
+
+def _is_float(compare: Any) -> bool:
+    """Whether a comparison is that of floats, of which what is no number is in no order."""
+    has = compare.attributes
+    return "compare_type" in has and word(has["compare_type"]) == "FLOAT"
+
+
 def top_k(operation: Any, args: list[Any], runner: Any) -> Any:
+    """The greatest of each row; as a composite, too, as which it is exported."""
     from jax import lax
 
-    return lax.top_k(args[0], operator.index(operation.attributes["k"].value))
+    has = operation.attributes
+    has = has["composite_attributes"] if "composite_attributes" in has else has
+    return lax.top_k(args[0], operator.index(has["k"].value))
 
 
 OPERATIONS: dict[str, Callable[[Any, list[Any], Any], Any]] = {
