@@ -43,7 +43,8 @@ def made(name: str) -> programs.Made:
         from models import gpt2
 
         dtype = "bfloat16" if "bf16" in name else "float32"
-        given = gpt2.abstract(gpt2.config("gpt2_small", dtype=dtype))
+        config = gpt2.config("gpt2_small", dtype=dtype)
+        given = (*gpt2.abstract(config)[:2], gpt2.tokens(config))
         return programs.Made(gpt2.step, given, donated=(0, 1))
     return programs.described(f"models:{name}", programs.LARGE)
 
@@ -146,7 +147,6 @@ def _program(
     places = [round(i * (len(order) - 1) / max(1, count - 1)) for i in range(count)]
     chosen = [order[i] for i in dict.fromkeys(places)]
     leaves, tree = jax.tree.flatten(program.arguments)
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
     for plan in chosen:
         if time.monotonic() > until:
             return
@@ -155,19 +155,19 @@ def _program(
         executable = ran.compile()
         built = time.perf_counter() - begin
         costs = plan.costs
-        flat = [jax.device_put(x) for x in _drawn(types, 2)]
+        flat = [jax.device_put(x) for x in _drawn(leaves, 2)]
         yield {
             "plan": plan.name, "planned": costs.seconds, "peak": costs.peak_bytes,
             "joules_planned": costs.joules, "built": built, **_held(executable),
             **_loop(ran, flat, tree.unflatten, plan.graph.donated),
         }  # fmt: skip
         if profile and plan is chosen[-1]:
-            yield {"plan": f"{plan.name}, by kernel", "clock": 0.0, **_by_kernel(ran, types, tree)}
+            yield {"plan": f"{plan.name}, by kernel", "clock": 0.0, **_by_kernel(ran, leaves, tree)}
     begin = time.perf_counter()
     jitted = jax.jit(program.function, donate_argnums=program.donated)
     executable = jitted.lower(*program.arguments).compile()
     built = time.perf_counter() - begin
-    flat = [jax.device_put(x) for x in _drawn(types, 2)]
+    flat = [jax.device_put(x) for x in _drawn(leaves, 2)]
     sizes = [len(jax.tree.leaves(a)) for a in program.arguments]
     donated = [i in program.donated for i, count in enumerate(sizes) for _ in range(count)]
     yield {
@@ -239,11 +239,11 @@ def _sizes(arrays: list[Any]) -> list[Any]:
     return jax.jit(lambda xs: [jnp.mean(jnp.abs(x.astype(jnp.float32))) for x in xs])(known)
 
 
-def _by_kernel(ran: Any, types: Any, tree: Any) -> dict[str, Any]:
+def _by_kernel(ran: Any, leaves: Any, tree: Any) -> dict[str, Any]:
     """What JAX's profiler says of a program's kernels and collectives, beside what was planned."""
     import tapestry_egg as te
 
-    args = tree.unflatten(_drawn(types, 2))
+    args = tree.unflatten(_drawn(leaves, 2))
     found = te.measure(ran, *args, steps=3)
     return {
         "rows": [
@@ -288,15 +288,19 @@ def _clock(call: Callable[..., Any], args: Any, least: float) -> float:
 
 
 def _drawn(types: Any, high: int) -> list[Any]:
-    """Arrays of random numbers; integers below `high`."""
+    """Arrays of random numbers; integers are those given, as rows of a table that all are the same
+    one are summed far slower than any program's; where only their type is, below `high`."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     key = jax.random.key(0)
     found = []
     for i, t in enumerate(types):
         own = jax.random.fold_in(key, i)
-        if jnp.issubdtype(t.dtype, jax.dtypes.prng_key):
+        if isinstance(t, np.ndarray | jax.Array) and jnp.issubdtype(t.dtype, jnp.integer):
+            found.append(jnp.array(t))  # a copy, which a step may take over
+        elif jnp.issubdtype(t.dtype, jax.dtypes.prng_key):
             found.append(jax.random.key(i))  # of programs that take one
         elif jnp.issubdtype(t.dtype, jnp.floating):
             drawn = 0.02 * jnp.abs(jax.random.normal(own, t.shape, jnp.float32))

@@ -50,7 +50,8 @@ def kernel_seconds(
     `contraction` says that the matrix units can do the work (dots, convolutions), and `gemm` as
     which product of matrices, where it is one. Where the target has measured times of products,
     such a kernel takes what they say of its shape (`tables/matmuls.py`), launch included, and what
-    it does beside the product at the same rate; never less than its traffic does.
+    it does beside the product at the same rate; never less than its traffic does, nor than its
+    flops at the rate that products keep up within the device's power (`Target.sustained`).
     """
     memory = hbm_bytes / target.hbm_bytes_per_second
     if gemm is not None and target.matmuls is not None:
@@ -58,7 +59,8 @@ def kernel_seconds(
         if measured is not None:
             measured = measured / target.matmul_speed
             more = flops / (2.0 * gemm.batch * gemm.m * gemm.n * gemm.k)
-            return _larger(measured * _larger(more, more * 0.0 + 1.0), memory)
+            limited = flops / target.sustained_rate(dtype)
+            return _larger(_larger(measured * _larger(more, more * 0.0 + 1.0), limited), memory)
     compute = flops / target.rate(dtype, contraction)
     return _larger(compute, memory) + target.launch_seconds
 

@@ -75,6 +75,8 @@ class Target:
     mhz: float = 0.0  # the clock that was chosen; 0 is the file's own
     price: Price | None = None
     matmuls: TableFile | None = None  # measured times of products of matrices
+    # Flop/s of products of matrices, again and again, at which the device draws all of its power.
+    sustained: tuple[tuple[str, float], ...] = ()
     matmul_speed: float = 1.0  # how much faster than the device that the table was measured on
     collectives: TableFile | None = None  # measured times over the innermost level
     link_speed: float = 1.0  # how much faster its links are than those of that table
@@ -150,6 +152,10 @@ class Target:
             if name in table:
                 return table[name] * self.flops_efficiency
         return table["float32"] * self.flops_efficiency
+
+    def sustained_rate(self, dtype: str) -> float:
+        """Flop/s that products of matrices can keep up within the device's power."""
+        return dict(self.sustained).get(dtype, inf)
 
     def peak_rate(self, dtype: str, contraction: bool) -> float:
         """The published flop/s of the unit that does the work (see `rate`)."""
@@ -343,6 +349,7 @@ def check_machine(target: Target, where: str) -> None:
         ("link_speed", target.link_speed),
         *((f"peak.{k}", x) for k, x in target.peak),
         *((f"vector.{k}", x) for k, x in target.vector),
+        *((f"sustained.{k}", x) for k, x in target.sustained),
         ("power.max_watts", power.max_watts),
         *(
             (f"levels[{k}].bytes_per_second", x.bytes_per_second)
@@ -411,7 +418,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         overlap.finish()
 
     peak, vector = top.table("peak"), top.table("vector")
-    rates = [tuple((k, t.number(k)) for k in t.keys()) for t in (peak, vector)]
+    within = [top.table("sustained")] if "sustained" in top.keys() else []
+    rates = [tuple((k, t.number(k)) for k in t.keys()) for t in (peak, vector, *within)]
     if "float32" not in vector.keys():
         raise vector.error("vector has no entry float32")
     operands: tuple[tuple[str, str], ...] = ()
@@ -461,6 +469,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         hbm_bytes_per_second=hbm_rate,
         peak=rates[0],
         vector=rates[1],
+        sustained=rates[2] if within else (),
         flops_efficiency=flops_efficiency,
         launch_seconds=launch,
         power=power,
