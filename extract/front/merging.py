@@ -291,7 +291,7 @@ def _likely(
         told = np.array([packed(r.assembled, c, of[id(r)], limits) for r, c in some])
         alone = np.array([c.seconds for _, c in some])
         merged = told.min(axis=1)
-        worth = np.flatnonzero(merged <= (1.0 - _HALF * LEAST) * alone)
+        worth = np.flatnonzero(merged < (1.0 - _HALF * LEAST) * alone)
         slight += int(np.count_nonzero(merged < (1.0 - _LITTLE) * alone)) - len(worth)
         mine, told = [mine[k] for k in worth.tolist()], told[worth]
         order = np.argsort(told, axis=0, kind="stable")

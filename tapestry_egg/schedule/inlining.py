@@ -63,10 +63,8 @@ class _Fusing:
         self.schedule, self.epilogues = schedule, epilogues
         self.program, self.units = schedule.program, schedule.units
         self.operands = [{v for _, _, v in unit.reads} for unit in self.units]
-        self.elsewhere, self.turns = (
-            list(x)
-            for x in zip(*(_read_elsewhere(self.program, u) for u in self.units), strict=True)
-        )
+        read = [_read_elsewhere(self.program, u) for u in self.units]
+        self.elsewhere, self.turns = [x for x, _ in read], [turned for _, turned in read]
         self.readers: list[set[int]] = [set() for _ in self.program.types]
         for u, unit in enumerate(self.units):
             for _, _, v in unit.reads:

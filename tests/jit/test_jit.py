@@ -125,6 +125,14 @@ def test_trees_names_and_nothing(plans: list[str]) -> None:
     assert first["none"] is None and len(plans) == 1
 
 
+def test_a_function_of_nothing() -> None:
+    """Nothing is read, computed or returned, as of a step whose every part is switched off."""
+    assert te.jit(lambda: {}, settings=QUICK)() == {}
+    front = te.optimize(te.trace(lambda: ()), "h100:8", settings=QUICK)
+    assert [p.costs.seconds for p in front] == [0.0]
+    assert not any("-" in note for note in front.notes)
+
+
 class Model:
     def __init__(self, scale: float) -> None:
         self.scale = scale
