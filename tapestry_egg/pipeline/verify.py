@@ -85,7 +85,8 @@ def encodings(state: State) -> None:
         numbers = set(encoding.signature_of)
         _holds(len(encoding.signature_of) == len(encoding.program.instances), "missing", where)
         _holds(numbers == set(range(len(encoding.signatures))), "unused signatures", where)
-        _holds(len(encoding.facts.get("signature", ())) == len(encoding.signatures), "no fact", where)
+        told = encoding.facts.get("signature", ())
+        _holds(len(told) == len(encoding.signatures), "no fact", where)
 
 
 def strategies(state: State) -> None:
