@@ -24,8 +24,9 @@ from .programs import Entangled, Patched, Pose, Ways
 
 #: Ways of places together that are one place, as they touch the same.
 TOGETHER = 16
-# Programs with several places changed that are held against the problem, and labellings of each.
-_TRIED, _LABELLINGS = 12, 4
+# Programs with several places changed that are held against the problem, and labellings of each; of
+# long programs fewer, but two, as far as they have no more variables than this together.
+_TRIED, _LABELLINGS, _VARIABLES = 12, 4, 1_500
 
 
 def patched(pose: Pose, counts: Sequence[int], names: Names) -> Patched | None:
@@ -76,11 +77,12 @@ def _try(found: Patched) -> None:
 def _several(found: Patched, rng: np.random.Generator) -> list[Ways]:
     """Rows of every group, all or some: two at least that are not the first."""
     sizes = [len(group.ways) for group in found.groups]
-    if prod(sizes) <= 4 * _TRIED:
+    most = min(_TRIED, max(2, _VARIABLES // len(found.problem.variables)))
+    if prod(sizes) <= 4 * most:
         every = [c for c in product(*map(range, sizes)) if sum(r > 0 for r in c) > 1]
-        return every[:: max(1, -(-len(every) // _TRIED))]
+        return every[:: max(1, -(-len(every) // most))]
     last = tuple(n - 1 for n in sizes)
-    drawn = [tuple(rng.integers(0, np.array(sizes)).tolist()) for _ in range(_TRIED - 1)]
+    drawn = [tuple(rng.integers(0, np.array(sizes)).tolist()) for _ in range(most - 1)]
     return [last, *drawn]
 
 

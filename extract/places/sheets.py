@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats, Pair, Span, Use, Variable
@@ -61,8 +63,8 @@ def equal_pairs(one: Pair | None, other: Pair | None) -> bool:
     if one is None or other is None:
         return one is other
     return (
-        np.array_equal(one.label_a, other.label_a)
-        and np.array_equal(one.label_b, other.label_b)
+        _equal(one.label_a, other.label_a)
+        and _equal(one.label_b, other.label_b)
         and _equal_costs(one, other)
     )
 
@@ -70,8 +72,8 @@ def equal_pairs(one: Pair | None, other: Pair | None) -> bool:
 def _equal_costs(one: Variable | Pair, other: Variable | Pair) -> bool:
     """Whether two say the same of seconds, joules, bytes and events."""
     return (
-        np.array_equal(one.seconds, other.seconds)
-        and np.array_equal(one.joules, other.joules)
+        _equal(one.seconds, other.seconds)
+        and _equal(one.joules, other.joules)
         and _equal_parts(
             [((u.start, u.end), u.amount) for u in one.uses],
             [((u.start, u.end), u.amount) for u in other.uses],
@@ -87,5 +89,10 @@ def _equal_parts(
     one: Sequence[tuple[tuple[int, ...], Floats]], other: Sequence[tuple[tuple[int, ...], Floats]]
 ) -> bool:
     return len(one) == len(other) and all(
-        x == y and np.array_equal(a, b) for (x, a), (y, b) in zip(one, other, strict=True)
+        x == y and _equal(a, b) for (x, a), (y, b) in zip(one, other, strict=True)
     )
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Programs that were assembled together share most of their arrays."""
+    return one is other or np.array_equal(one, other)

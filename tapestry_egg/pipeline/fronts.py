@@ -114,9 +114,11 @@ def search_merged(state: State) -> State:
         state = _with_all_programs(state)
         every = list(state.every_result)
         mine, others, left = worth_merging(every)
+        if not mine:
+            return state
     notes = state.notes + omissions.of_merging(left)
     # Where one problem stands for many programs, some of these are not asked: nothing is proven.
-    asked = mine if unfound(state) else {**mine, **others}
+    asked = {**mine, **others} if unfound(state) == [] else mine
     known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
     longer = part_of(q.settings, _LIKELY)
     for by_lines in (False, True):
@@ -145,8 +147,8 @@ def search_merged(state: State) -> State:
 
 def _with_all_programs(state: State) -> State:
     """The results with the fastest plan of every program that places make, where these are few."""
-    q, rest = state.question, unfound(state)
-    if not 0 < len(rest) <= FEW:
+    q, rest = state.question, unfound(state, FEW)
+    if not rest:
         return state
     quick = replace(part_of(q.settings, _LIKELY), front=False)
     found = search([r.assembled for r in rest], None, quick, q.executor, q.tell_part)
@@ -231,7 +233,7 @@ def merge_sent(state: State) -> State:
         q.limits,
         q.machine,
         q.pairs,
-        whole=not unfound(state),
+        whole=unfound(state) == [],
     )
     return replace(state, front=front, notes=state.notes + notes)
 

@@ -130,6 +130,16 @@ def of_places(left: int, mesh: str) -> tuple[str, ...]:
     )
 
 
+def of_ways(left: int) -> tuple[str, ...]:
+    """What is said of ways to compute places of a program whose tables are too large for all."""
+    return _told(
+        left,
+        "way to compute a place of the program was",
+        "ways to compute places of the program were",
+        "not searched, as its tables are large",
+    )
+
+
 def of_places_for_traffic(networks: int) -> tuple[str, ...]:
     """What is said where few bytes and flops are looked for in programs that are many as one."""
     words = "of the ways to compute places of the program, only those that the search for seconds "

@@ -90,6 +90,11 @@ def quickly(
     return few, (words,)
 
 
+#: Ways to compute places for which there is room in the stead of one form, on one mesh shape: for a
+#: form there are networks to be searched, a way is a program that is laid over the one as given.
+WAYS_OF_A_FORM = 40
+
+
 def find_forms(state: State) -> State:
     """The forms of the program that the rules find, cheapest on one device; the given one first."""
     q = state.question
@@ -106,6 +111,7 @@ def find_forms(state: State) -> State:
         q.settings.least_gain,
         slower=q.settings.front,
         room=room,
+        ways=max(room, room * WAYS_OF_A_FORM // max(1, len(state.shapes))),
         batches=lambda form: _in_micro_batches(form, q),
         shared=True,
         limit=_most_bytes(q),

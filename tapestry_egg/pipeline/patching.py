@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 #: so many that places make, and of which nothing was found, are asked what they take at least
 #: however collectives are merged. No measurement of the number is kept.
 FEW = 24
+#: Columns of all networks of a form together, times its ways: a million take two seconds and a half
+#: to be laid over those of the form as given (Llama-8B on 64 devices, of which a way has 2.6).
+COLUMNS_OF_WAYS = 2_000_000
 
 
 def join_patches(state: State) -> State:
@@ -60,8 +63,9 @@ def join_patches(state: State) -> State:
     q = state.question
     found: dict[int, Patched] = {}
     second: list[tuple[int, PlanProblem]] = []
+    state, fewer = with_fewer_ways(state)
     every = second_instances(state)
-    notes = omissions.of_second_places([*every.values()])
+    notes = omissions.of_second_places([*every.values()]) + omissions.of_ways(fewer)
     again = {k: own for k, own in every.items() if own.places}
     programs: dict[int, Programs] = {}
     for k, (form, shape) in enumerate(state.networks):
@@ -88,6 +92,25 @@ def join_patches(state: State) -> State:
         notes += omissions.of_rows(own.others) + omissions.of_inner_copies(own.others)
     notes = tuple(dict.fromkeys((*state.notes, *notes)))
     return replace(state, patched=found, second=tuple(second), notes=notes)
+
+
+def with_fewer_ways(state: State) -> tuple[State, int]:
+    """The state with as many ways of places as the tables of the form as given leave room for, or
+    as have the operations that other forms may have, and how many others there are."""
+    from tapestry_egg.extract.search.exact import columns
+
+    total = [0] * len(state.forms)
+    for (k, _), posed in zip(state.networks, state.problems, strict=True):
+        total[k] += columns(posed.problem) if state.forms[k].patches else 0
+    forms, left = [], 0
+    for form, size in zip(state.forms, total, strict=True):
+        patches = form.patches
+        if patches:
+            most = state.question.settings.forms // max(1, patches.distinct or form.graph.size) - 1
+            patches = patches.first(max(most, COLUMNS_OF_WAYS // max(1, size)))
+            left += patches.left - form.patches.left if form.patches else 0
+        forms.append(replace(form, patches=patches or None))
+    return replace(state, forms=tuple(forms)), left
 
 
 def second_instances(state: State) -> dict[int, SecondPlaces]:
@@ -221,10 +244,13 @@ class Programs:
 
 
 class Posed:
-    """Those programs as problems on one mesh, each made once."""
+    """Those programs as problems on one mesh, each made once; what they have in common, too."""
 
     def __init__(self, programs: Programs, mesh: MeshShape, weights: Weights | None = None) -> None:
         from tapestry_egg.extract.problem.assemble import Weights
+        from tapestry_egg.extract.problem.once import JoinedUnits, Once
+
+        self.joined, self.once = JoinedUnits(), Once()
 
         self.programs, self.mesh, self.weights = programs, mesh, weights or Weights()
         q = programs.question
@@ -262,11 +288,11 @@ class Posed:
         q = self.programs.question
         fixed = q.words.fixed
         choices = restrict(
-            unit_choices(schedule, found, self.mesh, q.machine, fixed.contract), fixed
+            unit_choices(schedule, found, self.mesh, q.machine, fixed.contract, self.joined), fixed
         )
         if self.shared is None:
             self.shared = count_shared(Columns(choices))
-        return assemble(choices, self.weights, shared=self.shared)
+        return assemble(choices, self.weights, self.once, self.shared)
 
     def _strategies(self, schedule: Schedule) -> Saturated | None:
         """What the rules derived, of the operations of one program; None where it has others."""
@@ -333,11 +359,15 @@ def _own(posed: PlanProblem, found: Candidate, rows: Ints) -> Candidate:
     return Candidate(rows, *costs)
 
 
-def unfound(state: State) -> list[NetworkResult]:
+def unfound(state: State, most: int = FEW) -> list[NetworkResult] | None:
     """The results, or what would be such, of programs that places make, or that compute values
-    again, and of which nothing was found."""
+    again, and of which nothing was found; None where there are more than `most`, which are then
+    not made."""
     every = {id(r.assembled): r for r in state.every_result}
     found = [r for r in every.values() if not r.archive.candidates]
+    rest = sum(prod(len(group.ways) for group in own.groups) for own in state.patched.values())
+    if len(found) + rest - len(every) > most:
+        return None
     for k, own in state.patched.items():
         nothing = replace(state.results[k].archive, candidates=[])
         for chosen in product(*(group.ways for group in own.groups)):
@@ -345,9 +375,7 @@ def unfound(state: State) -> list[NetworkResult]:
             for group, mine in zip(own.groups, chosen, strict=True):
                 for p, way in zip(group.places, mine, strict=True):
                     ways[p] = way
-            if len(found) > FEW:
-                return found
             posed = own.pose(tuple(ways))
             if posed is not None and id(posed) not in every:
                 found.append(NetworkResult(posed, nothing))
-    return found
+    return found if len(found) <= most else None

@@ -49,17 +49,17 @@ class Settings:
 
     Other forms of the program share the work of the search: two that save more than the share
     `least_gain` of the seconds on one device, and whatever else the rules hold, as many as have
-    `forms` operations together. At most `recompute` forms are searched that compute values of it a
-    second time to hold less memory; of 0, nor are values made again for some of their readers, as
-    else in a few programs of each form that fit among the `forms` operations. Programs whose batch
-    can be split over time are searched in `micro_batches` of it, too: in each of these numbers that
-    divides it (none: not at all), or in a few that are chosen by what they save on one device and
-    by limits on memory; so is, where memory is short, what computes values a second time. A search
-    ends early where every plan is within the share `gap` of its bound. Every mesh shape is searched
-    from `seeds` seeds, `seed` and those after it, on `workers` processors (None: all). Without
-    `front` only the fastest plan is looked for: among the plans of
-    the form that takes least on one device, and further only where that plan is not within the
-    limits.
+    `forms` operations together; ways to compute places of it have 40 times that for all mesh shapes
+    together. At most `recompute` forms are searched that compute values of it a second time to hold
+    less memory; of 0, nor are values made again for some of their readers, as else in a few
+    programs of each form that fit among the `forms` operations. Programs whose batch can be split
+    over time are searched in `micro_batches` of it, too: in each of these numbers that divides it
+    (none: not at all), or in a few that are chosen by what they save on one device and by limits on
+    memory; so is, where memory is short, what computes values a second time. A search ends early
+    where every plan is within the share `gap` of its bound. Every mesh shape is searched from
+    `seeds` seeds, `seed` and those after it, on `workers` processors (None: all). Without `front`
+    only the fastest plan is looked for: among the plans of the form that takes least on one device,
+    and further only where that plan is not within the limits.
 
     With `overlap` seconds are a longest path, in which collectives run beside kernels as far as the
     target's file lets them and their bytes are in memory from where they are issued; without it

@@ -43,7 +43,8 @@ def derive(
         return ()
     steps: list[RuleStep] = []
     pending: list[int] = []
-    last, seen = digest(before.graph), frozenset(before.rules)
+    given = before.graph.operations == graph.operations and before.graph.outputs == graph.outputs
+    last, seen = (_named(graph) if given else digest(before.graph)), frozenset(before.rules)
     changed = [c for c in _downwards(graph, terms, pick) if current[c] != pick[c]]
     for group in _groups(terms, pick, changed):
         for c in group:
@@ -291,6 +292,18 @@ def digest(graph: BlockGraph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _named(graph: BlockGraph) -> str:
+    """The digest of a graph that is asked for again and again: all its ways are derived from it."""
+    key = id(graph)
+    known = _NAMES.get(key)
+    if known is None or known[0]() is not graph:
+        name = digest(graph)
+        known = _NAMES[key] = weakref.ref(graph, lambda _: _NAMES.pop(key, None)), name
+    return known[1]
+
+
+#: Digests of graphs by `id`, as long as they live.
+_NAMES: dict[int, tuple[weakref.ref[BlockGraph], str]] = {}
 #: Hashes of constants by `id`, as long as they live: forms of one program share large arrays.
 _CONTENTS: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
+from tapestry_egg.rewrite.terms.kernel_names import name_of, said_of
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import Node, Terms, as_written
@@ -96,10 +96,11 @@ def choices(
 ) -> Iterator[list[int]]:
     """Every choice of one node for each class that is needed, without circles: the node `base[c]`
     for class c wherever it is not needed. Those with few nodes other than `base` come first."""
+    opened = Open(nodes, base)
     distance = 0
     while True:
         deeper = False
-        for pick, spent, cut in _at(nodes, list(base), roots, distance):
+        for pick, spent, cut in _at(opened, roots, distance):
             deeper |= cut
             if not cut and spent == distance:
                 yield pick
@@ -108,16 +109,44 @@ def choices(
         distance += 1
 
 
-def _at(
-    nodes: Sequence[Sequence[tuple[int, Node]]],
-    base: list[int],
-    roots: Sequence[int],
-    distance: int,
-) -> Iterator[tuple[list[int], int, bool]]:
+class Open:
+    """The classes that leave a choice: all but those with the node `base[c]` alone."""
+
+    def __init__(self, nodes: Sequence[Sequence[tuple[int, Node]]], base: Sequence[int]) -> None:
+        self.nodes, self.base = nodes, list(base)
+        self.open = [len(own) != 1 or own[0][0] != base[c] for c, own in enumerate(nodes)]
+        self._below: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def first(self, classes: Sequence[int]) -> tuple[int, ...]:
+        """The first such classes below some, which a walk comes to from the last one on."""
+        found: list[int] = []
+        seen: set[int] = set()
+        stack = list(classes)
+        while stack:
+            c = stack.pop()
+            if c in seen:
+                continue
+            seen.add(c)
+            if self.open[c]:
+                found.append(c)
+            else:
+                stack.extend(self.nodes[c][0][1].operands)
+        return tuple(reversed(found))
+
+    def below(self, c: int, k: int, node: Node) -> tuple[int, ...]:
+        """The same of what node k of a class reads."""
+        found = self._below.get((c, k))
+        if found is None:
+            found = self._below[c, k] = self.first(node.operands)
+        return found
+
+
+def _at(opened: Open, roots: Sequence[int], distance: int) -> Iterator[tuple[list[int], int, bool]]:
     """Choices with at most so many nodes other than `base`, how many they have, and whether there
     would be others with more."""
+    base = opened.base
     # A branch is what has been decided, what waits to be, and how many nodes are not `base`.
-    stack: list[tuple[dict[int, int], tuple[int, ...], int]] = [({}, tuple(roots), 0)]
+    stack: list[tuple[dict[int, int], tuple[int, ...], int]] = [({}, opened.first(roots), 0)]
     while stack:
         chosen, waiting, spent = stack.pop()
         while waiting and waiting[-1] in chosen:
@@ -130,12 +159,13 @@ def _at(
             continue
         c = waiting[-1]
         cut = False
-        for k, node in reversed(nodes[c]):
+        for k, node in reversed(opened.nodes[c]):
             extra = spent + (k != base[c])
             if extra > distance:
                 cut = True
                 continue
-            stack.append(({**chosen, c: k}, (*waiting[:-1], *node.operands), extra))
+            more = opened.below(c, k, node)
+            stack.append(({**chosen, c: k}, (*waiting[:-1], *more), extra))
         if cut:
             yield base, spent, True
 
@@ -162,7 +192,7 @@ def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
     differ in views and in the order of operands alone, as far as equal programs are compared."""
     value: dict[int, bytes] = {v: b"input %d" % k for k, v in enumerate(graph.inputs)}
     for v, array in graph.constants.items():
-        value[v] = _digest(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
+        value[v] = name_of(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
     out = set()
     for op in graph.operations:
         types = tuple([graph.values[v] for v in op.inputs])
@@ -172,11 +202,10 @@ def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
         if signature.fusion == "view" and len(operands) == 1:
             value[op.outputs[0]] = operands[0]
             continue
-        extents = sorted((d.role, d.size) for d in signature.index)
-        said = repr((op.kernel, extents, [t.dtype for t in made], len(op.regions))).encode()
-        own = _digest(said, *sorted(operands))
+        said = said_of(op.kernel, signature, [t.dtype for t in made], len(op.regions))
+        own = name_of(said, *sorted(operands))
         for k, v in enumerate(op.outputs):
-            value[v] = own if not k else _digest(own, b"%d" % k)
+            value[v] = own if not k else name_of(own, b"%d" % k)
         out.add(own)
     return frozenset(out)
 
@@ -197,12 +226,3 @@ def wasteful(built: Rebuilt) -> bool:
         v in built.class_of and v not in whole and sum(parts.values()) < graph.values[v].nbytes
         for v, parts in shares.items()
     )
-
-
-def _digest(*parts: bytes) -> bytes:
-    """A short name for what some bytes say."""
-    made = blake2b(digest_size=16)
-    for part in parts:
-        made.update(b"%d " % len(part))
-        made.update(part)
-    return made.digest()

@@ -53,12 +53,14 @@ def forms(
     budget: Budget = BUDGET,
     least_gain: float = LEAST_GAIN,
     room: int = 0,
+    ways: int | None = None,
     region: bool = False,
 ) -> tuple[Form, ...]:
     """The graph as given, and up to two forms of it that take less time on one device, best first;
     then those that the rules hold besides (`extractions`), as many as have `room` operations. Where
     these are too many to search each on its own, or where the body of a loop has such, they are
-    ways to compute places of the program (`patches`), as they always are of a `region`.
+    ways to compute places of the program (`patches`), as they always are of a `region`: as many as
+    programs of one change each have `ways` operations (None: `room`), this one among them.
 
     The former save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
@@ -77,11 +79,12 @@ def forms(
     faster = _faster(held, least_gain)
     if not faster.seconds:  # nothing computes, so nothing can be saved
         return (faster.given,)
+    beside = room if ways is None else ways
     if not room or folded:
-        return _of_layers(held, faster, room)
+        return _of_layers(held, faster, beside if room else 0)
     if region:
         return _of_region(held, faster)
-    return _of_program(held, faster, room)
+    return _of_program(held, faster, room, beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +133,11 @@ class _Held:
         """Whether a graph follows from the one given, as it must where a file is read."""
         return _is_proven(self.graph, Form(built.graph, built.rules), self.rules)
 
-    def places(self) -> Places:
-        """The places of the program that can be computed in several ways, as far as is proven."""
+    def places(self, most: int | None = None) -> Places:
+        """The places of the program that can be computed in several ways, as far as is proven, and
+        of these the first ones."""
         terms, catalogue = self.explored.terms, self.explored.catalogue
-        return find_places(self.graph, terms, catalogue, self.seconds, self.is_proven)
+        return find_places(self.graph, terms, catalogue, self.seconds, self.is_proven, most)
 
     def extracted(
         self, known: Sequence[Form], room: int, held: Callable[[Extraction], bool] | None = None
@@ -260,23 +264,35 @@ def _of_region(held: _Held, faster: _Faster) -> tuple[Form, ...]:
     )
 
 
-def _of_program(held: _Held, faster: _Faster, room: int) -> tuple[Form, ...]:
+def _of_program(held: _Held, faster: _Faster, room: int, beside: int) -> tuple[Form, ...]:
     """The forms of a program, those that take less and as many others as have `room` operations,
     each on its own or, where they are too many for that, as ways of places where they differ."""
-    made = held.extracted(faster.forms, room)
+    size, none = max(1, held.graph.size), Extracted((), 0, 0, False)
+    # Where none fits, it would be for their number alone that forms were listed.
+    made = held.extracted(faster.forms, room) if room >= size else none
     if not held.inner.inner and made.complete and not made.more:
-        return _each(held, faster, made, Patches(held.graph), None)
-    patches, merged = Patches(held.graph, (((), held.places()), *held.inner.inner)), None
-    if not len(patches) and room >= (1 + _WAYS) * held.graph.size:
+        return _each(held, faster, made, Patches(held.graph), None, True)
+    mine = held.places(_ways_in(beside, size))
+    patches, merged = Patches(held.graph, (((), mine), *held.inner.inner)), None
+    if not len(patches) and beside >= (1 + _WAYS) * size:
         merged = held.merged()
     if merged is not None:
-        patches = _places_of_merged(held, merged)
-    few = patches.programs(min(FORMS, room // max(1, held.graph.size) - 1))
+        patches = _places_of_merged(held, merged, beside)
+    few = patches.programs(min(FORMS, room // size - 1))
     if held.inner.inner and few is not None and patches.parts[0][1].complete:
         return _few(held, faster, made, patches, few)
-    patches = patches.within(room)
-    known = None if merged else patches.parts[0][1].holds
-    return _each(held, faster, held.extracted(faster.forms, room, known), patches, merged)
+    patches = patches.within(beside)
+    if room < size:
+        whole = merged is None and mine.complete and not mine.views
+        return _each(held, faster, replace(none, views=mine.views), patches, merged, whole)
+    made = held.extracted(faster.forms, room, None if merged else patches.parts[0][1].holds)
+    return _each(held, faster, made, patches, merged, made.complete)
+
+
+def _ways_in(room: int, size: int) -> int:
+    """How many ways of places there is room for: programs of so many operations, and the one as
+    given."""
+    return max(0, room // max(1, size) - 1)
 
 
 def _few(
@@ -299,10 +315,15 @@ def _few(
 
 
 def _each(
-    held: _Held, faster: _Faster, made: Extracted, patches: Patches, merged: Form | None
+    held: _Held,
+    faster: _Faster,
+    made: Extracted,
+    patches: Patches,
+    merged: Form | None,
+    whole: bool,
 ) -> tuple[Form, ...]:
     """The programs that were extracted as forms, beside places, if there are any: of the program as
-    given, or of that with equal values `merged`."""
+    given, or of that with equal values `merged`. `whole` says whether all forms were looked at."""
     given, left = faster.given, held.inner.left
     offered = [_extra(held, e, given.saturated) for e in made.found]
     extra = [f for f in offered if _is_proven(held.graph, f, held.rules)]
@@ -315,16 +336,16 @@ def _each(
         given,
         forms=left.forms + made.more + len(offered) - len(extra) + beside,
         slight=left.slight,
-        untried=left.untried if made.complete else given.left.untried,
+        untried=left.untried if whole else given.left.untried,
         views=made.views,
-        unseen=not made.complete or left.unseen,
+        unseen=not whole or left.unseen,
     )
     if patches and merged is None:
         told = replace(told, patches=patches)
     return (told, *faster.forms, *extra)
 
 
-def _places_of_merged(held: _Held, merged: Form) -> Patches:
+def _places_of_merged(held: _Held, merged: Form, room: int) -> Patches:
     """The places of a program whose equal values are merged."""
     graph, rules = held.graph, held.rules
     explored = explore(merged.graph, rules, held.budget)
@@ -334,7 +355,8 @@ def _places_of_merged(held: _Held, merged: Form) -> Patches:
         names = tuple(sorted({*merged.rules, *built.rules}))
         return _is_proven(graph, Form(built.graph, names), rules)
 
-    mine = find_places(merged.graph, explored.terms, explored.catalogue, seconds, proven)
+    most = _ways_in(room, merged.graph.size)
+    mine = find_places(merged.graph, explored.terms, explored.catalogue, seconds, proven, most)
     return Patches(merged.graph, (((), mine),))
 
 
@@ -348,7 +370,7 @@ def _places_of_layers(held: _Held, folded: Folded, room: int) -> tuple[Patches, 
         again = fold(base)
         if again is None:  # it has become too short for that
             some = room >= (1 + _WAYS) * base.size
-            patches = _places_of_merged(held, merged) if some else Patches(base)
+            patches = _places_of_merged(held, merged, room) if some else Patches(base)
             return patches.within(room), merged
         folded, explored = again, explore(again.graph, rules, held.budget)
     small = folded.graph
@@ -357,7 +379,8 @@ def _places_of_layers(held: _Held, folded: Folded, room: int) -> tuple[Patches, 
         return _is_proven(small, Form(built.graph, built.rules), rules)
 
     seconds = [least_seconds(a.signature, held.target) for a in explored.catalogue]
-    found = find_places(small, explored.terms, explored.catalogue, seconds, proven)
+    most = _ways_in(room, len(small.operations))
+    found = find_places(small, explored.terms, explored.catalogue, seconds, proven, most)
     patches = Patches(base, (((), LayerPlaces.of(found, base, folded)),), len(small.operations))
     names = merged.rules if merged else ()
 

@@ -56,6 +56,7 @@ def forms_with_streams(
     least_gain: float = LEAST_GAIN,
     slower: bool = True,
     room: int = 0,
+    ways: int | None = None,
     batches: Callable[[Form], Batched] | None = None,
     shared: bool = False,
     limit: float = math.inf,
@@ -63,14 +64,16 @@ def forms_with_streams(
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster. Behind these, if `slower` ones are wanted, those that
     only hold less memory: that with fused attention, and that in blocks of rows; then as many
-    others as have `room` operations, and those that `batches` makes of the program, with its
-    attention fused where that is faster; then, with `shared`, those whose dims the target's devices
-    can share; and one that gathers less at a time where devices, which may hold `limit` bytes each,
-    are short of memory."""
+    others as have `room` operations (places: `ways`), and those that `batches` makes of the
+    program, with its attention fused where that is faster; then, with `shared`, those whose dims
+    the target's devices can share; and one that gathers less at a time where devices, which may
+    hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
-        return forms(graph, books, target, budget, least_gain, room)
+        return forms(graph, books, target, budget, least_gain, room, ways)
     streamed, ended = streams_of(graph)
-    found, base = _with_streams(graph, streamed, books, target, budget, least_gain, slower, room)
+    found, base = _with_streams(
+        graph, streamed, books, target, budget, least_gain, slower, room, ways
+    )
     made = batches(base) if batches else Batched()
     told = replace(
         found[0].left,
@@ -98,13 +101,14 @@ def _with_streams(
     least_gain: float,
     slower: bool,
     room: int,
+    ways: int | None,
 ) -> tuple[tuple[Form, ...], Form]:
     """The forms of a graph and of the same with streams, and the one that is split further: as
     given, or with fused attention."""
     extra: list[Form] = []
 
     def find(of: BlockGraph) -> tuple[Form, ...]:
-        found = forms(of, books, target, budget, least_gain, room)
+        found = forms(of, books, target, budget, least_gain, room, ways)
         extra[:] = [f for f in found if f.extra]
         return tuple([f for f in found if not f.extra])
 

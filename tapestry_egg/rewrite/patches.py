@@ -16,16 +16,19 @@ from math import prod
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.rewrite.terms.kernel_names import KernelNames
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import Node, Terms, as_written
 
 from .derivation import derive, inside, with_region
-from .extractions import LOOKED_AT, Extraction, choices, kernels_of, wasteful, without_twins
+from .extractions import Extraction, Open, choices, kernels_of, wasteful, without_twins
 from .folded_program import Folded, unfold
 
 #: Ways to compute one place that are searched, the program's own among them.
 ALTERNATIVES = 16
+#: Classes that are named for all ways of a program that are looked at: half a second.
+NAMED = 100_000
 
 #: class -> the node that computes it, where that is not the program's own
 Move = Mapping[int, int]
@@ -34,7 +37,8 @@ Move = Mapping[int, int]
 @dataclass(frozen=True, eq=False)
 class Places:
     """The places of one graph. `ways[p]` are the ways to compute place p, the first one the graph's
-    own; `left` ways were found besides, and `complete` says whether all were looked at."""
+    own; `left` ways were found besides, and `complete` says whether all were looked at; behind
+    `views` that are no ways none was looked for."""
 
     graph: BlockGraph
     terms: Terms
@@ -42,6 +46,7 @@ class Places:
     base: Sequence[int]
     ways: tuple[tuple[Move, ...], ...]
     left: int = 0
+    views: int = 0
     complete: bool = True
 
     def __len__(self) -> int:
@@ -212,8 +217,11 @@ class Patches:
 
     def within(self, room: int) -> Patches:
         """As many ways as programs of one change each have `room` operations together, in turns:
-        first the second way of each place."""
-        fits = max(0, room // max(1, self.distinct or self.graph.size) - 1)
+        the second way of each place first."""
+        return self.first(max(0, room // max(1, self.distinct or self.graph.size) - 1))
+
+    def first(self, fits: int) -> Patches:
+        """So many ways, in turns."""
         sizes = [len(ways) for ways in self.places]
         turns = sorted((w, p) for p, n in enumerate(sizes) for w in range(1, n))[:fits]
         kept = [1 + sum(p == q for _, q in turns) for p in range(len(sizes))]
@@ -282,8 +290,10 @@ def find_places(
     catalogue: Sequence[Applied],
     seconds: Sequence[float],
     is_proven: Callable[[Rebuilt], bool],
+    most: int | None = None,
 ) -> Places:
-    """The places of a graph whose ways differ in more than views, and are proven.
+    """The places of a graph whose ways differ in more than views, and are proven: no more than
+    `most` ways beside the graph's own, the second one of each place first.
 
     `seconds[s]` is the least time that signature s can take; new classes are computed by the nodes
     of the least sum where no move says otherwise.
@@ -295,44 +305,41 @@ def find_places(
         return replace(own, complete=False)
     roots = terms.roots(graph)
     nodes = without_twins(terms, catalogue)
-    moves, complete = _moves(own, nodes, roots)
-    places: list[tuple[Move, ...]] = []
-    left = 0
-    for group in _together(terms, base, roots, moves):
-        ways, more, whole = _ways(own, nodes, roots, group, is_proven)
-        kept = ways[: ALTERNATIVES - 1]
-        left += more + len(ways) - len(kept)
+    names = KernelNames(graph, terms, catalogue, base, roots)
+    limit = names.named + NAMED
+    moves, views, complete = _moves(names, nodes, limit)
+    groups = _together(terms, base, roots, moves)
+    offered: list[list[list[int]]] = []
+    for g, group in enumerate(groups):
+        share = max(0, limit - names.named) // (len(groups) - g)
+        picks, whole = _offered(names, nodes, roots, group, names.named + share)
+        offered.append(picks)
         complete &= whole
-        if kept:
-            places.append(({}, *kept))
-    return Places(graph, terms, catalogue, base, tuple(places), left, complete)
+    ways = _in_turns(own, offered, is_proven, most)
+    left = sum(map(len, offered)) - sum(map(len, ways))
+    places = tuple([({}, *some) for some in ways if some])
+    return Places(graph, terms, catalogue, base, places, left, views, complete)
 
 
 def _moves(
-    own: Places, nodes: Sequence[Sequence[tuple[int, Node]]], roots: Sequence[int]
-) -> tuple[list[tuple[int, int]], bool]:
-    """Changes of one class, as (class, node), that make another program than views do; and whether
-    all were looked at."""
-    seen = {kernels_of(own.graph)}
-    looked = 0
-    found: list[tuple[int, int]] = []
-    for c in sorted(_live(own.terms, own.base, roots)):
+    names: KernelNames, nodes: Sequence[Sequence[tuple[int, Node]]], limit: int
+) -> tuple[list[tuple[int, int]], int, bool]:
+    """Changes of one class, as (class, node), that make another program than views do; how many
+    make no other, and whether all were looked at."""
+    base, views = names.base, 0
+    found: dict[tuple[int, bytes], tuple[int, int]] = {}
+    for c in sorted(names.own):
         for k, node in nodes[c]:
-            if k == own.base[c] or any(own.base[d] < 0 for d in node.operands):
+            if k == base[c] or any(base[d] < 0 for d in node.operands):
                 continue
-            if looked > LOOKED_AT:
-                return found, False
-            looked += len(own.graph.operations)
-            pick = list(own.base)
-            pick[c] = k
-            built = rebuild(own.graph, own.terms, own.catalogue, pick)
-            if built is None or not built.rules:
-                continue
-            key = kernels_of(built.graph)
-            if key not in seen:
-                seen.add(key)
-                found.append((c, k))
-    return found, True
+            if names.named > limit:
+                return list(found.values()), views, False
+            made = names.moved(c, k)
+            if made is not None and made[1] == names.own[c]:
+                views += 1
+            elif made is not None:
+                found.setdefault(made, (c, k))
+    return list(found.values()), views, True
 
 
 def _live(terms: Terms, pick: Sequence[int], roots: Sequence[int]) -> set[int]:
@@ -373,40 +380,61 @@ def _together(
     return [moved for _, moved in sorted(groups, key=lambda g: g[1])]
 
 
-def _ways(
-    own: Places,
+def _offered(
+    names: KernelNames,
     nodes: Sequence[Sequence[tuple[int, Node]]],
     roots: Sequence[int],
     moves: Sequence[tuple[int, int]],
-    is_proven: Callable[[Rebuilt], bool],
-) -> tuple[list[Move], int, bool]:
-    """What some moves make together, those first that change least; how many more there are that
-    are not proven, or compute what nothing reads; and whether all were looked at."""
-    live = _live(own.terms, own.base, roots)
+    limit: int,
+) -> tuple[list[list[int]], bool]:
+    """What some moves make together, those first that change least, and whether all were looked
+    at. Only what is made of the classes that they leave open is."""
+    live, base, wanted = names.own, names.base, set(moves)
     allowed = [
-        [
-            (k, node)
-            for k, node in nodes[c]
-            if c not in live or k == own.base[c] or (c, k) in set(moves)
-        ]
-        for c in range(len(nodes))
+        [(k, x) for k, x in own if c not in live or k == base[c] or (c, k) in wanted]
+        for c, own in enumerate(nodes)
     ]
-    seen = {kernels_of(own.graph)}
-    ways: list[Move] = []
-    looked = left = 0
-    for pick in choices(allowed, own.base, roots):
-        if looked > LOOKED_AT:
-            return ways, left, False
-        looked += len(own.graph.operations)
-        built = rebuild(own.graph, own.terms, own.catalogue, pick)
-        if built is None or not built.rules:
-            continue
-        key = kernels_of(built.graph)
-        if key in seen:
-            continue
-        seen.add(key)
-        if len(ways) < ALTERNATIVES and not wasteful(built) and is_proven(built):
-            ways.append({c: k for c, k in enumerate(pick) if k != own.base[c]})
-        else:
-            left += 1
-    return ways, left, True
+    opened = Open(allowed, base)
+    first = opened.first(roots)
+    unsettled: set[int] = set()
+    for c in live:  # each after those that it reads
+        read = names.terms.nodes[c][base[c]].operands
+        if opened.open[c] or not unsettled.isdisjoint(read):
+            unsettled.add(c)
+    seen: set[frozenset[tuple[int, bytes]]] = {frozenset()}
+    found: list[list[int]] = []
+    for pick in choices(allowed, base, first):
+        if names.named > limit:
+            return found, False
+        made = names.several(pick, first, lambda c: c in live and c not in unsettled)
+        if made is not None and made not in seen:
+            seen.add(made)
+            found.append(pick)
+    return found, True
+
+
+def _in_turns(
+    own: Places,
+    offered: Sequence[Sequence[list[int]]],
+    is_proven: Callable[[Rebuilt], bool],
+    most: int | None,
+) -> list[list[Move]]:
+    """Of every place the ways that are proven and compute nothing that nothing reads: as many as
+    places have, and no more than `most` of all, in turns."""
+    found: list[list[Move]] = [[] for _ in offered]
+    seen = [{kernels_of(own.graph)} for _ in offered]
+    rest = [iter(picks) for picks in offered]
+    for _ in range(ALTERNATIVES - 1):
+        for ways, known, picks in zip(found, seen, rest, strict=True):
+            if most is not None and sum(map(len, found)) >= most:
+                return found
+            for pick in picks:
+                built = rebuild(own.graph, own.terms, own.catalogue, pick)
+                if built is None or not built.rules or wasteful(built):
+                    continue
+                key = kernels_of(built.graph)
+                if key not in known and is_proven(built):
+                    known.add(key)
+                    ways.append({c: k for c, k in enumerate(pick) if k != own.base[c]})
+                    break
+    return found
