@@ -21,19 +21,22 @@ from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 
+from .results import Leaving, leaving
+
 _LEAVING = ("state", "output")
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """`amount` bytes, alive from tick `begin` up to before `end`: the value as it was made, a copy
-    of it that lies as `layout`, or what making such a copy, or the value itself, takes beside."""
+    of it that lies as `layout`, what making such a copy, or the value itself, takes beside, or the
+    place of a `result`."""
 
     begin: int
     end: int
     amount: float
     layout: Layout
-    role: Literal["made", "copy", "making", "scratch"] = "made"
+    role: Literal["made", "copy", "making", "scratch", "result"] = "made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,11 @@ class Lives:
         size: Callable[[Layout], float],
         passing_by: Callable[[Layout], float],
         late: bool = False,
+        left: int | None = None,
     ) -> list[Buffer]:
         """All arrays that hold value v, produced as `have`; `late` where it is added up of parts,
-        when the kernel that makes these is over.
+        when the kernel that makes these is over; from tick `left` on only copies of it, or of views
+        of it, are in memory.
 
         A block takes `size` bytes, one on the way to a copy what it is `passing_by`.
         `needs[u]` are the layouts in which unit u reads it, `back` the units that need something
@@ -108,6 +113,8 @@ class Lives:
                     at = self.read(u, v)
                     stop = self.through(u, v) + 2 if have in needs[u] else at + 1
                     found.append(Buffer(end, max(end, stop), size(have), have))
+            elif left is not None:
+                end = max(begin, left)
             elif passing:
                 last = [u for u in self.users.get(v, []) if self.through(u, v) == self.death(v)]
                 if len(last) == 1 and last[0] in needs and have not in needs[last[0]]:
@@ -135,6 +142,9 @@ class Lives:
             making += whole if c.turned and not c.kept else 0.0
             making += size(have) if c.turned_before else 0.0
             making += size(have) if c.wire and not self.owns_memory(v) else 0.0
+            if c.joined and v in self.leaving and self.leaving[v].unit in c.units:
+                begin = self.leaving[v].until  # what it is made of waits for the others
+                found.append(Buffer(begin, max(begin, at + 1), size(have), have))
             found.append(Buffer(c.begin, at + 1, making, c.need, "making"))
             if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
                 continue
@@ -400,6 +410,16 @@ class Lives:
     def _is_view(self, u: int) -> bool:
         members = [self.program.instances[i] for i in self.schedule.units[u].members]
         return not members[-1].port and all(x.signature.fusion == "view" for x in members)
+
+    @cached_property
+    def leaving(self) -> Mapping[int, Leaving]:
+        """By the value that an output reads, what leaves by that alone."""
+        return {x.read: x for x in leaving(self)}
+
+    @property
+    def renewed(self) -> frozenset[int]:
+        """The values that are new states."""
+        return frozenset(self._renewed)
 
     def computed_again(self, u: int) -> bool:
         """Whether every reader of what a unit makes computes it for itself."""

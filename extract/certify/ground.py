@@ -17,6 +17,7 @@ from tapestry_egg.schedule.traffic import Traffic
 
 from .buffers import Lives
 from .longest_path import Streams
+from .results import Leaving
 
 #: Strategies that were checked before, by the identity of the signature, which stands beside what
 #: operations so cut get from neighbours and so keeps its identity.
@@ -64,6 +65,13 @@ class Ground:
     def made_straight(self) -> frozenset[FlatId]:
         """Values that lie as their dims are written when they are made."""
         return frozenset() if self.target.tiles else made_straight(self.schedule)
+
+    @cached_property
+    def left(self) -> Mapping[int, Leaving]:
+        """What may leave as a copy, by the value that is then no longer in memory. A view in tiles
+        takes what its source does not."""
+        every = self.lives.leaving.values()
+        return {x.source: x for x in every if x.read == x.source or self.target.tiles is None}
 
     @cached_property
     def inside(self) -> frozenset[int]:

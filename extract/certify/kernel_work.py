@@ -11,6 +11,7 @@ import numpy as np
 from tapestry_egg.graph.blockgraph import TensorType, itemsize
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
+    BESIDE,
     collective_seconds,
     collective_wire_bytes,
     copying_seconds,
@@ -31,6 +32,7 @@ from tapestry_egg.metakernels.signatures.signature import (
     OperationSignature,
     evaluate,
 )
+from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.traffic import UnitTraffic
@@ -232,3 +234,26 @@ def held_bytes(
 def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
     """Memory of one device's block; what has no bytes of its own still takes one per element."""
     return elements(tensor, layout, mesh) * max(tensor.itemsize, 1)
+
+
+def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> Work:
+    """One run's permutes of edges, and the kernels that put blocks and edges together, one dim
+    after the other: they read and write the block with its margins, each once."""
+    seconds = energy = traffic = wire = 0.0
+    for e in found:
+        for rows in (e.low, e.high):
+            if rows:
+                sent = float(rows * e.row_bytes)
+                seconds += collective_seconds(BESIDE, sent, e.axes, mesh, target)
+                energy += collective_joules(BESIDE, sent, e.axes, mesh, target)
+                wire += sent
+        moved = 2.0 * e.whole_bytes
+        took = moved / target.hbm_bytes_per_second + target.launch_seconds
+        energy += joules(0.0, moved, 0.0, took, mesh.devices, target, contraction=False)
+        seconds, traffic = seconds + took, traffic + moved
+    return Work(seconds, energy, 0.0, traffic, wire, "exchange")
+
+
+def margin_bytes(found: Sequence[Exchange]) -> float:
+    """Bytes of a device's operands with their margins, which stand beside the blocks."""
+    return float(sum({e.operand: e.whole_bytes for e in found}.values()))

@@ -8,7 +8,7 @@ which operations run as one kernel, and in which order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 
 import numpy as np
@@ -35,10 +35,17 @@ from tapestry_egg.schedule.units import Unit
 
 from .buffers import Buffer, Copied
 from .ground import Ground
-from .kernel_work import Work, block_bytes, held_bytes, kernel_scratch, kernel_work
+from .kernel_work import (
+    Work,
+    block_bytes,
+    held_bytes,
+    kernel_scratch,
+    kernel_work,
+    margin_bytes,
+    margin_work,
+)
 from .legality import Illegal, check_layout, check_strategy
 from .longest_path import Sending
-from .margins import margin_bytes, margin_work
 from .merging import Joined, Unmerged, joined
 from .moves import (
     InTwo,
@@ -52,6 +59,7 @@ from .moves import (
 )
 from .moves import Move as Move
 from .ports import PortLayouts, check_port, port_layouts
+from .results import in_places
 from .verdict import Certificate, Refused
 
 
@@ -364,10 +372,16 @@ class Walk:
     def profile(self) -> tuple[float, ...]:
         """Bytes alive at each tick of the schedule, two for every unit."""
         change = np.zeros(self.ground.lives.end + 1)
-        for _, x in self.held():
+        for _, x in self.lying():
             change[x.begin] += x.amount
             change[x.end] -= x.amount
         return tuple(np.cumsum(change)[:-1].tolist())
+
+    def lying(self) -> Sequence[tuple[FlatId, Buffer]]:
+        """What is in memory, array by array; what lies in the place of a result before that is made
+        is no more than the place."""
+        lives, held = self.ground.lives, list(self.held())
+        return in_places(held, lives.renewed, lives.end) if self.target.reserves else held
 
     def held(self) -> Iterator[tuple[FlatId, Buffer]]:
         """All arrays that a step holds in memory, with the values that they are."""
@@ -385,7 +399,8 @@ class Walk:
                 )
                 size = partial(inside, windows=self.ground.windows.get(v, ()))
                 late = parts > 0.0
-                for x in lives.buffers(v, self.given[v], needs, back, copies, size, inside, late):
+                read = needs, back, copies, size, inside, late, self._left(v)
+                for x in lives.buffers(v, self.given[v], *read):
                     yield v, x
             scratch += sum(margin_bytes(self.margins.get(i, ())) for i in unit.members)
             for amount, ticks in ((scratch, 1), (parts, 2)):
@@ -394,6 +409,14 @@ class Walk:
                     yield v, Buffer(at, at + ticks, amount, self.given[v], "scratch")
             if u in self.in_two:
                 yield from copy_in_memory(self.ground, self.in_two[u], self.mesh)
+
+    def _left(self, v: int) -> int | None:
+        """The tick from which a value is no longer in memory as it was made: it leaves as a copy,
+        and nothing else needs it."""
+        x = self.ground.left.get(v)
+        if x is None or self.needed[self.schedule.units[x.unit].root, 0] == self.given[x.read]:
+            return None
+        return x.until
 
     def readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
@@ -75,8 +76,9 @@ def merge(
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
     ExtractError with the least found value when no plan meets the limits.
     """
+    grounds: dict[int, Ground] = {}
     plans = [
-        bounded_plan(results, assembled, candidate, objectives)
+        bounded_plan(results, assembled, candidate, objectives, grounds)
         for assembled, candidate in worth_a_plan(results, objectives, limits)
     ]
     fitting = [p for p in plans if within(p, limits)]
@@ -101,11 +103,27 @@ def bounded_plan(
     assembled: PlanProblem,
     candidate: Candidate,
     objectives: Sequence[str | Objective],
+    grounds: dict[int, Ground],
 ) -> Plan:
-    """A candidate's plan, its bound the least that any mesh has proven for its peak and joules."""
+    """A candidate's plan, its bound the least that any mesh has proven for its peak and joules;
+    `grounds` as in `make_plan`."""
     rivals = [r for r in results if _may_rival(r, assembled, candidate, objectives)]
-    bound = least_seconds(rivals, candidate.peak, candidate.joules)
-    return make_plan(assembled, candidate, "", _checked(bound, candidate.seconds))
+    return _bounded(rivals, assembled, candidate, "", grounds)
+
+
+def _bounded(
+    rivals: Sequence[NetworkResult],
+    assembled: PlanProblem,
+    candidate: Candidate,
+    name: str,
+    grounds: dict[int, Ground] | None = None,
+) -> Plan:
+    """A candidate's plan, with what its rivals have proven for what it holds: no plan holds less
+    than its problem counts, and this one may hold more."""
+    plan = make_plan(assembled, candidate, name, 0.0, grounds)
+    peak = max(candidate.peak, float(plan.costs.peak_bytes))
+    bound = least_seconds(rivals, peak, candidate.joules)
+    return replace(plan, bound=_checked(bound, candidate.seconds))
 
 
 def best_given(results: Sequence[NetworkResult]) -> tuple[NetworkResult, Candidate] | None:
@@ -124,8 +142,7 @@ def original_plan(
     if given is None:
         return None
     result, c = given
-    bound = min(least_seconds(results, c.peak, c.joules), c.seconds)
-    return make_plan(result.assembled, c, "given", bound)
+    return _bounded(results, result.assembled, c, "given")
 
 
 def least_seconds(results: Sequence[NetworkResult], peak: float, joules: float) -> float:

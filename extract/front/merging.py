@@ -247,7 +247,8 @@ class _Merging:
     def _posed(self, most: float) -> tuple[list[_Posed], int]:
         """Plans in which merging may save something, of those that may be the fastest within some
         limit, none of more than `most` bytes; and how many labellings were not looked at."""
-        grounds: dict[int, Ground] = {}
+        grounds: dict[int, Ground] = {}  # by graphs
+        counted: dict[int, Ground] = {}  # by schedules
         found: list[_Posed] = []
         every = [
             (r, c)
@@ -263,7 +264,7 @@ class _Merging:
             if found and spent > (_MOST_SEEN if rank < _EACH else _MOST_MORE):
                 break
             looked += 1
-            plan = bounded_plan(self.results, assembled, candidate, self.objectives)
+            plan = bounded_plan(self.results, assembled, candidate, self.objectives, counted)
             if id(plan.graph) not in grounds:
                 schedule = plan_schedule(plan.body, self.feedback)
                 grounds[id(plan.graph)] = Ground(schedule, self.machine)

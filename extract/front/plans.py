@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.certify.results import may_have_places
 from tapestry_egg.extract.problem.assemble import PlanProblem, Sharing
 from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.extract.search.archive import Candidate
@@ -19,8 +22,19 @@ from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.schedules import read_position
 
 
-def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: float) -> Plan:
-    """The executable plan of one labelling, with its predicted costs and its bound in seconds."""
+def make_plan(
+    assembled: PlanProblem,
+    candidate: Candidate,
+    name: str,
+    bound: float,
+    grounds: dict[int, Ground] | None = None,
+) -> Plan:
+    """The executable plan of one labelling, with its predicted costs and its bound in seconds.
+
+    A problem counts results from when they are made. Where compilers hold memory for them before,
+    the plan's peak is counted from the plan; `grounds`, by the identity of schedules, serve for
+    several plans, and what is found so is added.
+    """
     choices = assembled.choices
     rows = _settled(assembled, candidate.rows)
     seconds, joules, profile = assembled.problem.evaluate(rows)
@@ -44,7 +58,17 @@ def make_plan(assembled: PlanProblem, candidate: Candidate, name: str, bound: fl
     )
     collectives = planned_collectives(plan)
     wire = float(sum(c.wire_bytes * c.count for c in collectives))
-    return replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
+    plan = replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
+    schedule, target = choices.schedule, choices.target
+    if target.reserves and may_have_places(schedule):
+        known = {} if grounds is None else grounds
+        ground = known.get(id(schedule)) or Ground(schedule, target)
+        known[id(schedule)] = ground
+        walk = Walk(plan, ground)
+        walk.find_moves()
+        peak = round(max(walk.profile(), default=0.0))
+        plan = replace(plan, costs=replace(plan.costs, peak_bytes=peak))
+    return plan
 
 
 def _settled(assembled: PlanProblem, rows: Ints) -> Ints:

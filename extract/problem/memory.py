@@ -151,7 +151,8 @@ class Memory:
             some = (holds > 0)[:, None]
             returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
             gone = np.where(~takes & ~some, -own, 0.0)
-            return making, (live, *returns, gone, np.where(takes, own, 0.0), beside)
+            left = np.where(takes, 0.0, -own)
+            return making, (live, *returns, gone, np.where(takes, own, 0.0), left, beside)
 
         key = (
             table,
@@ -165,7 +166,9 @@ class Memory:
             made,
             self.windows.get(v),
         )
-        making, (live, returns, stays, gone, taken, beside) = self.once(amounts, "reads", *key)
+        making, (live, returns, stays, gone, taken, left, beside) = self.once(
+            amounts, "reads", *key
+        )
         at = self.lives.reads_at[reader, v]
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
         uses = [
@@ -177,6 +180,10 @@ class Memory:
             uses.append(Use(at + 1, ends + 1, beside))
         if (reader, v) in self.lives.copied:
             uses.append(Use(2 * reader + 1, self.times, taken))
+        if reader in self.lives.leaving:  # it leaves as a copy
+            source, until = self.lives.leaving[reader]
+            if source == v or self.choices.target.tiles is None:
+                uses.append(Use(until, self.times, left))
         if self._passing(v):
             first = self.first(v)
             uses.append(Use(first + 1, at + 1, returns))

@@ -94,6 +94,8 @@ class Target:
     rows: int = 0
     # Whether slices of a loop's stacks are written and read by kernels of their own.
     slices: bool = False
+    # Whether its compiler holds memory for results that are not donated from the first kernel on.
+    reserves: bool = False
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -432,6 +434,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     epilogues = "epilogues" in top.keys() and top.flag("epilogues")
     rows = int(top.number("rows")) if "rows" in top.keys() else 0
     slices = "slices" in top.keys() and top.flag("slices")
+    reserves = "reserves" in top.keys() and top.flag("reserves")
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -491,4 +494,5 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         epilogues=epilogues,
         rows=rows,
         slices=slices,
+        reserves=reserves,
     )

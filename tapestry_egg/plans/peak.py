@@ -11,13 +11,15 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
 #: What an array at the peak is: an argument (and what takes its place), what the program makes, a
-#: copy in another layout, what making such a copy takes, and what a kernel takes while it runs.
-Kind = Literal["argument", "made", "copy", "making", "scratch"]
+#: copy in another layout, what making such a copy takes, what a kernel takes while it runs, and the
+#: place of a result, which is held from the first (and what may lie there before it is made).
+Kind = Literal["argument", "made", "copy", "making", "scratch", "result"]
 
-KINDS: tuple[Kind, ...] = ("argument", "made", "copy", "making", "scratch")
+KINDS: tuple[Kind, ...] = ("argument", "result", "made", "copy", "making", "scratch")
 
 _WORDS: Mapping[Kind, str] = {
     "argument": "arguments and state",
+    "result": "places of results",
     "made": "made by the program",
     "copy": "copies",
     "making": "making these",

@@ -44,7 +44,9 @@ class Lifetimes:
     that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
     of its own: an alias, a constant, a view, what is computed where it is read, as all that a unit
     makes that is `within` its readers. Outputs that are `copied`, unit and value, take an array of
-    their own from their tick on."""
+    their own from their tick on. What leaves by an output, and by no other, may do so as a copy:
+    `leaving[u]` is the value that it is, or is a view of, and the tick from which that is no longer
+    in memory then."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
@@ -53,6 +55,7 @@ class Lifetimes:
     free: tuple[bool, ...]
     within: tuple[bool, ...]
     copied: frozenset[tuple[int, int]]
+    leaving: dict[int, tuple[FlatId, int]]
     times: int
 
 
@@ -93,6 +96,7 @@ class _Lives:
             tuple(self.free),
             self.fusion.within,
             self._copied(),
+            self._leaving(),
             self.end,
         )
 
@@ -246,6 +250,40 @@ class _Lives:
             found.update(ends[given.port != "input" :])
         root = [self.program.instances[unit.root].port for unit in self.schedule.units]
         return frozenset((u, v) for u, v in found if root[u] == "output")
+
+    def _leaving(self) -> dict[int, tuple[FlatId, int]]:
+        """Outputs, by units, whose value is in memory to the end for them alone."""
+        found: dict[int, tuple[FlatId, int]] = {}
+        for u, unit in enumerate(self.schedule.units):
+            if self.program.instances[unit.root].port != "output":
+                continue
+            ((_, _, v),) = unit.reads
+            source = self._viewed(v)
+            maker = self.program.instances[self.schedule.units[self.schedule.producer[source]].root]
+            others = self._read_beside(source, u)
+            if maker.port not in ("", "carry", "stack") or self.free[source] or others is None:
+                continue
+            until = max([self.reads_at[u, v] + 1, *(t + 2 for t in others)])
+            if until < self.end:
+                found[u] = source, until
+        return found
+
+    def _read_beside(self, v: FlatId, leaves: int) -> list[int] | None:
+        """The ticks of the last copies for all that reads a value, or views of it, but for the
+        output that it leaves by; None where it leaves otherwise, too."""
+        found: list[int] = []
+        for u in self.schedule.readers[v]:
+            unit = self.schedule.units[u]
+            if is_view(self.program, unit):
+                inner = self._read_beside(unit.outputs[-1], leaves)
+                if inner is None:
+                    return None
+                found += inner
+            elif u != leaves:
+                if self.program.instances[unit.root].port in ("state", "output"):
+                    return None
+                found.append(self.reads_until[u, v])
+        return found
 
     def _viewed(self, v: FlatId) -> FlatId:
         """What a view is of in the end; any other value is itself."""

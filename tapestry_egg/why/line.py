@@ -196,7 +196,7 @@ def _at_peak(account: Account, at: set[tuple[int, int]]) -> float:
         for b, k in at
         for v in account.program.bodies[b].graph.operations[k].outputs
     }
-    for v, x in account.walk.held():
+    for v, x in account.walk.lying():
         if v in made and x.begin <= account.peak_tick < x.end:
             total += x.amount
     return total

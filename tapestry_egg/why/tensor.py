@@ -44,7 +44,7 @@ class Alive:
     """Bytes of one device that hold a tensor, or are taken to make it or a copy of it, from when to
     when in a step, in seconds; `at_peak` where they are part of the plan's peak."""
 
-    what: Literal["made", "copy", "making", "scratch"]
+    what: Literal["made", "copy", "making", "scratch", "result"]
     layout: str
     bytes: float
     begin: float

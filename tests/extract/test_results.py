@@ -1,0 +1,186 @@
+"""Results: their places in memory from the first kernel on, and what they were copied from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.errors import TargetError
+from tapestry_egg.extract.certify.buffers import Buffer, Copied, Lives
+from tapestry_egg.extract.certify.results import LEAST_BYTES, in_places
+from tapestry_egg.extract.front.merge import NetworkResult, bounded_plan
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.extract.problem.unit_choices import unit_choices
+from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.messages.dual import Cut
+from tapestry_egg.extract.search.search import Search
+from tapestry_egg.extract.search.settling import Effort
+from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.rules.language.book import load_books
+from tapestry_egg.schedule.lifetimes import lifetimes
+from tapestry_egg.shard.encode import encode
+from tapestry_egg.shard.strategies import saturate
+from tests.schedule.test_lifetimes import scheduled
+
+N, MIB = 2048, 1 << 20
+X = jax.ShapeDtypeStruct((N, N), jnp.float32)
+LAYOUT = Layout.replicated(1)
+
+
+def buffer(begin: int, end: int, mib: float, **fields: Any) -> Buffer:
+    return Buffer(begin, end, mib * MIB, LAYOUT, **fields)
+
+
+def lying(*held: Buffer, end: int = 10, renewed: tuple[int, ...] = ()) -> list[Buffer]:
+    found = in_places([(FlatId(v), x) for v, x in enumerate(held)], renewed, end)
+    return [x for _, x in found]
+
+
+def test_before_a_result_its_place_holds_what_is_no_larger_one_array_at_a_time() -> None:
+    argument, result = buffer(0, 10, 4), buffer(6, 10, 4)
+    place = buffer(0, 10, 4, role="result")
+    early, late, small, large = [buffer(1, 3, 4), buffer(3, 6, 2), buffer(2, 5, 1), buffer(1, 3, 5)]
+    assert lying(argument, early, late, result) == [argument, place]
+    assert lying(argument, early, late, small, result) == [argument, small, place]
+    assert lying(large, result) == [large, place]
+    assert lying(buffer(5, 7, 2), result) == [buffer(5, 7, 2), place]  # it is there beside it
+    # A copy lies there like what a kernel makes, and so does what is held while it is made.
+    assert lying(buffer(2, 3, 4, role="making"), buffer(3, 6, 4, role="copy"), result) == [place]
+
+
+def test_the_largest_array_takes_the_smallest_place_that_is_free() -> None:
+    large, small = buffer(6, 10, 8), buffer(8, 10, 4)
+    places = [buffer(0, 10, x, role="result") for x in (8, 4)]
+    assert lying(large, small, buffer(1, 5, 4), buffer(2, 6, 6)) == places
+    assert lying(large, small, buffer(1, 5, 3), buffer(2, 6, 4)) == places
+    assert lying(small, buffer(1, 4, 2), buffer(2, 5, 4)) == [places[1], buffer(1, 4, 2)]
+    assert lying(large, small, buffer(1, 5, 4), buffer(2, 6, 4), buffer(3, 5, 1)) == [
+        *places,
+        buffer(3, 5, 1),
+    ]
+
+
+def test_new_states_and_small_results_have_no_places_before_they_are_made() -> None:
+    early, small = buffer(1, 3, 1), buffer(5, 10, (LEAST_BYTES - 1) / MIB)
+    assert lying(early, buffer(6, 10, 4), renewed=(1,)) == [early, buffer(6, 10, 4)]
+    assert lying(early, small) == [early, small]
+
+
+def whole(x: jax.Array) -> jax.Array:
+    a = jnp.sin(x) @ x
+    return x * (a @ x).sum()
+
+
+def part(x: jax.Array) -> jax.Array:
+    return whole(x)[: N // 2]
+
+
+def parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return whole(x)[: N // 2], 2 * whole(x)[N // 2 :]
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
+    "whole": (whole, 3),  # the argument, the result in whose place a product lies, and the other
+    "part": (part, 3.5),  # no product fits into the place of the result
+    "parts": (parts, 4),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_xla_for_h100_holds_what_is_promised_of_a_function_that_donates_nothing(name: str) -> None:
+    from benchmarks.bench_strategies import devices_of
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    function, arrays = FUNCTIONS[name]
+    settings = te.Settings(work=0.1, recompute=0, forms=0)
+    plan = te.optimize(te.trace(function, X), "h100:1", settings=settings).best("seconds")
+    assert plan.costs.peak_bytes == pytest.approx(arrays * 4 * N * N, rel=1e-3)
+    assert sum(p.bytes for p in plan.peak().parts) == pytest.approx(plan.costs.peak_bytes)
+    results = plan.peak().by_kind()["result"]
+    assert results == pytest.approx((4 if name == "whole" else 2 * (arrays * 2 - 6)) * N * N)
+    try:
+        devices = devices_of("h100:1")
+    except TargetError as missing:
+        pytest.skip(str(missing))
+    compiled = hlo_stats(te.compile(plan, devices).compile())
+    assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=1e-3)
+
+
+def test_what_leaves_as_a_copy_is_in_memory_until_that_is_made() -> None:
+    """By the lifetimes of problems and by those of certificates."""
+
+    def straight(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        a = x @ x
+        return a, jnp.sin(x)
+
+    def viewed_and_read(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        a = x @ x
+        return a.T, (a @ x) @ x
+
+    def left_twice(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        a = x @ x
+        return a, a.T
+
+    def an_argument(x: jax.Array) -> jax.Array:
+        return x.T
+
+    for function, count in ((straight, 2), (viewed_and_read, 2), (left_twice, 0), (an_argument, 0)):
+        schedule = scheduled(function, X)
+        lives = Lives(schedule, schedule.program.body_of)
+        found = lifetimes(schedule).leaving
+        assert found == {x.unit: (x.source, x.until) for x in lives.leaving.values()}
+        assert len(found) == count
+        for source, until in found.values():
+            runs = [
+                2 * r + 2
+                for r in schedule.readers[source]
+                if schedule.program.instances[schedule.units[r].root].signature.kernel
+                == "dot_general"
+            ]
+            assert until == max([lives.made(source) + 2, *runs])
+
+
+def test_what_a_result_is_summed_from_waits_for_the_others_of_its_collective() -> None:
+    schedule = scheduled(lambda x: (x @ x, jnp.sin(jnp.sin(x) @ x) @ x), X)
+    lives = Lives(schedule, schedule.program.body_of)
+    leaves = next(iter(lives.leaving.values()))
+    have, need = Layout(((), ()), (0,), "sum"), Layout(((0,), ()))
+
+    def bytes_of(role: str, **joined: Any) -> set[int]:
+        """The ticks at which the value is in memory in a role."""
+        at = joined.get("at", leaves.until - 1)
+        copy = Copied(need, (leaves.unit,), False, 1.0, (), at, at, joined="at" in joined)
+        sizes = (lambda _: 1.0, lambda _: 1.0)
+        found = lives.buffers(
+            leaves.read, have, {leaves.unit: [need]}, [], [copy], *sizes, left=leaves.until
+        )
+        return {t for x in found if x.role == role for t in range(x.begin, x.end)}
+
+    made, until = lives.made(leaves.read), leaves.until
+    assert bytes_of("made") == set(range(made, until))
+    assert bytes_of("copy") == set(range(until, lives.end))
+    assert bytes_of("made", at=until + 2) == set(range(made, until + 3))
+    assert bytes_of("copy", at=until + 2) == set(range(until + 3, lives.end))
+
+
+def test_a_bound_is_of_what_a_plan_holds_with_the_places_of_its_results() -> None:
+    """The problem counts no place, so what is proven of less than the plan holds is no bound."""
+    schedule, mesh, target = scheduled(part, X), MeshShape(("x",), (2,)), load_target("h100:2")
+    found = saturate(encode(schedule.program, mesh), load_books(("sharding", "collectives")))
+    assembled = assemble(unit_choices(schedule, found, mesh, target))
+    effort = Effort(prices=1, steps=1, seconds=1.0)
+    candidate = min(Search(assembled.problem, effort).run().candidates, key=lambda c: c.costs)
+    for peak, share in ((candidate.peak, 0.0), (np.inf, 0.9)):
+        archive = Archive([candidate], [Cut(0.9 * candidate.seconds, 0.0, 0.0, peak)])
+        results = [NetworkResult(assembled, archive)]
+        plan = bounded_plan(results, assembled, candidate, ("seconds",), {})
+        assert plan.costs.peak_bytes > candidate.peak * 1.1
+        assert plan.bound == pytest.approx(share * candidate.seconds)
