@@ -26,7 +26,7 @@ from jax.interpreters import mlir
 
 from tapestry_egg.metakernels.signatures.signature import BLOCKS, MOST, ROOM
 
-from .late_fills import filled
+from .late_fills import each_filled
 
 #: What cuDNN's attention takes.
 _CUDNN_DTYPES = ("bfloat16", "float16")
@@ -128,7 +128,7 @@ def flash_attention_backward(
     }  # fmt: skip
     by_key = {"k": k, "v": v}
     _place(mask, rows, by_row, by_key, shape)
-    dk, dv = (filled(x.shape, 0.0, wide, after=grad) for x in (k, v))
+    dk, dv = each_filled([(x.shape, 0.0, wide) for x in (k, v)], after=grad)
     made, room = [], _room(shape, keys)
     for begin, end, first, last in _parts(shape, keys, causal, window):
         given = _seen(by_row, by_key, (begin, end), (first, last))
@@ -291,9 +291,9 @@ def _in_blocks(
         return some(0, sums)[:2]
 
     first = jax.eval_shape(lambda: some(0, sums)[0])
-    places = jax.tree.map(
-        lambda x: filled((*shape[:3], *x.shape[3:]), 0.0, x.dtype, after=by_row["q"]), first
-    )
+    kinds, made_of = jax.tree.flatten(first)
+    fills = [((*shape[:3], *x.shape[3:]), 0.0, x.dtype) for x in kinds]
+    places = jax.tree.unflatten(made_of, each_filled(fills, after=by_row["q"]))
 
     def step(j: Any, carry: Any) -> Any:
         places, sums = carry

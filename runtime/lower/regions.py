@@ -141,11 +141,12 @@ def _empty(
     slices: Mapping[int, jax.ShapeDtypeStruct], length: int, operands: Arrays
 ) -> dict[int, jax.Array]:
     """Stacks to be written, not made before a loop's operands are."""
-    from .late_fills import filled
+    from .late_fills import each_filled
 
     known = [x for x in operands if not isinstance(x, Turned)]
     after = known[-1] if known else 0
-    return {q: filled((length, *x.shape), 0, x.dtype, after=after) for q, x in slices.items()}
+    fills = [((length, *x.shape), 0, x.dtype) for x in slices.values()]
+    return dict(zip(slices, each_filled(fills, after=after), strict=True))
 
 
 def _while(

@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 from tapestry_egg.metakernels.signatures.signature import LEAST, ROOM
 
 from .attention import by_cudnn, flash_attention, runs_on_cudnn
-from .late_fills import filled
+from .late_fills import each_filled, filled
 
 #: Bytes and least extent of a block of scores: of the plan, whatever machine traces it.
 _ROOM, _LEAST = ROOM, LEAST
@@ -163,7 +163,7 @@ def dot_logsumexp(
         shift = _finite(new)
         return new, total * _weight(top, shift) + jnp.exp(s - shift).sum(axes, keepdims=True)
 
-    begin = (filled(rows, -jnp.inf, wide, after=x), filled(rows, 0.0, wide, after=x))
+    begin = tuple(each_filled([(rows, -jnp.inf, wide), (rows, 0.0, wide)], after=x))
     top, total = at.run(step, begin)
     return (
         (_finite(top) + jnp.log(total))
@@ -261,7 +261,7 @@ def attention(
         return new, total * old + weights.sum(axes, keepdims=True), sums
 
     numbers = ((rows, -jnp.inf), (rows, 0.0), (result.shape, 0.0))
-    begin = tuple(filled(shape, number, wide, after=x) for shape, number in numbers)
+    begin = tuple(each_filled([(*own, wide) for own in numbers], after=x))
     _, total, sums = at.run(step, begin)
     return (sums / _of_rows(total, v, values, swapped)).astype(dtype)
 

@@ -367,6 +367,30 @@ def test_what_a_loop_stacks_is_stacked_when_it_is_made(reverse: bool) -> None:
     assert "dynamic_update_slice" not in [e.primitive.name for e in _equations(plain)]
 
 
+def test_stacks_that_are_alike_are_filled_one_by_one() -> None:
+    """Of one array of zeros XLA makes the others by copying it, and reads as much as it writes."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def step(c: Any, row: Any) -> Any:
+            a = c @ w
+            b = jnp.sin(a) @ w
+            return jnp.tanh(b + row[0]), (a, b, jnp.cos(b))
+
+        return lax.scan(step, x[0], x)
+
+    arguments = (numbers(5, 64, 64), numbers(64, 64, seed=1))
+    jaxpr = jax.make_jaxpr(_looped(fn, arguments, "cuda"))(*arguments).jaxpr
+    maker = {v: e for e in _equations(jaxpr) for v in e.outvars}
+    fills = [
+        maker[e.invars[0]]
+        for e in _equations(jaxpr)
+        if e.primitive.name == "broadcast_in_dim" and e.outvars[0].aval.shape == (5, 64, 64)
+    ]
+    assert [e.primitive.name for e in fills] == ["optimization_barrier"] * 3
+    # Barriers around the same are one to XLA, and so are arrays of the same number.
+    assert len({tuple(map(str, e.invars)) for e in fills}) == 3
+
+
 @pytest.mark.slow
 def test_transforms_on_a_cpu_lie_row_major() -> None:
     """What is gathered into columns would lie by columns, which XLA for CPU does not transform."""
