@@ -36,7 +36,8 @@ from tests.extract.tables import Point, Tables
 from tests.reference.exact import exact
 
 BOOKS = load_books(("sharding", "collectives"))
-MESH, TARGET = MeshShape(("x",), (4,)), load_target("h100:4")
+# Tables add up what units and values hold, as searches do, which is all but for places of results.
+MESH, TARGET = MeshShape(("x",), (4,)), replace(load_target("h100:4"), reserves=False)
 #: No more combinations than these are added up: of ways to run units that differ from outside.
 MOST = 200_000
 # Solvers hold limits to a millionth.
