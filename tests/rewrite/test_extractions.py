@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -80,13 +81,14 @@ def test_networks_that_hold_nothing_better_are_counted_whatever_the_workers() ->
 def test_the_front_is_the_best_of_every_form_in_every_layout(dims: tuple[int, ...]) -> None:
     m, k, n, columns = dims
     types = struct(m, k), struct(k, n), struct(n, columns)
-    mesh, target = MeshShape(("x",), (4,)), load_target("h100:4")
-    every = []
+    # Of places that are held for results a search knows nothing: its bounds are wider with them.
+    target = replace(load_target("h100:4"), reserves=False)
+    mesh, every = MeshShape(("x",), (4,)), []
     for function in (left, right):
         graph = prepare(graph_of(function, *types))
         every += every_cost(scheduled(graph, {}), mesh, target)
     program = te.trace(left, *types)
-    front = te.optimize(program, "h100:4", mesh_shapes=[mesh], settings=FREE)
+    front = te.optimize(program, target, mesh_shapes=[mesh], settings=FREE)
     assert front.epsilon < 0.05
     for plan in front:
         least = min(c.seconds for c in every if c.peak_bytes <= plan.costs.peak_bytes)
