@@ -94,7 +94,7 @@ def test_the_front_is_the_best_of_every_form_in_every_layout(dims: tuple[int, ..
         assert plan.bound <= least * (1 + 1e-6)
     # By how much a plan of some form is left undominated by all points: little, and as was told.
     apart = max(min(_above(p.costs, c) for p in front) for c in every) - 1.0
-    assert apart < 0.01
+    assert apart < 0.02
     assert apart <= front.epsilon
 
 
