@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
 from tapestry_egg.work import Work
 
+from .mixed_integer import milp
+
 if TYPE_CHECKING:
     from scipy.optimize import Bounds, LinearConstraint
 
@@ -153,8 +155,6 @@ def _solved(
 ) -> Any:
     """What the solver finds. That there is nothing it must find twice: its presolve says so of
     some programs that have solutions."""
-    from scipy.optimize import milp
-
     found = None
     for presolve in (True, False):
         if found is None or found.status == _NONE:
@@ -190,7 +190,7 @@ def least_peak(
 
     Where this meets what is known, it does so much sooner than a program that is infeasible.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import csr_matrix, hstack
 
     model, times = _Model(problem), sorted(set(decisive))

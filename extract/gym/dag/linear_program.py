@@ -143,8 +143,10 @@ class LinearProgram:
         return Solved(x, float(info.objective_function_value), bound, optimal, False)
 
     def _scipy(self, whole: Flags | None, seconds: float, gap: float) -> Solved:
-        from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+        from scipy.optimize import Bounds, LinearConstraint, linprog
         from scipy.sparse import csr_matrix
+
+        from tapestry_egg.extract.search.mixed_integer import milp
 
         start, columns, values, low, high = _flat(self.rows)
         matrix = csr_matrix((values, columns, start), shape=(len(self.rows), len(self.cost)))

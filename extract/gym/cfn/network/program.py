@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tapestry_egg.extract.search.mixed_integer import milp
+
 from .network import Floats, Ints, Network, offsets, ranges
 
 #: Networks with more legal cells than this are left to other methods.
@@ -55,7 +57,7 @@ def solve(net: Network, seconds: float, times: Ints) -> Programmed:
 
 
 def _scaled(net: Network, deadline: float, times: Ints, large: float) -> Programmed:
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import vstack
 
     model = _Model(net, large)
