@@ -63,6 +63,14 @@ class NetworkResult:
         return Candidate(found.rows, seconds, float(profile.max(initial=0.0)), joules)
 
 
+#: What is said where results have memory before they are made (`certify/results.py`), which a
+#: problem does not count.
+PLACES = (
+    "results that are not donated hold memory from the first kernel on, which peaks count: plans "
+    "that hold less of it, or are within a limit on the peak for that, were not looked for"
+)
+
+
 def merge(
     results: Sequence[NetworkResult],
     objectives: Sequence[str | Objective],
@@ -74,13 +82,13 @@ def merge(
 
     A plan's bound is the least over forms and meshes of what each proved for the plan's own peak
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
-    ExtractError with the least found value when no plan meets the limits.
+    ExtractError with the least found value when no plan meets the limits. Where plans hold more
+    than their problems count, its notes say so.
     """
     grounds: dict[int, Ground] = {}
-    plans = [
-        bounded_plan(results, assembled, candidate, objectives, grounds)
-        for assembled, candidate in worth_a_plan(results, objectives, limits)
-    ]
+    worth = worth_a_plan(results, objectives, limits)
+    plans = [bounded_plan(results, *one, objectives, grounds) for one in worth]
+    more = [p.costs.peak_bytes > round(c.peak) for p, (_, c) in zip(plans, worth, strict=True)]
     fitting = [p for p in plans if within(p, limits)]
     if not fitting:
         raise unmet(plans, limits)
@@ -95,6 +103,7 @@ def merge(
             [r.archive for r in results], [(p.costs.seconds, p.costs.peak_bytes) for p in named]
         ),
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
+        notes=(PLACES,) if any(more) else (),
     )
 
 

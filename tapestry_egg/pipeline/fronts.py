@@ -216,7 +216,8 @@ def merge_front(state: State) -> State:
     front = merge(every, q.objectives, q.limits, q.machine.spec, q.graph.name)
     if not q.words.sharded:
         given = None
-    return replace(state, front=replace(front, original=original_plan(every, given)))
+    notes = state.notes + front.notes
+    return replace(state, front=replace(front, original=original_plan(every, given)), notes=notes)
 
 
 def merge_sent(state: State) -> State:

@@ -14,7 +14,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.extract.certify.buffers import Buffer, Copied, Lives
 from tapestry_egg.extract.certify.results import LEAST_BYTES, in_places
-from tapestry_egg.extract.front.merge import NetworkResult, bounded_plan
+from tapestry_egg.extract.front.merge import PLACES, NetworkResult, bounded_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.archive import Archive
@@ -184,3 +184,15 @@ def test_a_bound_is_of_what_a_plan_holds_with_the_places_of_its_results() -> Non
         plan = bounded_plan(results, assembled, candidate, ("seconds",), {})
         assert plan.costs.peak_bytes > candidate.peak * 1.1
         assert plan.bound == pytest.approx(share * candidate.seconds)
+
+
+def test_a_front_tells_of_places_that_were_not_searched() -> None:
+    """Only where some plan holds more for them than its problem counts."""
+    settings = te.Settings(work=0.1, forms=0, recompute=0)
+
+    def told(fn: Callable[..., Any], target: str) -> bool:
+        return PLACES in te.optimize(te.trace(fn, X), target, settings=settings).notes
+
+    assert told(part, "h100:2")
+    assert not told(part, "cpu:2")
+    assert not told(lambda x: x @ x, "h100:2")
