@@ -63,8 +63,8 @@ class NetworkResult:
         return Candidate(found.rows, seconds, float(profile.max(initial=0.0)), joules)
 
 
-#: What is said where results have memory before they are made (`extract/certify/results.py`), which a
-#: problem does not count.
+#: What is said where results have memory before they are made (`extract/certify/results.py`), which
+#: a problem does not count.
 PLACES = (
     "results that are not donated hold memory from the first kernel on, which peaks count: plans "
     "that hold less of it, or are within a limit on the peak for that, were not looked for"
