@@ -22,6 +22,8 @@ from .axis import Key
 # Joining stops where there are more rows than this, before or after those that are beaten are gone:
 # then the variables stay apart. No measurement of these is kept.
 _GROWN, _ROWS = 60_000, 4_000
+# Features that are compared at once.
+_AT_ONCE = 8
 
 K = TypeVar("K", bound=Hashable)
 Pairs = Mapping[tuple[Key, Key], Pair]
@@ -63,7 +65,7 @@ def joined(variables: Mapping[Key, Variable], pairs: Pairs) -> Joined | None:
     found: Joined | None = None
     for key, v in variables.items():
         own = _single(key, v)
-        own = own.only(_unbeaten(_features(own, pairs)))
+        own = own.only(unbeaten(_features(own, pairs)))
         if found is None:
             found = own
             continue
@@ -73,7 +75,7 @@ def joined(variables: Mapping[Key, Variable], pairs: Pairs) -> Joined | None:
         found = found.only(_best_alike(found, pairs))
         if not 0 < len(found) <= _ROWS:
             return None
-    return found if found is None else found.only(_unbeaten(_features(found, pairs)))
+    return found if found is None else found.only(unbeaten(_features(found, pairs)))
 
 
 def _single(key: Key, v: Variable) -> Joined:
@@ -146,10 +148,7 @@ def _best_alike(found: Joined, pairs: Pairs) -> Ints:
     group = np.zeros(len(found), dtype=np.int64)
     if labels:
         group = np.unique(np.column_stack(labels), axis=0, return_inverse=True)[1].ravel()
-    costs = np.column_stack(list(_own_features(found).values()))
-    order = np.argsort(group, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-    return np.sort(np.concatenate([m[_unbeaten(costs[m])] for m in parts])) if len(order) else order
+    return unbeaten(np.column_stack(list(_own_features(found).values())), group)
 
 
 Feature = tuple[str, int, int]  # what it is of, the other end or -1, the moment or event or 0
@@ -200,17 +199,42 @@ def _outer_features(found: Joined, pairs: Pairs) -> list[tuple[Feature, Floats]]
     return out
 
 
-def _unbeaten(features: Floats) -> Ints:
-    """The rows that no other is at most as large as in everything, of equal ones the first."""
-    order = np.argsort(np.where(np.isfinite(features), features, 1e30).sum(axis=1), kind="stable")
-    kept = np.empty_like(features)
-    rows: list[int] = []
-    for r in order.tolist():
-        n = len(rows)
-        if not (kept[:n] <= features[r]).all(axis=1).any():
-            kept[n] = features[r]
-            rows.append(r)
-    return np.array(sorted(rows), dtype=np.int64)
+def unbeaten(features: Floats, group: Ints | None = None) -> Ints:
+    """The rows that no other of their group is at most as large as in everything, of equal ones the
+    first. Without groups all rows are one."""
+    if group is None:
+        group = np.zeros(len(features), dtype=np.int64)
+    # What beats a row comes before it: it has no more that is forbidden, and no greater sum.
+    legal = np.isfinite(features)
+    finite = np.where(legal, features, 0.0)
+    share = finite / np.maximum(np.abs(finite).max(axis=0, initial=0.0), 1e-300)
+    left = np.lexsort((share.sum(axis=1), (~legal).sum(axis=1), group))  # not yet beaten
+    kept: list[Ints] = []
+    while len(left):
+        # In every group the row of the least sum is beaten by none, and goes against the others.
+        own = group[left]
+        first = np.concatenate(([True], own[1:] != own[:-1]))
+        best = left[first]
+        kept.append(best)
+        rest = left[~first]
+        against = np.repeat(best, np.diff(np.append(np.flatnonzero(first), len(left))) - 1)
+        left = rest[_any_less(features, rest, against)]
+    return np.sort(np.concatenate(kept)) if kept else left
+
+
+def _any_less(features: Floats, rows: Ints, others: Ints) -> NDArray[np.bool_]:
+    """Which of some rows are less than others in some feature, one by one."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    open_ = np.arange(len(rows))
+    # Most rows differ in the first few features.
+    for k in range(0, features.shape[1], _AT_ONCE):
+        some = features[:, k : k + _AT_ONCE]
+        less = (some[rows[open_]] < some[others[open_]]).any(axis=1)
+        found[open_[less]] = True
+        open_ = open_[~less]
+        if not len(open_):
+            break
+    return found
 
 
 def together(name: str, ways: Sequence[Joined]) -> tuple[Variable, Ints, Ints]:

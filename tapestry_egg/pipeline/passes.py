@@ -28,7 +28,7 @@ from tapestry_egg.tracing.constants import prepare
 
 from . import omissions
 from .settings import FIRST_AXES
-from .state import Question, State
+from .state import Begun, Question, State
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
@@ -250,23 +250,23 @@ def _derived(state: State) -> list[Saturated]:
 def join_units(state: State) -> State:
     """For every unit its ways to run: strategies of its operations, joined where values pass
     between them; only those that the user's words leave."""
-    from tapestry_egg.extract.problem.once import JoinedUnits
+    from tapestry_egg.extract.problem.once import JoinedUnits, Once
     from tapestry_egg.extract.problem.unit_choices import unit_choices
 
     q = state.question
     fixed = q.words.fixed
     made: list[UnitChoices] = []
     free: list[UnitChoices] = []
-    joined = state.begun.joined if state.begun else JoinedUnits()
+    begun = state.begun or Begun(JoinedUnits(), Once())
     for k, found in enumerate(state.strategies):
         form, shape = state.networks[k]
         schedule, mesh = state.schedules[form], state.shapes[shape]
-        every = unit_choices(schedule, found, mesh, q.machine, fixed.contract, joined)
+        every = unit_choices(schedule, found, mesh, q.machine, fixed.contract, begun.joined)
         if fixed.contract is not None and not form:
             free.append(restrict(every, replace(fixed, bounded=False)))
         made.append(restrict(every, fixed))
     notes = state.notes + omissions.of_rows(made) + omissions.of_inner_copies(made)
-    return replace(state, choices=tuple(made), free=tuple(free), notes=notes)
+    return replace(state, choices=tuple(made), free=tuple(free), begun=begun, notes=notes)
 
 
 def pose_problems(state: State) -> State:
@@ -277,7 +277,7 @@ def pose_problems(state: State) -> State:
     once = state.begun.once if state.begun else Once()
     problems = tuple(assemble(choices, once=once) for choices in state.choices)
     left = omissions.of_endings(problems) + omissions.of_copies(problems)
-    return replace(state, problems=problems, begun=None, notes=state.notes + left)
+    return replace(state, problems=problems, notes=state.notes + left)
 
 
 def add_axes(state: State) -> State:

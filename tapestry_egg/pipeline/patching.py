@@ -40,7 +40,7 @@ from .state import Question, State
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.places.programs import Patched, Ways
-    from tapestry_egg.extract.problem.assemble import PlanProblem, Weights
+    from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.problem import Ints
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
@@ -77,7 +77,7 @@ def join_patches(state: State) -> State:
             programs[form] = Programs(
                 q, state.forms[form], patches, state.schedules[form], again.get(form)
             )
-        own = Posed(programs[form], state.shapes[shape])
+        own = Posed(programs[form], state.shapes[shape], state=state)
         counts = programs[form].counts
         if patches is None and prod(counts) <= FEW:
             others = [ways for ways in product(*map(range, counts)) if any(ways)]
@@ -91,7 +91,7 @@ def join_patches(state: State) -> State:
             found[k] = made
         notes += omissions.of_rows(own.others) + omissions.of_inner_copies(own.others)
     notes = tuple(dict.fromkeys((*state.notes, *notes)))
-    return replace(state, patched=found, second=tuple(second), notes=notes)
+    return replace(state, patched=found, second=tuple(second), begun=None, notes=notes)
 
 
 def with_fewer_ways(state: State) -> tuple[State, int]:
@@ -246,22 +246,43 @@ class Programs:
 class Posed:
     """Those programs as problems on one mesh, each made once; what they have in common, too."""
 
-    def __init__(self, programs: Programs, mesh: MeshShape, weights: Weights | None = None) -> None:
+    def __init__(self, programs: Programs, mesh: MeshShape, state: State | None = None) -> None:
         from tapestry_egg.extract.problem.assemble import Weights
         from tapestry_egg.extract.problem.once import JoinedUnits, Once
 
-        self.joined, self.once = JoinedUnits(), Once()
-
-        self.programs, self.mesh, self.weights = programs, mesh, weights or Weights()
+        self.programs, self.mesh, self.weights = programs, mesh, Weights()
         q = programs.question
         every = [s for ways in programs.single if (s := programs.schedule(ways)) is not None]
         self.encoding = encode_together([s.program for s in every], mesh)[0]
-        self.saturated = saturate(self.encoding, q.books, q.settings.budget)
+        # What was made of the form as given, and of other forms, is here, too.
+        begun = state.begun if state else None
+        self.joined = begun.joined if begun else JoinedUnits()
+        self.once = begun.once if begun else Once()
+        before = state.strategies if state else ()
+        self.saturated = saturate(self.encoding, q.books, q.settings.budget, before)
         self.number: dict[OperationSignature, SignatureId] = {
             s: SignatureId(k) for k, s in enumerate(self.encoding.signatures)
         }
         self.known: dict[Ways, PlanProblem | None] = {}
         self.shared: int | None = None  # values of several readers in the program as given
+        if state:
+            self._take(state.problems)
+
+    def _take(self, problems: Sequence[PlanProblem]) -> None:
+        """The problem of the program as given from those that there are, if its layouts are those
+        that all programs have together."""
+        first = (0,) * len(self.programs.counts)
+        given = self.programs.known[first]
+        for p in problems:
+            own = p.choices.saturated
+            if (
+                p.choices.schedule is given
+                and p.choices.mesh == self.mesh
+                and own.encoding.algebra == self.encoding.algebra
+                and own.saturated
+                and self.saturated.saturated
+            ):
+                self.known[first], self.shared = p, p.shared
 
     @property
     def others(self) -> list[UnitChoices]:

@@ -74,8 +74,8 @@ LONG = 2500
 
 @dataclass(frozen=True)
 class Begun:
-    """What was made of one network, for all others to take from: units that were joined, arrays of
-    problems, and what the rules derived."""
+    """What was made of some networks, for all others to take from: units that were joined, arrays
+    of problems, and what the rules derived of the one that was looked at first."""
 
     joined: JoinedUnits
     once: Once
@@ -93,7 +93,7 @@ class State:
     shapes: tuple[MeshShape, ...] = ()
     forms: tuple[Form, ...] = ()
     schedules: tuple[Schedule, ...] = ()
-    begun: Begun | None = None  # until the problems are posed
+    begun: Begun | None = None  # until all problems are posed
     encodings: tuple[Encoding, ...] = ()
     strategies: tuple[Saturated, ...] = ()
     choices: tuple[UnitChoices, ...] = ()
