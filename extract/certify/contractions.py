@@ -6,11 +6,13 @@ It shares nothing with `OperationSignature.gemm`, which the search reads.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import prod, sqrt
 
-from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.machine.tables.gemm import Convolved, Gemm
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.zspace import Projection
+
+_BATCH, _ROWS, _COLUMNS, _SUMMED, _NEITHER = range(5)
 
 
 def is_contraction(signature: OperationSignature) -> bool:
@@ -27,22 +29,79 @@ def is_contraction(signature: OperationSignature) -> bool:
 
 def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[float] | None:
     """A contraction's local product of matrices: between its first two operands that a dim runs
-    through which no output has; None where another operand has dims of its own."""
+    through which no output has; None where another operand has dims of its own.
+
+    Of a convolution over a dilated operand also what lies between its elements are rows, each with
+    its share of the window.
+    """
     kept = _columns(signature.outputs)
     columns = [_columns([p]) for p in signature.inputs]
     pairs = [(p, q) for p in range(len(columns)) for q in range(p + 1, len(columns))]
     p, q = next((p, q) for p, q in pairs if (columns[p] & columns[q]) - kept)
     # What one index point alone sums: a window whose places are no index dims, 1 elsewhere.
     points = [prod(signature.inputs[x].shape) for x in (p, q)]
-    sizes = [1.0, 1.0, 1.0, float(min(points))]  # batch, m, n, k
+    place = [_place(d in columns[p], d in columns[q], d in kept) for d in range(len(extents))]
+    between = {d for d, x in enumerate(place) if x == _NEITHER}
+    finer = set[int]()  # what counts on within the steps of a row
+    for row in (row for made in signature.outputs for row in made.matrix):
+        if any(a and place[d] == _ROWS for d, a in enumerate(row)):
+            finer |= {d for d, a in enumerate(row) if a}
+    if between - finer:
+        return None
+    summed = min(points)
+    if between:
+        summed = max(1, points[1] // prod(signature.index[d].size for d in between))
+    sizes = [1.0, 1.0, 1.0, float(summed)]
     for d, size in enumerate(extents):
-        left, right = d in columns[p], d in columns[q]
-        if not (left or right):
-            return None
-        sizes[(0 if d in kept else 3) if left and right else 1 if left else 2] *= size
+        sizes[_ROWS if d in between else place[d]] *= size
     lhs, rhs = signature.input_types[p].dtype, signature.input_types[q].dtype
     out = signature.output_types[0].dtype
-    return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs, out)
+    slid = _slid(signature.inputs[p], signature, {d for d, x in enumerate(place) if x == _BATCH})
+    slid |= between
+    convolved = _convolved(signature, extents, place, slid, summed) if slid else None
+    return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs, out, convolved)
+
+
+def _place(left: bool, right: bool, kept: bool) -> int:
+    """Where an index dim of a contraction belongs in its product of matrices."""
+    if left and right:
+        return _BATCH if kept else _SUMMED
+    return _ROWS if left else _COLUMNS if right else _NEITHER
+
+
+def _slid(read: Projection, signature: OperationSignature, batch: set[int]) -> set[int]:
+    """Index dims that move windows over an operand: where they meet others in one of its dims, or
+    move a box of several elements. Dims of the batch are groups of channels."""
+    found = set[int]()
+    for row, box in zip(read.matrix, read.shape, strict=True):
+        long = _long((d for d, a in enumerate(row) if a), signature)
+        if not long & batch and long and len(long) + box > 2:
+            found |= long
+    return found
+
+
+def _convolved(
+    signature: OperationSignature,
+    extents: tuple[int, ...],
+    place: list[int],
+    slid: set[int],
+    window: int,
+) -> Convolved[float]:
+    """What paces a convolution, as tables of measured ones have it."""
+
+    def sizes(where: int, moving: bool) -> int:
+        chosen = [d for d, x in enumerate(place) if x == where and (d in slid) == moving]
+        return prod(extents[d] for d in chosen)
+
+    results = sizes(_ROWS, True) * sizes(_NEITHER, True)  # of an image
+    to_weights = sizes(_SUMMED, True) * window > results
+    channels = sizes(_ROWS if to_weights else _SUMMED, False) * prod(
+        n for n, x in zip(extents, place, strict=True) if x == _COLUMNS
+    )
+    grouped = prod(n for n, x in zip(extents, place, strict=True) if x == _BATCH) > 1
+    beside = signature.scratch.beside if signature.scratch else ()
+    form = float(to_weights) + (2.0 if grouped else 0.0)
+    return Convolved(form, sqrt(channels), evaluate(beside, extents))
 
 
 def is_product(signature: OperationSignature) -> bool:

@@ -22,7 +22,7 @@ from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.tables.lookup import measured_collective, measured_gemm
 from tapestry_egg.monoids import monoids
 
-from .kernel_rates import kernel_rate
+from .kernel_rates import convolution_rate, kernel_rate
 from .target import Target
 from .topology import Span
 
@@ -51,9 +51,18 @@ def kernel_seconds(
     which product of matrices, where it is one. Where the target has measured times of products,
     such a kernel takes what they say of its shape (`tables/matmuls.py`), launch included, and what
     it does beside the product at the same rate; never less than its traffic does, nor than its
-    flops at the rate that products keep up within the device's power (`Target.sustained`).
+    flops at the rate that products keep up within the device's power (`Target.sustained`). A
+    convolution takes what was measured of as many channels (`kernels/convolution.yaml`), where
+    anything was, and a kernel more where it has a padded operand: its implicit product lies outside
+    what tables hold.
     """
     memory = hbm_bytes / target.hbm_bytes_per_second
+    if gemm is not None and gemm.convolved is not None:
+        attained = convolution_rate(gemm.convolved, dtype, target.name)
+        if attained is not None:
+            padded = gemm.convolved.padded
+            copies = copying_seconds(2.0 * padded, padded * 0.0 + (padded > 0), target)
+            return _larger(flops / attained, memory) + target.launch_seconds + copies
     if gemm is not None and target.matmuls is not None:
         measured = measured_gemm(gemm, target.matmuls, target.launch_seconds)
         if measured is not None:
@@ -149,7 +158,7 @@ def wire_shares(kind: str, spans: Sequence[Span]) -> dict[str, float]:
     return {level: amount / total for level, amount in amounts.items()}
 
 
-def copying_seconds(moved: Amount, launches: float, target: Target) -> Amount:
+def copying_seconds(moved: Amount, launches: Amount | float, target: Target) -> Amount:
     """Time of kernels that move bytes from memory to memory."""
     return moved / target.hbm_bytes_per_second + launches * target.launch_seconds
 

@@ -1,9 +1,10 @@
 """Kernels with rates of their own: measured flop/s by device, dtype and shape, read from tables.
 
-A template says with `measured:` at which coordinates tables hold its kernel. The first ones must be
-as given, for all others the nearest in the logarithm counts, and along the last one rates are
-interpolated in its logarithm and end where the table does. Where no table speaks for a kernel on a
-device, the roofline of its flops and bytes does.
+A template says with `measured:` at which coordinates tables hold its kernel; those of convolutions
+follow from their projections (`OperationSignature.convolved`). The first one must be as given, for
+all others the nearest in the logarithm counts, and along the last one rates are interpolated in its
+logarithm and end where the table does. Where no table speaks for a kernel on a device, the roofline
+of its flops and bytes does.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from tapestry_egg.errors import TargetError
+from tapestry_egg.machine.tables.gemm import Amount, Convolved
 from tapestry_egg.yaml_nodes import compose_yaml_text
 
 _FIELDS = {"devices", "dtype", "at", "flops"}
@@ -43,6 +46,20 @@ def kernel_rate(kernel: str, at: Sequence[float] | None, dtype: str, device: str
     if at is None:
         return None
     return _rate(kernel, tuple(at), _LIKE.get(dtype, dtype), device, len(_ADDED))
+
+
+def convolution_rate(convolved: Convolved[Amount], dtype: str, device: str) -> Amount | None:
+    """Measured flop/s of convolutions of so many channels; None where no table holds them."""
+    forms, channels = convolved.form, convolved.channels
+    if not isinstance(channels, np.ndarray):
+        return kernel_rate("convolution", (float(forms), float(channels)), dtype, device)
+    pairs, back = np.unique(np.stack([forms, channels]), axis=1, return_inverse=True)
+    rates = [kernel_rate("convolution", (f, c), dtype, device) for f, c in pairs.T.tolist()]
+    known = [r for r in rates if r is not None]
+    if len(known) < len(rates):
+        return None
+    out: Amount = np.array(known)[back.reshape(-1)]
+    return out
 
 
 def has_rates(kernel: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.costs import copying_seconds, kernel_seconds, like_roofline
-from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.gemm import Convolved, Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constants import without_prepared
@@ -121,7 +121,9 @@ def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
     batch, m, n, k = dims.shape(one.extents)
     lhs, rhs = one.input_types[dims.lhs].dtype, one.input_types[dims.rhs].dtype
     out = one.output_types[0].dtype
-    return Gemm(float(batch), float(m), float(n), float(k), lhs, rhs, out)
+    windows = one.convolved(one.extents)
+    convolved = Convolved(*map(float, windows)) if windows else None
+    return Gemm(float(batch), float(m), float(n), float(k), lhs, rhs, out, convolved)
 
 
 def _arithmetic(root: OperationSignature, gemm: Gemm[float] | None) -> str:

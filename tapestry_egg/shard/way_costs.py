@@ -22,7 +22,7 @@ from tapestry_egg.machine.costs import (
 )
 from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.split_k import multiplied, split_scratch
-from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.gemm import Convolved, Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.schedules import Schedule
@@ -50,7 +50,8 @@ class WayCosts:
         self.number = saturated.encoding.algebra.number
         self.done: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
         self.sizes: dict[tuple[TensorType, int], float] = {}
-        self.gemm_shapes: dict[int, NDArray[np.float64]] = {}  # [strategies, (batch, m, n, k)]
+        # [strategies, (batch, m, n, k)], and three more of what is convolved (`Convolved`)
+        self.gemm_shapes: dict[int, NDArray[np.float64]] = {}
 
     def work(self, signature: int, strategy: int) -> tuple[float, tuple[float, ...]]:
         """Flops of a strategy on one device, and per operand the bytes that it moves where it reads
@@ -128,21 +129,18 @@ class WayCosts:
             return None
         (m, signature, model), dims = found[0], found[0][2].gemm
         if signature not in self.gemm_shapes:
+            local = [
+                [d.size // self.mesh.parts(c) for d, c in zip(model.index, s.cuts, strict=True)]
+                for s in self.saturated.strategies[signature]
+            ]
             self.gemm_shapes[signature] = np.array(
-                [
-                    dims.shape(
-                        [
-                            d.size // self.mesh.parts(c)
-                            for d, c in zip(model.index, s.cuts, strict=True)
-                        ]
-                    )
-                    for s in self.saturated.strategies[signature]
-                ],
-                dtype=np.float64,
+                [(*dims.shape(x), *(model.convolved(x) or ())) for x in local], dtype=np.float64
             )
-        batch, rows, columns, depth = self.gemm_shapes[signature][choice[:, m]].T
+        batch, rows, columns, depth, *windows = self.gemm_shapes[signature][choice[:, m]].T
         lhs, rhs = model.input_types[dims.lhs].dtype, model.input_types[dims.rhs].dtype
-        return Gemm(batch, rows, columns, depth, lhs, rhs, model.output_types[0].dtype)
+        convolved = Convolved(*windows) if windows else None
+        out = model.output_types[0].dtype
+        return Gemm(batch, rows, columns, depth, lhs, rhs, out, convolved)
 
     def split(
         self, unit: Unit, gemm: Gemm[NDArray[np.float64]] | None, ways: int

@@ -92,6 +92,10 @@ def test_the_certificate_finds_the_same_product(kernel: str) -> None:
             continue
         assert again is not None
         assert (again.batch, again.m, again.n, again.k) == s.gemm.shape(s.extents)
+        windows, found = s.convolved(s.extents), again.convolved
+        assert (windows is None) == (found is None)
+        if windows and found:
+            assert (found.form, found.channels, found.padded) == pytest.approx(windows)
         assert again.lhs == s.input_types[s.gemm.lhs].dtype
         assert again.rhs == s.input_types[s.gemm.rhs].dtype
 

@@ -14,10 +14,26 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
+class Convolved(Generic[Amount]):
+    """What paces a convolution beside its implicit product of matrices.
+
+    `form` is 0, 1 where it is the gradient of weights, and 2 more where its channels are in groups;
+    `channels` the geometric mean of those of a group that it reads and makes; `padded` the bytes of
+    an operand that is padded, or of a result that is cut out of a padded one, before it or after.
+    Numbers, or arrays of one length.
+    """
+
+    form: Amount
+    channels: Amount
+    padded: Amount
+
+
+@dataclass(frozen=True, slots=True)
 class Gemm(Generic[Amount]):
     """`batch` products of m×k by k×n matrices on one device, and dtypes of operands and result.
 
-    The four counts are numbers, or arrays of one length.
+    The four counts are numbers, or arrays of one length. `convolved` is there where it is the
+    implicit product of a convolution.
     """
 
     batch: Amount
@@ -27,6 +43,7 @@ class Gemm(Generic[Amount]):
     lhs: str
     rhs: str
     out: str
+    convolved: Convolved[Amount] | None = None
 
     @property
     def dtype(self) -> str:

@@ -63,7 +63,7 @@ class GemmDims:
     `lhs` and `rhs` number the two operands; `batch` dims run through both and the output, `m` only
     through `lhs`, `n` only through `rhs`, `k` through both and no output (the places in the window
     of a convolution, too). At one index point `window` products are summed: of windows whose places
-    are no index dims.
+    are no index dims. Along the dims `moving` windows move over `lhs`; a plain product has none.
     """
 
     lhs: int
@@ -73,6 +73,7 @@ class GemmDims:
     n: tuple[int, ...]
     k: tuple[int, ...]
     window: int
+    moving: frozenset[int] = frozenset()
 
     def shape(self, extents: Sequence[int]) -> tuple[int, int, int, int]:
         """(batch, m, n, k) at the given index extents."""
@@ -227,7 +228,8 @@ class OperationSignature:
         """The contraction as a product of matrices: the first two operands that share a summed dim.
 
         Which dim is which follows from the projections alone; a convolution is its implicit
-        product. None where nothing contracts, or a dim belongs to neither operand (an attention).
+        product. None where nothing contracts, or a dim belongs to neither operand (an attention),
+        but what counts positions with one of the first operand's (of a dilated one).
         """
         if not self.contracts:
             return None
@@ -237,18 +239,54 @@ class OperationSignature:
             shared = inside[lhs] & inside[rhs]
             if shared <= kept:
                 continue
-            if (inside[lhs] | inside[rhs]) != set(range(len(self.index))):
+            window = min(prod(self.inputs[p].shape) for p in (lhs, rhs))
+            others = set(range(len(self.index))) - (inside[lhs] | inside[rhs])
+            rows = [{d for d, a in enumerate(row) if a} for p in self.outputs for row in p.matrix]
+            if any(not any(d in r and r & inside[lhs] - shared for r in rows) for d in others):
                 return None
+            if others:  # positions between those of a dilated operand, each with its share of it
+                between = prod([self.index[d].size for d in others])
+                window = max(1, prod(self.inputs[rhs].shape) // between)
             return GemmDims(
                 lhs,
                 rhs,
                 tuple(sorted(shared & kept)),
-                tuple(sorted(inside[lhs] - shared)),
+                tuple(sorted((inside[lhs] - shared) | others)),
                 tuple(sorted(inside[rhs] - shared)),
                 tuple(sorted(shared - kept)),
-                min(prod(self.inputs[p].shape) for p in (lhs, rhs)),
+                window,
+                self._moving(lhs, shared & kept) | others,
             )
         return None
+
+    def _moving(self, p: int, groups: set[int]) -> frozenset[int]:
+        """Index dims along which windows move over operand p: those that place an element of it
+        together, or a box of several. Channels of groups are such a pair, too, and move nothing."""
+        moving: set[int] = set()
+        for n, row in zip(self.inputs[p].shape, self.inputs[p].matrix, strict=True):
+            dims = {d for d, a in enumerate(row) if a and self.index[d].size > 1}
+            if len(dims) + (n > 1) > 1 and dims and not dims & groups:
+                moving |= dims
+        return frozenset(moving)
+
+    def convolved(self, extents: Sequence[int]) -> tuple[int, float, float] | None:
+        """(form, channels, padded) of a convolution at the given index extents, as `Convolved` has
+        them; None where no window moves.
+
+        The gradient of weights is a convolution, too: its window is the whole image, its results
+        are as large as the weights' window, and what it calls the batch are channels.
+        """
+        dims = self.gemm
+        if dims is None or not dims.moving:
+            return None
+        positions = prod([extents[d] for d in dims.m if d in dims.moving])
+        places = dims.window * prod([extents[d] for d in dims.k if d in dims.moving])
+        weights = places > positions
+        read = prod([extents[d] for d in (dims.m if weights else dims.k) if d not in dims.moving])
+        made = prod([extents[d] for d in dims.n])
+        groups = prod([extents[d] for d in dims.batch])
+        padded = evaluate(self.scratch.beside, tuple(extents)) if self.scratch else 0.0
+        return 2 * (groups > 1) + weights, float(read * made) ** 0.5, padded
 
     @property
     def is_product(self) -> bool:
