@@ -11,55 +11,20 @@ live throughout; a new state is written into the old one's memory where nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.inlining import Fusion, fusion
+from tapestry_egg.schedule.lying import cut_inside, renewed, turned_in_loops
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 
 from .results import Leaving, leaving
+from .verdict import Buffer, Copied
 
 _LEAVING = ("state", "output")
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """`amount` bytes, alive from tick `begin` up to before `end`: the value as it was made, a copy
-    of it that lies as `layout`, what making such a copy, or the value itself, takes beside, or the
-    place of a `result`."""
-
-    begin: int
-    end: int
-    amount: float
-    layout: Layout
-    role: Literal["made", "copy", "making", "scratch", "result"] = "made"
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """One copy of a value: `units` read it; `kept` says that it is shared.
-
-    `wire` bytes are sent for it, `blocks` are the layouts on the way to `need`; it is on its way,
-    and in memory, from tick `begin`, and made when tick `at` is over; `joined` with others, before
-    its reader's turn, and then `apart` from what it is made of; some units read it `turned`,
-    or what it is made of is `turned_before`.
-    """
-
-    need: Layout
-    units: tuple[int, ...]
-    kept: bool
-    wire: float
-    blocks: tuple[Layout, ...]
-    begin: int
-    at: int
-    joined: bool = False
-    apart: bool = False
-    turned: tuple[int, ...] = ()
-    turned_before: bool = False
 
 
 class Lives:
@@ -167,7 +132,7 @@ class Lives:
     def _owns(self, v: int) -> bool:
         u = self.maker[v]
         root = self._root(self.schedule.units[u])
-        if root.port in ("constant", "invariant") or self._passes_on(u):
+        if root.port in ("constant", "invariant") or self._passes_on(u) or u in self._cut_inside:
             return False
         if root.port == "carry" and v != root.outputs[-1]:  # where what the loop leaves will be
             return v == root.outputs[-2] and self._is_copied(u)
@@ -176,7 +141,7 @@ class Lives:
         olds = self._renewed.get(v, [])
         if not olds or root.port in ("input", "state", "stream", "branch"):
             return True
-        return not self._in_place(v, (olds[-1],), self._alike(v))
+        return not self._is_next(v, olds[-1])
 
     def _is_copied(self, u: int) -> bool:
         """Whether something is held beside a carry, of unit u, until all carries are written: its
@@ -224,11 +189,34 @@ class Lives:
                 return found
             found |= more
 
+    def _is_next(self, v: int, old: int) -> bool:
+        """Whether a new state is written where the old one was: not where a loop has it turned."""
+        return v not in self._turned and self._in_place(v, (old,), self._alike(v))
+
+    @cached_property
+    def _turned(self) -> frozenset[FlatId]:
+        return frozenset() if self.epilogues else turned_in_loops(self.schedule)
+
     def _in_place(self, v: int, old: tuple[int, ...], over: set[int]) -> bool:
         """Whether a next value is written where the old one was, which then is read no more: before
         it is made, or, if it may be written `over` that, by what makes it."""
         u, read = self.maker[v], max(self._read_last(w) for w in old)
-        return read < self.made(v) - 1 or (read == 2 * u and bool(set(old) & over))
+        return read < self.made(v) - 1 or (read == self._over_until(u) and bool(set(old) & over))
+
+    def _over_until(self, u: int) -> int:
+        """The tick of the last copies that unit u reads of what it may write over."""
+        return self._loop_end(u) if u in self._renewing else 2 * u
+
+    @cached_property
+    def _renewing(self) -> Mapping[int, int]:
+        """Units of stacks -> what they renew."""
+        streams = renewed(self.schedule)
+        return {s: self._root(self.schedule.units[u]).inputs[0] for s, u in streams.items()}
+
+    @cached_property
+    def _cut_inside(self) -> frozenset[int]:
+        """The units whose slices of a stack are no arrays."""
+        return cut_inside(self.schedule, self._fused) | {*renewed(self.schedule).values()}
 
     def _under(self, v: int) -> set[int]:
         """The values of v's type over which it may be written, were they read no more."""
@@ -241,7 +229,9 @@ class Lives:
         its unit makes on the way, which are no arrays."""
         u = self.maker[v]
         root = self._root(self.schedule.units[u])
-        if root.port:
+        if u in self._renewing:
+            read = {self._renewing[u]}
+        elif root.port:
             carried = root.port == "carry" and v == root.outputs[-1]
             read = {root.inputs[0]} if carried else set()
         elif root.signature.fusion == "loop":
@@ -275,9 +265,10 @@ class Lives:
             return max(made, self.first_read(v))
         if v != unit.outputs[-1] or not self.owns_memory(v):
             return made
+        until = self._over_until(u)
         for w in self._under(v):
-            if self.owns_memory(w) and self.death(w) == 2 * u:
-                return max(made, 2 * u + 2)
+            if self.owns_memory(w) and self.death(w) == until:
+                return max(made, until + 2)
         return made
 
     def death(self, v: int) -> int:
@@ -427,7 +418,8 @@ class Lives:
 
     @cached_property
     def _doubled(self) -> set[tuple[int, int]]:
-        """Outputs, unit and value, whose memory is that of an argument or leaves otherwise, too."""
+        """Outputs, unit and value, whose memory is that of an argument or leaves otherwise, too; or
+        what a loop has turned."""
         taken = {
             v
             for unit in self.schedule.units
@@ -442,7 +434,7 @@ class Lives:
             w = v
             while self._is_view(self.maker[w]):
                 w = next(source for *_, source in self.schedule.units[self.maker[w]].reads)
-            if w in taken and self._root(unit).port == "output":
+            if w in taken | self._turned and self._root(unit).port == "output":
                 found.add((u, v))
             taken.add(w)
         return found
@@ -487,11 +479,13 @@ class Lives:
         that later: it is where v is. And what that was begun with, from one loop to the one before.
         """
         found: list[int] = []
-        while self._in_place(v, (old,), self._alike(v)):
+        while self._is_next(v, old):
             x = self._root(self.schedule.units[u := self.maker[v]])
-            if x.port != "carry" or v != x.outputs[-1] or self._read_last(x.inputs[0]) != 2 * u:
+            carried = x.port == "carry" and v == x.outputs[-1]
+            begun = x.inputs[0] if carried else self._renewing.get(u)
+            if begun is None or self._read_last(begun) != self._over_until(u):
                 break
-            v = x.inputs[0]
+            v = begun
             if self._root(self.schedule.units[self.maker[v]]).port not in ("", "carry", "stack"):
                 break
             found.append(v)

@@ -17,9 +17,9 @@ from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.units import Unit
 
-from .buffers import Buffer
 from .ground import Ground
 from .kernel_work import block_bytes, held_bytes
+from .verdict import Buffer
 
 if TYPE_CHECKING:
     from .recount import Walk

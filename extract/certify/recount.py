@@ -33,7 +33,6 @@ from tapestry_egg.plans.exchanges import Exchange, exchanges
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.schedule.units import Unit
 
-from .buffers import Buffer, Copied
 from .ground import Ground
 from .kernel_work import (
     Work,
@@ -60,7 +59,7 @@ from .moves import (
 from .moves import Move as Move
 from .ports import PortLayouts, check_port, port_layouts
 from .results import in_places
-from .verdict import Certificate, Refused
+from .verdict import Buffer, Certificate, Copied, Refused
 
 
 class Walk:

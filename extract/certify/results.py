@@ -18,7 +18,8 @@ from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.schedules import Schedule
 
 if TYPE_CHECKING:
-    from .buffers import Buffer, Lives
+    from .buffers import Lives
+    from .verdict import Buffer
 
 #: Results of fewer bytes have no place before they are made: where arrays are as small, compilers
 #: order what they run as they like, and no peak is promised.

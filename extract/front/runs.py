@@ -16,10 +16,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from tapestry_egg.extract.certify.buffers import Copied
 from tapestry_egg.extract.certify.kernel_work import held_bytes
 from tapestry_egg.extract.certify.merging import Key, Kind, copied_apart, most_bytes, payload
 from tapestry_egg.extract.certify.moves import Move
+from tapestry_egg.extract.certify.verdict import Copied
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout

@@ -12,6 +12,7 @@ from tapestry_egg.plans.collectives import apply
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
 
+from .kernels import signed
 from .order import BESIDE, SMALL
 from .regions import NOT_FAILED, Stacks, Turned
 
@@ -216,6 +217,19 @@ class Frame:
         assert self.stacks is not None, "asked before"
         self.stacks.write(q, x)
         self.written[q] = False
+
+    def renews(self, k: int) -> int | None:
+        """The output of which operation k writes a part into its stack; None of all others."""
+        graph, renewed = self.local.body.graph, self.stacks.renewed if self.stacks else ()
+        found = [q for q in renewed if graph.outputs[q] in graph.operations[k].outputs]
+        return found[0] if found else None
+
+    def renew(self, q: int, operands: Arrays) -> Arrays:
+        """Write what an operation does into the stack of output q; its result."""
+        assert self.stacks is not None, "asked before"
+        _, part, *starts = operands
+        self.written[q] = False
+        return (self.stacks.renew(q, part, [signed(x) for x in starts]),)
 
     def _join(self, members: Sequence[Fetch], k: int) -> None:
         """Make copies that one collective makes, before operation k: one after another, nothing

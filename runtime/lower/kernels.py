@@ -265,10 +265,10 @@ def _dynamic_slice(call: Call) -> list[jax.Array]:
     operand, *starts = call.operands
     length, sizes = call.signature.input_types[0].shape, call.whole["slice_sizes"]
     for k, (n, size) in enumerate(zip(length, sizes, strict=True)):
-        first = jnp.clip(_signed(starts[k]), 0, n - size)
+        first = jnp.clip(signed(starts[k]), 0, n - size)
         cut = 0 if size == n else call.output_offset(k)  # else the operand's block is the part
         starts[k] = first + jnp.asarray(cut, first.dtype)
-    return call.bind(operand, *(_signed(s).astype(jnp.int32) for s in starts))
+    return call.bind(operand, *(signed(s).astype(jnp.int32) for s in starts))
 
 
 def _dynamic_update_slice(call: Call) -> list[jax.Array]:
@@ -280,7 +280,7 @@ def _dynamic_update_slice(call: Call) -> list[jax.Array]:
     length, sent, *_ = (t.shape for t in call.signature.input_types)
     margins = [(0, 0, 0)] * operand.ndim
     for k, (n, m) in enumerate(zip(length, sent, strict=True)):
-        starts[k] = jnp.clip(_signed(starts[k]), 0, n - m).astype(jnp.int32)
+        starts[k] = jnp.clip(signed(starts[k]), 0, n - m).astype(jnp.int32)
         if call.is_part(0, k) and m != n:
             margins[k] = (m, m, 0)
             first = starts[k] - jnp.asarray(call.output_offset(k), jnp.int32)
@@ -426,11 +426,11 @@ def _one_update(
 
 def _places(indices: jax.Array) -> list[jax.Array]:
     """The columns of index vectors s32[..., depth], wide enough to subtract offsets from."""
-    indices = _signed(indices)
+    indices = signed(indices)
     return [indices[..., t] for t in range(indices.shape[-1])]
 
 
-def _signed(indices: jax.Array) -> jax.Array:
+def signed(indices: jax.Array) -> jax.Array:
     """The same places as signed integers of at least 32 bits; those beyond any array end there."""
     import jax.numpy as jnp
 

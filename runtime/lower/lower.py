@@ -19,6 +19,7 @@ from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.schedule.lying import renewed_outputs
 
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
@@ -223,6 +224,26 @@ class LocalBody:
             return ()
         return written_late(self.body, self.reads, self.mesh, self.sources, first, count)
 
+    def renewed(self, first: int, carries: int) -> dict[int, int]:
+        """Which of a loop's stacked outputs are written into the stack that an input is a slice
+        of; inputs from place `first` on, outputs from `carries`."""
+        pairs = renewed_outputs(self.body.graph, first, carries)
+        return {q: p for q, p in pairs.items() if self._is_renewed(q)}
+
+    def _is_renewed(self, q: int) -> bool:
+        """Whether a part is written, and leaves, where the slice is: as it lies, and no dim of the
+        part is cut that it does not fill."""
+        body, leaves = self.body, self.reads[-1][q]
+        k = next(k for k, op in enumerate(body.graph.operations) if leaves.value in op.outputs)
+        old, part, *_ = self.reads[k]
+        shapes = body.graph.values[old.value].shape, body.graph.values[part.value].shape
+        local = old.need.local_shape(shapes[0], self.mesh)
+        return (
+            leaves.origin == old.origin == "produced"
+            and not old.need.partial
+            and all(n in (c, m) for n, m, c in zip(*shapes, local, strict=True))
+        )
+
     @cached_property
     def sent_again(self) -> frozenset[tuple[int, int]]:
         """Operands of operations, of which rows are sent that were sent before."""
@@ -365,7 +386,11 @@ class LocalBody:
                 strategy = self.body.strategies[k]
                 if k in self.turned and op.remat is None:
                     operands = frame.turned(k, operands)
-                outputs, failed = self.run_operation(k, op, strategy, operands, failed)
+                q = frame.renews(k)
+                if q is None:
+                    outputs, failed = self.run_operation(k, op, strategy, operands, failed)
+                else:
+                    outputs = frame.renew(q, operands)
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
         found = frame.operands(len(graph.operations))

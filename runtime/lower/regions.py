@@ -34,6 +34,10 @@ class LocalFunction(Protocol):
     def read(self) -> frozenset[int]:
         """Places of the inputs that something in it reads, not only hands on."""
 
+    def renewed(self, first: int, carries: int) -> Mapping[int, int]:
+        """Outputs of a loop's body, of which it writes a part into the stack whose slice an input
+        is -> that input; slices are inputs from place `first` on, `carries` outputs carried."""
+
     def invariants_sent(self, count: int) -> tuple[int, ...]:
         """Which of the first inputs collectives send, where so many are the same in every step."""
 
@@ -54,6 +58,22 @@ class Stacks:
 
     number: jax.Array
     arrays: dict[int, jax.Array]
+    renewed: frozenset[int] = frozenset()  # those that hold what they held before, but for a part
+
+    def renew(self, q: int, part: jax.Array, starts: Sequence[jax.Array]) -> jax.Array:
+        """Write a part of the round's slice of output q where it is; the slice as it is then."""
+        from jax import lax
+
+        stack = self.arrays[q]
+        # Of the round's slice alone, as the update of a slice keeps within that.
+        places = [
+            lax.clamp(np.zeros((), x.dtype), x, np.asarray(n - m, x.dtype))
+            for x, n, m in zip(starts, stack.shape[1:], part.shape, strict=True)
+        ]
+        at = [self.number, *(lax.convert_element_type(x, np.int32) for x in places)]
+        self.arrays[q] = lax.dynamic_update_slice(stack, part[None], at)
+        found: jax.Array = lax.dynamic_index_in_dim(self.arrays[q], self.number, 0, keepdims=False)
+        return found
 
     def write(self, q: int, x: jax.Array) -> None:
         """Put the round's slice into the stack of output q."""
@@ -101,7 +121,15 @@ def _scan(
     turned = [x for x in streams if isinstance(x, Turned)]
     length = params["length"]
     together = regions[0].written_late(len(consts), carries)
+    begin = len(consts) + carries
+    renewed = {
+        q: p - begin
+        for q, p in (regions[0].renewed(begin, carries) if length else {}).items()
+        if not isinstance(streams[p - begin], Turned)
+    }
+    of_stack = {p: q for q, p in renewed.items()}
     early = {q: x for q, x in regions[0].slices.items() if q >= carries and length}
+    early = {q: x for q, x in early.items() if q not in renewed}
 
     # A number that is carried, and not read from an array of numbers, is to XLA the loop's own: a
     # slice at its place is then copied without a kernel.
@@ -110,12 +138,19 @@ def _scan(
     def step(carry: tuple[Any, Any, Any, Any], given: Any) -> tuple[tuple[Any, Any, Any, Any], Any]:
         before, failed, arrays, number = carry
         found = iter(given)
-        slices = [x.slice(number) if isinstance(x, Turned) else next(found) for x in streams]
-        stacks = Stacks(number, dict(arrays)) if early else None
+        slices = [
+            x.slice(number)
+            if isinstance(x, Turned)
+            else lax.dynamic_index_in_dim(arrays[of_stack[p]], number, 0, keepdims=False)
+            if p in of_stack
+            else next(found)
+            for p, x in enumerate(streams)
+        ]
+        stacks = Stacks(number, dict(arrays), frozenset(renewed)) if early or renewed else None
         arguments = _in_each_step(consts, before, slices, sent, tied)
         outputs, failed = regions[0].run(arguments, failed, stacks)
         outputs = _together(outputs, together)
-        late = [x for q, x in enumerate(outputs) if q >= carries and q not in early]
+        late = [x for q, x in enumerate(outputs) if q >= carries and q not in arrays]
         arrays, number = stacks.arrays if stacks else {}, None if number is None else number + by
         return (list(outputs[:carries]), failed, arrays, number), late
 
@@ -124,10 +159,10 @@ def _scan(
         (
             list(rest[:carries]),
             _flag(failed, regions),
-            _empty(early, length, operands),
-            np.int32(first) if turned or early else None,
+            _empty(early, length, operands) | {q: streams[p] for q, p in renewed.items()},
+            np.int32(first) if turned or early or renewed else None,
         ),
-        [x for x in streams if not isinstance(x, Turned)],
+        [x for p, x in enumerate(streams) if not (isinstance(x, Turned) or p in of_stack)],
         length=length,
         reverse=params["reverse"],
         unroll=params["unroll"],

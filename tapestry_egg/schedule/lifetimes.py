@@ -6,12 +6,14 @@ assignment over a sequential schedule (xla/service/buffer_assignment.cc): a buff
 instruction that defines it to its last reader, and
 
 - inputs live throughout, and so do the program's results once made; a donated input's buffer
-  serves the new state that takes its place, if nothing reads the old one after that;
+  serves the new state that takes its place, if nothing reads the old one after that, and no
+  loop that leaves it has it turned all along (`schedule/lying.py`);
 - an elementwise result takes over the buffer of an operand of the same type that dies there, unless
   the kernel that makes it reduces its rows, too (columns are reduced by another), and a scatter
   that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
 - what a loop reads from outside, stacks whose slices it takes among it, is live until its last
-  round is over; a slice is taken where it is read first;
+  round is over; a slice is taken where it is read first, or cut out inside the kernels that read it
+  (`schedule/lying.py`); a stack that renews another is in that one's place;
 - what a loop carries has one buffer from its begin to the last reader of what it leaves there; a
   round's next value is written into it, unless the old one is still to be read by then: the next
   one has a buffer of its own until it is; where a loop leaves a new state, what it begins with is
@@ -33,6 +35,7 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
+from .lying import cut_inside, renewed, turned_in_loops
 from .schedules import Schedule
 from .units import is_view
 
@@ -79,6 +82,9 @@ class _Lives:
         self.reads_at: dict[tuple[int, int], int] = {}
         self.reads_until: dict[tuple[int, int], int] = {}
         self.spans = sorted(_region_units(schedule), key=lambda s: s[1] - s[0])
+        self.turned = frozenset() if epilogues else turned_in_loops(schedule)
+        self.renewed = renewed(schedule)
+        self.inside = cut_inside(schedule, self.fusion) | {*self.renewed.values()}
 
     def build(self) -> Lifetimes:
         self._make()
@@ -108,7 +114,7 @@ class _Lives:
                 if root.port == "stack":
                     begin = [a for a, b in self.spans if a <= u <= b]
                     self.made[v] = 2 * begin[0] + 1 if begin else 2 * u + 1
-                if root.port in ("constant", "invariant"):
+                if root.port in ("constant", "invariant") or u in self.inside:
                     self.free[v] = True
                 self.ready[v] = self.made[v]
             if root.port in ("carry", "stack"):
@@ -238,7 +244,8 @@ class _Lives:
                     self.made[v] = max(self.made[v], min(readers.get(v, [0])))
 
     def _copied(self) -> frozenset[tuple[int, int]]:
-        """Outputs that are an argument or what leaves elsewhere, too: as it is, or as a view."""
+        """Outputs that are an argument or what leaves elsewhere, too: as it is, or as a view; or
+        that a loop leaves turned."""
         leave: dict[FlatId, list[tuple[int, FlatId]]] = {}
         for u, unit in enumerate(self.schedule.units):
             if self.program.instances[unit.root].port in ("state", "output"):
@@ -247,7 +254,7 @@ class _Lives:
         found = set()
         for source, ends in leave.items():
             given = self.program.instances[self.schedule.units[self.schedule.producer[source]].root]
-            found.update(ends[given.port != "input" :])
+            found.update(ends[given.port != "input" and source not in self.turned :])
         root = [self.program.instances[unit.root].port for unit in self.schedule.units]
         return frozenset((u, v) for u, v in found if root[u] == "output")
 
@@ -319,11 +326,14 @@ class _Lives:
         while self.free[new]:
             loop = self.schedule.producer[new]
             root = self.program.instances[self.schedule.units[loop].root]
-            if root.port != "carry" or new != root.outputs[-1]:
+            if loop in self.renewed:
+                new = self._renews(loop)
+            elif root.port == "carry" and new == root.outputs[-1]:
+                new = root.inputs[0]
+            else:
                 return
-            new = root.inputs[0]
             maker = self.program.instances[self.schedule.units[self.schedule.producer[new]].root]
-            if maker.port not in ("", "carry", "stack") or self.last[new] != 2 * loop:
+            if maker.port not in ("", "carry", "stack") or self.last[new] != self._is_read_at(loop):
                 return
             self.free[new] = self.free[new] or self._replaces(new, old)
 
@@ -331,24 +341,36 @@ class _Lives:
         """Whether a new state is written over the old one: it is read no more, or by what makes the
         new one alone, at the places that it writes."""
         u = self.schedule.producer[new]
+        if new in self.turned:
+            return False
         if self.last[old] < self.made[new] - 1:
             return True
-        return self.last[old] == 2 * u and old in self._read_in_place(u, new)
+        return self.last[old] == self._is_read_at(u) and old in self._read_in_place(u, new)
+
+    def _renews(self, stack: int) -> FlatId:
+        """What the unit of a stack renews."""
+        stream = self.schedule.units[self.renewed[stack]]
+        return self.program.instances[stream.root].inputs[0]
+
+    def _is_read_at(self, u: int) -> int:
+        """The tick of the copies for the last that a unit reads of what it may write over."""
+        return self._loop_ends(self.schedule.units[u].root) if u in self.renewed else 2 * u
 
     def _take_over(self) -> None:
         """Results that are written over an operand that nothing reads any more."""
         for old, following in self._carried():
             maker = self.schedule.producer[following]
             read = max(self.last[v] for v in old)
-            dying = read == 2 * maker and not self._over(maker, following).isdisjoint(old)
+            over = self._over(maker, following)
+            dying = read == self._is_read_at(maker) and not over.isdisjoint(old)
             if read < self.made[following] - 1 or dying:
                 self.free[following] = True
         for u, unit in enumerate(self.schedule.units):
             if not unit.outputs or self.free[unit.outputs[-1]]:
                 continue
-            v = unit.outputs[-1]
-            if any(self.last[w] == 2 * u and not self.free[w] for w in self._over(u, v)):
-                self.made[v] = max(self.made[v], 2 * u + 2)
+            v, at = unit.outputs[-1], self._is_read_at(u)
+            if any(self.last[w] == at and not self.free[w] for w in self._over(u, v)):
+                self.made[v] = max(self.made[v], at + 2)
 
     def _over(self, u: int, v: FlatId) -> set[FlatId]:
         """What value v, that unit u makes, may be written over, if nothing reads it any more."""
@@ -362,6 +384,8 @@ class _Lives:
     def _read_in_place(self, u: int, v: FlatId) -> set[FlatId]:
         """The values like v that unit u reads only where it writes v."""
         root, types = self.program.instances[self.schedule.units[u].root], self.program.types
+        if u in self.renewed:
+            return {self._renews(u)}
         if root.port:
             return {root.inputs[0]} if root.port == "carry" and v == root.outputs[-1] else set()
         loop = root.signature.fusion == "loop"

@@ -1,20 +1,34 @@
 """How values lie in memory: whose dims are in the order in which they are written, by who makes and
-who reads them; and along which dims windows move, where a machine has tiles.
+who reads them; along which dims windows move, where a machine has tiles; and what lies in a stack.
 
 Kernels write their results as their dims are written. A transpose moves nothing, and operations on
 elements leave the order as it is. Some kernels and the caller take no other order than that in
 which dims are written: what lies otherwise is turned for them, a copy.
+
+A loop *renews* a stack where a round reads its slice only to write a part of it anew, and stacks
+what it has then: a decoder's loop over layers takes one layer's cache of keys, and writes one token
+into it. What it fills is then what it takes slices from, with a few rows written: one array, as
+lowering has it (`runtime/lower/regions.py`), where a compiler would fill another stack with zeros
+and copy every slice into it. And slices that only kernels read which go element by element, or add
+up, are read where they lie in the stack (XLA fuses a slice into such kernels, as it reads nothing
+more then); libraries' kernels and products read a copy.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import groupby
 
-from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.machine.tiles import Tiles
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
-from .flatten import FlatProgram
+from .flatten import FlatProgram, Instance
+from .inlining import Fusion
 from .schedules import Schedule
+from .units import is_view
 
 
 def made_straight(schedule: Schedule) -> frozenset[FlatId]:
@@ -36,6 +50,131 @@ def read_straight(schedule: Schedule) -> frozenset[tuple[int, int]]:
             if straight or p in instances[i].signature.straight:
                 found.add((u, int(v)))
     return frozenset(found)
+
+
+def renewed_outputs(body: BlockGraph, first: int, carries: int) -> Mapping[int, int]:
+    """Of a loop's body, outputs that are stacked -> the inputs, slices of stacks, that they renew.
+
+    `first` is the place of the first slice among the inputs, `carries` that of the first stacked
+    output.
+    """
+    places = {v: p for p, v in enumerate(body.inputs) if p >= first}
+    reads = Counter([*(v for op in body.operations for v in op.inputs), *body.outputs])
+    leaves = Counter(body.outputs)
+    made = {v: op for op in body.operations for v in op.outputs}
+    found = {}
+    for q, v in enumerate(body.outputs):
+        if q < carries or leaves[v] > 1:
+            continue
+        match made.get(v):
+            case Operation(kernel="dynamic_update_slice", inputs=(old, *_), remat=None) if (
+                old in places and reads[old] == 1
+            ):
+                if not body.values[v].dtype.startswith("key<"):
+                    found[q] = places[old]
+    return found
+
+
+def renewed(schedule: Schedule) -> Mapping[int, int]:
+    """Units of stacks that are one array with what their loop takes slices from -> the units that
+    take these; nothing else in the loop reads that array."""
+    program = schedule.program
+    units = {unit.root: u for u, unit in enumerate(schedule.units)}
+    found = {}
+    for (b, k), (start, stop) in program.spans.items():
+        op = program.bodies[b].graph.operations[k]
+        if op.kernel != "scan":
+            continue
+        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+        pairs = renewed_outputs(op.regions[0], consts + carries, carries)
+        if not pairs:
+            continue
+        ports = [InstanceId(i) for i in range(start, stop) if program.instances[i].body == b]
+        read = Counter(v for i in ports for v in program.instances[i].inputs)
+        streams = [i for i in ports if program.instances[i].port == "stream"]
+        stacks = [i for i in ports if program.instances[i].port == "stack"]
+        for q, p in pairs.items():
+            stream, stack = streams[p - consts - carries], stacks[q - carries]
+            (source,) = program.instances[stream].inputs
+            if read[source] == 1:
+                found[units[stack]] = units[stream]
+    return found
+
+
+def cut_inside(schedule: Schedule, fused: Fusion) -> frozenset[int]:
+    """The units of ports whose slices of a stack are cut out inside the kernels that read them."""
+    program, found = schedule.program, set()
+    for u, unit in enumerate(schedule.units):
+        if program.instances[unit.root].port != "stream":
+            continue
+        stack, kinds = list(unit.outputs), set[str]()
+        while stack:
+            for r in schedule.readers[stack.pop()]:
+                reader = schedule.units[r]
+                root = program.instances[reader.root]
+                if fused.within[r] or is_view(program, reader):
+                    stack += reader.outputs
+                elif r != u:
+                    kinds.add(root.port or root.signature.fusion)
+        if kinds and kinds <= {"loop", "reduce"}:
+            found.add(u)
+    return frozenset(found)
+
+
+def turned_in_loops(schedule: Schedule) -> frozenset[FlatId]:
+    """What loops leave and have turned all along, since products in them read it so: carries, as
+    they are or slice by slice, with parts of them written anew.
+
+    A model of XLA's layout assignment (xla/service/gpu/transforms/layout_assignment.cc, and
+    xla/service/layout_assignment.cc): a product wants the dims of an operand that it runs through
+    as a batch one next to the other in memory, so those that it sums and all others, and none of
+    the batch last. What else a loop does with a carry takes any order; so it is turned once before
+    the loop and once behind it, and not in every round.
+    """
+    program = schedule.program
+    readers: dict[FlatId, list[Instance]] = {}
+    for x in program.instances:
+        for v in x.inputs:
+            readers.setdefault(v, []).append(x)
+    slices = {schedule.units[u].root for u in renewed(schedule).values()}
+    roots = {program.instances[i].inputs: program.instances[i] for i in slices}
+    found = set()
+    for carry in program.instances:
+        if carry.port != "carry":
+            continue
+        seen, todo = set[FlatId](), list(carry.outputs[:-1])
+        while todo:
+            v = todo.pop()
+            seen.add(v)
+            for x in readers.get(v, ()):
+                same = x.signature.kernel == "dynamic_update_slice" and x.inputs[0] == v
+                if same or roots.get(x.inputs) is x:
+                    todo += [w for w in x.outputs if w not in seen]
+                elif not x.port and any(
+                    w == v and _is_turned(x.signature, p) for p, w in enumerate(x.inputs)
+                ):
+                    found.add(carry.outputs[-1])
+    return frozenset(found)
+
+
+def _is_turned(signature: OperationSignature, p: int) -> bool:
+    """Whether a product wants operand p in another order than that of its dims as written."""
+    gemm = signature.gemm
+    if (
+        not signature.is_product
+        or signature.by_vector
+        or gemm is None
+        or p not in (gemm.lhs, gemm.rhs)
+    ):
+        return False
+    kinds = [
+        "batch" if d in gemm.batch else "summed" if d in gemm.k else "kept"
+        for row, n in zip(signature.inputs[p].matrix, signature.input_types[p].shape, strict=True)
+        for d, a in enumerate(row)
+        if a and n > 1
+    ]
+    runs = [kind for kind, _ in groupby(kinds)]
+    return len(runs) > len(set(runs)) or runs[-1:] == ["batch"]
 
 
 def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, frozenset[int]]:

@@ -22,6 +22,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .inlining import fusion
+from .lying import renewed
 from .schedules import Schedule
 from .units import Unit, is_view
 
@@ -56,6 +57,7 @@ class Traffic:
         self._schedule, self._program = schedule, schedule.program
         self._fusion, self._longest = fusion(schedule, target.epilogues), target.rows
         self._fuses, self._slices = target.fuses, target.slices
+        self._renewed = {schedule.units[u].root for u in renewed(schedule)}
         self._inside = self._computed_inside()
         self._sources_of = self._found_sources()
         self._along_rows: set[int] = set()  # kernels that have sums of rows in them
@@ -104,8 +106,9 @@ class Traffic:
     def _of_port(self, unit: Unit) -> UnitTraffic:
         """Where slices of stacks are written and read by kernels of their own: a stack is filled
         with zeros first; then each round's slice is written into it, by what makes it where that
-        goes element by element, else from where it was stored. A library's kernel reads a copy of a
-        slice. What a loop carries is copied where its next value cannot be written over it.
+        goes element by element, else from where it was stored. Of one that is renewed a part is
+        written, where it is. A library's kernel reads a copy of a slice. What a loop carries is
+        copied where its next value cannot be written over it.
         """
         root = self._program.instances[unit.root]
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
@@ -120,6 +123,8 @@ class Traffic:
         if root.port == "stream":
             if any(self._is_kernel(r) for v in unit.outputs for r in self._readers(v)):
                 reads, launches = [2.0], length
+        elif unit.root in self._renewed:
+            launches = length
         elif self._is_written_at_once(root.inputs[0]):
             writes, launches = [1.0], 1.0
         else:
@@ -144,7 +149,7 @@ class Traffic:
             return not old & self._read(unit) <= self._fusion.aligned[maker]
         if made_by.port in ("carry", "stream", "invariant") and following in made_by.outputs[:1]:
             return not {following} <= old & self._fusion.aligned[first]
-        if made_by.port != "stack":
+        if made_by.port != "stack" or unit.root in self._renewed:
             return False
         spans = self._program.spans.values()
         begin, end = max(span for span in spans if span[0] <= unit.root < span[1])

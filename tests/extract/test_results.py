@@ -12,8 +12,9 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import TargetError
-from tapestry_egg.extract.certify.buffers import Buffer, Copied, Lives
+from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.results import LEAST_BYTES, in_places
+from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.front.merge import PLACES, NetworkResult, bounded_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.unit_choices import unit_choices
