@@ -18,13 +18,18 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     """Give every reader its own copy of views and of expansions of something small.
 
     Compilers repeat such operations inside each reading kernel instead of storing them; making
-    the copies explicit lets each reader choose its own layout for them. Values are unchanged.
+    the copies explicit lets each reader choose its own layout for them. Kernels that compute
+    nothing of what they read, as products and scatters, read what is put together of several
+    arrays (rows of a table, concatenations) from memory: all of them have one copy of that.
+    Values are unchanged.
     What holds one number everywhere and is constrained lies as asked where it leaves; every kernel
     writes the number for itself, as XLA does in place of a gather of it.
     """
     signatures = [_signature(graph, op) for op in graph.operations]
     cheap = _cheap(graph, signatures)
     written = _fills(graph, signatures)
+    joined = _joined(graph, signatures, cheap)
+    stored: dict[int, int] = {}  # what kernels read from memory -> the copy that they share
     last_reader_is_output = set(graph.outputs)
     values = list(graph.values)
     pending: dict[int, list[Operation]] = defaultdict(list)  # operation -> copies placed before it
@@ -48,6 +53,8 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
                 v, p = source, producers[source]
         if p is None or not cheap[p]:
             return v
+        if v in joined and _reads_memory(signatures[reader]):
+            made = stored
         if v in made:
             return made[v]
         op = operations[p]
@@ -89,6 +96,24 @@ def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
         tuple([graph.values[v] for v in op.inputs]),
         tuple([graph.values[v] for v in op.outputs]),
     )
+
+
+def _reads_memory(signature: OperationSignature | None) -> bool:
+    return signature is not None and signature.fusion == "kernel"
+
+
+def _joined(
+    graph: BlockGraph, signatures: Sequence[OperationSignature | None], cheap: Sequence[bool]
+) -> frozenset[int]:
+    """The values that cheap operations put together of elements of several arrays, and what is made
+    of such."""
+    found: set[int] = set()
+    for op, signature, is_cheap in zip(graph.operations, signatures, cheap, strict=True):
+        joins = signature is not None and signature.elements != "computed"
+        joins &= len(set(op.inputs)) > 1
+        if is_cheap and (joins or found.intersection(op.inputs)):
+            found.update(op.outputs)
+    return frozenset(found)
 
 
 def _fills(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> frozenset[int]:

@@ -244,3 +244,20 @@ def test_a_number_that_is_constrained_is_written_anew_for_every_reader() -> None
     )
     assert made[product.inputs[1]].kernel == "broadcast_in_dim"
     assert made[difference.inputs[1]].kernel == made[graph.outputs[2]].kernel == CONSTRAINT
+
+
+def test_what_products_read_of_several_arrays_is_put_together_once() -> None:
+    """They read it from memory; what takes it in, as a sum of squares, puts it together itself."""
+
+    def f(x: jax.Array, left: jax.Array, right: jax.Array, w: jax.Array) -> Any:
+        ends = jnp.concatenate([x[left], x[right]], axis=-1)
+        return ends @ w, ends.T @ jnp.tanh(ends @ w), jnp.sum(ends * ends)
+
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 16), (32, 8))]
+    places = jax.ShapeDtypeStruct((2048,), jnp.int32)
+    graph = repeat_cheap(trace(f, types[0], places, places, types[1]).graph)
+    made = {op.outputs[0] for op in graph.operations if op.kernel == "concatenate"}
+    read = [v for op in graph.operations if op.kernel == "dot_general" for v in op.inputs]
+    turned = {op.outputs[0]: op.inputs[0] for op in graph.operations if op.kernel == "transpose"}
+    assert len({turned.get(v, v) for v in read} & made) == 1
+    assert len(made) == 2
