@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.schedule.flatten import Instance
+from tapestry_egg.schedule.lying import LEAST_PLACE
 from tapestry_egg.schedule.schedules import Schedule
 
 if TYPE_CHECKING:
     from .buffers import Lives
     from .verdict import Buffer
-
-#: Results of fewer bytes have no place before they are made: where arrays are as small, compilers
-#: order what they run as they like, and no peak is promised.
-LEAST_BYTES = 16 << 10
 
 
 @dataclass
@@ -70,13 +67,13 @@ def may_have_places(schedule: Schedule) -> bool:
     program = schedule.program
     roots = (program.instances[unit.root] for unit in schedule.units)
     return any(
-        x.port == "output" and program.types[x.inputs[0]].nbytes >= LEAST_BYTES for x in roots
+        x.port == "output" and program.types[x.inputs[0]].nbytes >= LEAST_PLACE for x in roots
     )
 
 
 def _is_result(x: Buffer, end: int) -> bool:
     made = x.role in ("made", "copy") and x.begin > 0
-    return made and x.end >= end and x.amount >= LEAST_BYTES
+    return made and x.end >= end and x.amount >= LEAST_PLACE
 
 
 def _ticks(x: Buffer) -> int:

@@ -64,10 +64,11 @@ class NetworkResult:
 
 
 #: What is said where results have memory before they are made (`extract/certify/results.py`), which
-#: a problem does not count.
+#: a problem counts from below.
 PLACES = (
-    "results that are not donated hold memory from the first kernel on, which peaks count: plans "
-    "that hold less of it, or are within a limit on the peak for that, were not looked for"
+    "results that are not donated hold memory from the first kernel on, which peaks count and a "
+    "search bounds: some plans hold more than it knew, and others that hold less, or are within a "
+    "limit on the peak for that, may have been passed over"
 )
 
 

@@ -25,7 +25,8 @@ def packed(
     """[limits]: about the seconds that a labelling takes, merged; infinite below its own peak."""
     choices = assembled.choices
     mesh, target = choices.mesh, choices.target
-    profile = assembled.problem.evaluate(candidate.rows)[2]
+    times = assembled.problem.times // len(assembled.counts)
+    profile = assembled.problem.evaluate(candidate.rows)[2][:times]
     room = np.maximum(0.0, np.array(limits) - float(np.median(profile)))
     found = np.where(candidate.peak <= np.array(limits) * (1.0 + 1e-9), candidate.seconds, np.inf)
     for kind, own in copies_of(assembled, candidate.rows, mergeable).items():

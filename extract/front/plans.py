@@ -31,8 +31,8 @@ def make_plan(
 ) -> Plan:
     """The executable plan of one labelling, with its predicted costs and its bound in seconds.
 
-    A problem counts results from when they are made. Where compilers hold memory for them before,
-    the plan's peak is counted from the plan; `grounds`, by the identity of schedules, serve for
+    Where compilers hold memory for results before they are made, a problem counts it from below,
+    and the plan's peak is counted from the plan; `grounds`, by the identity of schedules, serve for
     several plans, and what is found so is added.
     """
     choices = assembled.choices

@@ -129,13 +129,17 @@ class Axis:
         return self.places[unit] if unit < len(self.places) else self.units
 
     def moment(self, tick: int) -> int:
-        """The first moment at which a program is at a tick of its own, or past it."""
-        if tick == 0:
-            return 0
+        """The first moment at which a program is at a tick of its own, or past it. Where memory is
+        counted several times (`extract/problem/memory.py`), moments of each follow on another."""
+        count, tick = divmod(tick, 2 * len(self.places) + 2)
         unit, half = divmod(tick, 2)
-        if unit >= len(self.places):
-            return 2 * self.units + tick - 2 * len(self.places)
-        return 2 * self.places[unit] + half
+        if tick == 0:
+            at = 0
+        elif unit >= len(self.places):
+            at = 2 * self.units + tick - 2 * len(self.places)
+        else:
+            at = 2 * self.places[unit] + half
+        return count * self.times + at
 
     def event(self, event: int, timeline: Timeline) -> int:
         """The number of an event of a program's own timeline: that of its unit's place, or one of

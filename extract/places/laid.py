@@ -51,6 +51,9 @@ class Laid:
                     raise Entangled(g)
                 posed[g].append(made)
         base = posed[0][0]
+        for g, programs in enumerate(posed):
+            if any(_counted(p) != _counted(base) for p in programs):
+                raise Entangled(g)
         units = [[names.of(p)[: len(p.choices.schedule.units)] for p in own] for own in posed]
         laid = axis_of(units[0][0], [own[1:] for own in units])
         if not isinstance(laid, list):
@@ -96,13 +99,13 @@ class Laid:
         for (a, b), pair in self.base.pairs.items():
             if a in common and b in common:
                 self._tie(pair, self.common[a], self.common[b])
-        axis, timeline = self.base.axis, None
+        times, timeline = self.base.axis.times * len(self.base.posed.counts), None
         variables: Sequence[Variable] = self.variables
         pairs: Sequence[Pair] = merge_parallel(self.made)
         if self.base.posed.problem.timeline is not None:
             timeline, variables, pairs = self._timeline(self.base.posed.problem.timeline, pairs)
         return Patched(
-            Problem(tuple(variables), tuple(pairs), axis.times, timeline),
+            Problem(tuple(variables), tuple(pairs), times, timeline),
             self.pose,
             tuple([groups[g] for g in range(len(self.sheets))]),
             self.common,
@@ -312,3 +315,8 @@ def _bare(v: Variable) -> Variable:
     """A variable whose costs are told elsewhere."""
     zero = np.zeros(len(v))
     return Variable(v.name, zero, zero)
+
+
+def _counted(posed: PlanProblem) -> list[float]:
+    """The sizes with which memory is counted."""
+    return [c.above for c in posed.counts]

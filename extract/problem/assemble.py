@@ -23,7 +23,7 @@ from tapestry_egg.graph.layout import Layout
 
 from .columns import Columns, Wanted
 from .copies import CopyTable
-from .memory import Memory
+from .memory import Count, Memory
 from .mergeable import Chains, Mergeable
 from .once import Once
 from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
@@ -77,7 +77,7 @@ class PlanProblem:
     """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
     the unit that row r of the variable runs. For `fewer_endings` values a kept copy can be dropped
     after fewer readers than it could be; for `fewer_copies` values not every copy that two
-    readers could share may be kept."""
+    readers could share may be kept. Its memory is counted in each of `counts`."""
 
     problem: Problem
     choices: UnitChoices
@@ -86,6 +86,7 @@ class PlanProblem:
     fewer_endings: int = 0
     fewer_copies: int = 0
     shared: int = 0  # of so many values of several readers the choice of kept copies was made
+    counts: tuple[Count, ...] = (Count(),)
 
 
 def assemble(
@@ -160,7 +161,7 @@ class _Assembler:
                 self._shared(v)
         variables = tuple(self.variables)
         pairs = merge_parallel(self.pairs, self.once)
-        times, timeline = self.memory.times, None
+        times, timeline = self.memory.moments, None
         if self.spans is not None:
             variables, pairs, timeline = self.spans.placed(variables, pairs)
         problem = Problem(variables, pairs, times, timeline)
@@ -172,6 +173,7 @@ class _Assembler:
             self.fewer_endings,
             self.fewer_copies,
             self.shared_values,
+            self.memory.counts,
         )
 
     # Units

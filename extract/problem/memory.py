@@ -3,24 +3,56 @@
 What XLA's buffer assignment holds when the lowered plan runs in order: a value while it is read as
 it was produced, a copy while it is made and read; where collectives run beside kernels it is made
 from where it is issued (`schedule/issue_places.py`). Amounts are bytes of one device's block.
+
+A result that is not donated has a place of its own in which arrays no larger lie before it is made,
+one at a time (`extract/certify/results.py`). Which do depends on all choices together, and memory
+here is a sum over them. So it is counted several times over, each time from below: once all arrays,
+and results from when they are made on; and for each of some sizes only the arrays that are larger,
+beside the places of all results that are not. No array of the one kind lies in a place of the
+other, and places that are larger are left out but for the arrays in them: whatever lies where, a
+plan holds as much at that moment. A problem has the moments of every count one after the other; its
+peak is the most of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.schedule.issue_places import IssuePlaces
-from tapestry_egg.schedule.lifetimes import lifetimes
-from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
+from tapestry_egg.schedule.lifetimes import constrained_source, lifetimes
+from tapestry_egg.schedule.lying import LEAST_PLACE, made_straight, read_straight, window_dims
+from tapestry_egg.schedule.schedules import Schedule
 
 from .columns import Columns, Wanted
 from .copies import CopyTable
 from .problem import Floats, Ints, Use
 from .unit_choices import UnitChoices
+
+# So many sizes are counted with. Of the loss and gradients of a GPT-2 (two layers) on eight devices
+# four take a seventh more of processor time than none, two no more, and their fronts are as good.
+_SIZES = 2
+
+
+@dataclass(frozen=True)
+class Count:
+    """What counts at the moments from `begin` on: arrays of more bytes than `above`, and the places
+    of results of no more, from the first kernel on."""
+
+    above: float = 0.0
+    begin: int = 0
+
+    def array(self, amount: Floats) -> Floats:
+        """The bytes that count of arrays which may lie in the place of a result."""
+        return np.where(amount > self.above, amount, 0.0) if self.above else amount
+
+    def place(self, amount: Floats) -> Floats:
+        """The bytes that count of the places of results before these are made."""
+        return np.where((amount >= LEAST_PLACE) & (amount <= self.above), amount, 0.0)
 
 
 class Memory:
@@ -45,10 +77,18 @@ class Memory:
         self.made_straight = made_straight(choices.schedule) if rows else frozenset()
         self._first: dict[int, int] = {}  # value -> the tick of the first copy of it
         self._alone: dict[int, int] = {}  # value -> the one unit that it is kept for in the end
+        self.counts = counts(self.columns, self._sizes, self.times)
+        self._renewed = renewed(schedule)
 
     @property
     def times(self) -> int:
+        """The moments of one step."""
         return self.lives.times
+
+    @property
+    def moments(self) -> int:
+        """Those of all counts."""
+        return self.times * len(self.counts)
 
     def turns(self, reader: int | None, v: int) -> tuple[bool, bool]:
         """Whether a unit, if it is one, reads a value straight, and whether it is made so."""
@@ -60,26 +100,50 @@ class Memory:
         if self.lives.free[v]:
             return ()
         table, gives = self.columns.table(v), self.columns.gives(v)
-
         size = self._sizes(v)
-
-        def amounts() -> Floats:
-            return size[gives[rows]].astype(np.float64)
-
-        key = table, gives, rows, self.windows.get(v)
         begin, end = self._span(v)
-        whole = self.once(amounts, "made", *key)
-        if not parts.any():
-            return (Use(begin, end, whole),)
-        late = min(max(begin, 2 * self.schedule.producer[v] + 2), end - 1)
-        at_once = self.once(lambda: np.where(parts > 0, 0.0, whole), "at once", parts, *key)
-        return _occupied([Use(begin, late, at_once), Use(late, end, whole)])
+        late = min(max(begin, 2 * self.schedule.producer[v] + 2), end - 1) if parts.any() else begin
+        leaves = self._is_result(v)
+        key = table, gives, rows, self.windows.get(v)
+
+        def counted(count: Count) -> list[Use]:
+            stays = bool(count.above) and not self._passing(v)
+
+            def amounts() -> Floats:
+                own = size[gives[rows]].astype(np.float64)
+                return own if stays else count.array(own)
+
+            above = count.above
+            whole = self.once(amounts, "made", above, stays, *key)
+            uses = [Use(late, end, whole)]
+            if late > begin:
+                at_once = self.once(
+                    lambda: np.where(parts > 0, 0.0, whole), "at once", parts, above, stays, *key
+                )
+                uses.insert(0, Use(begin, late, at_once))
+            if leaves and above:
+                place = self.once(lambda: count.place(whole), "place", above, *key)
+                uses.append(Use(0, begin, place))
+                if late > begin:
+                    uses.append(Use(begin, late, np.where(parts > 0, place, 0.0)))
+            return uses
+
+        return self._occupied(counted)
 
     def running(self, u: int, scratch: Floats, parts: Floats) -> tuple[Use, ...]:
         """What a unit's kernel takes for itself while it runs, per row, and what it makes that is
         added up when its operands may be gone."""
         at = 2 * u + 1
-        return _occupied([Use(at, at + 1, scratch), Use(at, at + 2, parts)])
+        # What lies between two kernels of one unit are arrays of their own beside other scratch.
+        one = len(self.schedule.units[u].members) == 1
+
+        def counted(count: Count) -> list[Use]:
+            uses = [Use(at, at + 2, self._array(count, parts))]
+            if one or not count.above:
+                uses.insert(0, Use(at, at + 1, self._array(count, scratch)))
+            return uses
+
+        return self._occupied(counted)
 
     def kept(self, v: int, have: Ints, copy: Ints, until: Ints) -> tuple[Use, ...]:
         """A copy in layout `copy` that the readers up to `until` share, per row; -1 for none.
@@ -89,33 +153,43 @@ class Memory:
         """
         table, first = self.columns.table(v), self.first(v)
         free, size = self.lives.free[v], self._sizes(v)
-
-        def amounts() -> tuple[tuple[Floats, Floats], list[tuple[int, Floats]], Floats]:
-            holds = copy >= 0
-            some = np.where(holds, copy, have)
-            held = np.where(holds, 1.0 * size[some], 0.0)
-            lasting = [
-                (e, np.where(until == e, held, 0.0)) for e in sorted(set(until[holds].tolist()))
-            ]
-            every = np.where(
-                holds, _making(table, size, have, some, free, v in self.made_straight), 0.0
-            )
-            making = self._apart(table, have, some, every)
-            return making, lasting, np.where(holds, -1.0 * size[have], 0.0)
-
-        key = table, have, copy, until, free, v in self.made_straight, self.windows.get(v)
-        making, lasting, drop = self.once(amounts, "kept", *key)
-        uses = [
-            Use(self._begin(None, v, combines, first), first + 1, part)
-            for combines, part in zip((False, True), making, strict=True)
-        ]
+        straight, fresh, drops = v in self.made_straight, v not in self._renewed, self._passing(v)
         readers = list(zip(self.columns.others(v), self.columns.ranks(v), strict=True))
-        for e, part in lasting:
-            stop = max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
-            uses.append(Use(first + 1, stop, part))
-        if self._passing(v):
-            uses.append(Use(first + 1, self._span(v)[1], drop))
-        return _occupied(uses)
+        holds = copy >= 0
+        stops = {
+            e: max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
+            for e in sorted(set(until[holds].tolist()))
+        }
+        to_the_end = tuple(e for e, stop in stops.items() if stop >= self.times)
+
+        def counted(count: Count) -> list[Use]:
+            stay = to_the_end if count.above else ()
+
+            def amounts() -> tuple[tuple[Floats, Floats], list[Floats], list[Floats], Floats]:
+                some = np.where(holds, copy, have)
+                held = np.where(holds, 1.0 * size[some], 0.0)
+                part = count.array(held)
+                lasting = [np.where(until == e, held if e in stay else part, 0.0) for e in stops]
+                places = [np.where(until == e, count.place(held), 0.0) for e in stay]
+                making = _making(table, size, have, some, free, straight)
+                every = count.array(np.where(holds, making, 0.0))
+                drop = -count.array(np.where(holds, 1.0 * size[have], 0.0))
+                return self._apart(table, have, some, every), lasting, places, drop
+
+            key = table, have, copy, until, free, straight, self.windows.get(v)
+            making, lasting, places, drop = self.once(amounts, "kept", count.above, stay, *key)
+            uses = [
+                Use(self._begin(None, v, combines, first), first + 1, part)
+                for combines, part in zip((False, True), making, strict=True)
+            ]
+            uses += [Use(first + 1, e, x) for e, x in zip(stops.values(), lasting, strict=True)]
+            if fresh:
+                uses += [Use(0, first + 1, x) for x in places]
+            if drops:
+                uses.append(Use(first + 1, self._span(v)[1], drop))
+            return uses
+
+        return self._occupied(counted)
 
     def read(
         self, reader: int, v: int, have: Ints, kept: Ints, holds: Ints, wanted: Wanted
@@ -125,36 +199,64 @@ class Memory:
         `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
         whether some copy is kept at all.
         """
+        return self._occupied(lambda count: self._read(count, reader, v, have, kept, holds, wanted))
+
+    def _read(
+        self,
+        count: Count,
+        reader: int,
+        v: int,
+        have: Ints,
+        kept: Ints,
+        holds: Ints,
+        wanted: Wanted,
+    ) -> list[Use]:
         table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
         # A copy of a new state is made in the old one's place.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
         straight, made = self.turns(reader, v)
+        copy_ends = self._copy_ends(reader, v)
+        stays = bool(count.above) and copy_ends >= self.times
 
         def amounts() -> tuple[tuple[Floats, Floats], tuple[Floats, ...]]:
             shape = (len(have), len(wanted.sets))
             making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
-            beside = np.zeros(shape)
+            beside, places = np.zeros(shape), np.zeros(shape if stays else 0)
             takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
             for j, layouts in enumerate(wanted.sets):
                 for n in layouts:
                     b = np.full(len(have), n)
                     there = (have == b) | (kept == b)
                     turned = 1.0 * size[b] * (straight & table.turned[have, b])
-                    beside[:, j] += np.where(kept == b, turned, 0.0)
+                    beside[:, j] += count.array(np.where(kept == b, turned, 0.0))
                     every = np.where(there, 0.0, _making(table, size, have, b, free, made) + turned)
+                    every = count.array(every)
                     for part, more in zip(making, self._apart(table, have, b, every), strict=True):
                         part[:, j] += more
-                    live[:, j] += np.where(there | state, 0.0, 1.0 * size[b])
+                    copied = np.where(there | state, 0.0, 1.0 * size[b])
+                    live[:, j] += copied if stays else count.array(copied)
+                    if stays:
+                        places[:, j] += count.place(copied)
                     takes[:, j] |= have == b
                     back[:, j] |= kept != b
-            own = np.broadcast_to(1.0 * size[have][:, None], shape)
+            whole = np.broadcast_to(1.0 * size[have][:, None], shape)
+            own = count.array(whole)
             some = (holds > 0)[:, None]
             returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
             gone = np.where(~takes & ~some, -own, 0.0)
-            left = np.where(takes, 0.0, -own)
-            return making, (live, *returns, gone, np.where(takes, own, 0.0), left, beside)
+            left = np.where(takes, 0.0, -whole)
+            taken = np.where(takes, whole, 0.0)
+            if not count.above:
+                return making, (live, places, beside, *returns, gone, taken, left)
+            place = count.place(whole)
+            of_taken, of_left = np.where(takes, place, 0.0), np.where(takes, 0.0, -place)
+            rest = np.where(takes, 0.0, own - whole)
+            counted = live, places, beside, *returns, gone, taken, left, of_taken, of_left, rest
+            return making, counted
 
         key = (
+            count.above,
+            stays,
             table,
             have,
             kept,
@@ -166,32 +268,48 @@ class Memory:
             made,
             self.windows.get(v),
         )
-        making, (live, returns, stays, gone, taken, left, beside) = self.once(
-            amounts, "reads", *key
-        )
-        at = self.lives.reads_at[reader, v]
+        making, others = self.once(amounts, "reads", *key)
+        live, places, beside, returns, back, gone, taken, left, *placed = others
+        at, fresh = self.lives.reads_at[reader, v], v not in self._renewed
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
         uses = [
             Use(self._begin(reader, v, combines, at), at + 1, part)
             for combines, part in zip((False, True), making, strict=True)
         ]
-        uses.append(Use(at + 1, self._copy_ends(reader, v), live))
+        uses.append(Use(at + 1, copy_ends, live))
+        if fresh:
+            uses.append(Use(0, at + 1, places))
         if straight:  # a copy that others share stays as it was gathered
             uses.append(Use(at + 1, ends + 1, beside))
         if (reader, v) in self.lives.copied:
             uses.append(Use(2 * reader + 1, self.times, taken))
+            if fresh and count.above:
+                uses.append(Use(0, 2 * reader + 1, placed[0]))
         if reader in self.lives.leaving:  # it leaves as a copy
             source, until = self.lives.leaving[reader]
             if source == v or self.choices.target.tiles is None:
                 uses.append(Use(until, self.times, left))
+                if count.above:  # what it was made as is an array and no result
+                    begin = self._span(source)[0]
+                    uses.append(Use(begin, until, placed[2]))
+                    if self._is_result(source):
+                        uses.append(Use(0, begin, placed[1]))
         if self._passing(v):
             first = self.first(v)
             uses.append(Use(first + 1, at + 1, returns))
-            uses.append(Use(max(first, at) + 1, ends + 1, stays))
+            uses.append(Use(max(first, at) + 1, ends + 1, back))
             if self._reads_last(reader, v):  # copied away before its last reader runs
                 begin, end = self._span(v)
                 uses.append(Use(max(begin, at + 1, self._read_before(reader, v)), end, gone))
-        return _occupied(uses)
+        return uses
+
+    def _is_result(self, v: int) -> bool:
+        """Whether a value that is there to the end as it is made, and was not from the begin on, is
+        a result in a place of its own."""
+        return not self._passing(v) and v not in self._renewed
+
+    def _array(self, count: Count, amount: Floats) -> Floats:
+        return self.once(lambda: count.array(amount), "array", count.above, amount)
 
     def _sizes(self, v: int) -> Ints:
         """Bytes of a block of a value in memory, per layout."""
@@ -261,6 +379,15 @@ class Memory:
         """Whether a value has memory of its own that ends with its last reader."""
         return not self.lives.free[v] and self.lives.last[v] < self.times
 
+    def _occupied(self, counted: Callable[[Count], Sequence[Use]]) -> tuple[Use, ...]:
+        """The uses of all counts, at the moments of each."""
+        return tuple(
+            Use(u.start + c.begin, u.end + c.begin, u.amount)
+            for c in self.counts
+            for u in counted(c)
+            if u.start < u.end and u.amount.any()
+        )
+
     def _copy_ends(self, reader: int, v: int) -> int:
         """Before which tick a copy that a unit reads is no longer in memory."""
         root = self.program.instances[self.schedule.units[reader].root]
@@ -290,5 +417,41 @@ def _making(
     return np.where(legal, extra, 0.0)
 
 
-def _occupied(uses: Sequence[Use]) -> tuple[Use, ...]:
-    return tuple(u for u in uses if u.start < u.end and u.amount.any())
+def counts(columns: Columns, size: Callable[[int], Ints], times: int) -> tuple[Count, ...]:
+    """The counts of a problem of so many moments each: with the sizes that blocks of results may
+    have, those first that they have cut over all devices, and that most bytes have. `size` gives
+    the bytes of a block of a value per layout."""
+    if not columns.choices.target.reserves:
+        return (Count(),)
+    bytes_of: dict[tuple[int, float], float] = {}
+    for v in left_as_results(columns.schedule):
+        whole = [not x.partial for x in columns.table(v).layouts]
+        sizes = np.unique(size(v)[whole])
+        for k, x in enumerate(sizes[sizes >= LEAST_PLACE].tolist()):
+            bytes_of[k, x] = bytes_of.get((k, x), 0.0) + x
+    order = sorted(bytes_of, key=lambda x: (x[0], -bytes_of[x], x[1]))
+    found = sorted(list(dict.fromkeys(x for _, x in order))[:_SIZES])
+    return (Count(), *(Count(float(x), (1 + k) * times) for k, x in enumerate(found)))
+
+
+def left_as_results(schedule: Schedule) -> list[FlatId]:
+    """The values that outputs read."""
+    found = []
+    for unit in schedule.units:
+        if schedule.program.instances[unit.root].port == "output":
+            ((*_, v),) = unit.reads
+            found.append(v)
+    return found
+
+
+def renewed(schedule: Schedule) -> frozenset[FlatId]:
+    """Values that are new states, or may be what a loop that leaves one begins with: they are in
+    the old one's place, or beside it, and are no results."""
+    found: set[FlatId] = set()
+    for unit in schedule.units:
+        root = schedule.program.instances[unit.root]
+        if root.port == "state":
+            found |= {root.inputs[0], constrained_source(schedule, root.inputs[0])}
+        elif root.port == "carry":
+            found.add(root.inputs[0])
+    return frozenset(found)

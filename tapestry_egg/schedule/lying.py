@@ -30,6 +30,10 @@ from .inlining import Fusion
 from .schedules import Schedule
 from .units import is_view
 
+#: Results of fewer bytes have no place before they are made: where arrays are as small, compilers
+#: order what they run as they like, and no peak is promised.
+LEAST_PLACE = 16 << 10
+
 
 def made_straight(schedule: Schedule) -> frozenset[FlatId]:
     """What kernels make that want their operands straight, and leave their result so."""

@@ -13,7 +13,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.extract.certify.buffers import Lives
-from tapestry_egg.extract.certify.results import LEAST_BYTES, in_places
+from tapestry_egg.extract.certify.results import in_places
 from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.front.merge import PLACES, NetworkResult, bounded_plan
 from tapestry_egg.extract.problem.assemble import assemble
@@ -27,8 +27,10 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.lifetimes import lifetimes
+from tapestry_egg.schedule.lying import LEAST_PLACE
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
+from tests.extract.random_programs import products, schedule_of
 from tests.schedule.test_lifetimes import scheduled
 
 N, MIB = 2048, 1 << 20
@@ -70,7 +72,7 @@ def test_the_largest_array_takes_the_smallest_place_that_is_free() -> None:
 
 
 def test_new_states_and_small_results_have_no_places_before_they_are_made() -> None:
-    early, small = buffer(1, 3, 1), buffer(5, 10, (LEAST_BYTES - 1) / MIB)
+    early, small = buffer(1, 3, 1), buffer(5, 10, (LEAST_PLACE - 1) / MIB)
     assert lying(early, buffer(6, 10, 4), renewed=(1,)) == [early, buffer(6, 10, 4)]
     assert lying(early, small) == [early, small]
 
@@ -172,9 +174,14 @@ def test_what_a_result_is_summed_from_waits_for_the_others_of_its_collective() -
     assert bytes_of("copy", at=until + 2) == set(range(until + 3, lives.end))
 
 
+#: A program of which a plan holds more for the places of its results than its problem knows.
+CROWDED = 20
+
+
 def test_a_bound_is_of_what_a_plan_holds_with_the_places_of_its_results() -> None:
-    """The problem counts no place, so what is proven of less than the plan holds is no bound."""
-    schedule, mesh, target = scheduled(part, X), MeshShape(("x",), (2,)), load_target("h100:2")
+    """The problem counts less, so what is proven of less than the plan holds is no bound."""
+    schedule, mesh = schedule_of(CROWDED, products), MeshShape(("x",), (4,))
+    target = load_target("h100:4")
     found = saturate(encode(schedule.program, mesh), load_books(("sharding", "collectives")))
     assembled = assemble(unit_choices(schedule, found, mesh, target))
     effort = Effort(prices=1, steps=1, seconds=1.0)
@@ -187,13 +194,14 @@ def test_a_bound_is_of_what_a_plan_holds_with_the_places_of_its_results() -> Non
         assert plan.bound == pytest.approx(share * candidate.seconds)
 
 
-def test_a_front_tells_of_places_that_were_not_searched() -> None:
-    """Only where some plan holds more for them than its problem counts."""
+def test_a_front_tells_of_plans_that_hold_more_for_places_than_was_known() -> None:
     settings = te.Settings(work=0.1, forms=0, recompute=0)
 
-    def told(fn: Callable[..., Any], target: str) -> bool:
-        return PLACES in te.optimize(te.trace(fn, X), target, settings=settings).notes
+    def told(target: str, fn: Callable[..., Any], *args: Any) -> bool:
+        return PLACES in te.optimize(te.trace(fn, *args), target, settings=settings).notes
 
-    assert told(part, "h100:2")
-    assert not told(part, "cpu:2")
-    assert not told(lambda x: x @ x, "h100:2")
+    program, shapes = products(CROWDED)
+    arguments = [jax.ShapeDtypeStruct(s, "f4") for s in shapes]
+    assert told("h100:4", program, *arguments)
+    assert not told("cpu:4", program, *arguments)
+    assert not told("h100:2", part, X)
