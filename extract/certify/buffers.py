@@ -195,7 +195,7 @@ class Lives:
 
     @cached_property
     def _turned(self) -> frozenset[FlatId]:
-        return frozenset() if self.epilogues else turned_in_loops(self.schedule)
+        return turned_in_loops(self.schedule, self.epilogues)
 
     def _in_place(self, v: int, old: tuple[int, ...], over: set[int]) -> bool:
         """Whether a next value is written where the old one was, which then is read no more: before
@@ -210,13 +210,13 @@ class Lives:
     @cached_property
     def _renewing(self) -> Mapping[int, int]:
         """Units of stacks -> what they renew."""
-        streams = renewed(self.schedule)
+        streams = renewed(self.schedule, self.epilogues)
         return {s: self._root(self.schedule.units[u]).inputs[0] for s, u in streams.items()}
 
     @cached_property
     def _cut_inside(self) -> frozenset[int]:
         """The units whose slices of a stack are no arrays."""
-        return cut_inside(self.schedule, self._fused) | {*renewed(self.schedule).values()}
+        return cut_inside(self.schedule, self._fused, self.epilogues)
 
     def _under(self, v: int) -> set[int]:
         """The values of v's type over which it may be written, were they read no more."""

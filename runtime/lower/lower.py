@@ -226,7 +226,9 @@ class LocalBody:
 
     def renewed(self, first: int, carries: int) -> dict[int, int]:
         """Which of a loop's stacked outputs are written into the stack that an input is a slice
-        of; inputs from place `first` on, outputs from `carries`."""
+        of; inputs from place `first` on, outputs from `carries`. XLA for TPUs would copy that."""
+        if self.platform in ROUNDING:
+            return {}
         pairs = renewed_outputs(self.body.graph, first, carries)
         return {q: p for q, p in pairs.items() if self._is_renewed(q)}
 

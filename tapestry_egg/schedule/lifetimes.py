@@ -82,9 +82,9 @@ class _Lives:
         self.reads_at: dict[tuple[int, int], int] = {}
         self.reads_until: dict[tuple[int, int], int] = {}
         self.spans = sorted(_region_units(schedule), key=lambda s: s[1] - s[0])
-        self.turned = frozenset() if epilogues else turned_in_loops(schedule)
-        self.renewed = renewed(schedule)
-        self.inside = cut_inside(schedule, self.fusion) | {*self.renewed.values()}
+        self.turned = turned_in_loops(schedule, epilogues)
+        self.renewed = renewed(schedule, epilogues)
+        self.inside = cut_inside(schedule, self.fusion, epilogues)
 
     def build(self) -> Lifetimes:
         self._make()

@@ -79,10 +79,13 @@ def renewed_outputs(body: BlockGraph, first: int, carries: int) -> Mapping[int, 
     return found
 
 
-def renewed(schedule: Schedule) -> Mapping[int, int]:
+def renewed(schedule: Schedule, epilogues: bool = False) -> Mapping[int, int]:
     """Units of stacks that are one array with what their loop takes slices from -> the units that
-    take these; nothing else in the loop reads that array."""
+    take these; nothing else in the loop reads that array. None with `epilogues`, as XLA for TPUs
+    copies such an array, so that lowering leaves stacks to it."""
     program = schedule.program
+    if epilogues:
+        return {}
     units = {unit.root: u for u, unit in enumerate(schedule.units)}
     found = {}
     for (b, k), (start, stop) in program.spans.items():
@@ -105,8 +108,11 @@ def renewed(schedule: Schedule) -> Mapping[int, int]:
     return found
 
 
-def cut_inside(schedule: Schedule, fused: Fusion) -> frozenset[int]:
-    """The units of ports whose slices of a stack are cut out inside the kernels that read them."""
+def cut_inside(schedule: Schedule, fused: Fusion, epilogues: bool = False) -> frozenset[int]:
+    """The units of ports whose slices of a stack are no arrays: cut out inside kernels that read
+    them (with `epilogues` it is not known of which that holds), or of stacks that are renewed."""
+    if epilogues:
+        return frozenset()
     program, found = schedule.program, set()
     for u, unit in enumerate(schedule.units):
         if program.instances[unit.root].port != "stream":
@@ -122,10 +128,10 @@ def cut_inside(schedule: Schedule, fused: Fusion) -> frozenset[int]:
                     kinds.add(root.port or root.signature.fusion)
         if kinds and kinds <= {"loop", "reduce"}:
             found.add(u)
-    return frozenset(found)
+    return frozenset({*found, *renewed(schedule).values()})
 
 
-def turned_in_loops(schedule: Schedule) -> frozenset[FlatId]:
+def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[FlatId]:
     """What loops leave and have turned all along, since products in them read it so: carries, as
     they are or slice by slice, with parts of them written anew.
 
@@ -133,8 +139,11 @@ def turned_in_loops(schedule: Schedule) -> frozenset[FlatId]:
     xla/service/layout_assignment.cc): a product wants the dims of an operand that it runs through
     as a batch one next to the other in memory, so those that it sums and all others, and none of
     the batch last. What else a loop does with a carry takes any order; so it is turned once before
-    the loop and once behind it, and not in every round.
+    the loop and once behind it, and not in every round. With `epilogues`, of XLA for TPUs, it is
+    not known.
     """
+    if epilogues:
+        return frozenset()
     program = schedule.program
     readers: dict[FlatId, list[Instance]] = {}
     for x in program.instances:

@@ -57,7 +57,8 @@ class Traffic:
         self._schedule, self._program = schedule, schedule.program
         self._fusion, self._longest = fusion(schedule, target.epilogues), target.rows
         self._fuses, self._slices = target.fuses, target.slices
-        self._renewed = {schedule.units[u].root for u in renewed(schedule)}
+        stacks = renewed(schedule, target.epilogues)
+        self._renewed = {schedule.units[u].root for u in stacks}
         self._inside = self._computed_inside()
         self._sources_of = self._found_sources()
         self._along_rows: set[int] = set()  # kernels that have sums of rows in them

@@ -65,6 +65,15 @@ def test_the_stack_is_carried_and_no_other_filled() -> None:
     assert (1, *X.shape) in written and (1, ROWS, SIZE) not in written
 
 
+def test_stacks_are_left_to_xla_for_tpus() -> None:
+    """It would copy a stack that is carried, and hold 4 MiB more than 48 or 29 of a decoder."""
+    plan = _plan(renewing(np.int32(1)), STACK, X)
+    jaxpr = jax.make_jaxpr(lower(plan, platform="tpu"))(STACK, X).jaxpr
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    sliced = loop.invars[loop.params["num_consts"] + loop.params["num_carry"] :]
+    assert jaxpr.invars[0] in sliced
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_plans_of_a_renewed_stack_give_the_original_numbers(seed: int) -> None:
     """Also where a dim is cut in which a part is written, or the stack leaves otherwise cut."""

@@ -74,7 +74,7 @@ RENEWED: dict[str, tuple[Callable[..., Any], int, int]] = {
 def test_a_stack_that_is_renewed_is_in_the_old_one_s_place(name: str, donated: bool) -> None:
     f, over, beside = RENEWED[name]
     of = scheduled(f, STACK, X, donate=(0,) if donated else ())
-    assert renewed(of)
+    assert renewed(of) and not renewed(of, epilogues=True)
     assert counted_twice(of) == pytest.approx((over if donated else beside) * BYTES, rel=0.01)
 
 
