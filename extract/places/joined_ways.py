@@ -22,8 +22,8 @@ from .axis import Key
 # Joining stops where there are more rows than this, before or after those that are beaten are gone:
 # then the variables stay apart. No measurement of these is kept.
 _GROWN, _ROWS = 60_000, 4_000
-# Features that are compared at once.
-_AT_ONCE = 8
+# Features that are compared at once at least, and as many as make so many entries of all rows.
+_AT_ONCE, _ENTRIES = 8, 20_000
 
 K = TypeVar("K", bound=Hashable)
 Pairs = Mapping[tuple[Key, Key], Pair]
@@ -226,14 +226,14 @@ def _any_less(features: Floats, rows: Ints, others: Ints) -> NDArray[np.bool_]:
     """Which of some rows are less than others in some feature, one by one."""
     found = np.zeros(len(rows), dtype=np.bool_)
     open_ = np.arange(len(rows))
-    # Most rows differ in the first few features.
-    for k in range(0, features.shape[1], _AT_ONCE):
-        some = features[:, k : k + _AT_ONCE]
+    k = 0
+    while len(open_) and k < features.shape[1]:
+        # Most rows differ in the first few features.
+        more = max(_AT_ONCE, _ENTRIES // len(open_))
+        some = features[:, k : k + more]
         less = (some[rows[open_]] < some[others[open_]]).any(axis=1)
         found[open_[less]] = True
-        open_ = open_[~less]
-        if not len(open_):
-            break
+        open_, k = open_[~less], k + more
     return found
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -430,7 +431,7 @@ class _Assembler:
 
 
 def _shared_layouts(
-    table: CopyTable, wanting: Sequence[Wanted], ranks: Sequence[int]
+    table: CopyTable, wanting: Sequence[Wanted], ranks: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Layouts that two readers or more can use, or one that is not the first: its copy can be made
     before what others make is in memory too. Each with the places of those readers."""
@@ -442,7 +443,8 @@ def _shared_layouts(
     return tuple(found)
 
 
-def _later(who: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1 << 14)
+def _later(who: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Of some readers the last at each place, but those that read before all others."""
     last = {ranks[k]: k for k in who if ranks[k] > 0}
     return tuple(last[place] for place in sorted(last))

@@ -64,6 +64,9 @@ class InnerCopies:
         self.once = once or Once()
         self.instances = schedule.program.instances
         self._found: dict[int, tuple[InnerCopy, ...]] = {}
+        self._two: dict[InstanceId, tuple[Unit, Unit, bool] | None] = self.once(
+            dict, "kernels run as two", schedule
+        )
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
         self._sources: dict[TensorType, _Sources] = {}
 
@@ -93,16 +96,27 @@ class InnerCopies:
         if len(instance.outputs) != 1:
             return None
         (value,) = instance.outputs
-        summed, sent = self._may_be_summed(unit, i), self._may_be_sent(i)
-        parts = two_kernels(self.schedule.program, unit, value) if summed or sent else None
-        if parts is None:
+        summed = self._may_be_summed(unit, i)
+        made = self._parts(unit, i) if summed or self._may_be_sent(i) else None
+        if made is None:
             return None
-        partial = self._partial_reads(unit, i, parts[0]) if summed else ()
+        first, rest, sent = made
+        partial = self._partial_reads(unit, i, first) if summed else ()
         partial = partial if len(partial) > 1 else ()
-        sent = sent and self._is_least(value, *parts)
         if not (partial or sent):
             return None
-        return InnerCopy(value, *parts, partial, sent, self._over(u, i, value, parts[0]))
+        return InnerCopy(value, first, rest, partial, sent, self._over(u, i, value, first))
+
+    def _parts(self, unit: Unit, i: InstanceId) -> tuple[Unit, Unit, bool] | None:
+        """A kernel run as two with what a member makes between them, and whether that may be
+        sent for being smaller than what is around it; None where it cannot be. The same on all
+        meshes."""
+        if i not in self._two:
+            (value,) = self.instances[i].outputs
+            parts = two_kernels(self.schedule.program, unit, value)
+            sent = parts is not None and self._may_be_sent(i) and self._is_least(value, *parts)
+            self._two[i] = None if parts is None else (*parts, sent)
+        return self._two[i]
 
     def _may_be_summed(self, unit: Unit, i: InstanceId) -> bool:
         """Whether a member can leave a sum partial that nothing passes on."""

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 #: so many that places make, and of which nothing was found, are asked what they take at least
 #: however collectives are merged. No measurement of the number is kept.
 FEW = 24
-#: Columns of all networks of a form together, times its ways: a million take two seconds and a half
-#: to be laid over those of the form as given (Llama-8B on 64 devices, of which a way has 2.6).
+#: Columns of a form's largest network times its ways, as far as a search copes with them: with 7.5
+#: million in the place of 1.7 a step of two Llama layers has 7 plans with gaps of up to 31 %, where
+#: it has 11 with gaps of 1 % (`benchmarks.bench_llama two`, a work of 40).
 COLUMNS_OF_WAYS = 2_000_000
 
 
@@ -99,11 +100,12 @@ def with_fewer_ways(state: State) -> tuple[State, int]:
     as have the operations that other forms may have, and how many others there are."""
     from tapestry_egg.extract.search.exact import columns
 
-    total = [0] * len(state.forms)
+    most_columns = [0] * len(state.forms)
     for (k, _), posed in zip(state.networks, state.problems, strict=True):
-        total[k] += columns(posed.problem) if state.forms[k].patches else 0
+        if state.forms[k].patches:
+            most_columns[k] = max(most_columns[k], columns(posed.problem))
     forms, left = [], 0
-    for form, size in zip(state.forms, total, strict=True):
+    for form, size in zip(state.forms, most_columns, strict=True):
         patches = form.patches
         if patches:
             most = state.question.settings.forms // max(1, patches.distinct or form.graph.size) - 1
@@ -263,6 +265,8 @@ class Posed:
         self.number: dict[OperationSignature, SignatureId] = {
             s: SignatureId(k) for k, s in enumerate(self.encoding.signatures)
         }
+        # By identity, with the signature that it is of.
+        self._known_by: dict[int, tuple[OperationSignature, SignatureId | None]] = {}
         self.known: dict[Ways, PlanProblem | None] = {}
         self.shared: int | None = None  # values of several readers in the program as given
         if state:
@@ -317,12 +321,18 @@ class Posed:
 
     def _strategies(self, schedule: Schedule) -> Saturated | None:
         """What the rules derived, of the operations of one program; None where it has others."""
-        instances = schedule.program.instances
-        if any(i.signature not in self.number for i in instances):
+        found = [self._numbered(i.signature) for i in schedule.program.instances]
+        own = tuple([number for number in found if number is not None])
+        if len(own) < len(found):
             return None
-        own = tuple([self.number[i.signature] for i in instances])
         encoding: Encoding = replace(self.encoding, program=schedule.program, signature_of=own)
         return replace(self.saturated, encoding=encoding)
+
+    def _numbered(self, signature: OperationSignature) -> SignatureId | None:
+        """The number of a signature, which is compared with those that there are once."""
+        if id(signature) not in self._known_by:
+            self._known_by[id(signature)] = signature, self.number.get(signature)
+        return self._known_by[id(signature)][1]
 
 
 def whole(problems: Sequence[PlanProblem], patched: Mapping[int, Patched]) -> list[PlanProblem]:
