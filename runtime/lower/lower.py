@@ -66,7 +66,8 @@ def lower(
     machine = plan.origin.machine if plan.origin else None
     beside = machine is not None and machine.slowdown is not None
     split = machine.split_k if machine is not None else None
-    return LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside, split)
+    states = frozenset(dict(plan.origin.feedback).values()) if plan.origin else frozenset[int]()
+    return LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside, split, states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,7 @@ class LocalBody:
     platform: str = ""
     beside: bool = False  # whether the plan counts on collectives that run beside kernels
     split: SplitK | None = None  # how the compiler makes products in parts
+    states: frozenset[int] = frozenset()  # places of the inputs that the outputs replace
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -140,7 +142,7 @@ class LocalBody:
                     f"{len(strategy.bodies)} body plans for {len(op.regions)} regions",
                     where=place(self.body, k),
                 )
-            found.append(tuple(replace(self, body=b) for b in strategy.bodies))
+            found.append(tuple(replace(self, body=b, states=frozenset()) for b in strategy.bodies))
         return tuple(found)
 
     @cached_property
@@ -298,6 +300,32 @@ class LocalBody:
                     found.setdefault(k, {})[p] = by
         return found
 
+    @cached_property
+    def updates(self) -> frozenset[int]:
+        """Operations that compute a new state of the old one element by element, large ones, where
+        the compiler would turn the old one for them at once, and hold that until then."""
+        if self.platform != "tpu":
+            return frozenset()
+        graph = self.body.graph
+        state = {
+            graph.inputs[k]
+            for k in self.states
+            if TensorType(
+                self.body.inputs[k].local_shape(graph.values[graph.inputs[k]].shape, self.mesh),
+                graph.values[graph.inputs[k]].dtype,
+            ).nbytes
+            >= SMALL
+        }
+        found = set()
+        for k, op in enumerate(graph.operations):
+            if op.regions or state.isdisjoint(op.inputs) or op.kernel == "round_operand":
+                continue
+            types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
+            signature = registry.signature_of(op, types[0], types[1])
+            if signature is not None and signature.fusion == "loop":
+                found.add(k)
+        return frozenset(found)
+
     def _in_runs(self, turns: Operation, k: int) -> bool:
         """Whether slices of what operation k transposes lie in runs that are worth reading."""
         f, first = self.reads[k][0], turns.params["permutation"][0]
@@ -383,7 +411,7 @@ class LocalBody:
                 frame.wait(k)
                 frame.repeat(k)
                 operands = frame.operands(k)
-                if k in self.fills:
+                if k in self.fills or k in self.updates:
                     operands = frame.not_before(k, operands)
                 strategy = self.body.strategies[k]
                 if k in self.turned and op.remat is None:

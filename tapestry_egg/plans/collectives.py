@@ -263,15 +263,20 @@ def _exchange_on_tpu(
     """An all-to-all that splits lanes, with the blocks as a dim of their own that comes first.
 
     XLA's TPU compiler would lay the array out with lanes outermost, and pad the dims that take
-    their place in the tiles, up to eight times the array.
+    their place in the tiles, up to eight times the array. The dims between become one, of rows,
+    where the last of them fills tiles; else what is left of lanes comes before them, as XLA would
+    pad it to all lanes, up to sixteen times, to make rows of them.
     """
     import jax.numpy as jnp
     from jax import lax
 
     blocks = _blocks_first(x, split, parts)
-    flat = blocks.reshape(parts, -1, blocks.shape[-1])
+    whole = x.shape[-2] % _ROWS == 0
+    turned = blocks if whole else jnp.moveaxis(blocks, -1, 1)
+    flat = turned.reshape(parts, -1, turned.shape[-1])
     got = lax.all_to_all(flat, names, split_axis=0, concat_axis=0, tiled=True)
-    out = jnp.moveaxis(got.reshape(blocks.shape), 0, concat)
+    got = got.reshape(turned.shape)
+    out = jnp.moveaxis(got if whole else jnp.moveaxis(got, 1, -1), 0, concat)
     shape = [n * parts if d == concat else n for d, n in enumerate(blocks.shape[1:])]
     return out.reshape(shape)
 

@@ -45,9 +45,9 @@ def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
     With `epilogues` as XLA for TPUs has it, read off the modules that it compiled. Products and
     convolutions take in all that is computed of their operands element by element, but what
     several of them read, and what a product makes for one, where that is not there to be computed
-    from anyway. Then readers take in a product, if they are elementwise or sums and can run in its
-    kernel, before the next product does. What reads windows takes in nothing, and a scatter that
-    puts one element into each row is computed element by element.
+    from anyway. Then readers take in a product, if they are elementwise or sums of all of it, and
+    can run in its kernel, before the next product does. What reads windows takes in nothing, and a
+    scatter that puts one element into each row is computed element by element.
     """
     found = _Fusing(schedule, epilogues)
     found.loops()
@@ -120,9 +120,16 @@ class _Fusing:
                 and max(using) <= following
                 and all(self.units[r].body == body for r in using)
                 and all(self._kind(r) in ("loop", "reduce") for r in using)
+                and not any(self._cuts_out(r, v) for r in using)
                 and self._are_apart(using)
             ):
                 self._take_in(u, using)
+
+    def _cuts_out(self, u: int, v: FlatId) -> bool:
+        """Whether a unit goes element by element over parts of value v, not over all of it."""
+        types = self.program.types
+        sizes = [types[w].size for w in self.units[u].outputs]
+        return self._kind(u) == "loop" and min(sizes, default=0) < types[v].size
 
     def _take_in(self, u: int, using: set[int]) -> None:
         """A unit into all of its readers."""

@@ -193,7 +193,8 @@ def _is_turned(signature: OperationSignature, p: int) -> bool:
 def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, frozenset[int]]:
     """The values over which windows move, along some of their dims, and those of the same shape
     that are computed from them, or they from those, element by element; what enters or leaves the
-    program lies as it does outside."""
+    program lies as it does outside. Of rows that are added to something, and what they are added
+    to, no more than these lie so: a copy of what lies otherwise is turned for them."""
     if tiles is None:
         return {}
     outside = {
@@ -204,6 +205,7 @@ def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, fr
     }
     beside: dict[FlatId, set[FlatId]] = {}
     found: dict[FlatId, frozenset[int]] = {}
+    fresh: list[FlatId] = []
     for i in program.instances:
         signature = i.signature
         if i.port or signature.fusion == "view":
@@ -218,7 +220,8 @@ def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, fr
         for v, dims in zip(values, signature.window_dims, strict=True):
             if dims and v not in outside:
                 found[v] = found.get(v, frozenset()) | dims
-    fresh = list(found)
+                if not signature.initial:
+                    fresh.append(v)
     while fresh:
         v = fresh.pop()
         for w in beside.get(v, ()):

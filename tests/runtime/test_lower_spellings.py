@@ -15,6 +15,7 @@ from jax.extend.core import Literal
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.runtime.lower.host_calls import Caller
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.runtime.lower.order import stored
 from tapestry_egg.tracing.trace import trace
@@ -365,6 +366,36 @@ def test_what_a_loop_stacks_is_stacked_when_it_is_made(reverse: bool) -> None:
         same(a, b)
     plain = jax.make_jaxpr(_looped(fn, arguments, "cpu"))(*arguments).jaxpr
     assert "dynamic_update_slice" not in [e.primitive.name for e in _equations(plain)]
+
+
+@pytest.mark.parametrize(
+    ("platform", "states", "waits"),
+    [("tpu", {0}, True), ("tpu", set(), False), ("cpu", {0}, False)],
+)
+def test_a_state_is_there_for_its_update_when_what_is_before_that_is_made(
+    platform: str, states: set[int], waits: bool
+) -> None:
+    """XLA's TPU compiler would turn states at the program's start for updates that are computed of
+    what lies turned, and hold both, weights and moments, until then."""
+
+    def fn(w: Any, x: Any) -> Any:
+        return w - (jnp.tanh(x @ w).T @ x).T
+
+    arguments = (numbers(64, 64), numbers(32, 64, seed=1))
+    graph = trace(fn, *arguments).graph
+    entering, leaving = [
+        tuple(Layout.replicated(graph.values[v].rank) for v in vs)
+        for vs in (graph.inputs, graph.outputs)
+    ]
+    plan = plan_by_hand(graph, ALONE, {}, entering, leaving)
+    local = LocalBody(plan.body, ALONE, Caller(), platform, states=frozenset(states))
+    jaxpr = jax.make_jaxpr(local)(*arguments).jaxpr
+    maker = {v: e.primitive.name for e in _equations(jaxpr) for v in e.outvars}
+    (update,) = [e for e in _equations(jaxpr) if e.primitive.name == "sub"]
+    assert (maker.get(update.invars[0]) == "optimization_barrier") is waits
+    first = next(e for e in _equations(jaxpr) if e.primitive.name == "dot_general")
+    assert not {maker.get(v) for v in first.invars} & {"optimization_barrier"}
+    same(local(*arguments)[0], fn(*arguments))
 
 
 def test_stacks_that_are_alike_are_filled_one_by_one() -> None:

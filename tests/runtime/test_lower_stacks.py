@@ -45,7 +45,7 @@ def _plan(fn: Any, *arguments: Any) -> Any:
 def test_a_part_is_written_within_its_slice(place: Any, reverse: bool) -> None:
     """Wherever it is to be: a slice's update never reaches into the next slice."""
     fn = renewing(place, reverse)
-    for platform in ("cuda", "cpu"):
+    for platform in ("cuda", "cpu", "tpu"):
         got = lower(_plan(fn, STACK, X), platform=platform)(STACK, X)
         for a, b in zip(got, jax.tree.leaves(fn(STACK, X)), strict=True):
             same(a, b)

@@ -106,27 +106,33 @@ def test_few_matrices_are_scattered_with_their_blocks_first(
     assert f"scatter_dimension={dim} " in str(jax.make_jaxpr(mapped)(x)).replace("\n", " ")
 
 
-def test_exchanges_that_split_lanes_take_no_more_than_two_arrays(devices: Sequence[Any]) -> None:
-    mesh = Mesh(np.array(devices), ("x",))
-    step = Change("all_to_all", (0,), 1, 2)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((16, 64, 2048), "bfloat16"),  # 9 times, as XLA lays it out
+        ((2, 64, 128, 4, 64), "float32"),  # 18 times, with blocks of 8 lanes last
+    ],
+)
+def test_exchanges_that_split_lanes_take_no_more_than_two_arrays(
+    devices: Sequence[Any], shape: tuple[int, ...], dtype: str
+) -> None:
+    mesh, last = Mesh(np.array(devices), ("x",)), len(shape) - 1
+    step = Change("all_to_all", (0,), 1, last)
 
     def local(x: jax.Array) -> jax.Array:
         return jnp.sin(apply(jnp.tanh(x), step, MeshShape(("x",), (8,)), "tpu"))
 
+    leaving = PartitionSpec(*[None] * last, "x")
     mapped = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=PartitionSpec(None, "x"),
-        out_specs=PartitionSpec(None, None, "x"),
-        check_vma=False,
+        local, mesh=mesh, in_specs=PartitionSpec(None, "x"), out_specs=leaving, check_vma=False
     )
     entering = NamedSharding(mesh, PartitionSpec(None, "x"))
-    x = jax.ShapeDtypeStruct((16, 64, 2048), jnp.bfloat16, sharding=entering)
+    x = jax.ShapeDtypeStruct(shape, dtype, sharding=entering)
     compiled = jax.jit(mapped).lower(x).compile(compiler_options={"xla_msa_enable": "false"})
     stats = hlo_stats(compiled)
-    block = 2 * 16 * 8 * 2048
+    block = x.dtype.itemsize * int(np.prod(shape)) // 8
     assert stats.by_kind() == {("all_to_all", 8): block}
-    assert stats.temp_bytes <= 2 * block  # 9 as XLA lays it out
+    assert stats.temp_bytes <= 2 * block
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])

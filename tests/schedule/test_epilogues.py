@@ -41,6 +41,8 @@ PRODUCTS: dict[str, tuple[Program, bool]] = {
     "read after its sum": (lambda x, w: (a := x @ w) / jnp.exp(a).sum(0), False),
     "read after the next product": (lambda x, w: jnp.tanh(x @ w) * jnp.sort(w @ x), False),
     "read by a sort": (lambda x, w: jnp.sort(x @ w), False),
+    "that is cut in two": (lambda x, w: jnp.split(x @ w, 2), False),
+    "of which a part is read": (lambda x, w: (x @ w)[1:], False),
 }
 
 

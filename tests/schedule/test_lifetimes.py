@@ -333,9 +333,9 @@ def counted_and_assigned(
     return counted_twice(of), assigned_by_xla(f, arguments, donate)
 
 
-def counted_twice(of: Schedule) -> int:
+def counted_twice(of: Schedule, epilogues: bool = False) -> int:
     """Bytes that a schedule holds at most, by lifetimes and by the certificate."""
-    lives, counted = lifetimes(of), Lives(of, of.program.body_of)
+    lives, counted = lifetimes(of, epilogues), Lives(of, of.program.body_of, epilogues)
     for v in range(len(of.program.types)):
         if of.producer[v] >= 0:
             assert counted.owns_memory(v) == (not lives.free[v]), v

@@ -78,6 +78,12 @@ def test_a_stack_that_is_renewed_is_in_the_old_one_s_place(name: str, donated: b
     assert counted_twice(of) == pytest.approx((over if donated else beside) * BYTES, rel=0.01)
 
 
+def test_tpus_fill_another_stack() -> None:
+    f, over, beside = RENEWED["a loop over layers"]
+    of = scheduled(f, STACK, X, donate=(0,))
+    assert over * BYTES < beside * BYTES <= counted_twice(of, epilogues=True)
+
+
 #: Rounds that write a part of a slice, but keep or read what was there.
 KEPT: dict[str, Callable[..., Any]] = {
     "the old slice is read": lambda x, old: (

@@ -53,7 +53,10 @@ WINDOWS: dict[str, tuple[Callable[[jax.Array], jax.Array], Dims]] = {
     ),
     "pooling of what enters, for what leaves": (of_arguments, {"reduce_window_max": set()}),
     "convolution": (convolved, {"tanh": {1}, "conv_general_dilated": {1}}),
-    "rows that are added": (rows_added, {"tanh": {0}, "cos": {0}, "scatter-add": {0}, "add": {0}}),
+    "rows that are added": (
+        rows_added,
+        {"tanh": {0}, "cos": {0}, "scatter-add": {0}, "add": set(), "sin": set()},
+    ),
     "products": (lambda x: jnp.sin(jnp.tanh(x[0]) @ x[0].T), {"tanh": set(), "dot_general": set()}),
 }
 
