@@ -84,10 +84,11 @@ def _divided(row: StrategyRow, parts: Division) -> StrategyRow:
 
 class _Others:
     """What strategies do with all axes but one; of layouts, which many strategies share, each told
-    once."""
+    once, and numbered."""
 
     def __init__(self) -> None:
-        self._layouts: dict[tuple[Layout, int], object] = {}
+        self._layouts: dict[tuple[Layout, int], int] = {}
+        self._number: dict[object, int] = {}
 
     def of(self, row: StrategyRow, axis: int) -> object:
         return (
@@ -95,11 +96,12 @@ class _Others:
             tuple([self._layout(x, axis) for x in row.layouts]),
         )
 
-    def _layout(self, layout: Layout, axis: int) -> object:
+    def _layout(self, layout: Layout, axis: int) -> int:
         found = self._layouts.get((layout, axis))
         if found is None:
-            dims = tuple(_but(d, axis) for d in layout.dims)
-            found = self._layouts[layout, axis] = (dims, _but(layout.partial, axis))
+            told = tuple(_but(d, axis) for d in layout.dims), _but(layout.partial, axis)
+            found = self._number.setdefault(told, len(self._number))
+            self._layouts[layout, axis] = found
         return found
 
 

@@ -177,6 +177,17 @@ class CopyTable:
         return tuple(steps)
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """Changes of layout as steps of plans, from and to which places among the layouts, -1 where
+    they are none of these."""
+
+    changes: Sequence[ChangeRow]
+    steps: tuple[Change, ...]
+    source: NDArray[np.int64]  # [changes]
+    target: NDArray[np.int64]  # [changes]
+
+
 @dataclass
 class StepCosts:
     """What single changes of layout cost on a machine, each worked out once; and tables of them,
@@ -187,6 +198,20 @@ class StepCosts:
     tables: dict[tuple[object, ...], CopyTable] = field(default_factory=dict)
     _seconds: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
     _joules: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
+    _steps: dict[int, _Steps] = field(default_factory=dict)
+
+    def steps(
+        self, layouts: Sequence[Layout], changes: Sequence[ChangeRow], monoids: Sequence[str]
+    ) -> _Steps:
+        """The changes among some layouts, all tensors of which have the very same lists."""
+        found = self._steps.get(id(changes))
+        if found is None:
+            place = {layout: k for k, layout in enumerate(layouts)}
+            ends = [(place.get(c.source, -1), place.get(c.target, -1)) for c in changes]
+            source, target = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+            steps = tuple(_step(c, monoids) for c in changes)
+            found = self._steps[id(changes)] = _Steps(changes, steps, source, target)
+        return found
 
     def seconds(self, kind: str, local_bytes: float, axes: tuple[int, ...]) -> float:
         key = (kind, local_bytes, axes)
@@ -213,9 +238,12 @@ def copy_table(
     Only layouts that divide the tensor evenly take part. Ties in seconds go to fewer wire bytes.
     """
     mesh = costs.mesh
-    usable = tuple(
-        x for x in layouts if len(x.dims) == tensor.rank and x.divides(tensor.shape, mesh)
-    )
+    places = [
+        k
+        for k, x in enumerate(layouts)
+        if len(x.dims) == tensor.rank and x.divides(tensor.shape, mesh)
+    ]
+    usable = tuple(layouts[k] for k in places)
     blocks = [x.local_shape(tensor.shape, mesh) for x in usable]
     item, tiles = max(tensor.itemsize, 1), costs.target.tiles
     local = np.array([prod(b) * item for b in blocks], dtype=np.int64)
@@ -223,25 +251,30 @@ def copy_table(
     key = (usable, kind_of(tensor.dtype), local.tobytes(), held.tobytes())
     if key in costs.tables:
         return costs.tables[key].of(tensor)
-    number = {layout: i for i, layout in enumerate(usable)}
     n = len(usable)
     seconds, inside, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(5))
     for matrix in (seconds, inside, joules, wire, scratch):
         np.fill_diagonal(matrix, 0.0)
     step_of: dict[tuple[int, int], Change] = {}
-    for change in changes:
-        a, b = number.get(change.source), number.get(change.target)
-        if a is None or b is None:
-            continue
-        step = _step(change, monoids)
-        kind = carried_as(step.kind, step.monoid, tensor.dtype)
-        cost = costs.seconds(kind, float(local[a]), change.axes)
+    every, number = costs.steps(layouts, changes, monoids), np.full(len(layouts) + 1, -1)
+    number[places] = np.arange(n)
+    source, target = number[every.source], number[every.target]
+    within = np.flatnonzero((source >= 0) & (target >= 0))
+    ends = zip(source[within].tolist(), target[within].tolist(), strict=True)
+    carried: dict[tuple[str, str | None], str] = {}
+    sizes = local.astype(np.float64).tolist()
+    for c, (a, b) in zip(within.tolist(), ends, strict=True):
+        step = every.steps[c]
+        how = step.kind, step.monoid
+        if how not in carried:
+            carried[how] = carried_as(*how, tensor.dtype)
+        kind = carried[how]
+        cost = costs.seconds(kind, sizes[a], step.axes)
         if cost < seconds[a, b]:
             seconds[a, b] = cost
             inside[a, b] = cost if kind in LOCAL else 0.0
-            group = mesh.parts(change.axes)
-            wire[a, b] = collective_wire_bytes(kind, float(local[a]), group)
-            joules[a, b] = costs.joules(kind, float(local[a]), change.axes)
+            wire[a, b] = collective_wire_bytes(kind, sizes[a], mesh.parts(step.axes))
+            joules[a, b] = costs.joules(kind, sizes[a], step.axes)
             scratch[a, b] = 0.0
             step_of[a, b] = step
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
