@@ -88,3 +88,15 @@ def test_a_gradient_of_a_strided_convolution_multiplies_as_much_as_that() -> Non
     forward = flops(te.trace(f, x, w))
     assert forward == 2.0 * 4 * 8 * 8 * 8 * 8 * 16
     assert flops(te.trace(gradient, w, jax.eval_shape(f, x, w))) == forward
+
+
+def test_plans_take_on_each_device_what_its_channels_take() -> None:
+    """The search's seconds are those of the certificate, which finds windows and channels itself."""
+    f, *types = convolution("bfloat16", 64, 56, 8, 8, 3)
+    settings = te.Settings(work=0.1, recompute=0, forms=0, workers=1)
+    front = te.optimize(te.trace(f, *types), "h100:8", settings=settings)
+    (part,) = [p for p in front.best().costs_by("kernel").parts if "conv_general_dilated" in p.name]
+    rate = convolution_rate(Convolved(0.0, 8.0, 0.0), "bfloat16", "h100")
+    assert rate is not None
+    launch = load_target("h100:8").launch_seconds
+    assert part.seconds == pytest.approx(2.0 * 8 * 56 * 56 * 8 * 8 * 9 / rate + launch, rel=0.05)
