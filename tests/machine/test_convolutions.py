@@ -91,7 +91,7 @@ def test_a_gradient_of_a_strided_convolution_multiplies_as_much_as_that() -> Non
 
 
 def test_plans_take_on_each_device_what_its_channels_take() -> None:
-    """The search's seconds are those of the certificate, which finds windows and channels itself."""
+    """The search has the certificate's seconds, which finds windows and channels itself."""
     f, *types = convolution("bfloat16", 64, 56, 8, 8, 3)
     settings = te.Settings(work=0.1, recompute=0, forms=0, workers=1)
     front = te.optimize(te.trace(f, *types), "h100:8", settings=settings)
