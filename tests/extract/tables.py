@@ -244,8 +244,19 @@ class Tables:
         """Of every value the ways to keep it."""
         return [self._keeping(v) for v in self.values]
 
+    def _seen(self, v: int) -> dict[int, tuple[int, ...]]:
+        """By unit the values whose layouts there say how long value v is in memory, and where it is
+        copied: itself; and what leaves, as a copy or as it is, where that is a view of it."""
+        seen = {u: (v,) for u in sorted({self.maker[v], *self.readers[v]})}
+        left = self.ground.left.get(v)
+        if left is not None and left.read != v:
+            for u in (self.maker[left.read], left.unit):
+                seen[u] = (*seen.get(u, ()), left.read)
+        return dict(sorted(seen.items()))
+
     def _keeping(self, v: int) -> Keeping:
-        units = tuple(sorted({self.maker[v], *self.readers[v]}))
+        seen_of = self._seen(v)
+        units = tuple(seen_of)
         labels: list[Ints] = []
         first: list[list[Option]] = []  # of each label an option that says it
         for u in units:
@@ -253,7 +264,7 @@ class Tables:
             own: list[Option] = []
             label = []
             for option in self.ways[u].options:
-                said = self._said(u, option, v)
+                said = tuple(self._said(u, option, w) for w in seen_of[u])
                 if said not in seen:
                     seen[said] = len(own)
                     own.append(option)
