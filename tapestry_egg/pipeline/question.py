@@ -34,6 +34,7 @@ from tapestry_egg.tracing.arguments import (
     check_limits,
     check_meshes,
     check_objectives,
+    check_settings,
 )
 
 from .settings import Settings
@@ -74,6 +75,7 @@ def read_question(
     check_limits(limits)
     check_meshes(mesh_shapes)
     check_books(books)
+    check_settings(settings)
     machine = target if isinstance(target, Target) else load_target(target)
     if price is not None:
         machine = machine.at_price(price)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.rewrite.extractions import OPERATIONS
@@ -91,7 +92,7 @@ class Settings:
         """Raises ExtractError for an amount that is none."""
         for name, nothing in _AMOUNTS.items():
             value = getattr(self, name)
-            if value is not None and not (value > 0 or (nothing and value == 0)):
+            if value is not None and not _is_amount(value, nothing):
                 least = "0 or more" if nothing else "more than 0"
                 raise ExtractError(
                     f"{name} is {value!r:.40}", where="Settings", hint=f"It is {least}."
@@ -113,3 +114,8 @@ class Settings:
     def most_seconds(self) -> float:
         """Seconds after which the search ends, finished or not."""
         return max(_LEAST, _FAR * self.most_work) if self.seconds is None else self.seconds
+
+
+def _is_amount(value: object, nothing: bool) -> bool:
+    """Whether a value is a number above 0, or is 0 where that is an amount, too."""
+    return isinstance(value, Real) and (value > 0 or (nothing and value == 0))

@@ -159,10 +159,23 @@ def check_books(rules: object, where: str = "rules") -> None:
         )
 
 
-def check_jit(fn: object, mesh: object, minimize: object, limits: object, rules: object) -> None:
+def check_settings(settings: object, where: str = "settings") -> None:
+    """Settings, or None for the default. Raises ExtractError for anything else."""
+    if settings is not None and not _is(settings, "Settings"):
+        raise ExtractError(
+            f"expected settings, given {a(settings)}",
+            where=where,
+            hint="Write settings=te.Settings(work=10).",
+        )
+
+
+def check_jit(
+    fn: object, mesh: object, minimize: object, limits: object, rules: object, settings: object
+) -> None:
     """The arguments of `jit`. Raises what the checks of each raise."""
     check_function(fn, "jit")
     check_devices(mesh)
     named(minimize, "minimize")
     check_limits(limits)
     check_books(rules)
+    check_settings(settings)

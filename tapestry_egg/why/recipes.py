@@ -24,6 +24,7 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, TIME
 from tapestry_egg.rewrite.rows.cuts import Rows
 from tapestry_egg.rewrite.streams.micro_batches import batch
+from tapestry_egg.tracing.arguments import check_settings
 
 if TYPE_CHECKING:
     from tapestry_egg.tracing.trace import Program
@@ -118,6 +119,7 @@ def recipes(front: Front, settings: Settings | None = None) -> Recipes:
     Each is a search of its own, within its layouts (default: two units of work). Raises
     ExtractError where the front's plans do not know their program and machine.
     """
+    check_settings(settings)
     known = next((p for p in front.plans if p.origin is not None and p.program is not None), None)
     if known is None or known.program is None or known.origin is None:
         raise ExtractError(

@@ -23,6 +23,7 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import TIME
 from tapestry_egg.show.costs_told import LEGEND
+from tapestry_egg.tracing.arguments import check_settings
 
 from .account import Account
 from .difference import Difference, difference, same_form
@@ -151,6 +152,7 @@ def why_not(
     Raises ExtractError for a name that no tensor has, and for a plan of which it is not told what
     machine it was made for.
     """
+    check_settings(settings)
     account = Account(plan, "why not")
     tensors = _tensors(account, pins)
     pinned = [t.pin for t in tensors]

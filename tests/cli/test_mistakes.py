@@ -68,6 +68,20 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "limits as a list": (lambda: optimized(limits=["peak_bytes"]), "'peak_bytes': '60GiB'"),
     "negative work": (lambda: Settings(work=-1), "Settings: work is -1.*more than 0"),
     "work of no amount": (lambda: Settings(work=float("nan")), "work is nan"),
+    "work as text": (lambda: Settings(work="10"), "work is '10'.*more than 0"),  # type: ignore[arg-type]
+    "settings as a dict": (
+        lambda: te.optimize(graph(), "cpu:2", settings={"work": 10}),  # type: ignore[arg-type]
+        r"settings: expected settings, given a dict.*te.Settings\(work=10\)",
+    ),
+    "settings of jit as a dict": (
+        lambda: te.jit(double, settings={"work": 10}),  # type: ignore[arg-type]
+        "given a dict",
+    ),
+    "work for a question": (
+        lambda: front().why_not({"[0]": ("x",)}, settings=1),  # type: ignore[arg-type]
+        "expected settings, given an int",
+    ),
+    "work for recipes": (lambda: front().recipes(settings=2), "expected settings, given an int"),  # type: ignore[arg-type]
     "no seeds": (lambda: Settings(seeds=0), "seeds is 0"),
     "a negative gap": (lambda: Settings(gap=-0.1), "gap is -0.1.*0 or more"),
     "sizes for a mesh shape": (lambda: optimized(mesh_shapes=[(2,)]), "te.MeshShape"),

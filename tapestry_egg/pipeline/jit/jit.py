@@ -94,7 +94,7 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     ):
         if given is not None:
             raise TapestryError(f"te.jit takes no {name}", where="jit", hint=_INSTEAD[name])
-    check_jit(fn, mesh, minimize, limits, rules)
+    check_jit(fn, mesh, minimize, limits, rules, settings)
     request = Request(
         mesh=mesh,
         target=target,
