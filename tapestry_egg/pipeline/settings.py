@@ -118,4 +118,4 @@ class Settings:
 
 def _is_amount(value: object, nothing: bool) -> bool:
     """Whether a value is a number above 0, or is 0 where that is an amount, too."""
-    return isinstance(value, Real) and (value > 0 or (nothing and value == 0))
+    return isinstance(value, Real) and (float(value) > 0 or (nothing and value == 0))
