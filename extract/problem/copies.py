@@ -29,6 +29,11 @@ from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow
 
 Matrix = NDArray[np.float64]
+#: What in float32 is more than so many times another is more than it: sums of two are off by three
+#: roundings of 2**-24, what they are compared with by two.
+_ROUGHLY = np.float32(1 + 2**-20)
+#: The parts of what is known of a copy's collectives: their number, and of which kinds there are.
+_COUNT, _GATHERED, _SCATTERED = 2**16 - 1, 2**16, 2**17
 
 
 @dataclass(frozen=True)
@@ -86,38 +91,42 @@ class CopyTable:
     @cached_property
     def sends(self) -> NDArray[np.int64]:
         """[a, b]: of how many collectives the cheapest copy is made; 0 where there is none."""
-        steps = np.zeros_like(self.following, dtype=np.bool_)
-        for (a, b), step in self.step_of.items():
-            steps[a, b] = step.kind not in LOCAL
-        return self._on_the_way(steps)
-
-    def _on_the_way(self, steps: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """[a, b]: how many of some steps the cheapest copy takes; 0 where there is none."""
-        count: NDArray[np.int64] = np.zeros_like(self.following)
-        to = np.broadcast_to(np.arange(len(self.layouts)), self.following.shape)
-        at = np.where(self.following < 0, to, to.T)
-        while (at != to).any():
-            after = np.where(at == to, to, self.following[at, to])
-            count += np.where(at == to, 0, steps[at, after])
-            at = after
-        return count
+        return self._on_the_way & _COUNT
 
     @cached_property
     def turned(self) -> NDArray[np.bool_]:
         """[a, b]: whether something is gathered on the way along a dim that is not the first: what
         devices have comes one after another in memory, and so that dim first."""
-        along = np.zeros_like(self.following, dtype=np.bool_)  # of a step
-        for (a, b), step in self.step_of.items():
-            along[a, b] = turns(step, self.tensor.shape)
-        return self._on_the_way(along) > 0
+        return (self._on_the_way & _GATHERED) > 0
 
     @cached_property
     def turned_before(self) -> NDArray[np.bool_]:
         """[a, b]: whether a sum is scattered on the way along a dim that is not the first."""
-        along = np.zeros_like(self.following, dtype=np.bool_)  # of a step
+        return (self._on_the_way & _SCATTERED) > 0
+
+    @cached_property
+    def _on_the_way(self) -> NDArray[np.int64]:
+        """[a, b]: how many collectives the cheapest copy takes, and whether such as turn are among
+        them, each a part of the number; 0 where there is none."""
+        count, turning = np.zeros_like(self.following), np.zeros_like(self.following)
         for (a, b), step in self.step_of.items():
-            along[a, b] = turns(step, self.tensor.shape, "reduce_scatter")
-        return self._on_the_way(along) > 0
+            count[a, b] = step.kind not in LOCAL
+            if turns(step, self.tensor.shape):
+                turning[a, b] = _GATHERED
+            elif turns(step, self.tensor.shape, "reduce_scatter"):
+                turning[a, b] = _SCATTERED
+        found: NDArray[np.int64] = np.zeros_like(self.following)
+        to = np.broadcast_to(np.arange(len(self.layouts)), self.following.shape)
+        at = np.where(self.following < 0, to, to.T)
+        left = np.flatnonzero(at != to)
+        at, to = at.reshape(-1)[left], to.reshape(-1)[left]
+        flat = found.reshape(-1)
+        while left.size:
+            after = self.following[at, to]
+            flat[left] = (flat[left] + count[at, after]) | turning[at, after]
+            more = after != to
+            left, at, to = left[more], after[more], to[more]
+        return found
 
     def turning(self, straight: bool, made: bool) -> tuple[tuple[Matrix, Matrix], ...]:
         """(seconds, joules), [a, b] each: of turning what is gathered for a reader that wants it
@@ -302,34 +311,39 @@ def _shorten(
     """Make single steps into shortest paths, in place, by way of one layout after the other (Floyd
     and Warshall); ties in seconds go to fewer wire bytes.
 
-    Most ways through a layout are longer than what is known, and only their seconds are looked at.
-    Layouts of small blocks come first: most shortest paths lead through these, so that few ways are
-    found that others beat later (of meshes of three axes in three quarters of the time).
+    Most ways through a layout are longer than what is known, and only their seconds are looked at,
+    in float32. Layouts of small blocks come first: most shortest paths lead through these, so that
+    few ways are found that others beat later (of meshes of three axes in three quarters of the
+    time).
     """
     n = len(seconds)
     # What is less than the first takes less, than the second no more, but for rounding.
     less, most = 1 - 1e-12, 1 + 1e-12
-    limit = np.where(np.isfinite(seconds), seconds * most, np.finfo(np.float64).max)
-    through, near = np.empty((n, n)), np.empty((n, n), dtype=np.bool_)
-    ways = through.reshape(-1)
+    # In half the bytes and time all ways are looked at that may be as short, and others as well.
+    rough = seconds.astype(np.float32)
+    limit = np.where(np.isfinite(rough), rough * _ROUGHLY, np.finfo(np.float32).max)
+    through, near = np.empty_like(rough), np.empty((n, n), dtype=np.bool_)
     # By place, a * n + b; all are views.
-    time, least, sent = seconds.reshape(-1), limit.reshape(-1), wire.reshape(-1)
+    time, about, least, sent = (x.reshape(-1) for x in (seconds, rough, limit, wire))
     own, energy, block, first = (x.reshape(-1) for x in (inside, joules, scratch, following))
     for k in np.argsort(held, kind="stable").tolist():
-        np.add(seconds[:, k, None], seconds[None, k, :], out=through)
+        np.add(rough[:, k, None], rough[None, k, :], out=through)
         np.less_equal(through, limit, out=near)
         near[k, :] = near[:, k] = False
         here = np.flatnonzero(near)
         if not here.size:
             continue
-        left, now = here // n, ways[here]
+        left = here // n
         to, onward = left * n + k, here + (k - left) * n
-        more = sent[to] + sent[onward]
-        better = (now < time[here] * less) | (more < sent[here] * less)
+        now, more = time[to] + time[onward], sent[to] + sent[onward]
+        known = time[here]
+        better = (now < known * less) | ((now <= known * most) & (more < sent[here] * less))
         if not better.any():
             continue
         here, now, more, to, onward = (x[better] for x in (here, now, more, to, onward))
-        time[here], least[here], sent[here] = now, now * most, more
+        time[here], sent[here] = now, more
+        about[here] = now
+        least[here] = about[here] * _ROUGHLY
         own[here] = own[to] + own[onward]
         energy[here] = energy[to] + energy[onward]
         block[here] = np.maximum(np.maximum(block[to], block[onward]), float(held[k]))
