@@ -75,9 +75,9 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
         "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
         "spans": np.array(spans, dtype=np.int64).reshape(-1, 2),
         "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 2),
-        "tables": np.concatenate(tables).astype(np.float64) if tables else np.zeros(0),
+        "tables": np.concatenate(tables, dtype=np.float64) if tables else np.zeros(0),
         "sizes": np.array([len(x) for x in labels], dtype=np.int64),
-        "labels": np.concatenate(labels).astype(np.int64) if labels else np.zeros(0, np.int64),
+        "labels": np.concatenate(labels, dtype=np.int64) if labels else np.zeros(0, np.int64),
     }
 
 
