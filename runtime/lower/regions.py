@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tapestry_egg.runtime.measure.trip_counts import ONE_ROUND
+from tapestry_egg.tracing.platforms import switched
 
 if TYPE_CHECKING:
     import jax
@@ -293,14 +294,11 @@ def _together(outputs: Arrays, places: Sequence[int]) -> tuple[jax.Array, ...]:
 def _cond(
     params: Any, regions: tuple[LocalFunction, ...], operands: Arrays, failed: Any
 ) -> _Region:
-    from jax import lax
-
     def branch(region: LocalFunction) -> Callable[..., Any]:
         return lambda failed, *xs: region.run(xs, failed)
 
-    outputs, failed = lax.switch(
-        operands[0], [branch(r) for r in regions], _flag(failed, regions), *operands[1:]
-    )
+    given = [operands[0], _flag(failed, regions), *operands[1:]]
+    outputs, failed = switched(params, [branch(r) for r in regions], given)
     return outputs, failed
 
 

@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from tapestry_egg.tracing.jaxprs import INLINED
+from tapestry_egg.tracing.platforms import switched
 from tapestry_egg.tracing.scans import with_counts
 from tapestry_egg.tracing.shard_maps import opened
 
@@ -152,7 +153,7 @@ def _cond(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
     def branch(callee: Any) -> Callable[..., Any]:
         return lambda *given: _computed(*opened(callee), given)
 
-    return list(lax.switch(xs[0], [branch(b) for b in params["branches"]], *xs[1:]))
+    return list(switched(params, [branch(b) for b in params["branches"]], xs))
 
 
 def _linear_solve(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:

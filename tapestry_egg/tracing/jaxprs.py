@@ -23,6 +23,7 @@ from .constraints import constraint_of
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
 from .needless import is_constant, joined_operands, made_once, unchanged_operand
+from .platforms import branch_everywhere
 from .scans import as_scan, rounds, with_counts
 from .shard_maps import opened, over_whole_arrays
 
@@ -155,6 +156,8 @@ class _Flattener:
             callee = next((eqn.params[p] for p in INLINED[kernel] if p in eqn.params), None)
             if callee is not None:
                 return self.call(eqn, callee, inputs, here)
+        if kernel == "cond" and (branch := branch_everywhere(eqn.params)) is not None:
+            return self.inline(*opened(branch), inputs[1:], here)
         if kernel == "custom_linear_solve":
             lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
             # The solution is all that is left to compute: solve(its constants, right-hand sides).

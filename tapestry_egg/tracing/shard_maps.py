@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from .platforms import switched
 from .scans import scanned, with_counts
 
 
@@ -184,12 +185,10 @@ def _while(params: Any, xs: list[Any]) -> Sequence[Any]:
 
 
 def _cond(params: Any, xs: list[Any]) -> Sequence[Any]:
-    from jax import lax
-
     def branch(callee: Any) -> Callable[..., list[Any]]:
         return lambda *operands: _run(*opened(callee), operands)
 
-    chosen: list[Any] = lax.switch(xs[0], [branch(b) for b in params["branches"]], *xs[1:])
+    chosen: list[Any] = switched(params, [branch(b) for b in params["branches"]], xs)
     return chosen
 
 
