@@ -183,10 +183,9 @@ def rehearse(
 
 def _judged(entry: Entry, found: Sequence[np.ndarray[Any, Any]]) -> tuple[Accuracy, ...]:
     """Outputs of a plan and of the program itself beside what the program gives in float64."""
-    from tapestry_egg.runtime.measure.numerics import accuracy, as_written, in_float64
+    from tapestry_egg.runtime.measure.numerics import accuracy, standard
 
-    function, arguments = entry.function, entry.arguments
-    return accuracy(in_float64(function, arguments), as_written(function, arguments), found)
+    return accuracy(*standard(entry.function, lambda: entry.arguments), found)
 
 
 def simulate_devices(count: int) -> None:

@@ -90,3 +90,38 @@ def test_a_program_that_says_what_a_loop_carries_is_judged_by_float64(
     compiled = compiling.compile
     monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
     assert not rehearse(plan, str(file), repeat=1).ok
+
+
+DOUBLE = """
+import numpy as np
+def total(x): return x.sum(0)
+def example():
+    random = np.random.default_rng(0)
+    large = random.normal(size=(512, 4)) * 1e6
+    rows = np.concatenate([large, random.normal(size=(512, 4)) - large])
+    return total, (random.permutation(rows),)
+"""
+
+
+def test_a_program_in_float64_is_judged_by_how_far_its_roundings_move_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "double.py"
+    file.write_text(DOUBLE)
+    with jax.enable_x64(True):
+        program = load_program(str(file))
+        plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
+        right = rehearse(plan, str(file), repeat=1)
+        assert right.ok and right.accuracy, right
+        compiling = import_module("tapestry_egg.runtime.compile")
+        compiled = compiling.compile
+        monkeypatch.setattr(compiling, "compile", lambda *a, **k: Slightly(compiled(*a, **k)))
+        assert not rehearse(plan, str(file), repeat=1).ok
+
+
+class Slightly(Wrong):
+    """A compiled plan whose first output is off in the last places of 32 bits."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        first, *rest = self._plan(*arguments)
+        return [first.astype(jnp.float32).astype(jnp.float64), *rest]
