@@ -50,6 +50,8 @@ class Frame:
     written: dict[int, bool] = field(default_factory=dict)  # stack -> whether a kernel waits for it
     #: per kernel, the copies that its operations made
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
+    #: by identity, arrays that are kept here, and each behind the last barrier of its own
+    behind: dict[int, tuple[jax.Array, jax.Array]] = field(default_factory=dict)
 
     def enter(self, region: int | None, k: int) -> None:
         """Begin operation k, of a checkpoint region (or of none).
@@ -271,7 +273,7 @@ class Frame:
             for f in reads
         ]
         again = self.local.sent_again
-        found = [barrier(x) if (k, p) in again else x for p, x in enumerate(found)]
+        found = [self._anew(x) if (k, p) in again else x for p, x in enumerate(found)]
         tie = self.local.ties.get(k)
         if tie is not None and tie.arrived:
             done = {v: self.produced[v] for v in tie.done if v in self.produced}
@@ -358,12 +360,20 @@ class Frame:
         tie = self._tie(v, k)
         late: jax.Array
         if tie is None:
-            late = barrier(x)
+            late = self._anew(x)
         else:
             store, other = tie
             late, store[other] = barrier((x, store[other]))
             if store is self.produced:
                 self._renew({other: store[other]}, k)
+        return late
+
+    def _anew(self, x: jax.Array) -> jax.Array:
+        """An array behind barriers of its own: where it is read so several times, a compiler would
+        make one of barriers that are alike, and one of what is made of them."""
+        _, last = self.behind.get(id(x), (x, x))
+        late: jax.Array = barrier(last)
+        self.behind[id(x)] = x, late
         return late
 
     def _tie(self, v: int, k: int) -> tuple[dict[int, jax.Array], int] | None:

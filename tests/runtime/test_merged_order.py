@@ -4,6 +4,7 @@ once its rows are taken."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,9 @@ import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime.lower.lower import lower
+from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand, signature_of
-from tests.runtime.lowered import MESH, X, Y, cut, integers, numbers
+from tests.runtime.lowered import MESH, X, Y, check, cut, integers, moved, numbers
 
 
 def products(ws: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[jax.Array]:
@@ -134,3 +136,19 @@ def test_what_is_gathered_again_with_others_waits_for_what_is_read() -> None:
             if late and late.primitive.name == "optimization_barrier" and len(late.outvars) == 2:
                 assert read.issuperset(late.outvars), plan.name
     assert tried
+
+
+def test_one_value_gathered_three_times_at_once_is_sent_three_times() -> None:
+    """Nothing that is made before keeps the second gather of an argument from being the third."""
+
+    def read_thrice(x: jax.Array) -> list[jax.Array]:
+        return [x.max(0), x.min(0), x.sum(0)]
+
+    x = numbers(16, 8)
+    program = trace(read_thrice, x)
+    plan = plan_by_hand(program.graph, MESH, {}, (cut((X,), ()),), (cut(()),) * 3)
+    whole = cut((), ())
+    merged = (tuple((0, whole, time) for time in range(3)),)
+    plan = replace(plan, body=replace(plan.body, merged=merged), program=program)
+    assert moved(plan) == [("all_gather", 2, 16 * 8 * 4, 1)] * 3
+    check(plan, x)
