@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Prepared, TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.parameters import exact
 
 from .plain import handles_in
 
@@ -25,6 +28,8 @@ _WORD = 8
 # What a file has prepared may hold so many times the bytes of the constants that it is made of, or
 # as few bytes as this: a few operations could ask for more than any machine has.
 _MOST, _FEW = 64, 1 << 30
+# So many results are kept for who asks again, if they and what they are made of have no more bytes.
+_KEPT, _SMALL = 64, 1 << 20
 
 
 def may_prepare(kernel: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> bool:
@@ -93,22 +98,75 @@ def compute(
 ) -> dict[int, np.ndarray]:
     """The values `needed`, computed by operations that read nothing but constants and results of
     each other, by JAX on its default device. Numbers are those of the graph's values."""
-    import jax
-
-    from .emit import emit
-
     made = {v for op in operations for v in op.outputs}
+    read = dict.fromkeys(v for op in operations for v in op.inputs if v not in made)
     alone = BlockGraph(
         name=f"{graph.name} prepared",
         values=graph.values,
         operations=tuple(operations),
-        inputs=tuple(sorted({v for op in operations for v in op.inputs} - made)),
+        inputs=tuple(read),
         outputs=tuple(needed),
     )
-    given = [constants[v] for v in alone.inputs]
-    # Compiled ahead, as one program, it runs also where a program that reads them is being traced.
-    results = jax.jit(emit(alone)).lower(*given).compile()(*given)
-    return {v: np.asarray(x) for v, x in zip(needed, results, strict=True)}
+    asked = _Computation(alone, tuple([constants[v] for v in read]))
+    results = _once(asked) if asked.is_small else asked.results()
+    return dict(zip(needed, results, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class _Computation:
+    """A graph whose operations need nothing but what is `given`. Those that differ in the numbers
+    of values alone are equal: all forms of a program compute the same."""
+
+    graph: BlockGraph
+    given: tuple[np.ndarray, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether what is computed may stay in memory."""
+        made = sum(self.graph.values[v].nbytes for v in self.graph.outputs)
+        regions = any(op.regions for op in self.graph.operations)
+        return made + sum(a.nbytes for a in self.given) <= _SMALL and not regions
+
+    def results(self) -> tuple[np.ndarray, ...]:
+        import jax
+
+        from .emit import emit
+
+        # Compiled ahead, as one program, it runs also where one that reads them is being traced.
+        lowered = jax.jit(emit(self.graph)).lower(*self.given)
+        return tuple([np.asarray(x) for x in lowered.compile()(*self.given)])
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What the results depend on; of JAX's settings those that a trace depends on."""
+        import jax
+
+        graph, operations = self.graph, self.graph.operations
+        order = (*graph.inputs, *(v for op in operations for v in op.outputs))
+        number = {v: i for i, v in enumerate(order)}
+
+        def numbers(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple([number[v] for v in values])
+
+        return (
+            jax._src.config.trace_context(),  # type: ignore[attr-defined]
+            tuple([graph.values[v] for v in order]),
+            tuple([(o.kernel, exact(o.params), o.remat, numbers(o.inputs)) for o in operations]),
+            numbers(graph.outputs),
+            tuple([(a.dtype.str, a.shape, a.tobytes()) for a in self.given]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Computation) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=_KEPT)
+def _once(asked: _Computation) -> tuple[np.ndarray, ...]:
+    """The results of a computation, which every form of a program asks for."""
+    return asked.results()
 
 
 def check_room(

@@ -58,6 +58,28 @@ def test_operations_on_constants_are_replaced_by_their_results() -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_what_other_forms_prepare_again_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_ = jax.stages.Lowered.compile
+    monkeypatch.setattr(
+        jax.stages.Lowered, "compile", lambda self: compiled.append("one") or compile_(self)
+    )
+
+    def scaled(by: float, x: jax.Array) -> jax.Array:
+        return x * jnp.sqrt(jnp.arange(6, dtype=jnp.float32) + by)
+
+    def late(x: jax.Array) -> jax.Array:
+        return scaled(4.5, jnp.tanh(x))
+
+    found = []
+    for f in (partial(scaled, 4.5), late, partial(scaled, 5.5)):  # values have other numbers
+        (root,) = (a for a in prepare(trace(f, normal(6)).graph).constants.values() if a.ndim)
+        found.append(root)
+    assert len(compiled) == 2
+    for root, by in zip(found, (4.5, 4.5, 5.5), strict=True):
+        np.testing.assert_allclose(root, np.sqrt(np.arange(6) + by), rtol=1e-6)
+
+
 def test_what_is_prepared_is_compiled_as_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def masked(x: jax.Array) -> jax.Array:
         at = jnp.arange(8) * 3 - 1
