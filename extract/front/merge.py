@@ -21,6 +21,7 @@ from tapestry_egg.plans.plan import Plan
 from .front import Front, in_order, unmet, value, within
 from .given import as_given
 from .plans import make_plan
+from .rounded_first import rounded_first
 
 # Candidates that are over a limit by no more than this share are made into plans all the same.
 _JUST = 0.02
@@ -133,7 +134,14 @@ def _bounded(
     plan = make_plan(assembled, candidate, name, 0.0, grounds)
     peak = max(candidate.peak, float(plan.costs.peak_bytes))
     bound = least_seconds(rivals, peak, candidate.joules)
-    return replace(plan, bound=_checked(bound, candidate.seconds))
+    plan = replace(plan, bound=_checked(bound, candidate.seconds))
+    choices = assembled.choices
+    if not choices.target.operands:
+        return plan
+    known = {} if grounds is None else grounds
+    if id(choices.schedule) not in known:
+        known[id(choices.schedule)] = Ground(choices.schedule, choices.target)
+    return rounded_first(plan, known[id(choices.schedule)])
 
 
 def best_given(results: Sequence[NetworkResult]) -> tuple[NetworkResult, Candidate] | None:

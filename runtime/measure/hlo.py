@@ -176,7 +176,6 @@ class _Work:
             self,
             collectives=tuple(replace(c, count=c.count * trips) for c in self.collectives),
             flops=self.flops * trips,
-            repeats=("",) * len(self.repeats),
         )
 
 
@@ -272,7 +271,8 @@ def _collective(scope: Scope, i: Instruction) -> _Work:
     else:
         payload = entering * group if kind == "all_gather" else entering
     channel = i.attributes.get("channel_id", "")
-    # TPU repeats an asynchronous collective in the fusions that start, continue and finish it.
+    # TPU repeats an asynchronous collective in the fusions that start, continue and finish it; a
+    # loop that stands between is one that continues it. Chains are numbered through the module.
     chain = re.search(r'chain_id="?(\d+)', i.rest)
     found = CompiledCollective(
         kind=kind,

@@ -16,6 +16,7 @@ from typing import Any
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.schedule.repeated import repeat_cheap
 
 _DEFAULT = (None, "DEFAULT", "default")
 
@@ -25,10 +26,16 @@ def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
 
     `reads` says as what a matrix unit reads operands of a dtype (`{"float32": "bfloat16"}`).
     Results keep their dtype. Each value is rounded once, before its first contraction, before what
-    only moves it there, and before and behind scans that only slice and stack it (`_carried`). The
-    same graph where there is nothing to round.
+    only moves it there, and before and behind loops that only read, slice and stack it
+    (`_carried`). Views are each reader's own (`schedule/repeated.py`): one that a contraction reads
+    moves what is rounded, whatever reads the others. The same graph where there is nothing to
+    round.
     """
-    return _rounded(graph, reads, frozenset(), frozenset()) if reads else graph
+    if not reads:
+        return graph
+    own = repeat_cheap(graph)
+    found = _rounded(own, reads, frozenset(), frozenset())
+    return graph if found is own else found
 
 
 def _rounded(
@@ -63,7 +70,11 @@ def _rounded(
             inputs = tuple(
                 rounded_before(op, v) if p in read else v for p, v in enumerate(op.inputs)
             )
-            regions = tuple(_rounded(region, reads, read, made) for region in op.regions)
+            entering = _entering(op, read)
+            regions = tuple(
+                _rounded(region, reads, frozenset(own), made)
+                for region, own in zip(op.regions, entering, strict=True)
+            )
             changed |= any(a is not b for a, b in zip(regions, op.regions, strict=True))
             for k in made:
                 v = op.outputs[k]
@@ -141,9 +152,9 @@ def _carried(
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Values that are rounded where they are made, and inputs, by place, that are so outside.
 
-    Contractions alone read them, rounded, and they are no more than other values moved, of no
-    fewer elements, or what a scan stacks of its rounds: the compiler moves the rounding there, and
-    with it before what is sent to make them. Outputs `left`, by place, leave rounded.
+    Contractions alone read them, rounded, and they are no more than other values moved, or what a
+    scan stacks of its rounds: the compiler moves the rounding there, and with it before what is
+    sent to make them. Outputs `left`, by place, leave rounded.
     """
     outside = {v for k, v in enumerate(graph.outputs) if k not in left}
     readers: dict[int, list[bool]] = {}  # per value, whether each reader takes it rounded
@@ -157,7 +168,7 @@ def _carried(
 
     for op in reversed(graph.operations):
         rounds: Collection[int] = _rounded_operands(graph, op, reads)
-        if op.kernel == "scan":
+        if op.regions:
             made = frozenset(k for k in _stacked(op) if alone(op.outputs[k]))
             found.update(op.outputs[k] for k in made)
             rounds = _sliced(op, reads, made)
@@ -170,26 +181,50 @@ def _carried(
 
 
 def _stacked(op: Operation) -> range:
-    """The results of a scan that hold something of every round."""
-    return range(int(op.params["num_carry"]), len(op.outputs))
+    """The results of a scan that hold something of every round; no other loop has any."""
+    first = int(op.params["num_carry"]) if op.kernel == "scan" else len(op.outputs)
+    return range(first, len(op.outputs))
+
+
+def _given(op: Operation) -> Mapping[int, int]:
+    """The operands of a loop that its body takes and does not carry -> their places there."""
+    if op.kernel == "scan":
+        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+        places = [*range(consts), *range(consts + carries, len(op.inputs))]
+        return {p: p for p in places}
+    if op.kernel == "while":
+        tests, consts = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
+        return {tests + k: k for k in range(consts)}
+    return {}
+
+
+def _entering(op: Operation, operands: Collection[int]) -> tuple[frozenset[int], ...]:
+    """By region of an operation, the last of which is a loop's body, the places there of operands
+    that the body takes (`_given`)."""
+    places = _given(op)
+    others = [frozenset[int]()] * (len(op.regions) - 1)
+    return (*others, frozenset(places[p] for p in operands)) if op.regions else ()
 
 
 def _sliced(op: Operation, reads: Mapping[str, str], left: frozenset[int]) -> frozenset[int]:
-    """The operands of a scan, no carries, that every round reads rounded and not otherwise."""
-    if op.kernel != "scan":
+    """The operands of a loop, no carries, that every round reads rounded and not otherwise."""
+    places = _given(op)
+    if not places:
         return frozenset()
-    _, read = _carried(op.regions[0], reads, left)
-    consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
-    return read.difference(range(consts, consts + carries))
+    _, read = _carried(op.regions[-1], reads, left)
+    return frozenset(p for p, k in places.items() if k in read)
 
 
 def _moves(graph: BlockGraph, op: Operation, dtypes: Collection[str]) -> bool:
-    """Whether an operation on some dtypes only says where elements lie, and makes no fewer."""
+    """Whether an operation on some dtypes only says where elements lie. Of what makes fewer only
+    slices do, which the compiler rounds before: a table is not rounded for a few rows."""
     if op.regions or op.kernel == "round_operand":
         return False
     made = graph.values[op.outputs[0]]
     data = [graph.values[op.inputs[p]] for p in _data(graph, op)]
-    if made.dtype not in dtypes or not data or sum(prod(t.shape) for t in data) > prod(made.shape):
+    if made.dtype not in dtypes or not data:
+        return False
+    if op.kernel != "slice" and sum(prod(t.shape) for t in data) > prod(made.shape):
         return False
     types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
     signature = registry.signature_of(op, types[0], types[1])
@@ -254,21 +289,21 @@ def _unrounded(
                 inputs = tuple(wide.get(v, v) for v in op.inputs)
                 operations.append(replace(op, inputs=inputs))
                 continue
-        read: Collection[int] = ()
-        if op.kernel == "scan":
-            consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
-            read = [*range(consts), *range(consts + carries, len(op.inputs))]
-        elif not wide.keys().isdisjoint(op.inputs) and _default(op.params.get("precision")):
+        places = _given(op)
+        read: Collection[int] = places.keys()
+        known = not op.regions and not wide.keys().isdisjoint(op.inputs)
+        if known and _default(op.params.get("precision")):
             read = _multiplied(graph, op)
         if any(v in wide and p not in read for p, v in enumerate(op.inputs)):
             raise PlanError("reads what is rounded for contractions only", where=where)
         inputs = tuple(wide.get(v, v) for v in op.inputs)
-        entering = {p: values[inputs[p]].dtype for p, v in enumerate(op.inputs) if v in wide}
+        taken = [p for p in places if op.inputs[p] in wide]
         regions = []
-        for region in op.regions:
+        for region, own in zip(op.regions, _entering(op, taken), strict=True):
+            entering = {places[p]: values[inputs[p]].dtype for p in taken if places[p] in own}
             found, left = _unrounded(region, reads, entering)
             for place, dtype in left.items():
-                if op.kernel != "scan" or place not in _stacked(op):
+                if place not in _stacked(op):
                     what = "returns what is rounded for contractions only"
                     raise PlanError(what, where=f"{where}, {region.name}")
                 widened(op.outputs[place], dtype)

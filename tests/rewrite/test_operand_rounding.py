@@ -18,6 +18,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.rewrite.operand_rounding import rounded, unrounded
 from tapestry_egg.runtime import compare
+from tapestry_egg.schedule.repeated import repeat_cheap
 
 READS = {"float32": "bfloat16"}
 
@@ -129,8 +130,9 @@ def test_nothing_else_reads_what_is_rounded() -> None:
 def test_what_only_moves_a_value_moves_it_rounded() -> None:
     def fn(x: jax.Array, places: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = jnp.tanh(x)[places]  # more rows than there were
-        some = jnp.sin(x)[:4]  # fewer
-        return jnp.concatenate([rows, rows[:, ::-1]], 1) @ w, some @ some.T
+        some = jnp.sin(x)[:4]  # fewer, that are one slice
+        few = jnp.cos(x)[places[:4]]  # fewer, from anywhere
+        return jnp.concatenate([rows, rows[:, ::-1]], 1) @ w, some @ few.T
 
     args = jnp.ones((8, 16)), jnp.zeros((64,), int), jnp.ones((32, 4))
     graph = te.trace(fn, *args).graph
@@ -138,27 +140,41 @@ def test_what_only_moves_a_value_moves_it_rounded() -> None:
     of = {op.outputs[0]: op for op in found.operations}
     roundings = [op for op in found.operations if op.kernel == "round_operand"]
     assert [of[op.inputs[0]].kernel if op.inputs[0] in of else "" for op in roundings] == [
+        "sin",
         "tanh",
         "",
-        "slice",
+        "gather",
     ]
-    moved = [op for op in found.operations if op.kernel in ("gather", "rev", "concatenate")]
+    moved = [op for op in found.operations if op.kernel in ("rev", "concatenate")]
+    moved += [op for op in found.operations if op.inputs == (roundings[0].outputs[0],)]
     assert {found.values[op.outputs[0]].dtype for op in moved} == {"bfloat16"}
-    back = unrounded(found, READS)
-    assert back.values[: len(graph.values)] == graph.values
+    back, own = unrounded(found, READS), repeat_cheap(graph)
+    assert back.values[: len(own.values)] == own.values
     assert [(o.kernel, o.inputs, o.outputs) for o in back.operations] == [
-        (o.kernel, o.inputs, o.outputs) for o in graph.operations
+        (o.kernel, o.inputs, o.outputs) for o in own.operations
     ]
 
 
 def test_what_something_else_reads_too_is_moved_as_it_is() -> None:
+    def fn(x: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = jnp.sin(x)[places]
+        return rows @ x.T, jnp.cos(rows)
+
+    found = rounded(te.trace(fn, jnp.ones((8, 8)), jnp.zeros((64,), int)).graph, READS)
+    (rows,) = (op for op in found.operations if op.kernel == "gather")
+    assert found.values[rows.outputs[0]].dtype == "float32"
+
+
+def test_a_view_that_something_else_reads_too_is_rounded_before_for_contractions() -> None:
+    """As XLA makes it for each of them: of an exchange before the view it has two, one rounded."""
+
     def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         turned = jnp.sin(x).T
         return turned @ x, jnp.cos(turned)
 
     found = rounded(te.trace(fn, jnp.ones((8, 8))).graph, READS)
-    (turned,) = (op for op in found.operations if op.kernel == "transpose")
-    assert found.values[turned.outputs[0]].dtype == "float32"
+    turned = [op for op in found.operations if op.kernel == "transpose"]
+    assert sorted(found.values[op.outputs[0]].dtype for op in turned) == ["bfloat16", "float32"]
 
 
 def of_loops(graph: BlockGraph) -> list[tuple[list[str], list[str]]]:
@@ -223,3 +239,35 @@ def test_a_plan_with_rounded_stacks_gives_the_numbers_of_the_program() -> None:
     assert any("bfloat16" in ins for ins, _ in of_loops(plan.graph))
     wanted, got = jax.jit(step)(*args), te.compile(plan, jax.devices("cpu"))(*args)
     np.testing.assert_allclose(got - args[0], wanted - args[0], rtol=1e-3, atol=1e-6)
+
+
+def test_what_rounds_of_a_while_loop_multiply_enters_it_rounded() -> None:
+    """As XLA's compiler for TPUs has it: `w`, which every round multiplies, is rounded before the
+    loop; not `added`, nor `both`, which is added, too, nor what the loop carries or asks for."""
+
+    def fn(x: jax.Array, w: jax.Array, added: jax.Array, both: jax.Array) -> jax.Array:
+        def goes_on(c: jax.Array) -> jax.Array:
+            return (c @ w).sum() < 1e3
+
+        def step(c: jax.Array) -> jax.Array:
+            return jnp.tanh(c @ w) @ both + both + added
+
+        return jax.lax.while_loop(goes_on, step, x)
+
+    graph = te.trace(fn, *[jnp.ones((8, 8))] * 4).graph
+    found = rounded(graph, READS)
+    loop = next(op for op in found.operations if op.kernel == "while")
+    n, m = loop.params["cond_nconsts"], loop.params["body_nconsts"]
+    assert (n, m) == (1, 3)
+    half, full = "bfloat16", "float32"
+    dtypes = [found.values[v].dtype for v in loop.inputs]
+    assert dtypes == [full, half, full, full, full]
+    assert [loop.regions[1].values[v].dtype for v in loop.regions[1].inputs] == dtypes[1:]
+    assert [op.inputs for op in found.operations if op.kernel == "round_operand"] == [
+        (graph.inputs[1],)
+    ]
+    back = unrounded(found, READS)
+    assert back.values[: len(graph.values)] == graph.values
+    assert [[op.kernel for op in r.operations] for o in back.operations for r in o.regions] == [
+        [op.kernel for op in r.operations] for o in graph.operations for r in o.regions
+    ]

@@ -17,6 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.combiner import Combiner
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.compiler_options import passed_options
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime.compile import CompiledPlan
 from tests.runtime.lowered import numbers
@@ -144,9 +145,20 @@ def test_what_the_compiler_is_told(beside: te.Front) -> None:
         plan = replace(beside[0], origin=replace(beside[0].origin, machine=other), collectives=())
         thresholds = [v for k, v in plan.compiler_options.items() if k.endswith("_bytes")]
         assert thresholds == [least] * 3
-    on_tpu = replace(beside[0].origin, machine=load_target("v5e:2x4"))
-    assert replace(beside[0], origin=on_tpu).compiler_options == {}
+    assert passed_options(plan, "cuda") == plan.compiler_options
+    assert passed_options(plan, "tpu") == {}
     assert replace(beside[0], origin=None).compiler_options == {}
+
+
+def test_tpus_hide_collectives_in_the_memory_that_the_plan_promises(beside: te.Front) -> None:
+    machine = load_target("v5e:2x4")
+    plan = replace(beside[0], origin=replace(beside[0].origin, machine=machine))
+    for share, percent in ((0.372, 37), (0.009, 0), (1.7, 100)):
+        costs = replace(plan.costs, peak_bytes=int(share * machine.hbm_bytes))
+        options = {"xla_tpu_scheduler_percent_shared_memory_limit": percent}
+        assert replace(plan, costs=costs).compiler_options == options
+        assert passed_options(replace(plan, costs=costs), "tpu") == options
+        assert passed_options(replace(plan, costs=costs), "cuda") == {}
 
 
 def beside_products(module: str) -> int:

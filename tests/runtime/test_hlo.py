@@ -335,6 +335,29 @@ frontend_attributes={{chain_id="5"}}
     assert found(text) == [("all_gather", 2, 512, 1)]
 
 
+def test_a_loop_that_continues_an_asynchronous_collective_adds_none() -> None:
+    """As libtpu hides an all-gather behind a while loop: every round of it holds a part."""
+    part = """\
+%part{n} (q: f32[64]) -> f32[128] {{
+  %q = f32[64]{{0}} parameter(0)
+  ROOT %g = f32[128]{{0}} all-gather(%q), channel_id=3, replica_groups={{{{0,1}}}}, \
+frontend_attributes={{chain_id="{chain}"}}
+}}
+"""
+    one = "  %h{n} = f32[128]{{0}} fusion(%x), calls=%part{n}"
+    inside = "\n".join(one.format(n=n) for n in (1, 3))
+    loop = LOOP.format(step=1, direction="LT").replace("  ROOT %out", f"{inside}\n  ROOT %out")
+    start = "  %f0 = f32[128]{0} fusion(%p), calls=%part0\n"
+    done = "\n  %f2 = f32[128]{0} fusion(%p), calls=%part2"
+    body = start + CALL.format(start=0, bound=6).replace("ROOT ", "") + done
+    parts = "".join(part.format(n=n, chain=5 if n < 3 else 6) for n in range(4))
+    assert sorted(found(module(body, parts + loop))) == [
+        ("all_gather", 2, 512, 1),
+        ("all_gather", 2, 512, 6),  # of a chain of its own in every round
+        ("all_reduce", 2, 256, 6),
+    ]
+
+
 LOOP = """\
 %body (t: (s32[], f32[64], s32[])) -> (s32[], f32[64], s32[]) {{
   %t = (s32[], f32[64]{{0}}, s32[]) parameter(0)
