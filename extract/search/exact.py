@@ -1,9 +1,9 @@
-"""Exact solution of small problems under one memory limit, as a mixed-integer program.
+"""Exact solution of small problems within limits on memory and joules, as a mixed-integer program.
 
 Lagrangian bounds cannot see between the corners of the convex hull; on problems small enough this
 closes what they leave open. The formulation is the textbook one: a binary per row, a marginal per
-legal pair of labels, and a memory row for every time at which a solution was caught above the
-limit (added lazily).
+legal pair of labels, a row for the joules where they have a limit, and a memory row for every time
+at which a solution was caught above the limit (added lazily).
 
 The solver cannot be stopped after so much work, only by the clock. So what a program will take is
 estimated from its size, and one that is too large for the work that is left is not begun; the clock
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
+from tapestry_egg.products import dot
 from tapestry_egg.work import Work
 
 from .mixed_integer import milp
@@ -45,14 +46,25 @@ _AS_LONG = 50
 # The solver's word for a program without solutions.
 _NONE = 2
 
-# What the largest cost is scaled to; the memory limit is scaled to 1. By so much more may be held
-# in the solver's program: its presolve loses plans that hold as much as the limit.
+# What the largest cost is scaled to; limits are scaled to 1. By so much more may be held, and
+# spent, in the solver's program: its presolve loses plans that hold as much as the limit.
 _LARGE, _MORE = 1e4, 1e-6
+
+# Without whole numbers a program takes such a share of what it takes with them (measured on the
+# example of README). Of its columns those first that come to no more than so much above that, as
+# shares; what is left out comes to more than is asked for by this share at least, for the solver's
+# tolerances.
+_RELAXED, _NEAR, _SLACK = 0.06, (0.01, 0.04), 1e-5
+# What such a program takes as a rule, as a share of what a whole one does.
+_BELOW = 0.25
+
+# Fewer joules than this are scaled as if they were so many.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
 class Exact:
-    """The best labelling within the limit, if one was found, and a proven bound on seconds;
+    """The best labelling within the limits, if one was found, and a proven bound on seconds;
     whether the solver was ended `by_clock`."""
 
     rows: Ints | None  # [variables]
@@ -66,8 +78,14 @@ def small(problem: Problem) -> bool:
 
 
 def units(problem: Problem) -> float:
-    """About how much work it is to solve a problem under one limit."""
+    """About how much work it is to solve a problem within one pair of limits, of which no plan is
+    known."""
     return (columns(problem) / _COLUMNS_PER_UNIT) ** 2
+
+
+def units_below(problem: Problem) -> float:
+    """About how much work that is where a plan is known, and only faster ones are looked for."""
+    return _BELOW * units(problem)
 
 
 def columns(problem: Problem) -> int:
@@ -85,65 +103,185 @@ def solve(
     work: Work | None = None,
     nodes: int = 10**9,
     shares: Sequence[Floats] = (),
+    joules: float = np.inf,
+    known: float = np.inf,
 ) -> Exact:
-    """Minimise seconds, to the share `gap`, with the peak within `limit` bytes, for at most
-    `seconds` of time and so many `nodes` of branch and bound.
+    """Minimise seconds, to the share `gap`, with the peak within `limit` bytes and no more than
+    `joules` of all devices, for at most `seconds` of time and so many `nodes` of branch and bound.
 
     `decisive` times, at which memory is known to be short, have a row from the start. Where there
     is a timeline so have paths, by the `shares` of its events in them, and others as solutions turn
-    up that take longer. What the solver does is added to `work`, as far as it can be told.
+    up that take longer. Where some plan within the limits is `known`, by its seconds, the bound is
+    no more than these, and without a timeline columns that only slower ones have are left out. What
+    the solver does is added to `work`, as far as it can be told.
     """
-    from scipy.optimize import Bounds, LinearConstraint
-
     model = _Model(problem)
     deadline = time.perf_counter() + seconds
-    bound = 0.0
     times = sorted(set(decisive)) if limit < np.inf else []
     timeline = problem.timeline
     paths = [model.path(x) for x in shares or ([] if timeline is None else [timeline.evenly()])]
-    while True:
-        left = deadline - time.perf_counter()
-        if left <= 0.1:
-            return Exact(None, bound, True)
-        constraints = [LinearConstraint(model.equal, model.right, model.right)]
-        if times:
-            unit = 1.0 / max(limit, 1.0)
-            most_held = limit * unit * (1.0 + _MORE)
-            constraints.append(LinearConstraint(model.memory(times) * unit, -np.inf, most_held))
-        cost, integral, most = model.cost * model.unit, model.integral, model.possible
-        if timeline is not None:  # one more column: the seconds of the longest path
-            constraints = [_widened(c) for c in constraints]
-            rows_ = np.column_stack((np.array(paths) * model.unit, -np.ones(len(paths))))
-            constraints.append(LinearConstraint(rows_, -np.inf, 0.0))
-            cost = np.append(np.zeros(len(cost)), 1.0)
-            integral, most = np.append(integral, 0.0), np.append(most, np.inf)
-        options = {"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap}
-        found = _solved(cost, integral, Bounds(0.0, most), constraints, options)
-        late = time.perf_counter() >= deadline
-        visited = int(found.mip_node_count or 0)
-        nodes = max(1, nodes - visited)
-        if work is not None:
-            work.add_units(units(problem) * (1.0 + visited / _AS_LONG))
-        if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
-            bound = max(bound, float(found.mip_dual_bound) / model.unit)
-        if found.x is None:
-            return Exact(None, float("inf") if found.status == _NONE else bound, late)
-        rows = model.rows(found.x)
-        true, _, profile = problem.evaluate(rows)
-        over = np.flatnonzero(profile > limit * (1 + 1e-9))
+    within = _Within(model, limit, joules, deadline, work or Work(), times)
+    if timeline is not None or known == np.inf:
+        return within.best(np.arange(model.columns), gap, nodes, paths)
+    return within.faster(known, gap, nodes)
+
+
+class _Within:
+    """A program within limits: what is the best of some of its columns."""
+
+    def __init__(
+        self,
+        model: _Model,
+        limit: float,
+        joules: float,
+        deadline: float,
+        work: Work,
+        times: list[int],
+    ) -> None:
+        self.model, self.limit, self.joules = model, limit, joules
+        self.deadline, self.work, self.times = deadline, work, times
+        self.visited = 0
+
+    def faster(self, known: float, gap: float, nodes: int) -> Exact:
+        """The best labelling, of which one of so many seconds is known.
+
+        A column adds what it costs at the prices of the relaxation to what that takes (its reduced
+        cost); those that come to more than is known are in nothing faster. Most do, and of the rest
+        those first that come to little more than the relaxation: what is best is there as a rule.
+        """
+        relaxed = self._relaxed()
+        if relaxed is None:
+            return Exact(None, 0.0, True)
+        value, reduced = relaxed
+        if value == np.inf:
+            return Exact(None, np.inf)
+        bound = min(value / self.model.unit, known)
+        for share in (*_NEAR, np.inf):
+            most = min(known, value / self.model.unit * (1.0 + share))
+            kept = np.flatnonzero(value + reduced <= most * self.model.unit * (1.0 + _SLACK))
+            found = self.best(kept, gap, max(1, nodes - self.visited), [])
+            bound = max(bound, min(found.bound, most))
+            # What is left out takes more than this.
+            if found.bound < most or most == known or found.by_clock:
+                return Exact(found.rows, bound, found.by_clock)
+        raise AssertionError("unreachable")
+
+    def _relaxed(self) -> tuple[float, Floats] | None:
+        """The least (scaled) cost of the program without whole numbers, infinite where it has no
+        solution, and the reduced costs of its columns; None where time ended first."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_matrix
+
+        model = self.model
+        while True:
+            left = self.deadline - time.perf_counter()
+            if left <= 0.1:
+                return None
+            rows, most = self._limits(np.arange(model.columns))
+            for presolve in (True, False):  # see `_solved`
+                found = linprog(
+                    model.cost * model.unit,
+                    A_ub=None if rows is None else csr_matrix(rows),
+                    b_ub=most,
+                    A_eq=model.equal,
+                    b_eq=model.right,
+                    bounds=np.column_stack((np.zeros(model.columns), model.possible)),
+                    method="highs",
+                    options={"time_limit": left, "presolve": presolve},
+                )
+                if found.status != _NONE:
+                    break
+            self.work.add_units(_RELAXED * units(model.problem))
+            if found.status == _NONE:
+                return np.inf, np.zeros(model.columns)
+            if found.x is None or found.status:
+                return None
+            if not self._more_times(model.held(found.x)):
+                return float(found.fun), found.lower.marginals
+
+    def _limits(self, columns: Ints) -> tuple[Any, Floats | None]:
+        """What some columns have of what is limited, and how much of each all may have."""
+        rows = []
+        if self.times:
+            rows.append(self.model.memory(self.times)[:, columns] / max(self.limit, 1.0))
+        if self.joules < np.inf:
+            rows.append(self.model.joules[np.newaxis, columns] / max(self.joules, _LEAST))
+        if not rows:
+            return None, None
+        every = np.vstack(rows)
+        # A limit of less than a byte is one of none.
+        most = np.full(len(every), 1.0 + _MORE)
+        most[: len(self.times)] *= self.limit / max(self.limit, 1.0)
+        return every, most
+
+    def _more_times(self, profile: Floats) -> bool:
+        """Count memory at more times, where a solution holds too much; whether there are some."""
+        over = np.flatnonzero(profile > self.limit * (1.0 + 2.0 * _MORE))
         if not over.size:
-            if timeline is None or true <= bound * (1 + 2 * gap) or late:
-                return Exact(rows, bound, late)
-            fresh_path = model.path(timeline.shares(problem.lengths(rows)))
-            if any(np.allclose(fresh_path, known, rtol=1e-9, atol=0.0) for known in paths):
-                return Exact(rows, bound, late)
-            paths.append(fresh_path)
-            continue
+            return False
         worst = int(profile.argmax())
-        fresh = sorted({worst, int(over[0]), int(over[-1])}.difference(times))
-        if not fresh:  # over by less than the solver can tell
-            return Exact(None, bound, late)
-        times += fresh
+        fresh = {worst, int(over[0]), int(over[-1])}.difference(self.times)
+        self.times = sorted(fresh.union(self.times))
+        return bool(fresh)
+
+    def best(self, columns: Ints, gap: float, nodes: int, paths: list[Floats]) -> Exact:
+        """The best labelling of some columns."""
+        from scipy.optimize import Bounds, LinearConstraint
+
+        model, problem = self.model, self.model.problem
+        timeline = problem.timeline
+        if not model.is_whole(columns):
+            return Exact(None, float("inf"))
+        equal = model.equal[:, columns]
+        bound, share = 0.0, len(columns) / model.columns
+        while True:
+            left = self.deadline - time.perf_counter()
+            if left <= 0.1:
+                return Exact(None, bound, True)
+            constraints = [LinearConstraint(equal, model.right, model.right)]
+            rows_, most_ = self._limits(columns)
+            if rows_ is not None:
+                constraints.append(LinearConstraint(rows_, -np.inf, most_))
+            cost, integral = model.cost[columns] * model.unit, model.integral[columns]
+            most = model.possible[columns]
+            if timeline is not None:  # one more column: the seconds of the longest path
+                constraints = [_widened(c) for c in constraints]
+                each = np.array(paths)[:, columns] * model.unit
+                each = np.column_stack((each, -np.ones(len(paths))))
+                constraints.append(LinearConstraint(each, -np.inf, 0.0))
+                cost = np.append(np.zeros(len(cost)), 1.0)
+                integral, most = np.append(integral, 0.0), np.append(most, np.inf)
+            options = {"time_limit": left, "node_limit": nodes, "mip_rel_gap": gap}
+            found = _solved(cost, integral, Bounds(0.0, most), constraints, options)
+            late = time.perf_counter() >= self.deadline
+            visited = int(found.mip_node_count or 0)
+            self.visited += visited
+            nodes = max(1, nodes - visited)
+            self.work.add_units(units(problem) * share**2 * (1.0 + visited / _AS_LONG))
+            if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
+                bound = max(bound, float(found.mip_dual_bound) / model.unit)
+            if found.x is None:
+                return Exact(None, float("inf") if found.status == _NONE else bound, late)
+            x = np.zeros(model.columns)
+            x[columns] = found.x[: len(columns)]
+            rows = model.rows(x)
+            true, took, profile = problem.evaluate(rows)
+            over = np.flatnonzero(profile > self.limit * (1 + 1e-9))
+            if not over.size and took > self.joules * (1 + 1e-9):  # by less than can be told
+                return Exact(None, bound, late)
+            if not over.size:
+                if timeline is None or true <= bound * (1 + 2 * gap) or late:
+                    return Exact(rows, bound, late)
+                fresh_path = model.path(timeline.shares(problem.lengths(rows)))
+                if any(np.allclose(fresh_path, known, rtol=1e-9, atol=0.0) for known in paths):
+                    return Exact(rows, bound, late)
+                paths.append(fresh_path)
+                continue
+            worst = int(profile.argmax())
+            fresh = sorted({worst, int(over[0]), int(over[-1])}.difference(self.times))
+            if not fresh:  # over by less than the solver can tell
+                return Exact(None, bound, late)
+            self.times = sorted({*self.times, *fresh})
 
 
 def _solved(
@@ -233,6 +371,7 @@ class _Model:
         sizes = [len(v) for v in problem.variables]
         self.start = np.concatenate(([0], np.cumsum(sizes)))
         cost = [np.concatenate([v.seconds for v in problem.variables])]
+        spent = [np.concatenate([v.joules for v in problem.variables])]
         data: list[Floats] = []
         row_at: list[Ints] = []
         column_at: list[Ints] = []
@@ -253,6 +392,7 @@ class _Model:
             la, lb = np.nonzero(np.isfinite(p.seconds))
             self.legal.append((la, lb, column))
             cost.append(p.seconds[la, lb])
+            spent.append(p.joules[la, lb])
             where = column + np.arange(len(la))
             for labels, mine, variable, n in (
                 (la, p.label_a, p.a, p.seconds.shape[0]),
@@ -265,6 +405,7 @@ class _Model:
         self.cost = np.concatenate(cost)
         self.possible = np.isfinite(self.cost).astype(float)
         self.cost[~np.isfinite(self.cost)] = 0.0
+        self.joules = np.where(self.possible > 0.0, np.concatenate(spent), 0.0)
         # The solver's tolerances are absolute, and costs are microseconds.
         parts: list[Variable | Pair] = [*problem.variables, *problem.pairs]
         self.unit = _LARGE / (max(_most(p.seconds) for p in parts) or 1.0)
@@ -276,6 +417,28 @@ class _Model:
         ).tocsr()
         self.right = np.concatenate((np.ones(ones), np.zeros(count - ones)))
         self.columns = column
+
+    def is_whole(self, columns: Ints) -> bool:
+        """Whether every variable has a row among some columns, in order."""
+        of = np.searchsorted(columns, self.start)
+        return bool((np.diff(of) > 0).all())
+
+    def held(self, x: Floats) -> Floats:
+        """Bytes at each time of a solution, whole or not."""
+        change = np.zeros(self.problem.times + 1)
+
+        def add(use: Use, amount: float) -> None:
+            change[use.start] += amount
+            change[use.end] -= amount
+
+        for i, v in enumerate(self.problem.variables):
+            for use in v.uses:
+                add(use, dot(x[self.start[i] : self.start[i + 1]], use.amount))
+        for p, (la, lb, column) in zip(self.problem.pairs, self.legal, strict=True):
+            for use in p.uses:
+                add(use, dot(x[column : column + len(la)], use.amount[la, lb]))
+        held: Floats = np.cumsum(change)[:-1]
+        return held
 
     def memory(self, times: list[int]) -> Floats:
         """Bytes per column at each of the given times."""

@@ -135,7 +135,7 @@ class Search(Approaching):
         if not self.archive.candidates:
             self.consider(self._improved([self.dual.decode()], KEEP_MORE))
         if not self.archive.candidates and self.small:
-            self._exactly(np.inf)
+            self._exactly(Limits(np.inf))
         if not self.archive.candidates:
             raise ExtractError(
                 "no legal combination of strategies was found",
@@ -258,8 +258,8 @@ class Search(Approaching):
                 break
             gap, limits = found
             tried = tries.get(limits, 0) > 0
-            if tried and limits.joules == np.inf and self._affordable():
-                self._exactly(limits.peak)
+            if tried and self._affordable(limits):
+                self._exactly(limits)
                 tries[limits] = 3
                 continue
             self.approach(limits, 2 * self.effort.steps)
@@ -325,5 +325,6 @@ class Search(Approaching):
                 break
             limit = max(open_, key=lambda x: self._gap(Limits(x)))
             settled.add(limit)
-            if self._gap(Limits(limit)) > self.effort.gap and self._affordable():
-                self._exactly(limit)
+            within = Limits(limit)
+            if self._gap(within) > self.effort.gap and self._affordable(within):
+                self._exactly(within)

@@ -3,7 +3,7 @@
 Message passing bounds the problem, elimination finds what is very nearly the best labelling, single
 moves improve it. Every labelling met on the way is kept if nothing dominates it; every bound met on
 the way is a cut that holds for all limits. A small problem is settled by mixed-integer programming,
-under one memory limit at a time.
+within one pair of limits at a time.
 """
 
 from __future__ import annotations
@@ -160,7 +160,6 @@ class Settling:
         self.shares = None if timeline is None else EventShares(timeline)
         self.mixtures = None if timeline is None else Mixtures(timeline, self.work)
         self.small = exact.small(problem)
-        self.units = exact.units(problem)  # of work, about, for a program under one limit
         self._nodes = exact.NODES * (1 + effort.round)
         self.rng = np.random.default_rng(effort.seed)
         self.visited: list[Place] = []
@@ -357,18 +356,23 @@ class Settling:
 
     # Small problems are settled by mixed-integer programming
 
-    def _affordable(self) -> bool:
+    def _affordable(self, limits: Limits) -> bool:
         """Whether there is work left for a solver, which cannot be ended by what it does."""
+        if not self.small:
+            return False
+        known = self._known(limits) < np.inf and self.problem.timeline is None
         left = min(self.effort.work, self.effort.seconds) - self.work.units
-        return self.small and self.units <= left
+        return (exact.units_below if known else exact.units)(self.problem) <= left
 
-    def _exactly(self, limit: float) -> None:
-        """Settle one memory limit by mixed-integer programming, or note that the solver gave up."""
-        self._solve(limit)
-        if self._gap(Limits(limit)) > self.effort.gap:
-            self.archive.unsettled += (limit,)
+    def _exactly(self, limits: Limits) -> None:
+        """Settle one pair of limits by mixed-integer programming, or note that the solver gave one
+        up on memory alone."""
+        self._solve(limits)
+        if limits.joules == np.inf and self._gap(limits) > self.effort.gap:
+            self.archive.unsettled += (limits.peak,)
 
-    def _solve(self, limit: float) -> None:
+    def _solve(self, limits: Limits) -> None:
+        limit = limits.peak
         left = min(self.deadline - time.perf_counter(), LONGEST)
         peaks = sorted({int(profile.argmax()) for profile in self.pool.profiles})
         smallest = min((c.peak for c in self.archive.candidates), default=np.inf)
@@ -379,20 +383,23 @@ class Settling:
             self._told(by_clock)
             self._none_below(least)
             # What the solver's tolerances cannot tell apart is as good.
-            if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable():
+            if least >= limit * (1 - 0.1 * SLIVER) or not self._affordable(limits):
                 return
             left = min(self.deadline - time.perf_counter(), LONGEST)
         gap = max(_NEARLY * self.effort.gap, 1e-4)
         paths = [] if self.problem.timeline is None else self._paths(limit)
-        found = exact.solve(self.problem, limit, left, gap, peaks, self.work, self._nodes, paths)
+        joules, fastest = limits.joules, self._known(limits)
+        found = exact.solve(
+            self.problem, limit, left, gap, peaks, self.work, self._nodes, paths, joules, fastest
+        )
         self._told(found.by_clock)
         if found.rows is not None:
             self.consider(found.rows)
         # A solver that overlooks a plan that is known has lost its way in its tolerances. Where it
         # finds that nothing is within the limit, the bound is infinite, and a bound all the same.
-        known = self._upper(Limits(limit))
+        known = self._upper(limits)
         if found.bound <= known * (1 + 1e-6):
-            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit))
+            self.archive.cuts.append(Cut(found.bound, 0.0, 0.0, limit, limits.joules))
 
     def _paths(self, limit: float) -> list[Floats]:
         """Shares of events that prove most within a limit, paths that matter for mixtures there,

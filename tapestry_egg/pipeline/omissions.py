@@ -79,8 +79,8 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
         ),
         *_told(
             left.views,
-            "form of the program that differs in views alone was",
-            "forms of the program that differ in views alone were",
+            "form of the program that differs only in views, or in which operand is first, was",
+            "forms of the program that differ only in views, or in which operand is first, were",
             "not searched",
         ),
         *(("of the forms that the rules hold, not all were looked at",) if left.unseen else ()),

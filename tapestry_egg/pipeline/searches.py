@@ -44,10 +44,12 @@ _RACED, _ENDS = 0.4, 0.3
 # The share of the work that is spent on each problem without what others of its turn find; all of
 # it where integer programs settle some, or there are fewer units.
 _FIRST, _MUCH = 0.6, 40.0
-# In so many turns the rest is spent where gaps are widest, each time on the problems whose gaps are
-# more than this share of the widest; on none any more whose gaps together are still more than the
-# last share of what they were.
+# In so many turns the rest is spent where gaps are widest, and in as many more what these leave of
+# it; each time on the problems whose gaps are more than this share of the widest; on none any more
+# whose gaps together are still more than the last share of what they were.
 _TURNS, _WIDE, _VAIN = 4, 0.5, 0.98
+# So many times what an integer program is expected to take is enough for one and what comes before.
+_ENOUGH = 2.0
 
 
 def heeded(q: Question) -> Limits | None:
@@ -190,21 +192,28 @@ def _closer(
 ) -> tuple[str, ...]:
     """Go on with the problems whose gaps are widest, all of what is known counted, with the work
     that all searches have left over; what is to be said of it. The archives take in what is found.
+
+    Where integer programs settle problems, no more of them have a turn than have the work for one
+    each: without it a turn closes nothing, and does not show that none would.
     """
     notes: tuple[str, ...] = ()
     vain: set[int] = set()
-    for turn in range(_TURNS):
+    needs = [_program(p) for p in problems]
+    for turn in range(2 * _TURNS):
         points = np.concatenate([beside, _known(archives)])
         if limits is not None and (points[:, 1:] <= (limits.peak, limits.joules)).all(1).any():
             points = points[(points[:, 1:] <= (limits.peak, limits.joules)).all(1)]
         each = [gaps_of(archive, points) for archive in archives]
         gaps = [min(max(own, default=0.0), 1.0) for own in each]
-        enough = max(settings.gap, _WIDE * max(gaps))
-        mine = [k for k, gap in enumerate(gaps) if gap > enough and k not in vain]
-        work = (settings.most_work - sum(a.spent for a in archives)) / (_TURNS - turn)
-        late = work == math.inf or any(a.by_clock for a in archives)
-        if not mine or work <= 0 or late or INTERRUPTED in notes:
+        left = settings.most_work - sum(a.spent for a in archives)
+        late = left == math.inf or any(a.by_clock for a in archives)
+        mine = _widest(gaps, [k for k in range(len(gaps)) if k not in vain], settings.gap)
+        if not mine or left <= 0 or late or INTERRUPTED in notes:
             break
+        work = max(left / max(1, _TURNS - turn), min(left, needs[mine[0]]))
+        mine = _affordable(mine, needs, work)
+        wide = [weights[k] * gaps[k] for k in mine]
+        more = max(0.0, work - sum(needs[k] for k in mine))
         found = search(
             [problems[k] for k in mine],
             limits,
@@ -213,7 +222,7 @@ def _closer(
             tell,
             points,
             begun=[archives[k] for k in mine],
-            weights=[weights[k] * gaps[k] for k in mine],
+            weights=[needs[k] + more * w / sum(wide) for k, w in zip(mine, wide, strict=True)],
             kept=kept,
         )
         notes += found.notes
@@ -222,6 +231,29 @@ def _closer(
             if _sum(gaps_of(archives[k], points)) >= _VAIN * _sum(each[k]):
                 vain.add(k)
     return notes
+
+
+def _program(posed: PlanProblem) -> float:
+    """Units of work that are enough to settle a problem within one pair of limits; none where it is
+    too large for that."""
+    from tapestry_egg.extract.search import exact
+
+    return _ENOUGH * exact.units_below(posed.problem) if exact.small(posed.problem) else 0.0
+
+
+def _widest(gaps: Sequence[float], some: Sequence[int], enough: float) -> list[int]:
+    """Those of some problems whose gaps are near the widest of them, and more than is good enough;
+    the widest first."""
+    enough = max(enough, _WIDE * max((gaps[k] for k in some), default=0.0))
+    return sorted((k for k in some if gaps[k] > enough), key=lambda k: -gaps[k])
+
+
+def _affordable(mine: Sequence[int], needs: Sequence[float], work: float) -> list[int]:
+    """The first of some problems, as far as the work has what all of them need."""
+    needed = np.cumsum([needs[k] for k in mine])
+    return [
+        k for n, (k, sum_) in enumerate(zip(mine, needed, strict=True)) if not n or sum_ <= work
+    ]
 
 
 def gaps_of(archive: Archive, points: Floats) -> list[float]:

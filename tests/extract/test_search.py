@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.merge import NetworkResult, worth_a_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
+from tapestry_egg.extract.search import exact
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.elimination import Elimination
+from tapestry_egg.extract.search.exact import solve
 from tapestry_egg.extract.search.messages.dual import Dual
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
@@ -263,3 +265,57 @@ def test_a_plan_within_a_tight_limit_is_looked_for_however_little_work_there_is(
     most = within()
     monkeypatch.setattr(Search, "_squeezed", lambda self, fastest, least, limits: least)
     assert within() < most
+
+
+@given(seeds)
+@settings(max_examples=40)
+def test_programs_have_limits_on_memory_and_joules_together(seed: int) -> None:
+    """With all columns; and where a plan is known, with those alone that may be in a faster one."""
+    problem = random_problem(seed, Shape(variables=5, rows=4, pairs=6))
+    found = labellings(problem)
+    assume(found)
+    for _, known, joules, profile in found[:: max(1, len(found) // 6)]:
+        peak = max(profile)
+        least = optimum(found, peak, joules)
+        for faster_than in (np.inf, known):
+            told = solve(problem, peak, 20.0, 1e-6, joules=joules, known=faster_than)
+            assert told.bound == pytest.approx(least, rel=1e-4, abs=1e-6)
+            if told.rows is not None:
+                seconds, spent, held = problem.evaluate(told.rows)
+                assert seconds == pytest.approx(least, rel=1e-4, abs=1e-6)
+                assert spent <= joules * (1 + 1e-8) and held.max() <= peak * (1 + 1e-8)
+
+
+def test_what_is_known_leaves_most_columns_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they are in nothing faster: the least is found, and less is proven to be impossible."""
+    problem = random_problem(5, Shape(variables=8, rows=6, pairs=10, forbidden=0.0))
+    seen: list[int] = []
+    real = exact.milp
+
+    def counted(cost: Any, **asked: Any) -> Any:
+        seen.append(len(cost))
+        return real(cost, **asked)
+
+    monkeypatch.setattr(exact, "milp", counted)
+    whole = solve(problem, 30.0, 20.0)
+    assert whole.rows is not None
+    least = problem.evaluate(whole.rows)[0]
+    before = max(seen)
+    seen.clear()
+    below = solve(problem, 30.0, 20.0, known=1.1 * least)
+    assert below.rows is not None
+    assert problem.evaluate(below.rows)[0] == pytest.approx(least)
+    assert below.bound == pytest.approx(least, rel=1e-3)
+    assert max(seen) < 0.8 * before
+    assert solve(problem, 30.0, 20.0, known=0.9 * least).bound == pytest.approx(0.9 * least)
+
+
+@pytest.mark.parametrize("seed", [2, 29, 55])
+def test_small_problems_are_settled_at_limits_on_joules_too(seed: int) -> None:
+    """Where prices leave 8 to 33 % open."""
+    problem = random_problem(seed, Shape(variables=6, rows=5, pairs=8))
+    found = labellings(problem)
+    archive = Search(problem, Effort(prices=4, steps=3, work=20.0, gap=0.001)).run()
+    for c in archive.corners():
+        least = optimum(found, c.peak, c.joules * (1 + 1e-9))
+        assert archive.bound(c.peak, c.joules) >= least * (1 - 0.0011) - 1e-6

@@ -65,32 +65,59 @@ def test_gaps_get_narrower_and_bounds_stay_true() -> None:
             assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-9)
 
 
-def test_only_what_is_widest_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[float]] = []
+def asked_in_turn(
+    monkeypatch: pytest.MonkeyPatch, archives: Sequence[Archive], notes: tuple[str, ...] = ()
+) -> list[list[tuple[int, float]]]:
+    """Which archives each turn goes on with, and with how much work each; it finds nothing."""
+    asked: list[list[tuple[int, float]]] = []
 
-    def search(problems: Any, *_: Any, **given: Any) -> Any:
-        asked.append(given["weights"])
+    def search(problems: Any, limits: Any, settings: Settings, *_: Any, **given: Any) -> Any:
+        begun, weights = given["begun"], given["weights"]
+        which = [next(k for k, a in enumerate(archives) if a is b) for b in begun]
+        works = [settings.most_work * w / sum(weights) for w in weights]
+        asked.append([*zip(which, works, strict=True)])
         return SimpleNamespace(archives=[Archive() for _ in problems], notes=notes)
 
     monkeypatch.setattr(searches, "search", search)
-    notes: tuple[str, ...] = ()
-    problems = [ladder(1, 6)] * 2
+    return asked
+
+
+def two_gaps(wide: float, less: float) -> list[Archive]:
+    """Archives of two problems, whose bounds leave such gaps below the only plan known."""
     only = [Candidate(np.zeros(1, np.int64), 2.0, 1.0, 1.0)]
-    archives = [
-        Archive(only, [Cut(1.6, 0.0, 0.0)], spent=0.01),
-        Archive([], [Cut(1.9, 0.0, 0.0)], spent=0.01),
-    ]
+    cuts = [Cut(2.0 / (1.0 + gap), 0.0, 0.0) for gap in (wide, less)]
+    archives = [Archive(only, cuts[:1], spent=0.01), Archive([], cuts[1:], spent=0.01)]
     gaps = [max(gaps_of(a, points(archives))) for a in archives]
-    assert gaps == pytest.approx([2.0 / 1.6 - 1.0, 2.0 / 1.9 - 1.0])
+    assert gaps == pytest.approx([wide, less])
+    return archives
+
+
+def test_only_what_is_widest_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    archives, problems = two_gaps(0.25, 0.05), [ladder(1, 6)] * 2
+    asked = asked_in_turn(monkeypatch, archives)
     closer(problems, archives, WORK)
-    assert asked == [[gaps[0]]], "what did not gain is not tried again"
-    asked.clear()
-    notes = (INTERRUPTED,)
-    assert closer(problems, archives, WORK) == notes and len(asked) == 1
-    asked.clear()
+    # What did not gain is not tried again, and what is left is for the next.
+    assert [[k for k, _ in turn] for turn in asked] == [[0], [1]]
+    asked = asked_in_turn(monkeypatch, archives, (INTERRUPTED,))
+    assert closer(problems, archives, WORK) == (INTERRUPTED,) and len(asked) == 1
+    asked = asked_in_turn(monkeypatch, archives)
     assert closer(problems, archives, 0.02) == () and not asked, "nothing is left over"
     archives[0].by_clock = True
     assert closer(problems, archives, WORK) == () and not asked, "nor is time"
+
+
+def test_a_turn_has_the_work_for_an_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has not, it says nothing of what the next may close."""
+    archives, problems = two_gaps(0.25, 0.24), [ladder(1, 6)] * 2
+    monkeypatch.setattr(exact, "units_below", lambda _: 0.01)
+    asked = asked_in_turn(monkeypatch, archives)
+    closer(problems, archives, WORK)
+    assert [[k for k, _ in turn] for turn in asked] == [[0], [1]]
+    assert min(work for turn in asked for _, work in turn) >= 0.02
+    monkeypatch.setattr(exact, "COLUMNS", 0)  # prices alone may close gaps with any work
+    asked = asked_in_turn(monkeypatch, archives)
+    closer(problems, archives, WORK)
+    assert [[k for k, _ in turn] for turn in asked] == [[0, 1]]
 
 
 def test_gaps_count_within_the_limits_alone() -> None:
