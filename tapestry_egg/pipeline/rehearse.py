@@ -161,6 +161,7 @@ def rehearse(
     expected = [on_host(x) for x in original(*fresh())]
     found = [on_host(x) for x in planned(*fresh())]
     names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
+    names = tuple(name or "result" for name in names)  # that of one alone has no path
     differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
     noise = [0.0] * len(differences)
     judged = _judged(entry, found) if entry else ()

@@ -34,7 +34,8 @@ def test_typed_keys_are_drawn_or_the_programs_own(impl: str, tmp_path: Path) -> 
     for program in (None, str(file)):
         shown = rehearse(plan, program, repeat=1)
         assert shown.ok
-        assert [share for _, share in shown.differences] == [0.0]
+        assert shown.differences == (("result", 0.0),)
+        assert "farthest: result by 0 of" in str(shown)
 
 
 class Wrong:
