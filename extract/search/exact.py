@@ -151,7 +151,7 @@ class _Within:
         """
         relaxed = self._relaxed()
         if relaxed is None:
-            return Exact(None, 0.0, True)
+            return self.best(np.arange(self.model.columns), gap, nodes, [])
         value, reduced = relaxed
         if value == np.inf:
             return Exact(None, np.inf)
@@ -168,7 +168,7 @@ class _Within:
 
     def _relaxed(self) -> tuple[float, Floats] | None:
         """The least (scaled) cost of the program without whole numbers, infinite where it has no
-        solution, and the reduced costs of its columns; None where time ended first."""
+        solution, and the reduced costs of its columns; None where the solver ended without."""
         from scipy.optimize import linprog
         from scipy.sparse import csr_matrix
 

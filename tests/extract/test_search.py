@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -308,6 +309,17 @@ def test_what_is_known_leaves_most_columns_out(monkeypatch: pytest.MonkeyPatch) 
     assert below.bound == pytest.approx(least, rel=1e-3)
     assert max(seen) < 0.8 * before
     assert solve(problem, 30.0, 20.0, known=0.9 * least).bound == pytest.approx(0.9 * least)
+
+
+def test_where_the_relaxation_is_not_solved_the_whole_program_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = random_problem(5, Shape(variables=8, rows=6, pairs=10, forbidden=0.0))
+    whole = solve(problem, 30.0, 20.0)
+    lost = SimpleNamespace(status=4, x=None)  # for numerical difficulties
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: lost)
+    below = solve(problem, 30.0, 20.0, known=2.0 * whole.bound)
+    assert below.bound == pytest.approx(whole.bound, rel=1e-3) and not below.by_clock
 
 
 @pytest.mark.parametrize("seed", [2, 29, 55])
