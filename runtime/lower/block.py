@@ -122,6 +122,8 @@ class IndexBlock:
                 if before or after:
                     edges = [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
                     x = lax.pad(x, outside, edges)
+            if self._is_sliced_whole(k) and have == shape[k]:
+                continue
             inside = first - begin + before
             if size == x.shape[k] and not inside.any():
                 continue
@@ -156,6 +158,14 @@ class IndexBlock:
         low, high = whole.start[k], whole.end[k]
         uncut = bool((first == low).all()) and size == high - low
         return uncut and low <= 0 and self.signature.input_types[p].shape[k] <= high
+
+    def _is_sliced_whole(self, k: int) -> bool:
+        """Whether a slice's block has all of it along dim k: the kernel then takes it out itself,
+        in one step. Compilers for TPUs store what is taken out of a part that is taken out."""
+        if self.signature.kernel != "slice":
+            return False
+        row = self.signature.inputs[0].matrix[k]
+        return not any(a and self.is_cut(d) for d, a in enumerate(row))
 
     @property
     def is_sparse(self) -> bool:

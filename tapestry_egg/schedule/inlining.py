@@ -46,8 +46,10 @@ def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
     convolutions take in all that is computed of their operands element by element, but what
     several of them read, and what a product makes for one, where that is not there to be computed
     from anyway. Then readers take in a product, if they are elementwise or sums of all of it, and
-    can run in its kernel, before the next product does. What reads windows takes in nothing, and a
-    scatter that puts one element into each row is computed element by element.
+    can run in its kernel, before the next product does. What reads windows takes in nothing, nor
+    does what takes elements to other places or leaves some out (slices, pads, what joins arrays):
+    they run inside their readers, but what they read is stored. What holes are put into is, too.
+    A scatter that puts one element into each row is computed element by element.
     """
     found = _Fusing(schedule, epilogues)
     found.loops()
@@ -70,6 +72,7 @@ class _Fusing:
             for _, _, v in unit.reads:
                 self.readers[v].add(u)
         self.within = [False] * len(self.units)
+        self.moves = [moved(self.program, u) if epilogues else set[FlatId]() for u in self.units]
         self.multiply = [
             u for u, unit in enumerate(self.units) if epilogues and _multiplies(self.program, unit)
         ]
@@ -102,6 +105,8 @@ class _Fusing:
             if (taking and self._kind(u) == "loop" and u not in inside) or any(
                 self._kind(r) not in ("loop", "view", "reduce") for r in others
             ):
+                continue
+            if self._kind(u) == "loop" and any(v in self.moves[r] for r in using):
                 continue
             apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
             again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
@@ -142,6 +147,7 @@ class _Fusing:
             away = v in self.elsewhere[r]
             self.elsewhere[r] |= self.operands[u] if away else self.elsewhere[u]
             self.operands[r] = (self.operands[r] - {v}) | self.operands[u]
+            self.moves[r] |= self.operands[u] if v in self.moves[r] else self.moves[u]
         for w in self.operands[u]:
             self.readers[w] = (self.readers[w] - {u}) | using
 
@@ -153,6 +159,8 @@ class _Fusing:
                 return "kernel"
             if signature.scatters_once:
                 return "loop"
+            if signature.pads_between:
+                return "kernel"
         return root.port or signature.fusion
 
     def _is_stored_for_products(self, u: int) -> bool:
@@ -181,6 +189,24 @@ class _Fusing:
             if u in units or needs:
                 reached.add(u)
         return True
+
+
+def moved(program: FlatProgram, unit: Unit) -> set[FlatId]:
+    """The values from outside of which a unit takes elements to other places, or parts; what it
+    computes of a value first is not that value."""
+    makers = {v: i for i in unit.members for v in program.instances[i].outputs}
+    inside: set[int] = set()
+    found: set[FlatId] = set()
+    for i in reversed(unit.members):
+        instance = program.instances[i]
+        passes = i in inside and instance.signature.fusion == "view"
+        for p, v in enumerate(instance.inputs):
+            if passes or p in instance.signature.moved:
+                if v in makers:
+                    inside.add(makers[v])
+                else:
+                    found.add(v)
+    return found
 
 
 def read_in_place(program: FlatProgram, unit: Unit) -> frozenset[FlatId]:

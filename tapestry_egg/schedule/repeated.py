@@ -20,13 +20,16 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     Compilers repeat such operations inside each reading kernel instead of storing them; making
     the copies explicit lets each reader choose its own layout for them. Kernels that compute
     nothing of what they read, as products and scatters, read what is put together of several
-    arrays (rows of a table, concatenations) from memory: all of them have one copy of that.
+    arrays (rows of a table, concatenations) from memory: all of them have one copy of that. So have
+    all that take parts of what is computed, or move it elsewhere; these parts are not repeated: the
+    steps of an `associative_scan` are parts of what the ones before computed, and compilers find
+    what is computed alike, however often it is written.
     Values are unchanged.
     What holds one number everywhere and is constrained lies as asked where it leaves; every kernel
     writes the number for itself, as XLA does in place of a gather of it.
     """
     signatures = [_signature(graph, op) for op in graph.operations]
-    cheap = _cheap(graph, signatures)
+    cheap, computed = _cheap(graph, signatures)
     written = _fills(graph, signatures)
     joined = _joined(graph, signatures, cheap)
     stored: dict[int, int] = {}  # what kernels read from memory -> the copy that they share
@@ -53,7 +56,8 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
                 v, p = source, producers[source]
         if p is None or not cheap[p]:
             return v
-        if v in joined and _reads_memory(signatures[reader]):
+        signature = signatures[reader]
+        if (v in joined and _reads_memory(signature)) or (v in computed and _moves(signature)):
             made = stored
         if v in made:
             return made[v]
@@ -102,6 +106,10 @@ def _reads_memory(signature: OperationSignature | None) -> bool:
     return signature is not None and signature.fusion == "kernel"
 
 
+def _moves(signature: OperationSignature | None) -> bool:
+    return signature is not None and bool(signature.moved)
+
+
 def _joined(
     graph: BlockGraph, signatures: Sequence[OperationSignature | None], cheap: Sequence[bool]
 ) -> frozenset[int]:
@@ -128,11 +136,16 @@ def _fills(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -
     return frozenset(found - single)
 
 
-def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -> list[bool]:
+def _cheap(
+    graph: BlockGraph, signatures: Sequence[OperationSignature | None]
+) -> tuple[list[bool], frozenset[int]]:
+    """The operations that are cheap to repeat; and of what they make, what is computed of other
+    values, or a view of such."""
     source: dict[int, int] = {}  # value -> bytes it takes to make it again
+    computed: set[int] = set()
     cheap = []
     for op, s in zip(graph.operations, signatures, strict=True):
-        is_cheap = False
+        is_cheap = computes = False
         if s is not None and s.fusion in ("view", "loop") and not op.effectful:
             need = sum(
                 [source[v] if v in source else graph.values[v].nbytes for v in set(op.inputs)]
@@ -140,7 +153,12 @@ def _cheap(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -
             is_cheap = s.fusion == "view" or need * EXPANSION <= s.output_bytes
             # What a constraint asks for exists once: a copy for each reader would move it for each.
             is_cheap = is_cheap and len(op.outputs) == 1 and op.kernel != CONSTRAINT
+            # Parts of what is computed are, where that is in memory, as all of it is computed.
+            is_cheap = is_cheap and not any(op.inputs[p] in computed for p in s.moved)
+            computes = bool(op.inputs) and s.elements == "computed"
         cheap.append(is_cheap)
         if is_cheap:
             source[op.outputs[0]] = need
-    return cheap
+            if computes or not computed.isdisjoint(op.inputs):
+                computed.update(op.outputs)
+    return cheap, frozenset(computed)

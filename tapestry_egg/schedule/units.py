@@ -85,6 +85,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
             inner = inner and not any([instances[r].signature.kernel in _STORING for r in using])
             inner = inner and (fusion == "view" or all([inline[r] for r in using]))
             inner = inner and not _collapses(instance.signature)
+            inner = inner and not instance.signature.pads_between
         if inner:
             unit_of[i] = unit_of[using[0]]
             inline[i] = fusion == "loop" or all([inline[r] for r in using])

@@ -23,6 +23,7 @@ from .constraints import constraint_of
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
 from .needless import is_constant, joined_operands, made_once, unchanged_operand
+from .parts import parts_at_once
 from .platforms import branch_everywhere
 from .scans import as_scan, rounds, with_counts
 from .shard_maps import opened, over_whole_arrays
@@ -413,9 +414,9 @@ class _Flattener:
     # ---- the finished graph --------------------------------------------------------------------
 
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
-        """Keep what reaches an output or has an effect, equal operations once, and number values
-        densely."""
-        live, _ = reached(self.operations, outputs)
+        """Keep what reaches an output or has an effect, equal operations once and parts of parts as
+        parts of the whole, and number values densely."""
+        live, _ = reached(parts_at_once(self.operations, self.values), outputs)
         operations, outputs = made_once(live, self.values, outputs, self.constants)
         kept, needed = reached(operations, outputs)
         constants = [v for v in self.constants if v in needed]

@@ -23,6 +23,7 @@ SINGLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "transpose": (lambda x: lax.transpose(x, (1, 2, 0)), (numbers(8, 16, 8),)),
     "reverse": (lambda x: lax.rev(x, (0,)), (numbers(8, 16),)),
     "slice": (lambda x: lax.slice(x, (3, 0), (11, 16), (1, 2)), (numbers(12, 16),)),
+    "slice of odd columns": (lambda x: lax.slice(x, (0, 1), (8, 14), (1, 3)), (numbers(8, 16),)),
     "pad": (lambda x: lax.pad(x, F32(2), ((1, 2, 1), (0, 0, 0))), (numbers(4, 16),)),
     "join": (lambda x, y: lax.concatenate([x, y], 1), (numbers(8, 8), numbers(8, 4))),
     "batched product": (

@@ -15,7 +15,9 @@ from jax.extend.core import Literal
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.runtime.lower.host_calls import Caller
+from tapestry_egg.runtime.lower.kernels import run_kernel
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.runtime.lower.order import stored
 from tapestry_egg.tracing.trace import trace
@@ -450,3 +452,22 @@ def test_a_loop_of_no_rounds_stacks_nothing(length: int) -> None:
 
     for got, want in zip(_looped(fn, (x, w), "cuda")(x, w), jax.tree.leaves(fn(x, w)), strict=True):
         same(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("cut", [(), (0,)])
+def test_parts_of_a_dim_that_is_not_cut_are_taken_in_one_step(cut: tuple[int, ...]) -> None:
+    """Where another dim is cut. XLA for TPUs would store what a second slice reads."""
+    graph = trace(lambda x: lax.slice(x, (0, 1), (8, 14), (1, 3)), numbers(8, 16)).graph
+    (op,) = graph.operations
+    layout = Layout((cut, ()))
+    strategy = Strategy((cut, ()), (layout,), (layout,))
+    mesh = MeshShape(("x",), (4,))
+    block = numbers(8, 16)[: 8 // mesh.parts(cut)]
+
+    def local(x: jax.Array) -> list[jax.Array]:
+        types = tuple(graph.values[v] for v in (*op.inputs, *op.outputs))
+        return run_kernel(op, types[:1], types[1:], strategy, (x,), mesh, "here")
+
+    (found,) = local(jnp.asarray(block))
+    assert np.array_equal(found, block[:, 1:14:3])
+    assert [e.primitive.name for e in jax.make_jaxpr(local)(block).eqns] == ["slice"]

@@ -148,6 +148,30 @@ def test_arguments_lie_in_the_tiles_of_the_target(devices: Sequence[Any], dtype:
     assert memory is not None and memory.argument_size_in_bytes == expected
 
 
+#: Of an array of exponentials, that a sum reads, too: arrays as large that the compiler stores.
+STORED = {
+    "all of it": (lambda y: y, 0),
+    "every other row": (lambda y: y[::2], 1),
+    "two parts": (lambda y: y[:400] * y[624:], 1),
+    "padded": (lambda y: jnp.pad(y, ((1, 0), (0, 0))), 1),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_moved_elsewhere_is_stored(devices: Sequence[Any], name: str) -> None:
+    """As `schedule/inlining.py` has it, and lowering: parts are taken in one step."""
+    moves, count = STORED[name]
+
+    def fn(x: jax.Array) -> Any:
+        y = jnp.exp(x)
+        return jnp.sum(2 * moves(y), 1), jnp.sum(y, 0)
+
+    one = jax.sharding.SingleDeviceSharding(devices[0])
+    x = jax.ShapeDtypeStruct((1024, 2048), jnp.float32, sharding=one)
+    compiled = jax.jit(fn).lower(x).compile(compiler_options={"xla_msa_enable": "false"})
+    assert hlo_stats(compiled).temp_bytes // (4 * x.size) == count
+
+
 def test_float32_plans_move_the_planned_bytes(devices: Sequence[Any]) -> None:
     fn, args = mlp.example((1024, 2048, 2048, 1024), 8192)
     program = te.trace(fn, *args, donate_argnums=(0,))

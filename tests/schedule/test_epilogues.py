@@ -128,3 +128,44 @@ def test_the_gradient_of_what_is_picked_from_each_row_is_computed_element_by_ele
     assert plan.program.types[v].shape == X.shape
     assert fusion(plan, epilogues=True).within[u]
     assert not fusion(plan).within[u]
+
+
+#: Programs that take elements of what the exponential of x makes to other places.
+MOVED: dict[str, Callable[[jax.Array], Any]] = {
+    "parts": lambda y: (y[::2] - y[1::2], y.sum()),
+    "rows": lambda y: (y[:3] * 2, y[5:].sum()),
+    "a row at a place": lambda y: (lax.dynamic_index_in_dim(y, y.shape[0] // 2), y.sum()),
+    "padded": lambda y: (jnp.pad(y, ((1, 0), (0, 0))) * 2, y.sum()),
+    "holes": lambda y: (lax.pad(y, 0.0, ((0, 1, 1), (0, 0, 0))) * 2, y.sum()),
+    "joined": lambda y: (jnp.concatenate([y, y], 1) * 2, y.sum()),
+    "reversed": lambda y: (y[::-1] * 2, y.sum()),
+    "parts of a view": lambda y: (y.reshape(-1)[1:] * 2, y.sum()),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_is_moved_elsewhere_is_stored(name: str) -> None:
+    plan = scheduled(lambda x: MOVED[name](jnp.exp(x)), X)
+    u, v = made_by(plan, "exp")
+    assert not fusion(plan, epilogues=True).within[u]
+    assert Lives(plan, plan.program.body_of, epilogues=True).owns_memory(v)
+    assert fusion(plan).within[u]
+
+
+def test_of_what_is_moved_what_that_is_computed_from_is_not() -> None:
+    """The difference is cut into parts; the exponential is read whole to compute it."""
+
+    def fn(x: jax.Array, y: jax.Array) -> Any:
+        e = jnp.exp(x)
+        apart = e - y
+        return apart[::2] * apart[1::2], e.sum(0)
+
+    plan = scheduled(fn, X, X)
+    assert fusion(plan, epilogues=True).within[made_by(plan, "exp")[0]]
+
+
+def test_what_has_holes_is_stored() -> None:
+    plan = scheduled(lambda x: lax.pad(x, 0.0, ((0, 1, 1), (0, 0, 0))).sum(0), X)
+    u, v = made_by(plan, "pad")
+    assert not fusion(plan, epilogues=True).within[u]
+    assert lifetimes(plan).free[v] and not lifetimes(plan, epilogues=True).free[v]

@@ -261,3 +261,23 @@ def test_what_products_read_of_several_arrays_is_put_together_once() -> None:
     turned = {op.outputs[0]: op.inputs[0] for op in graph.operations if op.kernel == "transpose"}
     assert len({turned.get(v, v) for v in read} & made) == 1
     assert len(made) == 2
+
+
+def test_parts_of_what_is_computed_are_taken_of_one_copy() -> None:
+    """As where compilers find the same computed for both, and store it for what takes parts; a
+    broadcast alone is no array, whoever takes a part."""
+
+    def f(x: jax.Array, y: jax.Array) -> Any:
+        outer = jnp.exp(x[:, None] * y)
+        wide = jnp.broadcast_to(y, (N, N))
+        return outer[::2] * outer[1::2], outer.sum(0), wide[::2], jnp.cumsum(wide[1:], axis=0)
+
+    row = jax.ShapeDtypeStruct((N,), jnp.float32)
+    graph = repeat_cheap(trace(f, row, row).graph)
+    made = {v: op for op in graph.operations for v in op.outputs}
+    parts = [op for op in graph.operations if op.kernel == "slice"]
+    cut = [op.inputs[0] for op in parts if made[op.inputs[0]].kernel == "exp"]
+    (added,) = (op.inputs[0] for op in graph.operations if op.kernel == "reduce_sum")
+    assert len(cut) == 2 and len(set(cut)) == 1
+    assert made[added].kernel == "exp" and added not in cut
+    assert len({op.inputs[0] for op in parts if op.inputs[0] not in cut}) == 2

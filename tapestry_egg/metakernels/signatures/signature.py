@@ -30,6 +30,8 @@ LEAST = 256
 #: Where attention has more than so many blocks they are larger, up to `MOST` bytes of scores: each
 #: is so many kernels more. On an H100 a step of GPT-2 in blocks of 4 MiB took thrice as long.
 BLOCKS, MOST = 16, 16 << 20
+#: Kernels that take elements of their first operand to other places.
+_MOVES = frozenset(("dynamic_slice", "gather", "pad", "rev", "slice", "split", "unstack"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +322,19 @@ class OperationSignature:
             and not any(n > 1 for p in self.inputs for n in p.shape)
             and prod(self.input_types[2].shape) < prod(self.output_types[0].shape)
         )
+
+    @cached_property
+    def moved(self) -> tuple[int, ...]:
+        """The operands of which elements go to other places, or some are left out: as they are, and
+        each to one place."""
+        if self.kernel in ("concatenate", "stack"):
+            return tuple(range(len(self.inputs)))
+        return (0,) if self.kernel in _MOVES else ()
+
+    @property
+    def pads_between(self) -> bool:
+        """Whether it puts something between the elements of its operand."""
+        return self.kernel == "pad" and any(d.role == "whole" for d in self.index)
 
     @cached_property
     def window_dims(self) -> tuple[frozenset[int], ...]:
