@@ -414,8 +414,7 @@ class _Flattener:
     # ---- the finished graph --------------------------------------------------------------------
 
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
-        """Keep what reaches an output or has an effect, equal operations once and parts of parts as
-        parts of the whole, and number values densely."""
+        """Keep what reaches an output or has an effect, equal operations once, parts at once."""
         live, _ = reached(parts_at_once(self.operations, self.values), outputs)
         operations, outputs = made_once(live, self.values, outputs, self.constants)
         kept, needed = reached(operations, outputs)
