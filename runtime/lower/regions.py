@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tapestry_egg.runtime.measure.trip_counts import ONE_ROUND
-from tapestry_egg.tracing.platforms import switched
+from tapestry_egg.tracing.control_flow import switched
 
 if TYPE_CHECKING:
     import jax

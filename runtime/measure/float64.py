@@ -17,9 +17,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal, jaxpr_as_fun
 
+from tapestry_egg.tracing.control_flow import switched, with_counts
 from tapestry_egg.tracing.jaxprs import INLINED
-from tapestry_egg.tracing.platforms import switched
-from tapestry_egg.tracing.scans import with_counts
 from tapestry_egg.tracing.shard_maps import opened
 
 #: What speaks of the bits of floats, or of their distances.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tapestry_egg.extract.front.race import is_beaten
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.search.archive import Archive, shown
+from tapestry_egg.extract.search.race import is_beaten
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.machine.target import Target

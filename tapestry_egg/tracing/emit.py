@@ -13,9 +13,9 @@ from tapestry_egg.graph.arrays import decode_dtype, dtype_name
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
 from .codec import decode_params, primitive
+from .control_flow import binds_counts, scanned
 from .jaxprs import REGIONS
 from .plain import handles_in
-from .scans import binds_counts, scanned
 from .trace import Program
 
 

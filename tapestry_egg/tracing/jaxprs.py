@@ -20,12 +20,11 @@ from tapestry_egg.metakernels import registry
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
+from .control_flow import as_scan, branch_everywhere, rounds, with_counts
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
 from .needless import is_constant, joined_operands, made_once, unchanged_operand
 from .parts import parts_at_once
-from .platforms import branch_everywhere
-from .scans import as_scan, rounds, with_counts
 from .shard_maps import opened, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The

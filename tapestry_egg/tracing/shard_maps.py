@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from .platforms import switched
-from .scans import scanned, with_counts
+from .control_flow import scanned, switched, with_counts
 
 
 def over_whole_arrays(eqn: Any) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tapestry_egg.tracing import emit as emission
+from tapestry_egg.tracing.control_flow import with_counts
 from tapestry_egg.tracing.emit import emit
-from tapestry_egg.tracing.scans import with_counts
 from tapestry_egg.tracing.trace import trace
 
 

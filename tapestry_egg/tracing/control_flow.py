@@ -1,4 +1,5 @@
-"""Scans as JAX's versions hold them, and loops that are scans without saying so.
+"""Control flow: scans as JAX's versions hold them, loops that are scans without saying so, and
+conditionals that platforms decide.
 
 Up to JAX 0.10 a scan's parameters say how many operands are constants and how many are carried in
 numbers, `num_consts` and `num_carry`; from 0.11 on the trees `ft_in` (constants, carries, slices)
@@ -9,11 +10,15 @@ constant and changes by a constant in every round, of which the condition compar
 another constant. JAX makes a scan of a `fori_loop` of known bounds itself; of a loop that is
 written out, or whose bounds come as arrays, XLA finds the rounds only in its compiled module, where
 a plan would have counted one.
+
+Of a conditional that differs by platform (`jax.lax.platform_dependent`) JAX lowers the branches of
+the platforms that it lowers for, and no other: a kernel that is written for GPUs stands in a
+program that runs on CPUs, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +26,9 @@ import numpy as np
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 
 _TREES = ("ft_in", "ft_out")
+
+#: How JAX calls the platforms that plans run on.
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 _COMPARISONS = {"lt", "le", "gt", "ge", "ne"}
 #: The same comparison with its sides exchanged.
@@ -164,3 +172,32 @@ def _count(kernel: str, start: int, step: int, end: int) -> int | None:
     if start >= end:
         return 0
     return -((start - end) // step) if step > 0 else None
+
+
+def branch_everywhere(params: Mapping[str, Any]) -> Any | None:
+    """The branch of a conditional that runs on every platform that plans run on, as those of
+    `jnp.diagonal` do but inside of Pallas; None where platforms differ, or a value decides."""
+    of = params.get("branches_platforms")
+    if of is None:
+        return None
+    default = len(of) - 1 if of[-1] is None else None
+    taken = {
+        next((i for i, names in enumerate(of) if names and name in names), default)
+        for name in _PLATFORMS
+    }
+    (one,) = taken if len(taken) == 1 else (None,)
+    return None if one is None else params["branches"][one]
+
+
+def switched(
+    params: Mapping[str, Any], branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
+) -> Any:
+    """What a conditional gives: of the branch that its first operand chooses, or the platform."""
+    from jax import lax
+
+    of = params.get("branches_platforms")
+    if of is None:
+        return lax.switch(operands[0], branches, *operands[1:])
+    named = {name: f for names, f in zip(of, branches, strict=True) for name in names or ()}
+    default = branches[-1] if of[-1] is None else None
+    return lax.platform_dependent(*operands[1:], default=default, **named)
