@@ -239,6 +239,8 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     dim of their own. Vectors, and columns that are fewer than rows of a tile, pass as rows of
     lanes. Blocks that are no whole tiles stay with it.
     """
+    import jax.numpy as jnp
+
     from_end, block = x.ndim - dim, x.shape[dim] // parts
     lanes = from_end == 1 or (from_end == 2 and x.shape[-1] < _LANES)
     whole = block % (_LANES if lanes else _ROWS if from_end == 2 else block) == 0
@@ -248,8 +250,10 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     blocks = _blocks_first(x, dim, parts)
     if from_end == 1 and (x.ndim == 1 or block < _ROWS):
         if x.size % (parts * _ROWS * _LANES) == 0:
-            rows = blocks.reshape(-1, _LANES)
-            return _scatter(rows, names, 0, parts).reshape(blocks.shape[1:])
+            turned = jnp.moveaxis(blocks, -1, 1)  # a few columns are padded to all lanes
+            rows = turned.reshape(-1, _LANES)
+            got = _scatter(rows, names, 0, parts).reshape(turned.shape[1:])
+            return jnp.moveaxis(got, 0, -1)
         if x.ndim == 1:
             return _scatter(x, names, dim, parts)
     # The reshape keeps the compiler from taking the exchange of dims back.

@@ -135,6 +135,28 @@ def test_exchanges_that_split_lanes_take_no_more_than_two_arrays(
     assert stats.temp_bytes <= 2 * block
 
 
+def test_sums_that_are_scattered_in_a_few_columns_are_not_padded_to_all_lanes(
+    devices: Sequence[Any],
+) -> None:
+    """32 times, where the columns of blocks come last before rows of lanes are made of them."""
+    mesh, step = Mesh(np.array(devices), ("x",)), Change("reduce_scatter", (0,), 2, monoid="sum")
+
+    def local(x: jax.Array) -> jax.Array:
+        return jnp.sin(apply(jnp.tanh(x), step, MeshShape(("x",), (8,)), "tpu"))
+
+    leaving = PartitionSpec(None, None, "x")
+    mapped = jax.shard_map(
+        local, mesh=mesh, in_specs=PartitionSpec(), out_specs=leaving, check_vma=False
+    )
+    whole = NamedSharding(mesh, PartitionSpec())
+    x = jax.ShapeDtypeStruct((16, 256, 32), jnp.float32, sharding=whole)
+    compiled = jax.jit(mapped).lower(x).compile(compiler_options={"xla_msa_enable": "false"})
+    stats = hlo_stats(compiled)
+    whole_bytes = 4 * 16 * 256 * 32
+    assert stats.by_kind() == {("reduce_scatter", 8): whole_bytes}
+    assert stats.temp_bytes <= 3 * whole_bytes
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_arguments_lie_in_the_tiles_of_the_target(devices: Sequence[Any], dtype: str) -> None:
     shapes = [(), (3,), (200,), (1000,), (5000,), (1, 1000), (5, 1000), (9, 1000), (1000, 3)]

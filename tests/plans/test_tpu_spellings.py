@@ -1,0 +1,38 @@
+"""Sums that are spelled for XLA's TPU compiler are the same sums."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.plan import Change
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((16, 256, 32), 2),  # blocks of four columns
+        ((4096, 32), 1),
+        ((65536,), 0),
+        ((16, 64, 128), 1),
+        ((4, 64, 8), 2),  # too few for rows of lanes
+    ],
+)
+def test_scattered_sums_are_what_all_devices_add_up(shape: tuple[int, ...], dim: int) -> None:
+    x = jnp.asarray(np.random.default_rng(0).integers(-9, 9, size=(8, *shape)), jnp.float32)
+    step = Change("reduce_scatter", (0,), dim, monoid="sum")
+
+    def local(x: jax.Array) -> jax.Array:
+        return apply(x[0], step, MeshShape(("x",), (8,)), "tpu")
+
+    mesh = Mesh(np.array(jax.devices("cpu")[:8]), ("x",))
+    leaving = PartitionSpec(*[None] * dim, "x")
+    found = jax.shard_map(
+        local, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=leaving, check_vma=False
+    )(x)
+    np.testing.assert_array_equal(found, x.sum(0))
