@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+import tapestry_egg as te
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.tracing.trace import trace
@@ -83,3 +88,28 @@ def test_effects_are_neither_lost_nor_added() -> None:
     assert equal(given, given)
     assert not equal(given, replace(given, operations=without))
     assert not equal(given, replace(given, operations=(*given.operations, effect)))
+
+
+def test_a_form_whose_kernel_has_an_infinite_parameter_is_saved_and_loaded(tmp_path: Path) -> None:
+    """Attention of one token over what a cache holds: scores behind it are minus infinity."""
+
+    def decode(q: jax.Array, k: jax.Array, v: jax.Array, last: jax.Array) -> jax.Array:
+        scores = jnp.einsum("bhd,bthd->bht", q, k) / 3.0
+        seen = jnp.where(jnp.arange(16) <= last, scores, -jnp.inf)
+        return jnp.einsum("bht,bthd->bhd", jax.nn.softmax(seen), v)
+
+    rng = np.random.default_rng(0)
+    shapes = (8, 4, 8), (8, 16, 4, 8), (8, 16, 4, 8)
+    given = [*(rng.normal(size=s).astype(np.float32) for s in shapes), np.int32(9)]
+    program = trace(decode, *given)
+    graph, _ = with_fused_attention(program.graph)
+    (fill,) = (op.params["fill"] for op in graph.operations if op.kernel == "flash_attention")
+    assert fill == {"$float": "-inf"}
+    wanted = decode(*given)
+    np.testing.assert_allclose(execute(graph, given)[0], wanted, rtol=1e-4, atol=1e-6)
+    front = te.optimize(program, "h100:8", settings=te.Settings(work=0.2, workers=1))
+    assert "fused-attention" in {name for plan in front for name in plan.rules}
+    front.save(tmp_path / "decode.front.json")
+    loaded = te.load(tmp_path / "decode.front.json")
+    for plan in loaded:
+        np.testing.assert_allclose(te.compile(plan)(*given), wanted, rtol=1e-4, atol=1e-6)

@@ -15,6 +15,7 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.rewrite.rows.ordered import in_order
+from tapestry_egg.tracing.codec import encode_params
 
 from .bands import Bands
 from .scores import Scores
@@ -251,7 +252,7 @@ class _Rewrite:
         mask = None
         if masks:
             mask = masks[0][:3]
-            params["fill"] = float(masks[0][3])
+            params |= encode_params({"fill": float(masks[0][3])})  # files know no infinity
         return _Call(axes, q, k, v, params, mask, additions[0] if additions else None)
 
     def _as_mask(self, v: int, dims: Dims, factor: float) -> tuple[int, Dims, bool, float] | None:
