@@ -17,14 +17,13 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorT
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
 
+from . import needless
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import constraint_of
 from .control_flow import as_scan, branch_everywhere, rounds, with_counts
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
-from .needless import is_constant, joined_operands, made_once, unchanged_operand
-from .parts import parts_at_once
 from .shard_maps import opened, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -220,14 +219,14 @@ class _Flattener:
             inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
             eqn = with_one_verdict(eqn)
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
-        if not eqn.effects and is_constant(types):
+        if not eqn.effects and needless.is_constant(types):
             return [self.zeros(t) for t in types]
         if len(types) == 1:
             operands = [self.values[v] for v in inputs]
-            same = unchanged_operand(kernel, eqn.params, operands, types[0])
+            same = needless.unchanged_operand(kernel, eqn.params, operands, types[0])
             if same is not None:
                 return [inputs[same]]
-            inputs = [inputs[p] for p in joined_operands(kernel, operands)]
+            inputs = [inputs[p] for p in needless.joined_operands(kernel, operands)]
         outputs = tuple(self.new(t) for t in types)
         op = Operation(
             kernel=kernel,
@@ -414,8 +413,8 @@ class _Flattener:
 
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
         """Keep what reaches an output or has an effect, equal operations once, parts at once."""
-        live, _ = reached(parts_at_once(self.operations, self.values), outputs)
-        operations, outputs = made_once(live, self.values, outputs, self.constants)
+        live, _ = reached(needless.parts_at_once(self.operations, self.values), outputs)
+        operations, outputs = needless.made_once(live, self.values, outputs, self.constants)
         kept, needed = reached(operations, outputs)
         constants = [v for v in self.constants if v in needed]
         order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))

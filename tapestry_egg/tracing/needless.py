@@ -1,10 +1,15 @@
-"""Operations that need not be made: those of tensors without elements, and those made before.
+"""Operations that need not be made: those of tensors without elements, those made before, and parts
+of which other parts are taken.
 
 A result without elements, as programs that halve their arrays end in, is a constant, and an operand
 without elements adds nothing. Left in the graph, such operations would have no points to cut, and
 keep their other operands whole. What a function computes twice (a mean, and the mean within a
 variance; the forward pass in a rule for gradients) XLA computes once, and what that needs is sent
 once. A plan that priced both would promise bytes that nothing moves.
+
+The gradient of what puts holes between rows cuts edges off and takes every other row of what is
+left; as one slice it reads what it keeps. XLA for GPUs computes both inside their reader, for TPUs
+it stores what the second slice reads.
 """
 
 from __future__ import annotations
@@ -16,6 +21,11 @@ from typing import Any
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import exact
+
+from .codec import encode_params
+
+#: Along one dim the first element that is taken, and how many apart the next ones are.
+Steps = tuple[tuple[int, int], ...]
 
 
 def is_constant(outputs: Sequence[TensorType]) -> bool:
@@ -106,3 +116,52 @@ def _read_elsewhere(operations: Sequence[Operation], outputs: Sequence[int]) -> 
         for v in op.inputs
         if v in line and line[v] != (op.source.file, op.source.line)
     )
+
+
+def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) -> list[Operation]:
+    """The operations, where slices of parts are slices of what these are parts of.
+
+    Parts of different `jax.checkpoint` regions stay, as XLA keeps these apart.
+    """
+    made: dict[int, tuple[Operation, int, Steps]] = {}  # a part -> its maker, of what, and where
+    found: list[Operation] = []
+    for op in operations:
+        steps = _steps(op, types)
+        if steps is not None:
+            before = made.get(op.inputs[0])
+            source = op.inputs[0]
+            if before is not None and before[0].remat == op.remat:
+                _, source, outer = before
+                steps = tuple(
+                    (a + s * first, s * step)
+                    for (a, s), (first, step) in zip(outer, steps, strict=True)
+                )
+                op = _slice(op, source, steps, types)
+            made[op.outputs[0]] = op, source, steps
+        found.append(op)
+    return found
+
+
+def _steps(op: Operation, types: Sequence[TensorType]) -> Steps | None:
+    """Where an operation takes its part of what it reads first; None for one that takes none."""
+    if op.kernel == "slice":
+        strides = op.params["strides"] or (1,) * len(op.params["start_indices"])
+        return tuple(zip(map(int, op.params["start_indices"]), map(int, strides), strict=True))
+    if op.kernel == "pad" and types[op.outputs[0]].size:
+        config = op.params["padding_config"]
+        if all(low <= 0 and high <= 0 and not inner for low, high, inner in config):
+            return tuple((-int(low), 1) for low, _, _ in config)
+    return None
+
+
+def _slice(op: Operation, source: int, steps: Steps, types: Sequence[TensorType]) -> Operation:
+    """An operation that takes its part of `source`."""
+    shape = types[op.outputs[0]].shape
+    ends = tuple(a + s * (n - 1) + 1 if n else a for (a, s), n in zip(steps, shape, strict=True))
+    params = {
+        "start_indices": tuple(a for a, _ in steps),
+        "limit_indices": ends,
+        "strides": tuple(s for _, s in steps),
+    }
+    encoded = encode_params(params, kernel="slice")
+    return replace(op, kernel="slice", inputs=(source,), params=encoded)
