@@ -97,10 +97,11 @@ class Effort:
     does not hold all of it; `gap` is what is good enough. A search may be one of `parts`, number
     `part`, that divide the prices among them, from low to high. Without `front` it is over with the
     fastest plan, if that is within the limits; with `ends` it is over with the ends of the front,
-    what bounds say of it from there, and the least joules. `round` says how many searches of the
-    problem there were before, whose prices it lies between. So far the same input gives the same
-    result; not so where the search ends by the clock: after `seconds`, or after `patience` seconds
-    without a better plan or bound.
+    what bounds say of it from there, and the least joules. Without `proofs` it is for plans alone:
+    integer programs, which prove more than they find, have no part in it. `round` says how many
+    searches of the problem there were before, whose prices it lies between. So far the same input
+    gives the same result; not so where the search ends by the clock: after `seconds`, or after
+    `patience` seconds without a better plan or bound.
     """
 
     prices: int = 16
@@ -115,6 +116,7 @@ class Effort:
     front: bool = True
     work: float = np.inf
     ends: bool = False
+    proofs: bool = True
     round: int = 0
 
 
@@ -358,7 +360,7 @@ class Settling:
 
     def _affordable(self, limits: Limits) -> bool:
         """Whether there is work left for a solver, which cannot be ended by what it does."""
-        if not self.small:
+        if not (self.small and self.effort.proofs):
             return False
         known = self._known(limits) < np.inf and self.problem.timeline is None
         left = min(self.effort.work, self.effort.seconds) - self.work.units

@@ -127,7 +127,8 @@ def search_merged(state: State) -> State:
         parts = PARTS[-1:] if by_lines else PARTS
         for part in parts if INTERRUPTED not in told else ():
             problems = [own.likely(part, by_lines) for own in mine.values()]
-            found = search(problems, heeded(q), longer, q.executor, q.tell_part, known)
+            within = heeded(q)
+            found = search(problems, within, longer, q.executor, q.tell_part, known, proofs=False)
             notes += found.notes + ended_by_clock(q.settings, found.archives)
             for k, archive in zip(mine, found.archives, strict=True):
                 every[k] = every[k].with_mergeable(by_lines, archive.candidates)

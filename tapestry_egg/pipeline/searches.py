@@ -301,10 +301,11 @@ def search(
     weights: Sequence[float] | None = None,
     kept: SearchFile | None = None,
     take: Callable[[Searched], None] | None = None,
+    proofs: bool = True,
 ) -> Searched:
     """Search all problems, side by side where processors allow; what was `begun` is gone on with,
     `weights` divide the work, and what is found is `kept`, and given to `take` before it is told:
-    an interruption may come there."""
+    an interruption may come there. Without `proofs` it is plans that are wanted, and no bounds."""
     from tapestry_egg.extract.search.worker import search_all, so_far
 
     begin = time.perf_counter()
@@ -327,6 +328,7 @@ def search(
         front=settings.front,
         work=settings.most_work,
         ends=ends,
+        proofs=proofs,
         round=runs,
     )
     found = search_all(

@@ -331,3 +331,22 @@ def test_small_problems_are_settled_at_limits_on_joules_too(seed: int) -> None:
     for c in archive.corners():
         least = optimum(found, c.peak, c.joules * (1 + 1e-9))
         assert archive.bound(c.peak, c.joules) >= least * (1 - 0.0011) - 1e-6
+
+
+@pytest.mark.parametrize("proofs", [True, False])
+def test_a_search_for_plans_alone_solves_no_programs(
+    proofs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = random_problem(2, Shape(variables=6, rows=5, pairs=8))
+    solved: list[float] = []
+    real = exact.solve
+
+    def counted(problem: Any, limit: float, *rest: Any) -> Any:
+        solved.append(limit)
+        return real(problem, limit, *rest)
+
+    monkeypatch.setattr(exact, "solve", counted)
+    effort = Effort(prices=4, steps=3, work=20.0, gap=0.001, proofs=proofs)
+    archive = Search(problem, effort).run()
+    assert archive.candidates
+    assert bool(solved) == proofs
