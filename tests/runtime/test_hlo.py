@@ -40,15 +40,8 @@ def test_every_kind_with_its_payload() -> None:
         e = lax.ppermute(x, "y", [(i, (i + 1) % 4) for i in range(4)])
         return b, c, d, e
 
-    stats = hlo_stats(
-        compiled(
-            f,
-            (P("x", "y"), P("y")),
-            (P(), P(MESH), P("x", "y"), P("x", "y")),
-            ((16, 64), F32),
-            ((64, 4), F32),
-        )
-    )
+    out = P(), P(MESH), P("x", "y"), P("x", "y")
+    stats = hlo_stats(compiled(f, (P("x", "y"), P("y")), out, ((16, 64), F32), ((64, 4), F32)))
     assert stats.by_kind() == {
         ("all_gather", 2): 16 * 16 * 4,
         ("all_reduce", 4): 16 * 4 * 4,
@@ -322,35 +315,30 @@ def test_a_fused_all_reduce_and_slice_is_a_reduce_scatter() -> None:
     assert (c.kind, c.payload_bytes, c.wire_bytes) == ("reduce_scatter", 256, 192)
 
 
-def test_the_clones_of_an_asynchronous_fusion_count_once() -> None:
-    part = """\
-%part{n} (q: f32[64]) -> f32[128] {{
-  %q = f32[64]{{0}} parameter(0)
-  ROOT %g = f32[128]{{0}} all-gather(%q), channel_id=3, replica_groups={{{{0,1}}}}, \
-frontend_attributes={{chain_id="5"}}
-}}
-"""
-    lines = "\n".join(f"  %f{n} = f32[128]{{0}} fusion(%p), calls=%part{n}" for n in range(3))
-    text = module(lines, "".join(part.format(n=n) for n in range(3)))
-    assert found(text) == [("all_gather", 2, 512, 1)]
-
-
-def test_a_loop_that_continues_an_asynchronous_collective_adds_none() -> None:
-    """As libtpu hides an all-gather behind a while loop: every round of it holds a part."""
-    part = """\
+#: What an asynchronous all-gather is made of on TPUs: one of its parts.
+PART = """\
 %part{n} (q: f32[64]) -> f32[128] {{
   %q = f32[64]{{0}} parameter(0)
   ROOT %g = f32[128]{{0}} all-gather(%q), channel_id=3, replica_groups={{{{0,1}}}}, \
 frontend_attributes={{chain_id="{chain}"}}
 }}
 """
-    one = "  %h{n} = f32[128]{{0}} fusion(%x), calls=%part{n}"
-    inside = "\n".join(one.format(n=n) for n in (1, 3))
+
+
+def test_the_clones_of_an_asynchronous_fusion_count_once() -> None:
+    lines = "\n".join(f"  %f{n} = f32[128]{{0}} fusion(%p), calls=%part{n}" for n in range(3))
+    text = module(lines, "".join(PART.format(n=n, chain=5) for n in range(3)))
+    assert found(text) == [("all_gather", 2, 512, 1)]
+
+
+def test_a_loop_that_continues_an_asynchronous_collective_adds_none() -> None:
+    """As libtpu hides an all-gather behind a while loop: every round of it holds a part."""
+    inside = "\n".join(f"  %h{n} = f32[128]{{0}} fusion(%x), calls=%part{n}" for n in (1, 3))
     loop = LOOP.format(step=1, direction="LT").replace("  ROOT %out", f"{inside}\n  ROOT %out")
     start = "  %f0 = f32[128]{0} fusion(%p), calls=%part0\n"
     done = "\n  %f2 = f32[128]{0} fusion(%p), calls=%part2"
     body = start + CALL.format(start=0, bound=6).replace("ROOT ", "") + done
-    parts = "".join(part.format(n=n, chain=5 if n < 3 else 6) for n in range(4))
+    parts = "".join(PART.format(n=n, chain=5 if n < 3 else 6) for n in range(4))
     assert sorted(found(module(body, parts + loop))) == [
         ("all_gather", 2, 512, 1),
         ("all_gather", 2, 512, 6),  # of a chain of its own in every round
