@@ -236,10 +236,14 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     lay in tiles side by side, or narrow ones, whose rows it lays along lanes. Along any other, and
     of vectors, it reduces everything everywhere and slices, twice the bytes and the whole result on
     every device, in one all-reduce with whatever else is reduced. There the blocks come first, as a
-    dim of their own. Vectors, and columns that are fewer than rows of a tile, pass as rows of
-    lanes. Blocks that are no whole tiles stay with it.
+    dim of their own. Blocks that are no whole tiles stay with it.
+
+    Fewer columns than lanes would be padded to all of these. Where they are whole rows of a tile,
+    they are made rows, and the compiler, which may lay the dims out as it likes, is told to have
+    them so. Vectors, and columns that are no whole rows, pass as rows of lanes.
     """
     import jax.numpy as jnp
+    from jax.experimental.layout import Layout, with_layout_constraint
 
     from_end, block = x.ndim - dim, x.shape[dim] // parts
     lanes = from_end == 1 or (from_end == 2 and x.shape[-1] < _LANES)
@@ -247,12 +251,16 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     apart = x.ndim == 2 or prod(x.shape[:-2]) % _ROWS == 0
     if (from_end < 3 and whole and apart) or (from_end > 2 and dim == 0):
         return _scatter(x, names, dim, parts)
+    rows = x.size // x.shape[-1]
+    if from_end == 1 and block < _LANES and block % _ROWS == 0 and rows % _LANES == 0:
+        turned = with_layout_constraint(x.reshape(rows, -1).T, Layout((0, 1)))
+        return _scatter(turned, names, 0, parts).T.reshape(*x.shape[:-1], block)
     blocks = _blocks_first(x, dim, parts)
-    if from_end == 1 and (x.ndim == 1 or block < _ROWS):
+    if from_end == 1 and (x.ndim == 1 or block % _ROWS):
         if x.size % (parts * _ROWS * _LANES) == 0:
-            turned = jnp.moveaxis(blocks, -1, 1)  # a few columns are padded to all lanes
-            rows = turned.reshape(-1, _LANES)
-            got = _scatter(rows, names, 0, parts).reshape(turned.shape[1:])
+            turned = jnp.moveaxis(blocks, -1, 1)
+            lines = turned.reshape(-1, _LANES)
+            got = _scatter(lines, names, 0, parts).reshape(turned.shape[1:])
             return jnp.moveaxis(got, 0, -1)
         if x.ndim == 1:
             return _scatter(x, names, dim, parts)

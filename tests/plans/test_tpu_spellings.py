@@ -18,6 +18,9 @@ from tapestry_egg.plans.plan import Change
     [
         ((16, 256, 32), 2),  # blocks of four columns
         ((4096, 32), 1),
+        ((1024, 256), 1),  # of 32, whole rows of a tile
+        ((4, 32, 2, 128), 3),
+        ((16, 64, 96), 2),  # of twelve
         ((65536,), 0),
         ((16, 64, 128), 1),
         ((4, 64, 8), 2),  # too few for rows of lanes

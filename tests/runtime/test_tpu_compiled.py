@@ -135,24 +135,34 @@ def test_exchanges_that_split_lanes_take_no_more_than_two_arrays(
     assert stats.temp_bytes <= 2 * block
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (16, 256, 32),  # blocks of four columns
+        (16384, 256),  # of 32
+        (16, 1024, 96),  # of twelve
+        (8, 512, 4, 128),  # of matrices that fill no tiles themselves
+    ],
+)
 def test_sums_that_are_scattered_in_a_few_columns_are_not_padded_to_all_lanes(
-    devices: Sequence[Any],
+    devices: Sequence[Any], shape: tuple[int, ...]
 ) -> None:
     """32 times, where the columns of blocks come last before rows of lanes are made of them."""
-    mesh, step = Mesh(np.array(devices), ("x",)), Change("reduce_scatter", (0,), 2, monoid="sum")
+    mesh, dim = Mesh(np.array(devices), ("x",)), len(shape) - 1
+    step = Change("reduce_scatter", (0,), dim, monoid="sum")
 
     def local(x: jax.Array) -> jax.Array:
         return jnp.sin(apply(jnp.tanh(x), step, MeshShape(("x",), (8,)), "tpu"))
 
-    leaving = PartitionSpec(None, None, "x")
+    leaving = PartitionSpec(*[None] * dim, "x")
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=PartitionSpec(), out_specs=leaving, check_vma=False
     )
     whole = NamedSharding(mesh, PartitionSpec())
-    x = jax.ShapeDtypeStruct((16, 256, 32), jnp.float32, sharding=whole)
+    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=whole)
     compiled = jax.jit(mapped).lower(x).compile(compiler_options={"xla_msa_enable": "false"})
     stats = hlo_stats(compiled)
-    whole_bytes = 4 * 16 * 256 * 32
+    whole_bytes = 4 * int(np.prod(shape))
     assert stats.by_kind() == {("reduce_scatter", 8): whole_bytes}
     assert stats.temp_bytes <= 3 * whole_bytes
 
