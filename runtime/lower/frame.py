@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.plans.collectives import apply
+from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
 
@@ -332,6 +332,8 @@ class Frame:
     def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
         for step in f.steps:
             x = apply(x, step, self.local.mesh, self.local.platform)
+            if f.value in self.local.images and turns(step, x.shape):
+                x = in_order(x)
         local = f.steps and f.steps[-1].kind in ("slice", "to_partial")
         if local and x.size * x.dtype.itemsize >= SMALL:
             x = barrier(x)  # a block of its own: cut out inside a reader, it would keep the whole
@@ -412,3 +414,15 @@ def barrier(tree: Any) -> Any:
     import jax
 
     return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
+
+
+def in_order(x: jax.Array) -> jax.Array:
+    """An array, written once with its dims in order.
+
+    XLA for GPUs gathers along the dim that lies outermost, and lays all that is computed of it
+    element by element in the same way. Where convolutions are on the way, which take dims in order,
+    it holds what they read and leave in both.
+    """
+    from jax.experimental.layout import Layout, with_layout_constraint
+
+    return barrier(with_layout_constraint(x, Layout(tuple(range(x.ndim)))))

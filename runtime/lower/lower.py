@@ -19,7 +19,7 @@ from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
-from tapestry_egg.schedule.lying import renewed_outputs
+from tapestry_egg.schedule.lying import computed_into_straight, renewed_outputs
 
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
@@ -262,6 +262,11 @@ class LocalBody:
     def fills(self) -> frozenset[int]:
         """Operations that fill an array of some size from constants alone."""
         return fills(self.body, self.stored, self.mesh)
+
+    @cached_property
+    def images(self) -> frozenset[int]:
+        """Values that are gathered with their dims in order, for what convolutions read of them."""
+        return computed_into_straight(self.body.graph) if self.platform in GPUS else frozenset()
 
     @cached_property
     def made_whole(self) -> frozenset[int]:

@@ -23,6 +23,7 @@ from itertools import groupby
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.machine.tiles import Tiles
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import FlatProgram, Instance
@@ -53,6 +54,24 @@ def read_straight(schedule: Schedule) -> frozenset[tuple[int, int]]:
         for i, p, v in unit.reads:
             if straight or p in instances[i].signature.straight:
                 found.add((u, int(v)))
+    return frozenset(found)
+
+
+def computed_into_straight(graph: BlockGraph) -> frozenset[int]:
+    """Values of a graph of which something is computed element by element that a convolution, or
+    another library's product, then takes straight."""
+    ends: set[int] = set()  # what such kernels take, and what leads to it
+    found: set[int] = set()
+    for op in reversed(graph.operations):
+        if op.regions or op.effectful:
+            continue
+        inputs, outputs = ([graph.values[v] for v in x] for x in (op.inputs, op.outputs))
+        signature = registry.signature_of(op, tuple(inputs), tuple(outputs))
+        if signature.multiplies:
+            ends.update(op.inputs[p] for p in signature.straight)
+        elif signature.fusion == "loop" and not ends.isdisjoint(op.outputs):
+            found.update(op.inputs)
+            ends.update(op.inputs)
     return frozenset(found)
 
 
