@@ -204,3 +204,12 @@ def active_mesh() -> Any:
         resources = getattr(inner, "thread_resources", None)
         mesh = getattr(getattr(resources, "env", None), "physical_mesh", mesh)
     return mesh if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
+
+
+def changes_memory(params: Mapping[str, Any]) -> bool:
+    """Whether a device_put moves values to another kind of memory (host offloading)."""
+    return any(
+        type(d).__name__ in ("MemorySpace", "TransferToMemoryKind")
+        or getattr(d, "memory_kind", None) not in (None, "device", "unpinned_host")
+        for d in params.get("devices", ())
+    )

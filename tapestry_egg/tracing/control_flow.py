@@ -72,6 +72,9 @@ def rounds(op: Operation, constants: Mapping[int, Any]) -> int | None:
     are known where it stands."""
     test, body = op.regions
     n, m = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
+    verdict = test.constants.get(test.outputs[0])
+    if verdict is not None and not verdict.any():
+        return 0
     if len(test.operations) != 1:
         return None
     (asked,) = test.operations

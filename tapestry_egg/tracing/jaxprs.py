@@ -20,11 +20,11 @@ from tapestry_egg.metakernels import registry
 from . import needless
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
-from .constraints import constraint_of
-from .control_flow import as_scan, branch_everywhere, rounds, with_counts
+from .constraints import changes_memory, constraint_of
+from .control_flow import as_scan, rounds, with_counts
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
-from .shard_maps import opened, over_whole_arrays
+from .shard_maps import opened, over_dims_only, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
 #: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
@@ -97,6 +97,14 @@ class _Flattener:
     arrays: dict[tuple[int, bool], int] = field(default_factory=dict)
     alive: list[object] = field(default_factory=list)  # keeps the ids that `arrays` uses
 
+    def __post_init__(self) -> None:
+        self.makers: dict[int, Operation] = {}
+        self.known = needless.Known(self.values, self.constants, self.makers)
+
+    def append(self, op: Operation) -> None:
+        self.operations.append(op)
+        self.makers.update(dict.fromkeys(op.outputs, op))
+
     def new(self, type_: TensorType) -> int:
         self.values.append(type_)
         return len(self.values) - 1
@@ -155,8 +163,10 @@ class _Flattener:
             callee = next((eqn.params[p] for p in INLINED[kernel] if p in eqn.params), None)
             if callee is not None:
                 return self.call(eqn, callee, inputs, here)
-        if kernel == "cond" and (branch := branch_everywhere(eqn.params)) is not None:
-            return self.inline(*opened(branch), inputs[1:], here)
+        if kernel == "cond":
+            branch = needless.branch_taken(eqn.params, inputs, self.known)
+            if branch is not None:
+                return self.inline(*opened(branch), inputs[1:], here)
         if kernel == "custom_linear_solve":
             lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
             # The solution is all that is left to compute: solve(its constants, right-hand sides).
@@ -170,7 +180,7 @@ class _Flattener:
         kernel = eqn.primitive.name
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
             return self.placed(eqn, inputs, here)
-        if kernel == "device_put" and not _changes_memory(eqn.params):
+        if kernel == "device_put" and not changes_memory(eqn.params):
             asked = eqn.params.get("devices", ())
             if len(asked) != len(inputs):
                 return inputs
@@ -180,11 +190,14 @@ class _Flattener:
     def spelled(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:
         """The results of an equation that has another spelling here, or changes nothing."""
         kernel = eqn.primitive.name
-        if kernel in _OVER_DIMS and _over_dims_only(eqn.params):
+        if kernel in _OVER_DIMS and over_dims_only(eqn.params):
             axes = [int(a) for a in eqn.params["axes"]]
             return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
-        if kernel == "select_n" and len(set(inputs[1:])) == 1:
-            return [inputs[1]]
+        if kernel == "select_n" and (case := needless.selected(inputs, self.known)) is not None:
+            if self.values[case] == tensor_type(eqn.outvars[0].aval):
+                return [case]
+        if (number := needless.settled(kernel, inputs, self.known)) is not None:
+            return self.filled(number, tensor_type(eqn.outvars[0].aval), here)
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
         attention = recognized(kernel, eqn.params, [self.values[v] for v in inputs])
@@ -240,7 +253,7 @@ class _Flattener:
             effectful=bool(eqn.effects),
         )
         length = rounds(op, self.constants) if kernel == "while" else None
-        self.operations.append(op if length is None else as_scan(op, length))
+        self.append(op if length is None else as_scan(op, length))
         wanted = eqn.params.get("out_sharding")
         # What JAX derives for gradients is not the user's word.
         if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):
@@ -257,17 +270,9 @@ class _Flattener:
     ) -> Sequence[int]:
         """The outputs of an operation that no equation spells."""
         outputs = tuple(self.new(t) for t in types)
-        self.operations.append(
-            Operation(
-                kernel,
-                tuple(inputs),
-                outputs,
-                params,
-                source=here.source or Source(),
-                scope=here.scope,
-                remat=here.remat,
-            )
-        )
+        source = here.source or Source()
+        op = Operation(kernel, tuple(inputs), outputs, params, (), source, here.scope, here.remat)
+        self.append(op)
         return outputs
 
     def placed(self, eqn: Any, inputs: list[int], here: _Context) -> list[int]:
@@ -383,6 +388,18 @@ class _Flattener:
         self.alive.append(value)
         return number
 
+    def filled(self, number: Any, type_: TensorType, here: _Context) -> Sequence[int]:
+        """A value that is one number over and over."""
+        if not type_.size:
+            return [self.zeros(type_)]
+        scalar = TensorType((), type_.dtype, type_.weak)
+        array = np.asarray(number).astype(decode_dtype(type_.dtype))
+        v = self.scalars.setdefault((scalar, array.tobytes()), len(self.values))
+        if v == len(self.values):
+            self.constants[self.new(scalar)] = array
+        params = {"shape": list(type_.shape), "broadcast_dimensions": [], "sharding": None}
+        return self.applied("broadcast_in_dim", (v,), (type_,), params, here) if type_.rank else [v]
+
     def zeros(self, type_: TensorType) -> int:
         """A constant of zeros."""
         number = self.new(type_)
@@ -477,21 +494,6 @@ def _without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence
     kept = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
     live, used, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), kept)
     return live, [c for c, u in zip(consts, used, strict=True) if u]
-
-
-def _over_dims_only(params: Mapping[str, Any]) -> bool:
-    """Whether a collective is one over dims of its operands, as vmap leaves it."""
-    axes = params.get("axes", ("",))
-    return params.get("axis_index_groups") is None and all(isinstance(a, int) for a in axes)
-
-
-def _changes_memory(params: Mapping[str, Any]) -> bool:
-    """Whether a device_put moves values to another kind of memory (host offloading)."""
-    return any(
-        type(d).__name__ in ("MemorySpace", "TransferToMemoryKind")
-        or getattr(d, "memory_kind", None) not in (None, "device", "unpinned_host")
-        for d in params.get("devices", ())
-    )
 
 
 def _joined(*scopes: str) -> str:

@@ -1,5 +1,5 @@
-"""Operations that need not be made: those of tensors without elements, those made before, and parts
-of which other parts are taken.
+"""Operations that need not be made: those of tensors without elements, those made before, parts of
+which other parts are taken, and what is settled before a program runs.
 
 A result without elements, as programs that halve their arrays end in, is a constant, and an operand
 without elements adds nothing. Left in the graph, such operations would have no points to cut, and
@@ -10,19 +10,41 @@ once. A plan that priced both would promise bytes that nothing moves.
 The gradient of what puts holes between rows cuts edges off and takes every other row of what is
 left; as one slice it reads what it keeps. XLA for GPUs computes both inside their reader, for TPUs
 it stores what the second slice reads.
+
+XLA takes the branch that a constant chooses and drops the other, and makes constants of results
+that an operand cannot change (its AlgebraicSimplifier: `and` with nothing but zeros, an integer
+times 0, what is unsigned compared with 0, an integer compared with itself). What only the dropped
+operand needed is not computed then, nor sent. Floats are left alone where a NaN or an infinity
+would show: 0 times x, and x minus x.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tapestry_egg.graph.blockgraph import Operation, TensorType
+import numpy as np
+
+from tapestry_egg.graph.arrays import decode_dtype
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import exact
 
 from .codec import encode_params
+from .constants import compute, may_prepare
+from .control_flow import branch_everywhere
+from .plain import handles_in
+
+# Values that are one number over and over if their operand is.
+_REPEATING = {"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"}
+# What decides is computed of constants where these are no more, and none is larger: a verdict, the
+# ends of a sorted list.
+_STEPS, _ELEMENTS = 32, 1 << 12
+
+_SAME = {"eq": True, "ge": True, "le": True, "ne": False, "gt": False, "lt": False}
+#: Comparisons of what is not negative with 0, by kernel and by the operand that is 0.
+_UNSIGNED = {("lt", 1): False, ("ge", 1): True, ("gt", 0): False, ("le", 0): True}
 
 #: Along one dim the first element that is taken, and how many apart the next ones are.
 Steps = tuple[tuple[int, int], ...]
@@ -165,3 +187,139 @@ def _slice(op: Operation, source: int, steps: Steps, types: Sequence[TensorType]
     }
     encoded = encode_params(params, kernel="slice")
     return replace(op, kernel="slice", inputs=(source,), params=encoded)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of values while a program is traced: their types, those that are constants, and
+    the operations that make others."""
+
+    types: Sequence[TensorType]
+    constants: Mapping[int, np.ndarray]
+    makers: Mapping[int, Operation]
+
+    def number(self, v: int) -> Any | None:
+        """The number that every element of a value is; None where they differ, or nothing says."""
+        op = self.makers.get(v)
+        while v not in self.constants and op is not None and op.kernel in _REPEATING:
+            v = op.inputs[0]
+            op = self.makers.get(v)
+        if v in self.constants:
+            array = self.constants[v]
+            first = array.reshape(-1)[:1]
+            return first[0] if first.size and (array == first).all() else None
+        return self._computed(v) if self.types[v].size == 1 else None
+
+    def _computed(self, v: int) -> Any | None:
+        """The one element of a value that a few operations make of small constants."""
+        steps: dict[int, Operation] = {}  # by the first value that each makes
+        wanted = [v]
+        while wanted:
+            u = wanted.pop()
+            if self.types[u].size > _ELEMENTS:
+                return None
+            if u in self.constants:
+                continue
+            op = self.makers.get(u)
+            if op is None or not self._may_run(op) or len(steps) == _STEPS:
+                return None
+            if op.outputs[0] not in steps:
+                steps[op.outputs[0]] = op
+                wanted += op.inputs
+        # Values are numbered in the order in which they are made.
+        in_order = [steps[u] for u in sorted(steps)]
+        graph = BlockGraph("what decides", tuple(self.types), (), (), ())
+        return compute(graph, in_order, self.constants, [v])[v].reshape(-1)[0]
+
+    def _may_run(self, op: Operation) -> bool:
+        types = [self.types[u] for u in op.inputs], [self.types[u] for u in op.outputs]
+        return (
+            not (op.effectful or op.regions or handles_in(op.params))
+            and may_prepare(op.kernel, *types)
+            and not registry.calls_python(op.kernel)
+        )
+
+
+def branch_taken(params: Mapping[str, Any], inputs: Sequence[int], known: Known) -> Any | None:
+    """The branch of a conditional that runs on every platform, or that its first operand chooses
+    where that is known: where there is no such branch XLA takes the last."""
+    everywhere = branch_everywhere(params)
+    number = None if "branches_platforms" in params else known.number(inputs[0])
+    if everywhere is not None or number is None:
+        return everywhere
+    branches = params["branches"]
+    return branches[int(number) if 0 <= int(number) < len(branches) else -1]
+
+
+def selected(inputs: Sequence[int], known: Known) -> int | None:
+    """What a `select_n` gives: the case that is always chosen, or that all cases are."""
+    if len(set(inputs[1:])) == 1:
+        return inputs[1]
+    number = known.number(inputs[0])
+    if number is None or not 0 <= int(number) < len(inputs) - 1:
+        return None
+    return inputs[1 + int(number)]
+
+
+def settled(kernel: str, inputs: Sequence[int], known: Known) -> Any | None:
+    """The number that every element of a result is, whatever an operand is; None where operands
+    matter."""
+    law = _LAWS.get(kernel)
+    return law(kernel, inputs, known) if law is not None and len(inputs) == 2 else None
+
+
+def _has(number: int, inputs: Sequence[int], known: Known) -> bool:
+    """Whether one of the operands is this number, everywhere. -1 has all bits set."""
+    found = [known.number(v) for v in inputs]
+    wanted = np.array(number).astype(decode_dtype(known.types[inputs[0]].dtype))
+    return any(x is not None and x == wanted for x in found)
+
+
+def _and(_: str, inputs: Sequence[int], known: Known) -> int | None:
+    return 0 if _has(0, inputs, known) else None
+
+
+def _or(_: str, inputs: Sequence[int], known: Known) -> int | None:
+    return -1 if _has(-1, inputs, known) else None
+
+
+def _times(_: str, inputs: Sequence[int], known: Known) -> int | None:
+    return 0 if _is_integer(known.types[inputs[0]]) and _has(0, inputs, known) else None
+
+
+def _less_itself(_: str, inputs: Sequence[int], known: Known) -> int | None:
+    same = inputs[0] == inputs[1] and _is_integer(known.types[inputs[0]])
+    return 0 if same else None
+
+
+def _power(_: str, inputs: Sequence[int], known: Known) -> int | None:
+    number = known.number(inputs[1])
+    return 1 if number is not None and number == 0 else None
+
+
+def _compared(kernel: str, inputs: Sequence[int], known: Known) -> bool | None:
+    type_ = known.types[inputs[0]]
+    if not _is_integer(type_):
+        return None
+    if inputs[0] == inputs[1]:
+        return _SAME[kernel]
+    if type_.dtype.startswith(("uint", "bool")):
+        for p, v in enumerate(inputs):
+            if (kernel, p) in _UNSIGNED and known.number(v) == 0:
+                return _UNSIGNED[kernel, p]
+    return None
+
+
+def _is_integer(type_: TensorType) -> bool:
+    return type_.dtype.startswith(("int", "uint", "bool"))
+
+
+_LAWS: dict[str, Callable[[str, Sequence[int], Known], Any | None]] = {
+    "and": _and,
+    "or": _or,
+    "mul": _times,
+    "sub": _less_itself,
+    "xor": _less_itself,
+    "pow": _power,
+    **dict.fromkeys(_SAME, _compared),
+}

@@ -331,3 +331,9 @@ def _together(y: Any, dims: Sequence[Sequence[str]], sizes: Mapping[str, int]) -
             n *= sizes[a]
         shape.append(n)
     return jnp.reshape(jnp.transpose(y, order), shape)
+
+
+def over_dims_only(params: Mapping[str, Any]) -> bool:
+    """Whether a collective is one over dims of its operands, as vmap leaves it."""
+    axes = params.get("axes", ("",))
+    return params.get("axis_index_groups") is None and all(isinstance(a, int) for a in axes)
