@@ -423,6 +423,11 @@ def in_order(x: jax.Array) -> jax.Array:
     element by element in the same way. Where convolutions are on the way, which take dims in order,
     it holds what they read and leave in both.
     """
+    return barrier(laid_in_order(x))
+
+
+def laid_in_order(x: jax.Array) -> jax.Array:
+    """An array that its compiler lays as its dims are written."""
     from jax.experimental.layout import Layout, with_layout_constraint
 
-    return barrier(with_layout_constraint(x, Layout(tuple(range(x.ndim)))))
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

@@ -19,9 +19,13 @@ from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
-from tapestry_egg.schedule.lying import computed_into_straight, renewed_outputs
+from tapestry_egg.schedule.lying import (
+    computed_into_straight,
+    products_read_straight,
+    renewed_outputs,
+)
 
-from .frame import Frame
+from .frame import Frame, laid_in_order
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
 from .order import (
@@ -269,6 +273,13 @@ class LocalBody:
         return computed_into_straight(self.body.graph) if self.platform in GPUS else frozenset()
 
     @cached_property
+    def rows(self) -> frozenset[int]:
+        """Results of products that are made with their dims in order, for who takes them so. XLA
+        for TPUs may make them turned for others that read them, and turns them back, a copy."""
+        graph = self.body.graph
+        return products_read_straight(graph) if self.platform in ROUNDING else frozenset()
+
+    @cached_property
     def made_whole(self) -> frozenset[int]:
         """Operations with results in memory that the compiler would not make once and together."""
         graph = self.body.graph
@@ -426,6 +437,8 @@ class LocalBody:
                     outputs, failed = self.run_operation(k, op, strategy, operands, failed)
                 else:
                     outputs = frame.renew(q, operands)
+            if not self.rows.isdisjoint(op.outputs):
+                outputs = [laid_in_order(x) for x in outputs]
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
         found = frame.operands(len(graph.operations))

@@ -62,17 +62,35 @@ def computed_into_straight(graph: BlockGraph) -> frozenset[int]:
     another library's product, then takes straight."""
     ends: set[int] = set()  # what such kernels take, and what leads to it
     found: set[int] = set()
-    for op in reversed(graph.operations):
-        if op.regions or op.effectful:
-            continue
-        inputs, outputs = ([graph.values[v] for v in x] for x in (op.inputs, op.outputs))
-        signature = registry.signature_of(op, tuple(inputs), tuple(outputs))
+    for op, signature in reversed(_plain(graph)):
         if signature.multiplies:
             ends.update(op.inputs[p] for p in signature.straight)
         elif signature.fusion == "loop" and not ends.isdisjoint(op.outputs):
             found.update(op.inputs)
             ends.update(op.inputs)
     return frozenset(found)
+
+
+def products_read_straight(graph: BlockGraph) -> frozenset[int]:
+    """Results of products that kernels take straight which are no products: rows that are added to
+    a table."""
+    made, taken = set[int](), set[int]()
+    for op, signature in _plain(graph):
+        if signature.multiplies:
+            made.update(op.outputs)
+        else:
+            taken.update(op.inputs[p] for p in signature.straight)
+    return frozenset(made & taken)
+
+
+def _plain(graph: BlockGraph) -> list[tuple[Operation, OperationSignature]]:
+    """Operations that have signatures, with these."""
+    found = []
+    for op in graph.operations:
+        if not (op.regions or op.effectful):
+            inputs, outputs = ([graph.values[v] for v in x] for x in (op.inputs, op.outputs))
+            found.append((op, registry.signature_of(op, tuple(inputs), tuple(outputs))))
+    return found
 
 
 def renewed_outputs(body: BlockGraph, first: int, carries: int) -> Mapping[int, int]:

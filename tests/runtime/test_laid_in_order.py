@@ -1,7 +1,9 @@
-"""What is gathered for convolutions on GPUs lies with its dims in order."""
+"""What lies with its dims in order: what is gathered for convolutions on GPUs, and products that are
+added to tables on TPUs."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
@@ -12,8 +14,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tapestry_egg.errors import TargetError
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.runtime import hlo_stats
-from tapestry_egg.runtime.lower.frame import in_order
+from tapestry_egg.runtime.lower.frame import in_order, laid_in_order
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
@@ -94,3 +97,54 @@ def test_a_compiler_for_gpus_holds_one_array_less_then() -> None:
         return hlo_stats(jax.jit(mapped).lower(*arguments).compile()).temp_bytes
 
     assert temporaries(False) - temporaries(True) >= 4 * 128 * 32 * 32 * 32
+
+
+def added(g: jax.Array, w: jax.Array, at: jax.Array, table: jax.Array) -> jax.Array:
+    """Rows of a product, added to a table."""
+    return table.at[at].add(g @ w)
+
+
+def plainly_added(g: jax.Array, w: jax.Array, at: jax.Array, table: jax.Array) -> jax.Array:
+    return table.at[at].add(2 * (g @ w))
+
+
+@pytest.mark.parametrize(
+    ("fn", "platform", "order"),
+    [(added, "tpu", 1), (added, "cuda", 0), (plainly_added, "tpu", 0)],
+)
+def test_products_that_are_rows_of_a_table_are_made_in_order(
+    fn: Any, platform: str, order: int
+) -> None:
+    at = np.arange(16, dtype=np.int32) % 4
+    arguments = numbers(16, 8), numbers(8, 24), at, numbers(4, 24)
+    graph = trace(fn, *arguments).graph
+    whole = tuple(cut(*[()] * a.ndim) for a in arguments)
+    alone = MeshShape(("x",), (1,))
+    run = lower(plan_by_hand(graph, alone, {}, whole, (cut((), ()),)), platform=platform)
+    found = jax.make_jaxpr(run)(*arguments).jaxpr.eqns
+    assert [e.primitive.name for e in found].count("layout_constraint") == order
+    np.testing.assert_allclose(run(*arguments)[0], fn(*map(jnp.asarray, arguments)), rtol=1e-2)
+
+
+def test_a_compiler_for_tpus_would_make_them_turned_and_turn_them_back() -> None:
+    pytest.importorskip("libtpu")
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to be asked
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor one to be locked
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
+    whole = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
+
+    def temporaries(order: bool) -> int:
+        def step(g: jax.Array, w: jax.Array, at: jax.Array) -> tuple[jax.Array, ...]:
+            rows = laid_in_order(g @ w.T) if order else g @ w.T
+            rows, at = lax.optimization_barrier((rows, at))
+            return jnp.zeros((32, 393)).at[at].add(rows), jnp.cumsum(rows, axis=1)
+
+        shapes = ((1024, 4), "float32"), ((393, 4), "float32"), ((1024,), "int32")
+        arguments = [jax.ShapeDtypeStruct(s, d, sharding=whole) for s, d in shapes]
+        options = {"xla_msa_enable": "false"}
+        compiled = jax.jit(step).lower(*arguments).compile(compiler_options=options)
+        return hlo_stats(compiled).temp_bytes
+
+    assert temporaries(False) - temporaries(True) > 0.9 * 4 * 1024 * 393
