@@ -1,5 +1,5 @@
-"""What lies with its dims in order: what is gathered for convolutions on GPUs, and products that are
-added to tables on TPUs."""
+"""What lies with its dims in order: what is gathered for convolutions on GPUs, and products
+that are added to tables on TPUs."""
 
 from __future__ import annotations
 
