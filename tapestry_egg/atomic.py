@@ -42,11 +42,30 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
                 os.replace(temporary, path)
                 written = True
     except OSError as error:
-        raise TapestryError(
-            f"cannot be written: {error.strerror or error}",
-            where=str(path),
-            hint="Choose another folder, or make this one writable.",
-        ) from None
+        raise _unwritable(path, error) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """See that `path` could be written, before the work that is to go there; its folder is made.
+
+    Raises TapestryError where the folder cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> TapestryError:
+    return TapestryError(
+        f"cannot be written: {error.strerror or error}",
+        where=str(path),
+        hint="Choose another folder, or make this one writable.",
+    )

@@ -54,9 +54,18 @@ def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False
     host_only()
     entry = load_program(program)
     on_progress(Phase("trace", subject=entry.name))
+    from tapestry_egg.tracing.entry import file_of, line_in, user_error
     from tapestry_egg.tracing.trace import trace as trace_function
 
-    traced = trace_function(entry.function, *entry.arguments, name=entry.name)
+    try:
+        traced = trace_function(entry.function, *entry.arguments, name=entry.name)
+    except TapestryError:
+        raise
+    except Exception as error:
+        # One that did not come by the user's lines is a defect, and keeps its traceback.
+        if line_in(file_of(program), error) is None:
+            raise
+        raise user_error(file_of(program), "tracing it", error) from error
     if loom:
         from tapestry_egg.loom import to_loom, write_loom
 
@@ -67,27 +76,35 @@ def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False
     on_progress(Phase("trace", words, 1.0, entry.name))
 
 
-def graph_files(paths: Sequence[str], out: Path, on_progress: Progress) -> list[Path]:
-    """The graph files that the arguments name; programs are traced into `out` first."""
+def graph_files(
+    paths: Sequence[str], out: Path, on_progress: Progress
+) -> tuple[list[Path], dict[str, TapestryError]]:
+    """The graph files that the arguments name, and why others name none; programs are traced into
+    `out` first."""
+    files: list[Path] = []
+    failed: dict[str, TapestryError] = {}
+    for text in paths:
+        try:
+            files += _files_of(text, out, on_progress)
+        except TapestryError as error:
+            failed[text] = error
+    return list({path.resolve(): path for path in files}.values()), failed
+
+
+def _files_of(text: str, out: Path, on_progress: Progress) -> list[Path]:
     from tapestry_egg.interop.foreign import is_program
 
-    files: list[Path] = []
-    for text in paths:
-        path = Path(text)
-        if is_program(text):
-            name = re.sub(
-                r"\.(py|mlir|stablehlo|jax|jaxexport)$", "", path.name.replace(".py:", "-")
-            )
-            _trace_to(text, out / f"{name}.json", on_progress)
-            files.append(out / f"{name}.json")
-        elif path.is_dir():
-            found = [p for p in sorted(path.glob("*.json")) if _is_graph_name(p.name)]
-            if not found:
-                raise TapestryError("holds no .json graph", where=text, hint="Trace some first.")
-            files += found
-        else:
-            files.append(path)
-    return list({path.resolve(): path for path in files}.values())
+    path = Path(text)
+    if is_program(text):
+        name = re.sub(r"\.(py|mlir|stablehlo|jax|jaxexport)$", "", path.name.replace(".py:", "-"))
+        _trace_to(text, out / f"{name}.json", on_progress)
+        return [out / f"{name}.json"]
+    if path.is_dir():
+        found = [p for p in sorted(path.glob("*.json")) if _is_graph_name(p.name)]
+        if not found:
+            raise TapestryError("holds no .json graph", where=text, hint="Trace some first.")
+        return found
+    return [path]
 
 
 def _is_graph_name(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,7 +132,7 @@ def optimize(
     """
     from tapestry_egg.machine.target import load_target
     from tapestry_egg.parallel.executors import chosen
-    from tapestry_egg.pipeline.batch import BatchRequest, run_batch
+    from tapestry_egg.pipeline.batch import BatchRequest, Outcome, run_batch
     from tapestry_egg.progress import reporter
 
     host_only()
@@ -160,10 +161,10 @@ def optimize(
     )
     failed = 0
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:
-        graphs = graph_files(paths, Path(out), on_progress)
+        graphs, unread = graph_files(paths, Path(out), on_progress)
         several = workers is not None and workers > 1 and len(graphs) > 1
         pool = stack.enter_context(chosen(workers, cluster)) if several or cluster else None
-        for outcome in run_batch(
+        searched = run_batch(
             graphs,
             settings,
             Path(out),
@@ -171,7 +172,9 @@ def optimize(
             workers=workers,
             again=again,
             on_progress=on_progress,
-        ):
+        )
+        refused = (Outcome(name, error=str(error)) for name, error in unread.items())
+        for outcome in chain(refused, searched):
             if outcome.error:
                 failed += 1
                 complain(outcome.error)
@@ -236,7 +239,10 @@ def problem(
 
     host_only()
     with reporter(quiet=quiet) as on_progress:
-        (path,) = graph_files([graph], Path(out), on_progress)
+        found, unread = graph_files([graph], Path(out), on_progress)
+        for error in unread.values():
+            raise error
+        (path,) = found
         loaded = load(path)
         if not isinstance(loaded, Program):
             raise TapestryError("holds plans, not a graph", where=str(path))

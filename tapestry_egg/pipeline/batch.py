@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tapestry_egg.atomic import write_atomic
+from tapestry_egg.atomic import check_writable, write_atomic
 from tapestry_egg.errors import GraphError, TapestryError
 from tapestry_egg.machine.objectives import OBJECTIVES, amounts, named
 from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, host_only
@@ -129,8 +129,8 @@ def run_batch(
     Several graphs are given to `executor`, each as one call; one graph, or each in turn where there
     is no executor, is searched on `workers` processors (None: all). With `again`, or to resume
     searches, nothing is skipped. An interruption (Ctrl-C) leaves the fronts that were found until
-    then, and ends the batch with KeyboardInterrupt. Two graphs of the same file name raise
-    TapestryError before anything is done.
+    then, and ends the batch with KeyboardInterrupt. Two graphs of the same file name, and a folder
+    that cannot be written, raise TapestryError before anything is done.
     """
     seen: dict[str, Path] = {}
     for path in graphs:
@@ -141,6 +141,7 @@ def run_batch(
                 hint="Rename one, or write them into different folders (-o).",
             )
         seen[path.stem] = path
+    check_writable(out / MANIFEST)
     done = _read_manifest(out)
     todo: list[tuple[Path, str]] = []
     for name, path in seen.items():
@@ -336,9 +337,13 @@ def _side_by_side(
     for k, told in completed(executor, front_files, calls, heard):
         name = paths[k].stem
         if not isinstance(told, Lost):
-            for file, data in told["files"].items():
-                write_atomic(out / file, data)
-            yield _outcome(told["outcome"], name)
+            try:
+                for file, data in told["files"].items():
+                    write_atomic(out / file, data)
+            except TapestryError as error:
+                yield Outcome(name, error=str(error))
+            else:
+                yield _outcome(told["outcome"], name)
         elif told.again:
             on_progress(Phase("extract", f"begun again: {told.reason}", None, name))
         else:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tapestry_egg.atomic import check_writable
 from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.problem.pins import Pins
 from tapestry_egg.extract.problem.value_pins import constrained, split_pins
@@ -127,6 +128,7 @@ def read_question(
 def _kept(resume: str | Path) -> SearchFile:
     from tapestry_egg.files.search_file import SearchFile  # most searches are not kept
 
+    check_writable(resume)
     return SearchFile.open(resume)
 
 

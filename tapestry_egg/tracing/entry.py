@@ -34,7 +34,12 @@ class Entry:
 
 def is_entry(text: str) -> bool:
     """Whether `text` names a program (`FILE.py` or `FILE.py:NAME`) and not a saved file."""
-    return _split(text)[0].endswith(".py")
+    return file_of(text).suffix == ".py"
+
+
+def file_of(text: str) -> Path:
+    """The file of `FILE.py:NAME`."""
+    return Path(_split(text)[0])
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -91,7 +96,7 @@ def _call(path: Path, module: ModuleType, name: str) -> Any:
     try:
         return getattr(module, name)()
     except Exception as error:
-        raise _user_error(path, f"{name}()", error) from error
+        raise user_error(path, f"{name}()", error) from error
 
 
 def import_file(path: Path) -> ModuleType:
@@ -130,13 +135,18 @@ def import_file(path: Path) -> ModuleType:
         raise
     except Exception as error:
         sys.modules.pop(name, None)
-        raise _user_error(path, "importing it", error) from error
+        raise user_error(path, "importing it", error) from error
 
 
-def _user_error(path: Path, doing: str, error: Exception) -> TraceError:
-    """The user's own exception, at the user's own line."""
+def line_in(path: Path, error: Exception) -> int | None:
+    """The innermost line of a file that an exception came by; None where it did not."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    line = next((f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()), None)
+    return next((f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()), None)
+
+
+def user_error(path: Path, doing: str, error: Exception) -> TraceError:
+    """The user's own exception, at the user's own line."""
+    line = line_in(path, error)
     if isinstance(error, SyntaxError):
         line = error.lineno
     return TraceError(

@@ -256,3 +256,53 @@ def test_objectives_are_named_as_in_python(tmp_path: Path) -> None:
 def test_a_baseline_is_a_name_and_a_file(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not NAME=FILE"):
         named_baseline(text)
+
+
+FAULTY = """
+import jax.numpy as jnp
+
+def good(x): return x * 2.0
+def shapes(x): return x @ x
+def own(x): raise ValueError("of mine")
+def good_args(): return (jnp.ones((8, 4)),)
+shapes_args = own_args = good_args
+"""
+
+
+@pytest.mark.parametrize(("name", "line", "said"), [("shapes", 5, "dot_general"), ("own", 6, "of")])
+def test_a_program_that_fails_is_told_at_its_line(
+    name: str, line: int, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    with pytest.raises(TapestryError, match=rf"faulty.py:{line}: tracing it raised .*{said}"):
+        CliRunner().invoke(
+            app, ["trace", f"{file}:{name}", "-o", str(tmp_path / "x")], catch_exceptions=False
+        )
+
+
+def test_a_program_that_fails_stops_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    programs = [f"{file}:own", f"{tmp_path}/nowhere.py", f"{file}:good"]
+    options = ["-t", "cpu:2", "-o", str(tmp_path / "out"), "--work", "0.2", "--quiet", "--json"]
+    done = CliRunner().invoke(app, ["optimize", *programs, *options])
+    assert done.exit_code == 1
+    assert "faulty.py:6: tracing it raised" in done.output and "no such file" in done.output
+    assert (tmp_path / "out" / "faulty-good.front.json").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_a_folder_that_cannot_be_written_is_told_before_the_search(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tapestry_egg.pipeline import batch
+
+    te.save(graph(), tmp_path / "g.json")
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr(batch, "optimize_file", lambda *_: pytest.fail("searched"))
+    command = ["optimize", str(tmp_path / "g.json"), "-t", "cpu:2", "-q", *options]
+    with pytest.raises(TapestryError, match=r"cannot be written.*\n.*another folder"):
+        CliRunner().invoke(app, [*command, "-o", str(tmp_path / "taken")], catch_exceptions=False)
+    with pytest.raises(TapestryError, match="cannot be written"):
+        optimized(resume=tmp_path / "taken" / "s.npz", on_progress=lambda _: pytest.fail("begun"))
