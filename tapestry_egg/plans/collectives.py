@@ -238,9 +238,10 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     every device, in one all-reduce with whatever else is reduced. There the blocks come first, as a
     dim of their own. Blocks that are no whole tiles stay with it.
 
-    Fewer columns than lanes would be padded to all of these. Where they are whole rows of a tile,
-    they are made rows, and the compiler, which may lay the dims out as it likes, is told to have
-    them so. Vectors, and columns that are no whole rows, pass as rows of lanes.
+    Fewer columns than lanes would be padded to all of these. So another dim is laid along lanes, if
+    one fills them, or columns that are whole rows of a tile are made rows; the compiler, which may
+    lay the dims out as it likes, is told to have them so. Vectors, and other columns, pass as rows
+    of lanes.
     """
     import jax.numpy as jnp
     from jax.experimental.layout import Layout, with_layout_constraint
@@ -252,9 +253,13 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     if (from_end < 3 and whole and apart) or (from_end > 2 and dim == 0):
         return _scatter(x, names, dim, parts)
     rows = x.size // x.shape[-1]
-    if from_end == 1 and block < _LANES and block % _ROWS == 0 and rows % _LANES == 0:
-        turned = with_layout_constraint(x.reshape(rows, -1).T, Layout((0, 1)))
-        return _scatter(turned, names, 0, parts).T.reshape(*x.shape[:-1], block)
+    if from_end == 1 and block < _LANES and rows % _LANES == 0:
+        wide = [d for d, n in enumerate(x.shape[:-1]) if n % _LANES == 0]
+        if x.shape[-1] < _LANES and wide and rows // x.shape[wide[-1]] % _ROWS == 0:
+            return _scatter_columns(x, names, parts, wide[-1])
+        if block % _ROWS == 0:
+            turned = with_layout_constraint(x.reshape(rows, -1).T, Layout((0, 1)))
+            return _scatter(turned, names, 0, parts).T.reshape(*x.shape[:-1], block)
     blocks = _blocks_first(x, dim, parts)
     if from_end == 1 and (x.ndim == 1 or block % _ROWS):
         if x.size % (parts * _ROWS * _LANES) == 0:
@@ -267,6 +272,19 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     # The reshape keeps the compiler from taking the exchange of dims back.
     flat = blocks.reshape(parts, -1, blocks.shape[-1])
     return _scatter(flat, names, 0, parts).reshape(blocks.shape[1:])
+
+
+def _scatter_columns(x: jax.Array, names: tuple[str, ...], parts: int, wide: int) -> jax.Array:
+    """A sum scattered along the last dim, with dim `wide` along a TPU's lanes in its place."""
+    from jax.experimental.layout import Layout, with_layout_constraint
+
+    last = x.ndim - 1
+    order = [last, *(d for d in range(last) if d != wide), wide]
+    turned = x.transpose(order)
+    flat = turned.reshape(x.shape[-1], -1, x.shape[wide])
+    got = _scatter(with_layout_constraint(flat, Layout((0, 1, 2))), names, 0, parts)
+    back = [order.index(d) for d in range(x.ndim)]
+    return got.reshape(-1, *turned.shape[1:]).transpose(back)
 
 
 def _exchange_on_tpu(

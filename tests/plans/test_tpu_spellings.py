@@ -21,6 +21,8 @@ from tapestry_egg.plans.plan import Change
         ((1024, 256), 1),  # of 32, whole rows of a tile
         ((4, 32, 2, 128), 3),
         ((16, 64, 96), 2),  # of twelve
+        ((128, 4, 4, 16), 3),  # another dim along lanes
+        ((4, 128, 8, 64), 3),
         ((65536,), 0),
         ((16, 64, 128), 1),
         ((4, 64, 8), 2),  # too few for rows of lanes

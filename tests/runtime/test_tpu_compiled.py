@@ -142,6 +142,7 @@ def test_exchanges_that_split_lanes_take_no_more_than_two_arrays(
         (16384, 256),  # of 32
         (16, 1024, 96),  # of twelve
         (8, 512, 4, 128),  # of matrices that fill no tiles themselves
+        (128, 16, 16, 8),  # images
     ],
 )
 def test_sums_that_are_scattered_in_a_few_columns_are_not_padded_to_all_lanes(
