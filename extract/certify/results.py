@@ -115,7 +115,7 @@ def _until(lives: Lives, leaves: int, source: int) -> int:
         return lives.end
     until, views = 0, [source]
     for w in views:
-        for u in lives.users[w]:
+        for u in lives.users.get(w, ()):
             if _is_view(lives, u):
                 views.append(lives.schedule.units[u].outputs[-1])
             elif u == leaves:

@@ -196,7 +196,7 @@ class _Flattener:
         if kernel == "select_n" and (case := needless.selected(inputs, self.known)) is not None:
             if self.values[case] == tensor_type(eqn.outvars[0].aval):
                 return [case]
-        if (number := needless.settled(kernel, inputs, self.known)) is not None:
+        if (number := needless.settled(kernel, eqn.params, inputs, self.known)) is not None:
             return self.filled(number, tensor_type(eqn.outvars[0].aval), here)
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
@@ -432,7 +432,7 @@ class _Flattener:
         """Keep what reaches an output or has an effect, equal operations once, parts at once."""
         live, _ = reached(needless.parts_at_once(self.operations, self.values), outputs)
         operations, outputs = needless.made_once(live, self.values, outputs, self.constants)
-        kept, needed = reached(operations, outputs)
+        kept, needed = reached(needless.without_unread(operations, outputs), outputs)
         constants = [v for v in self.constants if v in needed]
         order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
         number = {v: i for i, v in enumerate(order)}

@@ -1,5 +1,5 @@
 """Operations that need not be made: those of tensors without elements, those made before, parts of
-which other parts are taken, and what is settled before a program runs.
+which other parts are taken, what nothing reads, and what is settled before a program runs.
 
 A result without elements, as programs that halve their arrays end in, is a constant, and an operand
 without elements adds nothing. Left in the graph, such operations would have no points to cut, and
@@ -59,15 +59,25 @@ def unchanged_operand(
     kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType
 ) -> int | None:
     """The operand that an operation gives back as it is, since nothing is written into it or
-    joined to it; None where it does more."""
+    joined to it, or since it is written over all of another; None where it does more."""
     found: int | None = None
     if kernel == "dynamic_update_slice" or kernel.startswith("scatter"):
-        written = inputs[1] if kernel == "dynamic_update_slice" else inputs[2]
-        found = 0 if written.size == 0 else None
+        new = 1 if kernel == "dynamic_update_slice" else 2
+        found = 0 if inputs[new].size == 0 else new if _fills(kernel, params, inputs) else None
     elif kernel == "concatenate":
         kept = joined_operands(kernel, inputs)
         found = kept[0] if len(kept) == 1 else None
     return found if found is not None and inputs[found] == output else None
+
+
+def _fills(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]) -> bool:
+    """Whether all of an array is written over, wherever the write begins: `x.at[:].set(y)`."""
+    if kernel == "dynamic_update_slice":  # what begins too late is moved to the front
+        return inputs[0].shape == inputs[1].shape
+    if kernel != "scatter" or inputs[0].shape != inputs[2].shape:
+        return False
+    dims = params["dimension_numbers"]
+    return tuple(dims.update_window_dims) == tuple(range(inputs[0].rank))
 
 
 def joined_operands(kernel: str, inputs: Sequence[TensorType]) -> tuple[int, ...]:
@@ -138,6 +148,24 @@ def _read_elsewhere(operations: Sequence[Operation], outputs: Sequence[int]) -> 
         for v in op.inputs
         if v in line and line[v] != (op.source.file, op.source.line)
     )
+
+
+def without_unread(operations: Sequence[Operation], outputs: Iterable[int]) -> list[Operation]:
+    """The operations without operands of which nothing is read: of a barrier, and those that a sort
+    carries along."""
+    read = set(outputs)
+    found: list[Operation] = []
+    for op in reversed(operations):
+        keys = {"optimization_barrier": 0, "sort": op.params.get("num_keys")}.get(op.kernel)
+        kept = [p for p, v in enumerate(op.outputs) if v in read]
+        if keys is not None and kept and len(kept) < len(op.outputs):
+            kept = [p for p in range(len(op.outputs)) if p < int(keys) or p in kept]
+            inputs, made = (tuple(of[p] for p in kept) for of in (op.inputs, op.outputs))
+            op = replace(op, inputs=inputs, outputs=made)
+        if op.effectful or not read.isdisjoint(op.outputs):
+            read.update(op.inputs)
+        found.append(op)
+    return found[::-1]
 
 
 def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) -> list[Operation]:
@@ -261,9 +289,13 @@ def selected(inputs: Sequence[int], known: Known) -> int | None:
     return inputs[1 + int(number)]
 
 
-def settled(kernel: str, inputs: Sequence[int], known: Known) -> Any | None:
+def settled(
+    kernel: str, params: Mapping[str, Any], inputs: Sequence[int], known: Known
+) -> Any | None:
     """The number that every element of a result is, whatever an operand is; None where operands
     matter."""
+    if kernel == "integer_pow" and params["y"] == 0:
+        return 1
     law = _LAWS.get(kernel)
     return law(kernel, inputs, known) if law is not None and len(inputs) == 2 else None
 

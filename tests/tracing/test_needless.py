@@ -4,6 +4,7 @@ chosen is not priced, and nothing is sent for it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -60,6 +61,11 @@ DECIDED: dict[str, tuple[Callable[..., Any], Any]] = {
     "below 0 without a sign": (lambda x: unsigned(x) < 0, N),
     "from 0 without a sign": (lambda x: 0 <= unsigned(x), N),
     "power of 0": (lambda x: jnp.exp(x).sum(0) ** jnp.zeros(()), X),
+    "whole power of 0": (lambda x: jnp.exp(x).sum(0) ** 0, X),
+    "all written over": (lambda x: jnp.exp(x).at[:].set(x), X),
+    "all updated": (lambda x: lax.dynamic_update_slice(jnp.exp(x), x, (3, 0)), X),
+    "read by nobody": (lambda x: lax.optimization_barrier((x * 2, jnp.exp(x).sum(0)))[0], X),
+    "sorted for nobody": (lambda x: lax.sort((x * 2, jnp.exp(x)), dimension=0)[0], X),
 }
 
 
@@ -68,13 +74,35 @@ def test_what_constants_decide_needs_no_other_operand(name: str) -> None:
     function, x = DECIDED[name]
     left = set(kernels(function, x))
     assert not left & {"reduce_sum", "reduce_max", "reduce_or", "exp", "cond", "while"}, left
-    found, wanted = te.trace(function, x)(x), jax.jit(function)(x)
+    found, wanted = te.trace(function, x)(jnp.asarray(x)), jax.jit(function)(x)
     assert (found.shape, found.dtype, found.weak_type) == (
         wanted.shape,
         wanted.dtype,
         wanted.weak_type,
     )
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_keys_of_a_sort_stay_and_so_does_what_is_read() -> None:
+    x = jnp.asarray(X)
+
+    def second(x: Array) -> Array:
+        return lax.sort((x, jnp.exp(x), jnp.sin(x)), dimension=0, num_keys=1)[1]
+
+    assert set(kernels(second, x)) == {"exp", "sort"}
+    np.testing.assert_allclose(te.trace(second, x)(x), jax.jit(second)(x), rtol=1e-6)
+    assert "exp" in kernels(lambda x: jnp.exp(x).at[:1].set(x[:1]), x)
+    assert "exp" in kernels(lambda x: jnp.exp(x).at[:].add(x), x)
+
+
+def test_a_barrier_of_which_a_part_is_read_is_planned() -> None:
+    """As graphs have it that were written before what is unread was left out."""
+    both = te.trace(lambda x: lax.optimization_barrier((x.sum(0), x.max(0))), X).graph
+    one = replace(both, outputs=both.outputs[:1], output_names=("",))
+    settings = te.Settings(work=0.2, front=False, recompute=0)
+    plan = te.optimize(one, "cpu:8", settings=settings).best()
+    (found,) = te.compile(plan)(X)
+    np.testing.assert_allclose(found, X.sum(0), rtol=1e-4, atol=1e-5)
 
 
 def test_a_verdict_is_computed_of_constants() -> None:
