@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.tiles import Tiles, tight_order
 from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
@@ -426,8 +427,20 @@ def in_order(x: jax.Array) -> jax.Array:
     return barrier(laid_in_order(x))
 
 
-def laid_in_order(x: jax.Array) -> jax.Array:
-    """An array that its compiler lays as its dims are written."""
+def laid_in_order(x: jax.Array, order: Sequence[int] | None = None) -> jax.Array:
+    """An array that its compiler lays as its dims are written, or with those of `order` from the
+    outermost on."""
     from jax.experimental.layout import Layout, with_layout_constraint
 
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return with_layout_constraint(x, Layout(tuple(order or range(x.ndim))))
+
+
+def laid_tight(x: Any, tiles: Tiles) -> Any:
+    """A stack that its compiler lays so that tiles pad it least; keys of random numbers, and stacks
+    that are taken from what they are a transposition of, as they are."""
+    import jax
+
+    if isinstance(x, Turned) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    order = tight_order(x.shape, x.dtype.itemsize, tiles)
+    return laid_in_order(x, order) if order else x

@@ -14,6 +14,7 @@ from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.split_k import SplitK
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
@@ -25,7 +26,7 @@ from tapestry_egg.schedule.lying import (
     renewed_outputs,
 )
 
-from .frame import Frame, laid_in_order
+from .frame import Frame, laid_in_order, laid_tight
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
 from .order import (
@@ -69,9 +70,10 @@ def lower(
     """
     machine = plan.origin.machine if plan.origin else None
     beside = machine is not None and machine.slowdown is not None
-    split = machine.split_k if machine is not None else None
+    split, tiles = (machine.split_k, machine.tiles) if machine is not None else (None, None)
     states = frozenset(dict(plan.origin.feedback).values()) if plan.origin else frozenset[int]()
-    return LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside, split, states)
+    who = caller or Caller()
+    return LocalBody(plan.body, plan.mesh, who, platform, beside, split, states, tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,7 @@ class LocalBody:
     beside: bool = False  # whether the plan counts on collectives that run beside kernels
     split: SplitK | None = None  # how the compiler makes products in parts
     states: frozenset[int] = frozenset()  # places of the inputs that the outputs replace
+    tiles: Tiles | None = None  # in which arrays lie
 
     def __post_init__(self) -> None:
         self.reads, self.regions  # noqa: B018 - a plan that does not fit is refused early
@@ -446,6 +449,15 @@ class LocalBody:
             frame.write(q, found[q])
         return tuple(found), failed
 
+    def _laid(self, op: Operation, operands: Arrays) -> Arrays:
+        """The operands of a region, stacks in the order in which tiles pad them least: XLA for TPUs
+        keeps the order in which they were before they were cut into steps, up to all lanes for
+        each element, as long as the loop runs."""
+        if op.kernel != "scan" or self.tiles is None or self.platform not in ROUNDING:
+            return operands
+        first = op.params["num_consts"] + op.params["num_carry"]
+        return [*operands[:first], *(laid_tight(x, self.tiles) for x in operands[first:])]
+
     def run_operation(
         self, k: int, op: Operation, strategy: Strategy, operands: Arrays, failed: Any
     ) -> tuple[Arrays, Any]:
@@ -455,6 +467,7 @@ class LocalBody:
         if op.regions:
             if op.kernel not in REGIONS:
                 raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
+            operands = self._laid(op, operands)
             outputs, after = REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
             failed = failed if after is None else after
         elif op.kernel == "round_operand" and self.platform not in ROUNDING:

@@ -57,6 +57,21 @@ def stored_bytes(
     return best
 
 
+def tight_order(shape: Sequence[int], itemsize: int, tiles: Tiles) -> tuple[int, ...] | None:
+    """The dims of a stack, that of its steps first, from the outermost to that along lanes, in an
+    order in which it is padded least; None where none is padded less than as they are written."""
+    written = tuple(range(len(shape)))
+    if len(shape) < 3:
+        return None
+
+    def padded(order: tuple[int, ...]) -> int:
+        *outer, rows, lanes = (shape[d] for d in order)
+        return prod(outer) * stored_bytes((rows, lanes), itemsize, tiles, windows=(0,))
+
+    best = min(((0, *inner) for inner in permutations(written[1:])), key=padded)
+    return best if padded(best) < padded(written) else None
+
+
 def _up(n: int, tile: int) -> int:
     return -(-n // tile) * tile
 

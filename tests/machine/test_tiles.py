@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.machine.tiles import stored_bytes
+from tapestry_egg.machine.tiles import stored_bytes, tight_order
 
 TILES = load_target("v5e:2x4").tiles
 
@@ -60,3 +60,21 @@ def test_elsewhere_there_are_none(target: str) -> None:
     tiles = load_target(target).tiles
     assert tiles is None
     assert stored_bytes((1000, 3), 4, tiles) == 4 * prod((1000, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((16, 256, 16), (0, 2, 1)),  # 16 columns would be padded to 128
+        ((16, 256, 128), None),
+        ((16, 16, 16), None),  # either way
+        ((4, 2, 256, 16), (0, 1, 3, 2)),
+        ((4, 128, 2, 8), (0, 2, 3, 1)),
+        ((256, 16), None),  # vectors, one in each step
+    ],
+)
+def test_a_stack_keeps_its_steps_outermost(
+    shape: tuple[int, ...], order: tuple[int, ...] | None
+) -> None:
+    assert TILES is not None
+    assert tight_order(shape, 4, TILES) == order

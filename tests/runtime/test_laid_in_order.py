@@ -1,9 +1,10 @@
-"""What lies with its dims in order: what is gathered for convolutions on GPUs, and products
-that are added to tables on TPUs."""
+"""What compilers are told to lay in some order: what is gathered for convolutions on GPUs, products
+that are added to tables, and stacks of loops on TPUs."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,10 +14,12 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.runtime import hlo_stats
-from tapestry_egg.runtime.lower.frame import in_order, laid_in_order
+from tapestry_egg.runtime.lower.frame import in_order, laid_in_order, laid_tight
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
@@ -126,25 +129,71 @@ def test_products_that_are_rows_of_a_table_are_made_in_order(
     np.testing.assert_allclose(run(*arguments)[0], fn(*map(jnp.asarray, arguments)), rtol=1e-2)
 
 
-def test_a_compiler_for_tpus_would_make_them_turned_and_turn_them_back() -> None:
+def tpu() -> NamedSharding:
+    """All of an array on one device."""
     pytest.importorskip("libtpu")
     from jax.experimental import topologies
 
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to be asked
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nor one to be locked
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
-    whole = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
+    return NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
 
+
+def held(fn: Any, *types: tuple[tuple[int, ...], str]) -> int:
+    """Bytes of temporaries with every array in a TPU's main memory."""
+    whole = tpu()
+    arguments = [jax.ShapeDtypeStruct(s, d, sharding=whole) for s, d in types]
+    lowered = jax.jit(fn).lower(*arguments)
+    return hlo_stats(lowered.compile(compiler_options={"xla_msa_enable": "false"})).temp_bytes
+
+
+def test_a_compiler_for_tpus_would_make_them_turned_and_turn_them_back() -> None:
     def temporaries(order: bool) -> int:
         def step(g: jax.Array, w: jax.Array, at: jax.Array) -> tuple[jax.Array, ...]:
             rows = laid_in_order(g @ w.T) if order else g @ w.T
             rows, at = lax.optimization_barrier((rows, at))
             return jnp.zeros((32, 393)).at[at].add(rows), jnp.cumsum(rows, axis=1)
 
-        shapes = ((1024, 4), "float32"), ((393, 4), "float32"), ((1024,), "int32")
-        arguments = [jax.ShapeDtypeStruct(s, d, sharding=whole) for s, d in shapes]
-        options = {"xla_msa_enable": "false"}
-        compiled = jax.jit(step).lower(*arguments).compile(compiler_options=options)
-        return hlo_stats(compiled).temp_bytes
+        return held(step, ((1024, 4), "float32"), ((393, 4), "float32"), ((1024,), "int32"))
 
     assert temporaries(False) - temporaries(True) > 0.9 * 4 * 1024 * 393
+
+
+TILES = Tiles(lanes=128, rows=8, word=4)
+
+
+def add(w: jax.Array, c: jax.Array, y: jax.Array) -> tuple[jax.Array, None]:
+    return jnp.tanh(c @ w) + y @ y.T, None
+
+
+def stacked(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Every sixteenth row of few columns in each step."""
+    every = x.reshape(256, 16, -1).transpose(1, 0, 2)
+    return lax.scan(partial(add, w), jnp.zeros((256, 256)), every)[0]
+
+
+@pytest.mark.parametrize(("columns", "orders"), [(16, [(0, 2, 1)]), (128, [])])
+def test_stacks_of_loops_lie_as_tiles_pad_them_least(
+    columns: int, orders: list[tuple[int, ...]]
+) -> None:
+    arguments = numbers(4096, columns), numbers(256, 256) / 16
+    settings = te.Settings(work=0.1, recompute=0, forms=0)
+    plan = te.optimize(te.trace(stacked, *arguments), "v5e:1", settings=settings).best("seconds")
+
+    def told(platform: str) -> list[tuple[int, ...]]:
+        found = jax.make_jaxpr(lower(plan, platform=platform))(*arguments).jaxpr.eqns
+        laid = [e for e in found if e.primitive.name == "layout_constraint"]
+        return [e.params["layout"].major_to_minor for e in laid]
+
+    assert told("tpu") == orders
+    assert told("cpu") == []
+
+
+def test_a_compiler_for_tpus_would_hold_more_of_such_a_stack() -> None:
+    def told(x: jax.Array, w: jax.Array) -> jax.Array:
+        every = laid_tight(x.reshape(256, 16, -1).transpose(1, 0, 2), TILES)
+        return lax.scan(partial(add, w), jnp.zeros((256, 256)), every)[0]
+
+    types = ((4096, 16), "float32"), ((256, 256), "float32")
+    assert held(stacked, *types) - held(told, *types) > 4 * 4096 * 16
