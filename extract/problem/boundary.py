@@ -45,6 +45,8 @@ def restrict(choices: UnitChoices, fixed: Fixed) -> UnitChoices:
         for u, port in _ports(choices.schedule):
             rows[u] = _allowed(rows[u], port, expressible)
     for p in fixed.pins:
+        if 0 in p.shape:  # what has no elements lies nowhere: it is whole on every device
+            continue
         u = (_output_unit if p.output else _input_unit)(choices.schedule, p.position)
         wanted = p.wanted(choices.mesh, fixed.contract)
         port = choices.schedule.program.instances[choices.schedule.units[u].root].port

@@ -148,7 +148,7 @@ class Joiner:
             op = self.schedule.program.bodies[instance.body].graph.operations[instance.operation]
             shape = instance.signature.output_types[0].shape
             wanted = Constraint.of(op.params).wanted(shape, self.mesh, contract)
-            if wanted is not None:
+            if wanted is not None and 0 not in shape:  # what has no elements lies nowhere
                 found[i] = wanted
         return found
 

@@ -149,7 +149,7 @@ def fitting(
         mesh = having[0]
         uneven = next(p for p in pins if not _divides(p, mesh, contract))
         raise ExtractError(
-            f"{uneven.name} of shape {list(uneven.shape)} cannot be cut evenly as {uneven} on "
+            f"{uneven.name or 'the output'} of shape {list(uneven.shape)} cannot be cut evenly as {uneven} on "
             f"{' or '.join(map(str, having))}",
             where=uneven.where,
             hint="Pin it to axes whose sizes divide its dims, or leave it unpinned.",

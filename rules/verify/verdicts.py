@@ -17,6 +17,7 @@ counts only, never on time or on the rule's name.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -205,13 +206,25 @@ def verify_rules(rules: Iterable[Rule], seed: int = 0) -> list[Verdict]:
     return [v for rule in rules if (v := verify_rule(rule, seed)) is not None]
 
 
+#: Why a kernel without one of its parameters is no operation.
+_UNSET = re.compile(r"\$(?P<name>\w+) is not a name here")
+
+
 def _never(rule: Rule, drawn: Drawn) -> RuleRefused:
     reasons = sorted(drawn.refused, key=lambda r: -drawn.refused[r])
     why = f"; mostly: {reasons[0]}" if reasons else "; its pattern matched none"
+    hint = "Give it an `example:` that it applies to, of kernels that have a reference."
+    if reasons and (unset := _UNSET.fullmatch(reasons[0])):
+        name = unset["name"]
+        why = f": a kernel of its replacement has no value for {name}"
+        hint = (
+            f"Give it, KERNEL{{{name}=...}}(x), or take that of the pattern's: label it, "
+            "`s:KERNEL(...)`, and write `s(x)`."
+        )
     return RuleRefused(
         f"rule {rule.name!r} cannot be checked: it applies to none of {drawn.tried} programs{why}",
         where=rule.where,
-        hint="Give it an `example:` that it applies to, of kernels that have a reference.",
+        hint=hint,
         counterexample=None,
     )
 

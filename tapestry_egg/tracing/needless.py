@@ -43,6 +43,15 @@ _REPEATING = {"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"}
 _STEPS, _ELEMENTS = 32, 1 << 12
 
 _SAME = {"eq": True, "ge": True, "le": True, "ne": False, "gt": False, "lt": False}
+#: What operations give where they go over no elements.
+_OF_NOTHING = {
+    "conv_general_dilated": 0,
+    "dot_general": 0,
+    "reduce_and": -1,
+    "reduce_or": 0,
+    "reduce_prod": 1,
+    "reduce_sum": 0,
+}
 #: Comparisons of what is not negative with 0, by kernel and by the operand that is 0.
 _UNSIGNED = {("lt", 1): False, ("ge", 1): True, ("gt", 0): False, ("le", 0): True}
 
@@ -296,6 +305,8 @@ def settled(
     matter."""
     if kernel == "integer_pow" and params["y"] == 0:
         return 1
+    if kernel in _OF_NOTHING and any(known.types[v].size == 0 for v in inputs):
+        return _OF_NOTHING[kernel]
     law = _LAWS.get(kernel)
     return law(kernel, inputs, known) if law is not None and len(inputs) == 2 else None
 

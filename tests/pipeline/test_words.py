@@ -258,6 +258,8 @@ def test_shardings_of_several_meshes_are_refused_and_uneven_ones_named() -> None
     odd = te.trace(lambda x: x + 1, jnp.zeros((6, 4)))
     with pytest.raises(ExtractError, match=r"\[0\] of shape \[6, 4\] cannot be cut evenly"):
         te.optimize(odd, "cpu:8", in_shardings=(NamedSharding(user_mesh(), P("data")),))
+    with pytest.raises(ExtractError, match=r"the output of shape \[6, 4\] cannot be cut evenly"):
+        te.optimize(odd, "cpu:8", out_shardings=NamedSharding(user_mesh(), P("data")))
 
 
 # What is said of it

@@ -231,3 +231,15 @@ def test_a_class_that_claims_too_much_is_refused() -> None:
     assert verify_rule(rule, wanted=5) is not None
     with pytest.raises(RuleRefused, match="numerics class"):
         verify_rule(replace(rule, numerics="exact"))
+
+
+def test_a_kernel_without_one_of_its_parameters_is_told_by_it(tmp_path: Path) -> None:
+    """What a template says only of some dims (which a reversal turns) must be given, too."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "ruleset: algebra\nrules:\n- {name: r, law: l, reason: r, numerics: exact, "
+        'match: "neg(s:rev(x))", replace: "rev(neg(x))"}\n'
+    )
+    (rule,) = load_book(file).rules
+    with pytest.raises(RuleRefused, match=r"no value for dimensions\n.*dimensions=\.\.\."):
+        verify_rule(rule)

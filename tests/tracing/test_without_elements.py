@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
+import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.runtime import compile
@@ -77,7 +79,7 @@ def test_what_is_without_elements_is_a_constant() -> None:
     args = (numbers(8, 8), numbers(8, 8))
     program = trace(empties, *args)
     assert set(without_elements(program.graph)) <= {
-        *("scan", "pad", "dot_general", "reduce_sum", "reduce_max", "random_split", "random_wrap")
+        *("scan", "pad", "reduce_max", "random_split", "random_wrap")
     }
     wanted = jax.tree.map(np.asarray, jax.jit(empties)(*args))
     same(program(*args), wanted)
@@ -103,3 +105,35 @@ def test_what_calls_out_is_kept() -> None:
         return x
 
     assert [op.kernel for op in trace(f, numbers(8)).graph.operations] == ["debug_print"]
+
+
+def test_what_goes_over_no_elements_is_a_constant() -> None:
+    """XLA computes neither, and sends nothing for them."""
+
+    def f(none: jax.Array, x: jax.Array) -> Any:
+        return (none @ none.T) @ x, none.sum(1), none.prod(1), (none > 0).any(1), (none > 0).all(1)
+
+    none, x = jnp.zeros((8, 0)), numbers(8, 4)
+    program = trace(f, none, x)
+    # The other product is of numbers, though they are zeros.
+    kernels = [op.kernel for op in program.graph.operations if op.kernel != "broadcast_in_dim"]
+    assert kernels == ["dot_general"]
+    same(program(none, x), jax.jit(f)(none, x))
+
+
+def test_layouts_bind_nothing_that_has_no_elements() -> None:
+    """A sharding may stand for all leaves of an argument, some of which have no elements."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+
+    def f(batch: dict[str, jax.Array]) -> Any:
+        none = jax.lax.with_sharding_constraint(batch["none"], rows)
+        return {"x": batch["x"] * 2, "none": none, "sum": none.sum(1)}
+
+    batch = {"x": numbers(8, 4), "none": np.zeros((8, 0), np.float32)}
+    step = te.jit(f, in_shardings=(rows,), out_shardings=rows, settings=te.Settings(work=0.2))
+    found = step(batch)
+    assert found["x"].sharding.is_equivalent_to(rows, 2)
+    same(found, jax.jit(f)(batch))
+    pins = {"[0]['none']": ("x", None), "result['none']": ("y", None)}
+    te.optimize(trace(f, batch), "cpu:8", pins=pins, settings=te.Settings(work=0.2))
