@@ -215,7 +215,7 @@ def test_front_of_a_one_block_gpt_is_exact_within_its_gaps() -> None:
     plan = scheduled(program)
     found = saturate(encode(plan.program, mesh), load_books(RULES))
     problem = assemble(unit_choices(plan, found, mesh, target)).problem
-    front = front_of(program, "h100:4", (4,), work=10.0)
+    front = front_of(program, "h100:4", (4,), work=40.0)
     peaks = sorted({p.costs.peak_bytes for p in front})
     for peak in (peaks[0], peaks[len(peaks) // 2], peaks[-1]):
         least = exact(problem, float(peak))
