@@ -149,8 +149,8 @@ def fitting(
         mesh = having[0]
         uneven = next(p for p in pins if not _divides(p, mesh, contract))
         raise ExtractError(
-            f"{uneven.name or 'the output'} of shape {list(uneven.shape)} cannot be cut evenly as {uneven} on "
-            f"{' or '.join(map(str, having))}",
+            f"{uneven.name or 'the output'} of shape {list(uneven.shape)} cannot be cut evenly "
+            f"as {uneven} on {' or '.join(map(str, having))}",
             where=uneven.where,
             hint="Pin it to axes whose sizes divide its dims, or leave it unpinned.",
         )

@@ -31,6 +31,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import brief
 from tapestry_egg.rules.language.book import RuleBook
+from tapestry_egg.tracing.arguments import a
 from tapestry_egg.tracing.graph_documents import (
     GraphRecord,
     SourceRecord,
@@ -96,7 +97,7 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
         document = _graph_document(obj if isinstance(obj, Program) else Program.of(obj))
     else:
         raise GraphError(
-            f"a {type(obj).__name__} cannot be saved",
+            f"{a(obj)} cannot be saved",
             hint="Save what te.trace, te.optimize or te.load gave.",
         )
     try:

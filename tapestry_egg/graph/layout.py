@@ -21,6 +21,11 @@ class MeshAxes:
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sizes) or any(s < 1 for s in self.sizes):
             raise TargetError(f"mesh axes {self.names} do not fit sizes {self.sizes}")
+        if len(set(self.names)) < len(self.names):
+            raise TargetError(
+                f"mesh axes {self.names}: two have one name",
+                hint="Give each a name of its own, such as ('x', 'y').",
+            )
 
     @property
     def devices(self) -> int:

@@ -55,7 +55,7 @@ class Objective:
         if not 0.0 <= number < math.inf:
             raise ExtractError(
                 f"{found!r:.60} is not an amount",
-                where=f"objective {self.name} of plan {plan.name}",
+                where=f"objective {self.name} of {f'plan {plan.name}' if plan.name else 'a plan'}",
                 hint="The function of an objective gives a finite number, 0 at least.",
             )
         return number

@@ -97,6 +97,12 @@ class Settings:
                 raise ExtractError(
                     f"{name} is {value!r:.40}", where="Settings", hint=f"It is {least}."
                 )
+        if any(not isinstance(n, int) or n < 1 for n in self.micro_batches or ()):
+            raise ExtractError(
+                f"micro_batches are {self.micro_batches!r:.40}",
+                where="Settings",
+                hint="They are whole numbers from 1 on; with () none are looked for.",
+            )
 
     @property
     def first_axes(self) -> int:

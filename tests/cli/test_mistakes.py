@@ -82,6 +82,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "expected settings, given an int",
     ),
     "work for recipes": (lambda: front().recipes(settings=2), "expected settings, given an int"),  # type: ignore[arg-type]
+    "no micro-batches": (lambda: Settings(micro_batches=(2, 0)), "micro_batches are.*whole number"),
+    "half a micro-batch": (lambda: Settings(micro_batches=(1.5,)), "micro_batches"),  # type: ignore[arg-type]
+    "axes of one name": (lambda: MeshShape(("x", "x"), (2, 4)), "two have one name.*its own"),
+    "an int to save": (lambda: te.save(3, "x.json"), "an int cannot be saved"),  # type: ignore[arg-type]
+    "less than nothing": (
+        lambda: optimized(objectives=("seconds - joules - 1",)),
+        "of a plan: -.*is not an amount",
+    ),
     "no seeds": (lambda: Settings(seeds=0), "seeds is 0"),
     "a negative gap": (lambda: Settings(gap=-0.1), "gap is -0.1.*0 or more"),
     "sizes for a mesh shape": (lambda: optimized(mesh_shapes=[(2,)]), "te.MeshShape"),
