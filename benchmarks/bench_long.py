@@ -78,15 +78,16 @@ def _fsdp(x: jax.ShapeDtypeStruct, layers: int) -> PartitionSpec:
     return PartitionSpec()
 
 
-def by_hand(long: Long, work: float = WORK) -> te.Plan:
-    """The fastest plan of the program as written, under FSDP's layouts."""
+def by_hand(long: Long, work: float = WORK, merge: bool = True) -> te.Plan:
+    """The fastest plan of the program as written, under FSDP's layouts; its collectives merged, or
+    as they are written."""
     front = te.optimize(
         long.program,
         f"h100:{DEVICES}",
         books=("sharding", "collectives"),
         in_shardings=long.layouts,
         mesh=MESH,
-        settings=te.Settings(work=work, recompute=0, front=False, micro_batches=()),
+        settings=te.Settings(work=work, recompute=0, front=False, micro_batches=(), merge=merge),
     )
     return min(front, key=lambda p: p.costs.seconds)  # though no device may hold it
 

@@ -70,8 +70,11 @@ class LatencyPrices:
             self.least, self._best = seconds, self._last
 
     def along_chains(self) -> Chains:
-        """The mean of prices along the chains of the labellings that were met."""
+        """The mean of prices along the chains of the labellings that were met; where none was, what
+        bytes take alone."""
         chained = np.array([float(prices.chain is not None) for prices in self.every])
+        if not chained.any():
+            chained[:] = 1.0
         self._last = chained / chained.sum()
         return self._mean(self._last)
 

@@ -13,7 +13,14 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.latencies import PARTS, Latencies, fastest, worth_merging
+from tapestry_egg.extract.front.latencies import (
+    LOOKED,
+    PARTS,
+    Latencies,
+    fastest,
+    open_to_merging,
+    worth_merging,
+)
 from tapestry_egg.extract.front.merge import NetworkResult, best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.machine.objectives import SEARCHED, objective
@@ -41,8 +48,11 @@ from .state import Question, State
 # So many rounds at most mix prices of what merging may take away, along chains and then by lines,
 # each with such a share of the work of all others, until so many in turn raise nothing by the share
 # `_NEAR`, and as near to their bound as the last number. After either, each search for plans that
-# merging makes fast takes the last share of the work.
+# merging makes fast takes the last share of the work; so much does a look whether there are any.
 _ALONG_CHAINS, _BY_LINES, _NEAR, _LIKELY = (6, 0.0075, 1, 1.0), (8, 0.012, 3, 1e-3), 5e-4, 0.085
+_LOOK = 0.0075
+# Such a look finds the fastest; in so many times its work one search finds leaner ones as well.
+_LEANER = 3.0
 
 
 def search_problems(state: State) -> State:
@@ -107,16 +117,23 @@ def search_merged(state: State) -> State:
     every = list(state.every_result)
     if not q.settings.merge or state.interrupted or any(r.archive.by_clock for r in every):
         return state
-    mine, others, left = worth_merging(every)
-    if not mine:
-        return state
+    networks = {k: Latencies(r) for k, r in enumerate(every)}
+    some, more = open_to_merging(every, networks)
+    looked = _looked(q, every, some)
+    mine, others, left = worth_merging(every, networks)
+    if not mine or INTERRUPTED in looked:
+        notes = state.notes + looked + omissions.of_merging(left, more)
+        return replace(state, notes=notes, interrupted=INTERRUPTED in looked)
     if state.patched or state.second:
-        state = _with_all_programs(state)
+        state = _with_all_programs(_with(state, every))
         every = list(state.every_result)
-        mine, others, left = worth_merging(every)
-        if not mine:
-            return state
-    notes = state.notes + omissions.of_merging(left)
+        seen = {id(own.result.assembled): own for own in networks.values()}
+        networks = {k: seen.get(id(r.assembled), Latencies(r)) for k, r in enumerate(every)}
+        networks = {k: own.knowing(every[k]) for k, own in networks.items()}
+        mine, others, left = worth_merging(every, networks)
+    notes = state.notes + looked + omissions.of_merging(left, more)
+    if not mine:
+        return replace(state, notes=notes)
     # Where one problem stands for many programs, some of these are not asked: nothing is proven.
     asked = {**mine, **others} if unfound(state) == [] else mine
     known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
@@ -127,8 +144,15 @@ def search_merged(state: State) -> State:
         parts = PARTS[-1:] if by_lines else PARTS
         for part in parts if INTERRUPTED not in told else ():
             problems = [own.likely(part, by_lines) for own in mine.values()]
-            within = heeded(q)
-            found = search(problems, within, longer, q.executor, q.tell_part, known, proofs=False)
+            within, own, weights = heeded(q), longer, None
+            each = longer.most_work / len(mine)
+            least = [max(each, _LEANER * own.spent) for own in mine.values()]
+            if part == PARTS[-1] and not by_lines and longer.most_work < sum(least):
+                own, weights = replace(longer, work=sum(least)), least
+            tell = q.tell_part
+            found = search(
+                problems, within, own, q.executor, tell, known, weights=weights, proofs=False
+            )
             notes += found.notes + ended_by_clock(q.settings, found.archives)
             for k, archive in zip(mine, found.archives, strict=True):
                 every[k] = every[k].with_mergeable(by_lines, archive.candidates)
@@ -136,14 +160,34 @@ def search_merged(state: State) -> State:
                 break
         if INTERRUPTED in notes:
             break
-    count = len(state.results)
     return replace(
-        state,
-        results=tuple(every[:count]),
-        of_places=tuple(every[count:]),
+        _with(state, every),
         interrupted=INTERRUPTED in notes,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _with(state: State, every: Sequence[NetworkResult]) -> State:
+    """The state with other results of the same programs."""
+    count = len(state.results)
+    return replace(state, results=tuple(every[:count]), of_places=tuple(every[count:]))
+
+
+def _looked(
+    q: Question, every: list[NetworkResult], some: Mapping[int, Latencies]
+) -> tuple[str, ...]:
+    """Take into the results of some networks what is quickly found where latencies are cheap: plans
+    of many collectives that no search has found at their whole price. What is to be said of it."""
+    if not some:
+        return ()
+    problems = [own.likely(LOOKED, False) for own in some.values()]
+    quick = part_of(q.settings, _LOOK)
+    known = np.array([c.costs for r in every for c in r.archive.corners()]).reshape(-1, 3)
+    found = search(problems, heeded(q), quick, q.executor, q.tell_part, known, proofs=False)
+    for (k, own), archive in zip(some.items(), found.archives, strict=True):
+        own.spent = archive.spent
+        every[k] = every[k].with_mergeable(False, archive.candidates)
+    return found.notes + ended_by_clock(q.settings, found.archives)
 
 
 def _with_all_programs(state: State) -> State:

@@ -46,10 +46,14 @@ def of_long_programs(size: int, left: int) -> tuple[str, ...]:
     )
 
 
-def of_merging(left: int) -> tuple[str, ...]:
-    """What is said of networks in which no plans were searched for that merge collectives."""
+def of_merging(left: Sequence[float], more: int) -> tuple[str, ...]:
+    """What is said of networks in which no plans were searched for that merge collectives: where
+    that may save such shares of the seconds of plans that are known, and so many `more` in which it
+    may save something of plans that are not."""
     end = "not searched for plans that merging makes faster, though it may"
-    return _told(left, "more network was", "more networks were", end)
+    if left:
+        end += f": by up to {max(left):.0%} of what is known"
+    return _told(len(left) + more, "more network was", "more networks were", end)
 
 
 def of_parts(left: Sequence[int]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ certificate says what each takes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,7 +30,8 @@ from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
-from tapestry_egg.extract.problem.mergeable import Chains
+from tapestry_egg.extract.problem.mergeable import Chains, most_saved
+from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.search import Search
@@ -155,7 +157,8 @@ def outcome(plan: Schedule) -> tuple[int, float, float]:
     every, choices = list(every_merged(plan)), choices_of(plan)
     result = NetworkResult(assemble(choices), searched(assemble(choices)))
     own = Latencies(result)
-    own.prices.meet(fastest(result.archive).rows, False)
+    saved = max(apart.seconds - one.seconds for apart, one in every)
+    assert saved <= own.most_of_any() * (1.0 + 1e-9)
     bound = 0.0
     for by_lines in (False, True):
         for _ in range(2):
@@ -236,7 +239,7 @@ def test_plans_of_many_collectives_that_can_be_one_are_found(
         )
 
     found = front().best("seconds")
-    monkeypatch.setattr(fronts, "worth_merging", lambda _: ({}, {}, 0))
+    monkeypatch.setattr(fronts, "worth_merging", lambda *_: ({}, {}, ()))
     apart = front().best("seconds")
     assert found.body.merged
     assert found.costs.seconds < 0.95 * apart.costs.seconds
@@ -247,10 +250,13 @@ def test_plans_of_many_collectives_that_can_be_one_are_found(
 def test_networks_that_are_too_many_to_be_searched_so_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = "1 more network was not searched for plans that merging makes faster, though it may"
-    assert said not in test_merging.searched(512, 4096, monkeypatch)[0].notes
+    said = re.compile(
+        "1 more network was not searched for plans that merging makes faster, though it may"
+        ": by up to [1-9][0-9]?% of what is known"
+    )
+    assert not any(map(said.fullmatch, test_merging.searched(512, 4096, monkeypatch)[0].notes))
     monkeypatch.setattr(latencies, "_NETWORKS", 1)
-    assert said in test_merging.searched(512, 4096, monkeypatch)[0].notes
+    assert any(map(said.fullmatch, test_merging.searched(512, 4096, monkeypatch)[0].notes))
 
 
 @pytest.mark.parametrize(
@@ -260,10 +266,10 @@ def test_networks_that_are_too_many_to_be_searched_so_are_counted(
 def test_nothing_is_searched_for_merging_where_it_is_unwanted_or_time_is_over(
     merge: bool, interrupted: bool, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(_: object) -> None:
+    def asked(*_: object) -> None:
         raise AssertionError("which networks are worth it was asked")
 
-    monkeypatch.setattr(fronts, "worth_merging", asked)
+    monkeypatch.setattr(fronts, "open_to_merging", asked)
     state: Any = SimpleNamespace(
         question=SimpleNamespace(settings=SimpleNamespace(merge=merge)),
         every_result=(SimpleNamespace(archive=SimpleNamespace(by_clock=late)),),
@@ -272,30 +278,104 @@ def test_nothing_is_searched_for_merging_where_it_is_unwanted_or_time_is_over(
     assert fronts.search_merged(state) is state
 
 
-def test_plans_are_worth_merging_beside_those_that_hold_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The fastest of a network also where a front shows none of it."""
+def test_plans_are_worth_merging_beside_those_that_hold_no_more() -> None:
+    """The fastest of a network also where a front shows none of it, and what was found where
+    latencies are cheap, which no front shows."""
     saved: dict[float, float] = {}
 
-    class Asked:
-        def __init__(self, result: NetworkResult) -> None:
-            self.result, self.prices = result, SimpleNamespace(meet=lambda *_: None)
+    def plan(seconds: float, peak: float) -> Candidate:
+        return Candidate(np.zeros(1, np.int64), seconds, peak, 1.0)
 
-        def most_saved(self, plan: Candidate) -> float:
-            return saved.get(plan.seconds, 0.0)
+    def network(*plans: Candidate, cheap: tuple[Candidate, ...] = ()) -> Any:
+        choices = SimpleNamespace(target=TARGET, mesh=MESH)
+        return SimpleNamespace(
+            archive=SimpleNamespace(candidates=list(plans)),
+            assembled=SimpleNamespace(choices=choices),
+            mergeable=((False, cheap),) if cheap else (),
+        )
 
-    def network(*plans: tuple[float, float]) -> Any:
-        found = [Candidate(np.zeros(1, np.int64), s, peak, 1.0) for s, peak in plans]
-        archive = SimpleNamespace(candidates=found)
-        return SimpleNamespace(archive=archive, assembled=SimpleNamespace(choices=None))
-
-    monkeypatch.setattr(latencies, "Latencies", Asked)
-    monkeypatch.setattr(latencies, "may_merge", lambda _: True)
-    results = [network((10.0, 1.0), (5.0, 8.0)), network((11.0, 1.0), (12.0, 1.0))]
-    for seconds, less, which in ((10.0, 1.0, 0), (10.0, 0.09, None), (11.0, 3.0, 1)):
+    results = [
+        network(plan(10.0, 1.0), plan(5.0, 8.0)),
+        network(plan(11.0, 1.0), plan(12.0, 1.0), cheap=(plan(14.0, 2.0),)),
+    ]
+    own: Any = SimpleNamespace(most_saved=lambda c: saved.get(c.seconds, 0.0))
+    for seconds, less, which in (
+        (10.0, 1.0, 0),
+        (10.0, 0.09, None),
+        (11.0, 3.0, 1),
+        (14.0, 4.2, 1),  # 10 seconds are known in as much memory
+        (14.0, 4.0, None),
+    ):
         saved.clear()
         saved[seconds] = less
-        worth, others, left = latencies.worth_merging(results)
+        worth, others, left = latencies.worth_merging(results, {0: own, 1: own})
         assert [*worth] == ([] if which is None else [which]) and not left
         assert [*others] == ([] if which is None else [1 - which])
+
+
+def test_only_where_latencies_are_a_share_is_it_looked_for_plans_that_are_not_known() -> None:
+    """In the networks of the least bounds; not where a plan that was found shows it anyway."""
+
+    def result(seconds: float) -> Any:
+        plan = Candidate(np.zeros(1, np.int64), seconds, 1.0, 1.0)
+        archive = SimpleNamespace(candidates=[plan], bound=lambda *_: seconds)
+        choices = SimpleNamespace(target=TARGET, mesh=MESH)
+        return SimpleNamespace(
+            archive=archive, assembled=SimpleNamespace(choices=choices), mergeable=()
+        )
+
+    def own(most: float, saved: float) -> Any:
+        return SimpleNamespace(most_of_any=lambda: most, most_saved=lambda _: saved)
+
+    results = [result(100.0 + k) for k in (0, 6, 5, 4, 3, 2, 1)]
+    for most, saved, which, more in (
+        (0.9, 0.0, [], 0),
+        (1.1, 0.0, [0, 6, 5, 4], 3),
+        (9.0, 5.9, [2, 1], 0),  # in the others it would save a hundredth of 100 seconds
+    ):
+        networks = {k: own(most, saved) for k in range(len(results))}
+        some, others = latencies.open_to_merging(results, networks)
+        assert ([*some], others) == (which, more)
+
+
+def test_a_network_without_a_plan_is_bounded_all_the_same() -> None:
+    """As one is that the first bounds of others have beaten: merging may make it the fastest."""
+    choices = choices_of(schedule_of(two_sums))
+    posed, plans = assemble(choices), searched(assemble(choices))
+    least = fastest(plans).seconds - most_saved(posed, fastest(plans).rows, Once())
+    archive = searched(Latencies(NetworkResult(posed, Archive())).bounding(False))
+    assert 0.5 * least < archive.bound(np.inf, np.inf) <= least * (1.0 + 1e-9)
+
+
+def descended(layers: int, rows: int) -> te.Program:
+    """A step of small layers, one after the other."""
+
+    def step(ws: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(ws: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in ws:
+                h = h @ w
+            return jnp.mean(h**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws))
+
+    ws = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * layers
+    return te.trace(step, ws, jax.ShapeDtypeStruct((rows, 64), jnp.float32), donate_argnums=0)
+
+
+@pytest.mark.parametrize(("layers", "rows"), [(8, 32768), (12, 24576)])
+def test_many_small_sums_are_one_though_the_fastest_plan_known_sends_nothing(
+    layers: int, rows: int
+) -> None:
+    """One sum for each layer takes longer than to compute all on every device; one of all does
+    not."""
+    (plan,) = te.optimize(
+        descended(layers, rows),
+        "h100:8",
+        settings=te.Settings(work=0.5, recompute=0, workers=1, front=False),
+        books=["sharding", "collectives"],
+        mesh_shapes=[MeshShape(("x",), (8,))],
+    )
+    (group,) = plan.body.merged
+    assert len(group) == len(plan.collectives) == layers
+    assert {c.kind for c in plan.collectives} == {"all_reduce"}
