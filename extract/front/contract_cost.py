@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tapestry_egg.extract.front.sizes import Room
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search.archive import Archive
@@ -31,9 +32,15 @@ def contract_cost(
     where nothing was found.
     """
     within = min((c.seconds for a in bound for c in a.candidates), default=np.inf)
-    problems = [assemble(s).problem for s in free]
     if not np.isfinite(within):
         return ""
+    room = Room()
+    kept = [room.keeping(s) for s in free]
+    if any(k is None for k in kept):
+        return f"what the mesh {contract} costs was not looked for: without it tables are too large"
+    problems = [
+        assemble(s, once=room.once, keeping=k).problem for s, k in zip(free, kept, strict=True)
+    ]
     rows = sum(len(v) for p in problems for v in p.variables)
     if rows > _ROWS:
         return (

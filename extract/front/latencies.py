@@ -85,7 +85,7 @@ class Latencies:
 
     def _posed(self, chains: Chains) -> PlanProblem:
         own = self.result.assembled
-        return assemble(own.choices, Weights(chains=chains), self.once, own.shared)
+        return assemble(own.choices, Weights(chains=chains), self.once, own.keeping)
 
 
 def open_to_merging(

@@ -3,17 +3,42 @@
 Over a axes of which each may cut one of m dims, in any order, a tensor has
 Σ_j C(a, j)·m·(m + 1)···(m + j - 1) layouts: 4, 19, 106 for three dims. Each further axis multiplies
 them, and so the entries of tables, by somewhat more than the last one did.
+
+The tables of pairs are nearly all of a problem: an entry has seconds, joules, and some three
+amounts of bytes in memory. How many there are grows by some twenty times with each axis of a mesh,
+most of all with the copies that may be kept: two GPT-2 layers' train step on 2x2x2 devices has 40
+million, 5 million without any. So what is too much is told before it is made. A problem may have
+half of the room that those before it left; where it would have more, values whose tables would be
+largest keep no copies, and where that is not enough, it is not made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tapestry_egg.extract.problem.columns import Columns
+from tapestry_egg.extract.problem.kept import Holding, Keeping, KeptCopies, count_shared, distinct
+from tapestry_egg.extract.problem.once import Once
+from tapestry_egg.extract.problem.problem import Ints
+from tapestry_egg.schedule.lifetimes import lifetimes
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.problem import Problem
+    from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
+#: Entries that all tables of a question may have together, equal ones counted once. With that many
+#: the search of the step above took 6.5 GB in its main process. Meshes of two axes need less: the
+#: steps of two GPT-2 layers and of Llama-8B on 8x8 devices have 3.6 and 3.4 million.
+ENTRIES = 12_000_000
+
+#: A table, by what it is made of, and its entries.
+_Tables = dict[tuple[int, ...], int]
 # By how much the third axis multiplies more than the second did: from 1.38 to 2.04 in programs of
 # two products, their gradients and train step, and of attention, on meshes of 8 and 64.
 _FASTER = 1.7
@@ -43,3 +68,80 @@ def entries_of_three_axes(problems: Sequence[PlanProblem]) -> float:
     pairs = max(len(p.problem.pairs) for p in problems)
     one = by_axes.get(1) or pairs * (two / pairs) ** _ROOT
     return _FASTER * two**2 / one
+
+
+@dataclass
+class Room:
+    """The entries that are `left` for problems of which equal tables are made `once`."""
+
+    once: Once = field(default_factory=Once)
+    left: float = ENTRIES
+    _made: set[tuple[int, ...]] = field(default_factory=set)
+
+    def keeping(self, choices: UnitChoices) -> Keeping | None:
+        """Which copies may be kept so that there is room for the tables, for which it is taken;
+        None where there is none even without them."""
+        columns = Columns(choices, self.once)
+        shared, most = count_shared(columns), self.left / 2
+        direct = self._direct(columns)
+        sizes, kept = self._shared(columns, Keeping(shared, most))
+        if sum(self._new(direct, *kept).values()) <= most and inf not in sizes:
+            return self._taken(self._new(direct, *kept), Keeping(shared))
+        _, bare = self._shared(columns, Keeping(shared, 0.0))
+        for limit in (*(n - 1.0 for n in sorted(set(sizes), reverse=True) if 1.0 < n < inf), 0.0):
+            values = [k if n <= limit else b for n, k, b in zip(sizes, kept, bare, strict=True)]
+            tables = self._new(direct, *values)
+            if sum(tables.values()) <= most:
+                return self._taken(tables, Keeping(shared, limit))
+        return None
+
+    def _new(self, *parts: _Tables) -> _Tables:
+        """Those of some tables that are not made yet."""
+        every = {key: n for some in parts for key, n in some.items()}
+        return {key: n for key, n in every.items() if key not in self._made}
+
+    def _taken(self, tables: _Tables, keeping: Keeping) -> Keeping:
+        self.left -= sum(tables.values())
+        self._made.update(tables)
+        return keeping
+
+    def _direct(self, columns: Columns) -> _Tables:
+        """The tables of values that one unit reads."""
+        found: _Tables = {}
+        for v in range(len(columns.program.types)):
+            others = columns.others(v)
+            if len(others) == 1:
+                given, wanted = columns.gives(v), columns.wanted(others[0], v)
+                found[id(given), id(wanted)] = len(np.unique(given)) * len(wanted.sets)
+        return found
+
+    def _shared(self, columns: Columns, keeping: Keeping) -> tuple[list[float], list[_Tables]]:
+        """Of every value that several read: its entries, infinitely many where its copies are not
+        kept as they are too many, and its tables."""
+        schedule = columns.schedule
+        epilogues = columns.choices.target.epilogues
+        lives = self.once(lambda: lifetimes(schedule, epilogues), "lifetimes", schedule)
+        copies = KeptCopies(columns, lives, keeping)
+        sizes, tables = [], []
+        for unit in schedule.units:
+            own = [v for v in unit.outputs if len(columns.others(v)) > 1]
+            for k, v in enumerate(own):
+                given, before = columns.gives(v), copies.spared
+                holding = copies.holding(v, self._distinct(given) if k else given)
+                sizes.append(inf if copies.spared > before else float(copies.size(v, holding)))
+                tables.append(self._tables(copies, v, holding))
+        return sizes, tables
+
+    def _distinct(self, given: Ints) -> Ints:
+        """The distinct layouts of those that rows give."""
+        return self.once(lambda: distinct(given), "distinct", given)[1]
+
+    def _tables(self, copies: KeptCopies, v: int, holding: Holding) -> _Tables:
+        columns = copies.columns
+        found: _Tables = {(id(holding),): len(holding.base)}
+        for k, reader in enumerate(columns.others(v)):
+            _, have, kept, holds = copies.served(v, holding, k)
+            wanted = columns.wanted(reader, v)
+            key = (id(columns.table(v)), id(have), id(kept), id(holds), id(wanted))
+            found[key] = len(have) * len(wanted.sets)
+        return found

@@ -12,41 +12,21 @@ after the first.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tapestry_egg.graph.layout import Layout
 
-from .columns import Columns, Wanted
+from .columns import Columns
 from .copies import CopyTable
+from .kept import Holding, Keeping, Kept, KeptCopies, distinct
 from .memory import Count, Memory
 from .mergeable import Chains, Mergeable
 from .once import Once
-from .problem import Floats, Ints, Pair, Problem, Variable, label, merge_parallel
+from .problem import Floats, Ints, Pair, Problem, Variable, merge_parallel
 from .spans import Spans
 from .unit_choices import UnitChoices
-
-# Kept copies may end at the last reader or before one of the longest waits, at most this many:
-# each ending multiplies the rows of a value by its kept layouts. Nothing was measured for it; where
-# it leaves endings out, the front's notes say so.
-_ENDINGS = 3
-# Copies of smaller values are kept to the last reader, which spares the rows of scales and biases.
-# No measurement behind it either, and it is told of like the other.
-_SMALL = 1 << 16
-# Programs with no more values of several readers than this try every copy as one that is kept.
-# With 31 such values on 2x4 devices the tables of pairs would be six times as large as with gathers
-# alone, and searches of equal work would prove less.
-_FEW = 3
-# With no more than this, copies by one collective on meshes of several axes too: on 2x4 devices the
-# tables of a transformer of 12 layers (305 such values) grow by half, on 8 by a ninth.
-_SOME = 64
-
-Kept = tuple[Layout, int] | None  # (layout, position of the last reader served)
 
 
 @dataclass(frozen=True)
@@ -78,7 +58,8 @@ class PlanProblem:
     """The problem, and what its variables mean: unit u is variable u, `unit_row[u][r]` the row of
     the unit that row r of the variable runs. For `fewer_endings` values a kept copy can be dropped
     after fewer readers than it could be; for `fewer_copies` values not every copy that two
-    readers could share may be kept. Its memory is counted in each of `counts`."""
+    readers could share may be kept, for `spared` ones none, as tables would be large. Its memory is
+    counted in each of `counts`."""
 
     problem: Problem
     choices: UnitChoices
@@ -86,7 +67,8 @@ class PlanProblem:
     sharing: tuple[Sharing, ...]
     fewer_endings: int = 0
     fewer_copies: int = 0
-    shared: int = 0  # of so many values of several readers the choice of kept copies was made
+    spared: int = 0
+    keeping: Keeping | None = None  # by which the choice of kept copies was made
     counts: tuple[Count, ...] = (Count(),)
 
 
@@ -94,37 +76,17 @@ def assemble(
     choices: UnitChoices,
     weights: Weights | None = None,
     once: Once | None = None,
-    shared: int | None = None,
+    keeping: Keeping | None = None,
 ) -> PlanProblem:
     """Build the problem of the choices. Its "seconds" are what `weights` make of them; the rows
     are the same for all weights. What several problems of the same weights have in common is made
-    `once`. Which copies may be kept depends on how many values are `shared` by several readers
-    (None: as many as are)."""
-    return _Assembler(choices, weights or Weights(), once or Once(), shared).build()
-
-
-def count_shared(columns: Columns) -> int:
-    """How many values of a program several units read."""
-    every = range(len(columns.program.types))
-    return sum(len(columns.others(v)) > 1 for v in every)
-
-
-@dataclass(frozen=True, eq=False)
-class _Holding:
-    """Rows of a variable that decides what becomes of a value: row r stands for entry `base[r]` of
-    what it was made from, produces layout number `have[r]` and keeps a copy in layout `copy[r]`
-    until reader `until[r]`, both -1 where it keeps none."""
-
-    base: Ints  # [rows]
-    have: Ints  # [rows]
-    copy: Ints  # [rows]
-    until: Ints  # [rows], a place among the readers
-    rows: tuple[tuple[Layout, Kept], ...]
+    `once`; which copies may be kept `keeping` says (None: as is fit for the program alone)."""
+    return _Assembler(choices, weights or Weights(), once or Once(), keeping).build()
 
 
 class _Assembler:
     def __init__(
-        self, choices: UnitChoices, weights: Weights, once: Once, shared: int | None
+        self, choices: UnitChoices, weights: Weights, once: Once, keeping: Keeping | None
     ) -> None:
         self.choices = choices
         self.weights = weights
@@ -141,10 +103,9 @@ class _Assembler:
         self.pairs: list[Pair] = []
         self.sharing: list[Sharing] = []
         self.unit_row: list[Ints] = []
-        self.holder: dict[int, _Holding] = {}  # shared value -> rows of its variable
+        self.holder: dict[int, Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
-        self.fewer_endings = self.fewer_copies = 0
-        self.shared_values = count_shared(self.columns) if shared is None else shared
+        self.kept = KeptCopies(self.columns, self.memory.lives, keeping)
 
     def build(self) -> PlanProblem:
         extra: list[int] = []
@@ -171,9 +132,10 @@ class _Assembler:
             self.choices,
             tuple(self.unit_row),
             tuple(self.sharing),
-            self.fewer_endings,
-            self.fewer_copies,
-            self.shared_values,
+            self.kept.fewer_endings,
+            self.kept.fewer_copies,
+            self.kept.spared,
+            self.kept.keeping,
             self.memory.counts,
         )
 
@@ -188,7 +150,7 @@ class _Assembler:
             base: Ints = self.once(lambda: np.arange(len(rows)), "every row", rows)
             held: tuple[Floats, ...] = ()
         else:
-            holding = self._rows_that_keep(shared, self.columns.gives(shared))
+            holding = self.kept.holding(shared, self.columns.gives(shared))
             base, held = holding.base, self._keeping(shared, u, holding)
 
         def costs() -> tuple[Floats, Floats]:
@@ -221,8 +183,8 @@ class _Assembler:
         """A variable of its own for a shared value, tied to its producer by the produced layout."""
         u = self.schedule.producer[v]
         given = self.columns.gives(v)
-        number, haves = self.once(lambda: _distinct(given), "distinct", given)
-        holding = self._rows_that_keep(v, haves)
+        number, haves = self.once(lambda: distinct(given), "distinct", given)
+        holding = self.kept.holding(v, haves)
         variable = len(self.variables)
         seconds, energy = self._keeping(v, variable, holding)
         uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
@@ -253,71 +215,7 @@ class _Assembler:
 
         return self.once(copied, "own copy", given, wanted, weight, less, more)
 
-    def _rows_that_keep(self, v: int, haves: Ints) -> _Holding:
-        """Rows once without a kept copy, then with each that two readers could share, or that one
-        could have made before its turn."""
-        table, readers = self.columns.table(v), self.columns.others(v)
-        ranks = self.columns.ranks(v)
-        wanting = tuple(self.columns.wanted(r, v) for r in readers)
-        shared = self.once(
-            lambda: _shared_layouts(table, wanting, ranks), "shared", table, wanting, ranks
-        )
-        endings = tuple(self._endings(v, readers, who) for _, who in shared)
-        copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
-        worth = self._worth(v, haves, shared)
-        # A copy that the value's first reader alone reads is its own.
-        self.fewer_endings += any(
-            len(ends) < len(_later(who, ranks)) and worth[haves, b].any()
-            for (b, who), ends in zip(shared, endings, strict=True)
-        )
-
-        def rows() -> _Holding:
-            options = {a: [(b, e) for b, e in copies if worth[a, b]] for a in set(haves.tolist())}
-            made = [
-                (r, a, b, e)
-                for r, a in enumerate(haves.tolist())
-                for b, e in ((-1, -1), *options[a])
-            ]
-            base, have, copy, until = np.array(made, dtype=np.int64).reshape(-1, 4).T
-            names = table.layouts
-            records = tuple((names[a], None if b < 0 else (names[b], e)) for _, a, b, e in made)
-            return _Holding(base.copy(), have.copy(), copy.copy(), until.copy(), records)
-
-        return self.once(rows, "holding", table, haves, copies, worth)
-
-    def _worth(
-        self, v: int, haves: Ints, shared: Sequence[tuple[int, tuple[int, ...]]]
-    ) -> NDArray[np.bool_]:
-        """[have, kept]: copies of a value that may be kept."""
-        table, most = self.columns.table(v), self._collectives(v)
-        every, some = (self.columns.sharable(table, n) for n in (np.inf, most))
-        if most < np.inf and (alone := [b for b, who in shared if len(who) < 2]):
-            some = some.copy()
-            some[:, alone] = False
-            some = self.once.same(some)
-        kept = [b for b, _ in shared]
-        self.fewer_copies += bool(
-            (every & ~some)[np.ix_(np.unique(haves), np.array(kept, dtype=np.int64))].any()
-        )
-        return some
-
-    def _collectives(self, v: int) -> float:
-        """By how many collectives a kept copy of a value may be made that no gathers make.
-
-        Such copies lead to most layouts that there are. In large programs only those are tried that
-        one collective makes of what a kernel or a reduction made: an elementwise result is made in
-        whatever layout its operands are read.
-        """
-        if self.shared_values <= _FEW:
-            return np.inf
-        several = sum(size > 1 for size in self.choices.mesh.sizes) > 1
-        if several and self.shared_values > _SOME:
-            return 0.0
-        root = self.program.instances[self.schedule.units[self.schedule.producer[v]].root]
-        made = not root.port and root.signature.fusion not in ("loop", "view")
-        return 1.0 if made and self.program.types[v].nbytes >= _SMALL else 0.0
-
-    def _keeping(self, v: int, variable: int, holding: _Holding) -> tuple[Floats, Floats]:
+    def _keeping(self, v: int, variable: int, holding: Holding) -> tuple[Floats, Floats]:
         """Costs of the kept copies; records what the variable's rows mean."""
         self.holder[v], self.variable_of[v] = holding, variable
         self.sharing.append(Sharing(v, variable, holding.rows, self.columns.others(v)))
@@ -339,17 +237,6 @@ class _Assembler:
 
         return self.once(costs, "keeping", table, holding, weight, less, turns)
 
-    def _endings(self, v: int, readers: Sequence[int], sharing: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of readers after which a kept copy that `sharing` can use may be dropped."""
-        later = _later(sharing, self.columns.ranks(v))
-        if self.program.types[v].nbytes < _SMALL or len(later) < 2:
-            return sharing[-1:]
-        if self.shared_values <= _FEW:
-            return later[-_ENDINGS:]
-        times = [self.memory.lives.reads_at[readers[k], v] for k in sharing]
-        waits = sorted(range(1, len(sharing) - 1), key=lambda k: times[k] - times[k + 1])
-        return tuple(sorted({sharing[-1], *(sharing[k] for k in waits[: _ENDINGS - 1])}))
-
     # What readers pay
 
     def _direct(self, v: int, producer: int, reader: int) -> None:
@@ -357,7 +244,7 @@ class _Assembler:
         given, rows = self.columns.gives(v), self.unit_row[producer]
 
         def labels() -> tuple[Ints, Ints, Ints]:
-            number, have = _distinct(given[rows])
+            number, have = distinct(given[rows])
             return number, have, np.full(len(have), -1)
 
         number, have, none = self.once(labels, "direct", given, rows)
@@ -365,19 +252,9 @@ class _Assembler:
 
     def _shared(self, v: int) -> None:
         """A value with several readers: some are served by the copy that is kept."""
-        holding, ranks = self.holder[v], self.columns.ranks(v)
+        holding = self.holder[v]
         for k, reader in enumerate(self.columns.others(v)):
-
-            def labels(place: int = ranks[k]) -> tuple[Ints, Ints, Ints, Ints]:
-                holds = holding.copy >= 0
-                reaches = holds & (np.array(ranks)[holding.until] >= place)
-                served = np.where(reaches, holding.copy, -1)
-                number, first = _number_rows(holding.have, served, holds)
-                same, some = self.once.same, holds[first].astype(np.int64)
-                return same(number), same(holding.have[first]), same(served[first]), same(some)
-
-            found = self.once(labels, "served", holding, ranks, ranks[k])
-            self._read(v, self.variable_of[v], reader, *found)
+            self._read(v, self.variable_of[v], reader, *self.kept.served(v, holding, k))
 
     def _read(
         self, v: int, holder: int, reader: int, labels: Ints, have: Ints, kept: Ints, holds: Ints
@@ -428,37 +305,3 @@ class _Assembler:
         if not w.wire_bytes:
             return w.seconds * table.seconds
         return w.seconds * table.seconds + w.wire_bytes * table.wire
-
-
-def _shared_layouts(
-    table: CopyTable, wanting: Sequence[Wanted], ranks: tuple[int, ...]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Layouts that two readers or more can use, or one that is not the first: its copy can be made
-    before what others make is in memory too. Each with the places of those readers."""
-    found = []
-    for b in range(len(table.layouts)):
-        who = tuple(k for k, w in enumerate(wanting) if w.anywhere[b])
-        if len(who) >= 2 or _later(who, ranks):
-            found.append((b, who))
-    return tuple(found)
-
-
-@lru_cache(maxsize=1 << 14)
-def _later(who: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Of some readers the last at each place, but those that read before all others."""
-    last = {ranks[k]: k for k in who if ranks[k] > 0}
-    return tuple(last[place] for place in sorted(last))
-
-
-def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
-    """Label per entry in order of first occurrence, and the entry of each label."""
-    labels, values = label(numbers.tolist())
-    return labels, np.array(values, dtype=np.int64)
-
-
-def _number_rows(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
-    """Label per row of several columns in order of first occurrence, and each label's first row."""
-    labels, keys = label(list(zip(*(c.tolist() for c in columns), strict=True)))
-    first = np.zeros(len(keys), dtype=np.int64)
-    first[labels[::-1]] = np.arange(len(labels))[::-1]
-    return labels, first

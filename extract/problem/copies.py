@@ -166,6 +166,31 @@ class CopyTable:
             found &= fits[sums[:, None], at[:, None], at[None, :]]
         return found
 
+    def making(
+        self,
+        size: NDArray[np.int64],
+        have: NDArray[np.int64],
+        need: NDArray[np.int64],
+        free: bool,
+        straight: bool,
+    ) -> Matrix:
+        """Bytes beside the produced array while a copy of it is made, blocks being of `size`.
+
+        The copy and the largest block on the way; an all-reduce writes where it reads. Of a value
+        that has no memory of its own (`free`) also what is sent: it must exist for that, and as it
+        is produced, not as it lies in the place of what it takes over; of one that lies `straight`
+        what a scattered sum is turned to before.
+        """
+        wire = self.wire[have, need]
+        legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
+        extra = np.where(self.in_place[have, need], 0.0, 1.0 * size[need])
+        extra = extra + np.where(legal, self.scratch[have, need], 0.0)
+        if straight:
+            extra = extra + np.where(self.turned_before[have, need], 1.0 * size[have], 0.0)
+        if free:
+            extra = extra + np.where(sent, 1.0 * size[have], 0.0)
+        return np.where(legal, extra, 0.0)
+
     def of(self, tensor: TensorType) -> CopyTable:
         """The same for another tensor, in arrays of its own: parts of a problem are known by
         theirs."""

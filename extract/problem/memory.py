@@ -17,14 +17,15 @@ peak is the most of all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.schedule.issue_places import IssuePlaces
-from tapestry_egg.schedule.lifetimes import constrained_source, lifetimes
+from tapestry_egg.schedule.lifetimes import constrained_source, left_as_results, lifetimes
 from tapestry_egg.schedule.lying import LEAST_PLACE, made_straight, read_straight, window_dims
 from tapestry_egg.schedule.schedules import Schedule
 
@@ -53,6 +54,60 @@ class Count:
     def place(self, amount: Floats) -> Floats:
         """The bytes that count of the places of results before these are made."""
         return np.where((amount >= LEAST_PLACE) & (amount <= self.above), amount, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderBytes:
+    """What one reader of a value adds, by which copies it makes of it; most tables that could be
+    asked for are nothing, or have no time in which they count, so each is made where it is used.
+
+    What copies take: while they are made, those that combine no partial values and those that
+    do; after that; in places of results; and `beside` a kept copy that they are turned of. None
+    where that is nothing. `takes` says where the reader reads the array as it was made, `back`
+    where it does not read the kept copy alone, `holds` where a copy is kept. The array that was
+    made is `whole`; `own` of it counts as an array, `place` as the place of a result."""
+
+    plain: Floats | None  # [labels of the value, labels of the reader], as all tables
+    combining: Floats | None
+    live: Floats | None
+    places: Floats | None
+    beside: Floats | None
+    takes: NDArray[np.bool_]
+    back: NDArray[np.bool_]
+    holds: NDArray[np.bool_]  # [labels of the value, 1]
+    whole: Floats  # [labels of the value, 1], bytes
+    own: Floats  # [labels of the value, 1]
+    place: Floats  # [labels of the value, 1]
+    _made: dict[str, Floats | None] = field(default_factory=dict)
+
+    def made(self, name: str) -> Floats | None:
+        """Bytes by which the array that was made is in memory, or is not, for the reader's sake."""
+        if name not in self._made:
+            where, amount = self._part(name)
+            found = np.where(where, amount, 0.0)
+            self._made[name] = found if found.any() else None
+        return self._made[name]
+
+    def _part(self, name: str) -> tuple[NDArray[np.bool_], Floats]:
+        """Where it counts, and what then."""
+        match name:
+            case "returns":
+                return self.holds & self.back, self.own
+            case "taken beside a kept copy":
+                return self.holds & self.takes, self.own
+            case "copied away":
+                return ~self.takes & ~self.holds, -self.own
+            case "taken":
+                return self.takes, self.whole
+            case "left":
+                return ~self.takes, -self.whole
+            case "place of taken":
+                return self.takes, self.place
+            case "place of left":
+                return ~self.takes, -self.place
+            case "left as an array":
+                return ~self.takes, self.own - self.whole
+        raise AssertionError(name)
 
 
 class Memory:
@@ -171,7 +226,7 @@ class Memory:
                 part = count.array(held)
                 lasting = [np.where(until == e, held if e in stay else part, 0.0) for e in stops]
                 places = [np.where(until == e, count.place(held), 0.0) for e in stay]
-                making = _making(table, size, have, some, free, straight)
+                making = table.making(size, have, some, free, straight)
                 every = count.array(np.where(holds, making, 0.0))
                 drop = -count.array(np.where(holds, 1.0 * size[have], 0.0))
                 return self._apart(table, have, some, every), lasting, places, drop
@@ -199,7 +254,11 @@ class Memory:
         `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
         whether some copy is kept at all.
         """
-        return self._occupied(lambda count: self._read(count, reader, v, have, kept, holds, wanted))
+        return tuple(
+            Use(u.start + c.begin, u.end + c.begin, u.amount)
+            for c in self.counts
+            for u in self._read(c, reader, v, have, kept, holds, wanted)
+        )
 
     def _read(
         self,
@@ -218,7 +277,7 @@ class Memory:
         copy_ends = self._copy_ends(reader, v)
         stays = bool(count.above) and copy_ends >= self.times
 
-        def amounts() -> tuple[tuple[Floats, Floats], tuple[Floats, ...]]:
+        def bytes_of() -> ReaderBytes:
             shape = (len(have), len(wanted.sets))
             making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
             beside, places = np.zeros(shape), np.zeros(shape if stays else 0)
@@ -229,7 +288,7 @@ class Memory:
                     there = (have == b) | (kept == b)
                     turned = 1.0 * size[b] * (straight & table.turned[have, b])
                     beside[:, j] += count.array(np.where(kept == b, turned, 0.0))
-                    every = np.where(there, 0.0, _making(table, size, have, b, free, made) + turned)
+                    every = np.where(there, 0.0, table.making(size, have, b, free, made) + turned)
                     every = count.array(every)
                     for part, more in zip(making, self._apart(table, have, b, every), strict=True):
                         part[:, j] += more
@@ -239,20 +298,20 @@ class Memory:
                         places[:, j] += count.place(copied)
                     takes[:, j] |= have == b
                     back[:, j] |= kept != b
-            whole = np.broadcast_to(1.0 * size[have][:, None], shape)
-            own = count.array(whole)
-            some = (holds > 0)[:, None]
-            returns = np.where(some & back, own, 0.0), np.where(some & takes, own, 0.0)
-            gone = np.where(~takes & ~some, -own, 0.0)
-            left = np.where(takes, 0.0, -whole)
-            taken = np.where(takes, whole, 0.0)
-            if not count.above:
-                return making, (live, places, beside, *returns, gone, taken, left)
-            place = count.place(whole)
-            of_taken, of_left = np.where(takes, place, 0.0), np.where(takes, 0.0, -place)
-            rest = np.where(takes, 0.0, own - whole)
-            counted = live, places, beside, *returns, gone, taken, left, of_taken, of_left, rest
-            return making, counted
+            whole = size[have][:, None].astype(np.float64)
+            return ReaderBytes(
+                plain=unless_zero(making[0]),
+                combining=unless_zero(making[1]),
+                live=unless_zero(live),
+                places=unless_zero(places),
+                beside=unless_zero(beside),
+                takes=takes,
+                back=back,
+                holds=(holds > 0)[:, None],
+                whole=whole,
+                own=count.array(whole),
+                place=count.place(whole),
+            )
 
         key = (
             count.above,
@@ -268,39 +327,46 @@ class Memory:
             made,
             self.windows.get(v),
         )
-        making, others = self.once(amounts, "reads", *key)
-        live, places, beside, returns, back, gone, taken, left, *placed = others
+        of = self.once(bytes_of, "reads", *key)
+        uses: list[Use] = []
+
+        def add(start: int, end: int, amount: Floats | None) -> None:
+            if start < end and amount is not None:
+                uses.append(Use(start, end, amount))
+
+        def array(start: int, end: int, name: str) -> None:
+            if start < end:
+                add(start, end, of.made(name))
+
         at, fresh = self.lives.reads_at[reader, v], v not in self._renewed
         ends = self.lives.reads_until[reader, v] + 1  # the tick of the last run that reads it
-        uses = [
-            Use(self._begin(reader, v, combines, at), at + 1, part)
-            for combines, part in zip((False, True), making, strict=True)
-        ]
-        uses.append(Use(at + 1, copy_ends, live))
+        for combines, part in zip((False, True), (of.plain, of.combining), strict=True):
+            add(self._begin(reader, v, combines, at), at + 1, part)
+        add(at + 1, copy_ends, of.live)
         if fresh:
-            uses.append(Use(0, at + 1, places))
+            add(0, at + 1, of.places)
         if straight:  # a copy that others share stays as it was gathered
-            uses.append(Use(at + 1, ends + 1, beside))
+            add(at + 1, ends + 1, of.beside)
         if (reader, v) in self.lives.copied:
-            uses.append(Use(2 * reader + 1, self.times, taken))
+            array(2 * reader + 1, self.times, "taken")
             if fresh and count.above:
-                uses.append(Use(0, 2 * reader + 1, placed[0]))
+                array(0, 2 * reader + 1, "place of taken")
         if reader in self.lives.leaving:  # it leaves as a copy
             source, until = self.lives.leaving[reader]
             if source == v or self.choices.target.tiles is None:
-                uses.append(Use(until, self.times, left))
+                array(until, self.times, "left")
                 if count.above:  # what it was made as is an array and no result
                     begin = self._span(source)[0]
-                    uses.append(Use(begin, until, placed[2]))
+                    array(begin, until, "left as an array")
                     if self._is_result(source):
-                        uses.append(Use(0, begin, placed[1]))
+                        array(0, begin, "place of left")
         if self._passing(v):
             first = self.first(v)
-            uses.append(Use(first + 1, at + 1, returns))
-            uses.append(Use(max(first, at) + 1, ends + 1, back))
+            array(first + 1, at + 1, "returns")
+            array(max(first, at) + 1, ends + 1, "taken beside a kept copy")
             if self._reads_last(reader, v):  # copied away before its last reader runs
                 begin, end = self._span(v)
-                uses.append(Use(max(begin, at + 1, self._read_before(reader, v)), end, gone))
+                array(max(begin, at + 1, self._read_before(reader, v)), end, "copied away")
         return uses
 
     def _is_result(self, v: int) -> bool:
@@ -396,27 +462,6 @@ class Memory:
         return min(self.lives.reads_until[reader, v] + 2, self.times)
 
 
-def _making(
-    table: CopyTable, size: Ints, have: Ints, need: Ints, free: bool, straight: bool
-) -> Floats:
-    """Bytes beside the produced array while a copy of it is made.
-
-    The copy and the largest block on the way; an all-reduce writes where it reads. Of a value
-    that has no memory of its own (`free`) also what is sent: it must exist for that, and as it is
-    produced, not as it lies in the place of what it takes over; of one that lies `straight` what a
-    scattered sum is turned to before.
-    """
-    wire = table.wire[have, need]
-    legal, sent = np.isfinite(wire) & (have != need), np.isfinite(wire) & (wire > 0)
-    extra = np.where(table.in_place[have, need], 0.0, 1.0 * size[need])
-    extra = extra + np.where(legal, table.scratch[have, need], 0.0)
-    if straight:
-        extra = extra + np.where(table.turned_before[have, need], 1.0 * size[have], 0.0)
-    if free:
-        extra = extra + np.where(sent, 1.0 * size[have], 0.0)
-    return np.where(legal, extra, 0.0)
-
-
 def counts(columns: Columns, size: Callable[[int], Ints], times: int) -> tuple[Count, ...]:
     """The counts of a problem of so many moments each: with the sizes that blocks of results may
     have, those first that they have cut over all devices, and that most bytes have. `size` gives
@@ -434,16 +479,6 @@ def counts(columns: Columns, size: Callable[[int], Ints], times: int) -> tuple[C
     return (Count(), *(Count(float(x), (1 + k) * times) for k, x in enumerate(found)))
 
 
-def left_as_results(schedule: Schedule) -> list[FlatId]:
-    """The values that outputs read."""
-    found = []
-    for unit in schedule.units:
-        if schedule.program.instances[unit.root].port == "output":
-            ((*_, v),) = unit.reads
-            found.append(v)
-    return found
-
-
 def renewed(schedule: Schedule) -> frozenset[FlatId]:
     """Values that are new states, or may be what a loop that leaves one begins with: they are in
     the old one's place, or beside it, and are no results."""
@@ -455,3 +490,8 @@ def renewed(schedule: Schedule) -> frozenset[FlatId]:
         elif root.port == "carry":
             found.add(root.inputs[0])
     return frozenset(found)
+
+
+def unless_zero(table: Floats) -> Floats | None:
+    """A table, where there is anything in it."""
+    return table if table.any() else None

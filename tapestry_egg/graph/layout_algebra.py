@@ -16,11 +16,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations, product
+from math import comb, prod
 
 from .ids import LayoutId
 from .layout import Layout, MeshShape
 
 Row = tuple[int, ...]
+
+
+def count_layouts(axes: int, rank: int, monoids: int = 1) -> int:
+    """How many layouts a tensor has on a mesh of so many axes: some of them cut its dims, in any
+    order, and others may be partial under one monoid."""
+    return sum(
+        comb(axes, cut)
+        * prod(rank + i for i in range(cut))
+        * (1 + monoids * (2 ** (axes - cut) - 1))
+        for cut in range(axes + 1)
+    )
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from .passes import (
     fastest,
     finer_shapes,
     join_units,
-    pose_problems,
     with_networks,
+    with_problems,
     woven,
 )
 from .searches import begins, heeded, known_before, search
@@ -50,7 +50,8 @@ _LOOK, _MOST = 0.05, 2.0
 def look_first(state: State) -> State:
     """The fastest plan within the limits of the form that takes the least time on one device, on
     the first mesh of most axes; nothing where the whole search begins as soon."""
-    from tapestry_egg.extract.problem.once import JoinedUnits, Once
+    from tapestry_egg.extract.front.sizes import Room
+    from tapestry_egg.extract.problem.once import JoinedUnits
 
     q, count = state.question, len(state.networks)
     if not q.settings.front or count < _NETWORKS or count * q.graph.size < _OPERATIONS:
@@ -60,10 +61,12 @@ def look_first(state: State) -> State:
     place = max(mine, key=lambda s: len(state.shapes[s].sizes))
     network = state.networks.index((form, place))
 
-    begun = Begun(JoinedUnits(), Once())
+    begun = Begun(JoinedUnits(), Room(left=q.settings.entries))
     own = replace(state.alone(form, (state.shapes[place],)), timeline=(), begun=begun)
-    for each in (encode_facts, derive_strategies, join_units, pose_problems):
+    for each in (encode_facts, derive_strategies, join_units, with_problems):
         own = each(own)
+    if not own.problems:
+        return state
     work = min(_LOOK * q.settings.most_work, _MOST)
     settings = replace(q.settings, work=work, front=False, workers=1, seeds=1)
     found = search(own.problems, heeded(q), settings, None, q.tell)
@@ -98,8 +101,10 @@ def search_nearby(state: State) -> State:
         nearby(found, plans[shape], shape)
         for found, shape in zip(own.strategies, shapes, strict=True)
     )
-    for each in (join_units, pose_problems):
-        own = each(replace(own, strategies=near))
+    own = join_units(replace(own, strategies=near))
+    own = with_problems(own)
+    if not own.problems:
+        return replace(state, notes=tuple(dict.fromkeys((*state.notes, *own.notes))))
     known = np.array([c.costs for r in state.results for c in r.archive.corners()])
     settings = replace(q.settings, work=_SHARE * q.settings.most_work)
     limits, earlier = Limits.of(dict(q.limits)), known_before(q.kept, own.problems)

@@ -46,6 +46,18 @@ def of_long_programs(size: int, left: int) -> tuple[str, ...]:
     )
 
 
+def of_layouts(left: Sequence[str]) -> tuple[str, ...]:
+    """What is said of mesh shapes on which tensors have too many layouts."""
+    if not left:
+        return ()
+    some = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
+    was = "was" if len(left) == 1 else "were"
+    return (
+        f"{_count(len(left), 'mesh shape', 'mesh shapes')} ({some}) {was} not searched: tables of "
+        "copies between all layouts there would be too large",
+    )
+
+
 def of_merging(left: Sequence[float], more: int) -> tuple[str, ...]:
     """What is said of networks in which no plans were searched for that merge collectives: where
     that may save such shares of the seconds of plans that are known, and so many `more` in which it
@@ -365,6 +377,32 @@ def of_copies(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
         f"of {_count(most, 'value', 'values')} no copies were tried as shared ones but those "
         "that gathers and sums make, or one collective of what a kernel made; none was made early "
         "for one reader",
+    )
+
+
+def of_room(
+    problems: Sequence[PlanProblem], networks: Sequence[str], posed: Sequence[int]
+) -> tuple[str, ...]:
+    """What is said of values of which no copies are shared, and of `networks` but those that are
+    `posed`, for what their tables would take of memory."""
+    most = max((p.spared for p in problems), default=0)
+    left = [name for k, name in enumerate(networks) if k not in posed]
+    some = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
+    entries = "tables of more entries than there is room for (Settings.entries)"
+    return (
+        *(
+            (
+                f"of {_count(most, 'value', 'values')} no copies were tried as shared ones: they "
+                f"make {entries}",
+            )
+            if most
+            else ()
+        ),
+        *(
+            (f"{_count(len(left), 'network', 'networks')} ({some}) not searched: {entries}",)
+            if left
+            else ()
+        ),
     )
 
 

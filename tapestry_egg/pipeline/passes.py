@@ -11,9 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.sizes import entries_of_three_axes
-from tapestry_egg.extract.problem.boundary import restrict
+from tapestry_egg.extract.problem.unit_choices import restrict
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.graph.layout_algebra import count_layouts
 from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.plans.plan import is_split
 from tapestry_egg.progress import Phase
@@ -31,13 +34,41 @@ from .settings import FIRST_AXES
 from .state import Begun, Question, State
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
 T = TypeVar("T")
 
 
+# Entries that tables of copies between the layouts of all tensors may have on one mesh, told before
+# they are made: one takes some 80 bytes, and the shortest paths of a thousand layouts a second. The
+# train step of two GPT-2 layers has 1 million on meshes of three axes, 55 million on four.
+COPIES = 40_000_000
+
+
 def choose_shapes(state: State) -> State:
-    """The mesh shapes to search: those that the user's words leave; fewer where time is short."""
+    """The mesh shapes to search: those that the user's words leave, but such as have too many
+    layouts; fewer where time is short."""
+    chosen = _choose_shapes(state)
+    few = tuple([s for s in chosen.shapes if _copies(state.question.graph, s) <= COPIES])
+    left = [str(s) for s in chosen.shapes if s not in few]
+    if not few:
+        raise ExtractError(
+            f"too many layouts on {', '.join(left)}: tables of copies between them have more than "
+            f"{COPIES} entries",
+            where=state.question.machine.name,
+            hint="Name meshes of fewer axes.",
+        )
+    return replace(chosen, shapes=few, notes=chosen.notes + omissions.of_layouts(left))
+
+
+def _copies(graph: BlockGraph, shape: MeshShape) -> int:
+    """Entries of the tables of copies on a mesh, of every type of tensor, about."""
+    types = {(value.shape, value.dtype) for value in graph.values}
+    return sum(count_layouts(len(shape.sizes), len(dims)) ** 2 for dims, _ in types)
+
+
+def _choose_shapes(state: State) -> State:
     q = state.question
     # Names of axes mean something in pins; a named mesh is divided without a loss.
     named = q.words.said and q.words.fixed.contract is None
@@ -250,14 +281,15 @@ def _derived(state: State) -> list[Saturated]:
 def join_units(state: State) -> State:
     """For every unit its ways to run: strategies of its operations, joined where values pass
     between them; only those that the user's words leave."""
-    from tapestry_egg.extract.problem.once import JoinedUnits, Once
+    from tapestry_egg.extract.front.sizes import Room
+    from tapestry_egg.extract.problem.once import JoinedUnits
     from tapestry_egg.extract.problem.unit_choices import unit_choices
 
     q = state.question
     fixed = q.words.fixed
     made: list[UnitChoices] = []
     free: list[UnitChoices] = []
-    begun = state.begun or Begun(JoinedUnits(), Once())
+    begun = state.begun or Begun(JoinedUnits(), Room(left=q.settings.entries))
     for k, found in enumerate(state.strategies):
         form, shape = state.networks[k]
         schedule, mesh = state.schedules[form], state.shapes[shape]
@@ -270,14 +302,45 @@ def join_units(state: State) -> State:
 
 
 def pose_problems(state: State) -> State:
-    """The choices as arrays: variables, pairs, seconds, joules, and bytes over time."""
-    from tapestry_egg.extract.problem.assemble import assemble
-    from tapestry_egg.extract.problem.once import Once
+    """The choices as arrays: variables, pairs, seconds, joules, and bytes over time; without the
+    networks of which these would be too large. Raises ExtractError where that is all of them."""
+    made = with_problems(state)
+    if not made.problems:
+        entries = state.question.settings.entries
+        raise ExtractError(
+            f"tables of all meshes have more entries than there is room for, {entries}",
+            where=state.question.machine.name,
+            hint="Set Settings(entries=...) higher, or name meshes of fewer axes.",
+        )
+    return made
 
-    once = state.begun.once if state.begun else Once()
-    problems = tuple(assemble(choices, once=once) for choices in state.choices)
+
+def with_problems(state: State) -> State:
+    """The state with the problem of every network for which there is room."""
+    from tapestry_egg.extract.front.sizes import Room
+    from tapestry_egg.extract.problem.assemble import assemble
+
+    room = state.begun.room if state.begun else Room(left=state.question.settings.entries)
+    problems: list[PlanProblem] = []
+    fits: list[int] = []
+    for k, choices in enumerate(state.choices):
+        keeping = room.keeping(choices)
+        if keeping is not None:
+            fits.append(k)
+            problems.append(assemble(choices, once=room.once, keeping=keeping))
     left = omissions.of_endings(problems) + omissions.of_copies(problems)
-    return replace(state, problems=problems, notes=state.notes + left)
+    left += omissions.of_room(problems, [state.at(k) for k in range(len(state.choices))], fits)
+    networks = state.networks
+    return replace(
+        state,
+        encodings=tuple([state.encodings[k] for k in fits]),
+        strategies=tuple([state.strategies[k] for k in fits]),
+        choices=tuple([state.choices[k] for k in fits]),
+        free=tuple([free for k, free in enumerate(state.free) if k in fits]),
+        problems=tuple(problems),
+        too_large=state.too_large.union(x for k, x in enumerate(networks) if k not in fits),
+        notes=state.notes + left,
+    )
 
 
 def add_axes(state: State) -> State:
@@ -289,7 +352,7 @@ def add_axes(state: State) -> State:
     if not shapes:
         return state
     own = state.alone(form, shapes)
-    for each in (encode_facts, derive_strategies, join_units, pose_problems):
+    for each in (encode_facts, derive_strategies, join_units, with_problems):
         own = each(own)
     others = len(state.forms) - 1
     left = (f"meshes of three axes were searched for 1 of {others + 1} forms",) if others else ()
@@ -302,9 +365,11 @@ def add_axes(state: State) -> State:
 
 def with_networks(state: State, form: int, own: State) -> State:
     """The state with one form on finer meshes, too: `own` has its networks on these alone."""
+    beyond = {(form, len(state.shapes) + shape) for _, shape in own.too_large}
     return replace(
         state,
         shapes=(*state.shapes, *own.shapes),
+        too_large=state.too_large | beyond,
         finer=len(own.shapes),
         finer_form=form,
         encodings=woven(state, form, state.encodings, own.encodings),
@@ -318,7 +383,7 @@ def with_networks(state: State, form: int, own: State) -> State:
 def woven(state: State, form: int, a: tuple[T, ...], b: tuple[T, ...]) -> tuple[T, ...]:
     """What is there for all networks, and what there is of one form on further shapes: after those
     of this form on all other shapes."""
-    after = (form + 1) * len(state.shapes)
+    after = sum(f <= form for f, _ in state.networks)
     return (*a[:after], *b, *a[after:])
 
 
@@ -350,10 +415,10 @@ def finer_shapes(state: State) -> tuple[MeshShape, ...]:
 
 def _small_enough(state: State, form: int) -> tuple[MeshShape, ...]:
     """Those of them that are worth their tables."""
-    finer, count = finer_shapes(state), len(state.shapes)
+    finer = finer_shapes(state)
     if not finer:
         return ()
-    own = state.problems[form * count :][:count]
+    own = [p for (f, _), p in zip(state.networks, state.problems, strict=True) if f == form]
     most = state.shapes[0].devices
     each = entries_of_three_axes([p for p in own if p.choices.mesh.devices == most])
     return finer[: int(THREE_AXES // each)]

@@ -18,7 +18,7 @@ import numpy as np
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.places.axis import Names
-from tapestry_egg.extract.problem.boundary import restrict
+from tapestry_egg.extract.problem.unit_choices import restrict
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.graph.ids import SignatureId
 from tapestry_egg.graph.layout import MeshShape
@@ -41,6 +41,7 @@ from .state import Question, State
 if TYPE_CHECKING:
     from tapestry_egg.extract.places.programs import Patched, Ways
     from tapestry_egg.extract.problem.assemble import PlanProblem
+    from tapestry_egg.extract.problem.kept import Keeping
     from tapestry_egg.extract.problem.problem import Ints
     from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
@@ -269,7 +270,7 @@ class Posed:
         # By identity, with the signature that it is of.
         self._known_by: dict[int, tuple[OperationSignature, SignatureId | None]] = {}
         self.known: dict[Ways, PlanProblem | None] = {}
-        self.shared: int | None = None  # values of several readers in the program as given
+        self.keeping: Keeping | None = None  # as of the program as given
         if state:
             self._take(state.problems)
 
@@ -280,14 +281,15 @@ class Posed:
         given = self.programs.known[first]
         for p in problems:
             own = p.choices.saturated
+            if p.choices.schedule is not given or p.choices.mesh != self.mesh:
+                continue
+            self.keeping = p.keeping
             if (
-                p.choices.schedule is given
-                and p.choices.mesh == self.mesh
-                and own.encoding.algebra == self.encoding.algebra
+                own.encoding.algebra == self.encoding.algebra
                 and own.saturated
                 and self.saturated.saturated
             ):
-                self.known[first], self.shared = p, p.shared
+                self.known[first] = p
 
     @property
     def others(self) -> list[UnitChoices]:
@@ -301,8 +303,9 @@ class Posed:
         return self.known[ways]
 
     def _made(self, ways: Ways) -> PlanProblem | None:
-        from tapestry_egg.extract.problem.assemble import assemble, count_shared
+        from tapestry_egg.extract.problem.assemble import assemble
         from tapestry_egg.extract.problem.columns import Columns
+        from tapestry_egg.extract.problem.kept import Keeping, count_shared
         from tapestry_egg.extract.problem.unit_choices import unit_choices
 
         schedule = self.programs.schedule(ways)
@@ -316,9 +319,9 @@ class Posed:
         choices = restrict(
             unit_choices(schedule, found, self.mesh, q.machine, fixed.contract, self.joined), fixed
         )
-        if self.shared is None:
-            self.shared = count_shared(Columns(choices))
-        return assemble(choices, self.weights, self.once, self.shared)
+        if self.keeping is None:
+            self.keeping = Keeping(count_shared(Columns(choices)))
+        return assemble(choices, self.weights, self.once, self.keeping)
 
     def _strategies(self, schedule: Schedule) -> Saturated | None:
         """What the rules derived, of the operations of one program; None where it has others."""

@@ -370,12 +370,12 @@ def for_traffic(problems: Sequence[PlanProblem], machine: Target) -> list[PlanPr
     from tapestry_egg.extract.problem.assemble import Weights, assemble
 
     found = []
-    for choices, shared in ((p.choices, p.shared) for p in problems):
+    for choices, keeping in ((p.choices, p.keeping) for p in problems):
         link = machine.link(choices.mesh, tuple(range(len(choices.mesh.sizes))))
         weights = Weights(
             seconds=_TIE,
             wire_bytes=1.0 / link.bytes_per_second,
             flops=_EVEN / machine.rate("bfloat16", True),
         )
-        found.append(assemble(choices, weights, shared=shared))
+        found.append(assemble(choices, weights, keeping=keeping))
     return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.front.sizes import ENTRIES
 from tapestry_egg.rewrite.extractions import OPERATIONS
 from tapestry_egg.rewrite.form import LEAST_GAIN
 from tapestry_egg.rewrite.recompute import MOST_FORMS
@@ -30,6 +31,7 @@ _AMOUNTS = {
     "patience": True,
     "recompute": True,
     "forms": True,
+    "entries": False,
 }
 
 
@@ -66,6 +68,10 @@ class Settings:
     target's file lets them and their bytes are in memory from where they are issued; without it
     they are the sum of all kernels and collectives, one after another. Without `merge` no
     collectives are made into one where that makes plans faster.
+
+    The tables of all problems have no more than so many `entries` together: the gigabytes that a
+    search takes follow from it (`extract/front/sizes.py`). Where they would have more, fewer
+    copies are tried as shared ones, or meshes and forms are not searched, and notes say so.
     """
 
     seconds: float | None = None
@@ -87,6 +93,7 @@ class Settings:
     work: float | None = None
     overlap: bool = False
     merge: bool = True
+    entries: int = ENTRIES
 
     def __post_init__(self) -> None:
         """Raises ExtractError for an amount that is none."""

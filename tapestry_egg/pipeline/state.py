@@ -25,6 +25,7 @@ from .settings import Settings
 from .words import Words
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.front.sizes import Room
     from tapestry_egg.extract.places.programs import Patched
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.once import JoinedUnits, Once
@@ -75,11 +76,16 @@ LONG = 2500
 @dataclass(frozen=True)
 class Begun:
     """What was made of some networks, for all others to take from: units that were joined, arrays
-    of problems, and what the rules derived of the one that was looked at first."""
+    of problems and the room that there is for more, and what the rules derived of the one that was
+    looked at first."""
 
     joined: JoinedUnits
-    once: Once
+    room: Room
     strategies: tuple[Saturated, ...] = ()
+
+    @property
+    def once(self) -> Once:
+        return self.room.once
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ class State:
     interrupted: bool = False
     finer: int = 0  # so many of the shapes, the last, have more axes than was asked for
     finer_form: int = 0  # the form that is searched on those
+    too_large: frozenset[tuple[int, int]] = frozenset()  # forms and shapes that are no networks
     timeline: tuple[Tick, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -118,13 +125,13 @@ class State:
     def networks(self) -> tuple[tuple[int, int], ...]:
         """The forms and shapes, by their places, that are searched together: those of the first
         form on all shapes, then those of the second; one form only on shapes of more axes than was
-        asked for."""
+        asked for, and none of which the tables would be too large."""
         shapes, asked = range(len(self.shapes)), len(self.shapes) - self.finer
         return tuple(
             (f, s)
             for f in range(len(self.forms))
             for s in shapes
-            if s < asked or f == self.finer_form
+            if (s < asked or f == self.finer_form) and (f, s) not in self.too_large
         )
 
     @property
@@ -167,6 +174,7 @@ class State:
             schedules=(self.schedules[form],),
             notes=(),
             results=(),
+            too_large=frozenset(),
         )
 
     def at(self, k: int) -> str:

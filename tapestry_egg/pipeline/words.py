@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.problem.boundary import Fixed
 from tapestry_egg.extract.problem.pins import (
     Pin,
     Pins,
@@ -17,6 +16,7 @@ from tapestry_egg.extract.problem.pins import (
     read_pins,
     unpaired,
 )
+from tapestry_egg.extract.problem.unit_choices import Fixed
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target

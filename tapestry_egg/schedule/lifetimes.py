@@ -417,3 +417,13 @@ def _region_units(schedule: Schedule) -> list[tuple[int, int]]:
         if units:
             out.append((min(units), max(units)))
     return out
+
+
+def left_as_results(schedule: Schedule) -> list[FlatId]:
+    """The values that outputs read."""
+    found = []
+    for unit in schedule.units:
+        if schedule.program.instances[unit.root].port == "output":
+            ((*_, v),) = unit.reads
+            found.append(v)
+    return found

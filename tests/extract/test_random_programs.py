@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tapestry_egg.extract.problem import assemble as assemble_module
+from tapestry_egg.extract.problem import kept
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.inner_copies import InnerCopies
 from tapestry_egg.extract.problem.joiner import Joiner, UnitRows
+from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
@@ -79,7 +80,7 @@ def assembled(plan: Schedule, without: str = "", every: bool = True) -> PlanProb
     """The same with what it is made of."""
     found = saturate(encode(plan.program, MESH), _books(without))
     choices = unit_choices(plan, found, MESH, TARGET)
-    return assemble(choices, shared=0 if every else None)
+    return assemble(choices, keeping=Keeping(0) if every else None)
 
 
 def compared(plan: Tables, problem: Problem, told: int = 0) -> Compared:
@@ -146,15 +147,13 @@ def _kept_by_gathers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _endings(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        assemble_module._Assembler, "_endings", lambda self, v, readers, sharing: sharing[-1:]
-    )
+    patch.setattr(kept.KeptCopies, "_endings", lambda self, v, readers, sharing: sharing[-1:])
 
 
 def _early(patch: pytest.MonkeyPatch) -> None:
-    every = assemble_module._shared_layouts
+    every = kept._shared_layouts
     patch.setattr(
-        assemble_module,
+        kept,
         "_shared_layouts",
         lambda *given: tuple(s for s in every(*given) if len(s[1]) > 1),
     )

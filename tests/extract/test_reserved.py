@@ -18,6 +18,7 @@ from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.plans import _settled, make_plan
 from tapestry_egg.extract.problem import memory
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
+from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.memory import Count
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.extract.problem.unit_choices import unit_choices
@@ -44,7 +45,7 @@ SQUARE = jax.ShapeDtypeStruct((1024, 1024), "f4")
 
 def posed(plan: Schedule) -> PlanProblem:
     found = saturate(encode(plan.program, MESH), BOOKS)
-    return assemble(unit_choices(plan, found, MESH, TARGET), shared=0)
+    return assemble(unit_choices(plan, found, MESH, TARGET), keeping=Keeping(0))
 
 
 def best(plan: Schedule) -> list[tuple[float, float]]:

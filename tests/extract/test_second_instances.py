@@ -21,8 +21,8 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.extract.places.axis import Names
 from tapestry_egg.extract.places.patched import patched
-from tapestry_egg.extract.problem.boundary import Fixed
 from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.extract.problem.unit_choices import Fixed
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite.derivation import digest, replay

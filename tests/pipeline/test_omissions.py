@@ -13,7 +13,7 @@ from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.extract.front import contract_cost
-from tapestry_egg.extract.problem import assemble, joiner
+from tapestry_egg.extract.problem import joiner, kept
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search import exact
@@ -252,15 +252,15 @@ def test_copies_that_may_end_in_fewer_places_are_counted(
         program = te.trace(reads, X, *[X] * count)
         return te.optimize(program, "h100:4", mesh_shapes=SHAPES, settings=FROZEN).notes
 
-    monkeypatch.setattr(assemble, "_SMALL", 0)
+    monkeypatch.setattr(kept, "_SMALL", 0)
     assert notes(min(readers, 4)) == ()
-    monkeypatch.setattr(assemble, "_SMALL", small)
+    monkeypatch.setattr(kept, "_SMALL", small)
     (said,) = notes(readers)
     assert said.startswith("of 1 value, small or of many readers, not every reader was tried")
 
 
 def test_copies_that_are_not_shared_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "_FEW", 0)
+    monkeypatch.setattr(kept, "_FEW", 0)
     (said,) = front(product, mesh_shapes=SHAPES).notes
     assert said.startswith("of 1 value no copies were tried as shared ones but those")
 
