@@ -8,10 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.machine.tiles import Tiles, tight_order
+from tapestry_egg.machine.tiles import Tiles, stored_bytes, tight_order
 from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
+from tapestry_egg.plans.lying import laid_in_order
 
 from .kernels import signed
 from .order import BESIDE, SMALL
@@ -427,14 +428,6 @@ def in_order(x: jax.Array) -> jax.Array:
     return barrier(laid_in_order(x))
 
 
-def laid_in_order(x: jax.Array, order: Sequence[int] | None = None) -> jax.Array:
-    """An array that its compiler lays as its dims are written, or with those of `order` from the
-    outermost on."""
-    from jax.experimental.layout import Layout, with_layout_constraint
-
-    return with_layout_constraint(x, Layout(tuple(order or range(x.ndim))))
-
-
 def laid_tight(x: Any, tiles: Tiles) -> Any:
     """A stack that its compiler lays so that tiles pad it least; keys of random numbers, and stacks
     that are taken from what they are a transposition of, as they are."""
@@ -444,3 +437,14 @@ def laid_tight(x: Any, tiles: Tiles) -> Any:
         return x
     order = tight_order(x.shape, x.dtype.itemsize, tiles)
     return laid_in_order(x, order) if order else x
+
+
+def turned_back(x: jax.Array, tiles: Tiles) -> jax.Array:
+    """A table to which rows were added, with lanes along its columns, as it is padded least. What
+    is computed of it element by element, and states with it, else lies as it was added to."""
+    if x.ndim != 2:
+        return x
+    shape, size = x.shape, x.dtype.itemsize
+    if stored_bytes(shape, size, tiles) == stored_bytes(shape, size, tiles, windows=(0,)):
+        return x
+    return barrier(laid_in_order(x, (1, 0)))

@@ -19,6 +19,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
+from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.schedule.lying import (
     computed_into_straight,
@@ -26,7 +27,7 @@ from tapestry_egg.schedule.lying import (
     renewed_outputs,
 )
 
-from .frame import Frame, laid_in_order, laid_tight
+from .frame import Frame, laid_tight, turned_back
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
 from .order import (
@@ -442,6 +443,8 @@ class LocalBody:
                     outputs = frame.renew(q, operands)
             if not self.rows.isdisjoint(op.outputs):
                 outputs = [laid_in_order(x) for x in outputs]
+            if op.kernel.startswith("scatter") and self.tiles and self.platform in ROUNDING:
+                outputs = [turned_back(x, self.tiles) for x in outputs]
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
         found = frame.operands(len(graph.operations))

@@ -23,6 +23,7 @@ from tapestry_egg.monoids import Monoid, monoids, single_monoids
 from tapestry_egg.monoids.fold import combine
 from tapestry_egg.monoids.fold import zero as neutral_state
 
+from .lying import laid_in_order
 from .plan import Change
 
 if TYPE_CHECKING:
@@ -244,7 +245,6 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
     of lanes.
     """
     import jax.numpy as jnp
-    from jax.experimental.layout import Layout, with_layout_constraint
 
     from_end, block = x.ndim - dim, x.shape[dim] // parts
     lanes = from_end == 1 or (from_end == 2 and x.shape[-1] < _LANES)
@@ -258,7 +258,7 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
         if x.shape[-1] < _LANES and wide and rows // x.shape[wide[-1]] % _ROWS == 0:
             return _scatter_columns(x, names, parts, wide[-1])
         if block % _ROWS == 0:
-            turned = with_layout_constraint(x.reshape(rows, -1).T, Layout((0, 1)))
+            turned = laid_in_order(x.reshape(rows, -1).T)
             return _scatter(turned, names, 0, parts).T.reshape(*x.shape[:-1], block)
     blocks = _blocks_first(x, dim, parts)
     if from_end == 1 and (x.ndim == 1 or block % _ROWS):
@@ -276,13 +276,12 @@ def _scatter_on_tpu(x: jax.Array, names: tuple[str, ...], dim: int, parts: int) 
 
 def _scatter_columns(x: jax.Array, names: tuple[str, ...], parts: int, wide: int) -> jax.Array:
     """A sum scattered along the last dim, with dim `wide` along a TPU's lanes in its place."""
-    from jax.experimental.layout import Layout, with_layout_constraint
 
     last = x.ndim - 1
     order = [last, *(d for d in range(last) if d != wide), wide]
     turned = x.transpose(order)
     flat = turned.reshape(x.shape[-1], -1, x.shape[wide])
-    got = _scatter(with_layout_constraint(flat, Layout((0, 1, 2))), names, 0, parts)
+    got = _scatter(laid_in_order(flat), names, 0, parts)
     back = [order.index(d) for d in range(x.ndim)]
     return got.reshape(-1, *turned.shape[1:]).transpose(back)
 

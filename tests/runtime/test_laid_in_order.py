@@ -1,5 +1,5 @@
 """What compilers are told to lay in some order: what is gathered for convolutions on GPUs, products
-that are added to tables, and stacks of loops on TPUs."""
+that are added to tables, such tables, and stacks of loops on TPUs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tiles import Tiles
+from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.runtime import hlo_stats
-from tapestry_egg.runtime.lower.frame import in_order, laid_in_order, laid_tight
+from tapestry_egg.runtime.lower.frame import in_order, laid_tight, turned_back
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
@@ -57,7 +59,7 @@ def put_in_order(fn: Any, platform: str) -> list[tuple[int, ...]]:
     (local,) = jax.make_jaxpr(mapped)(x, w).jaxpr.eqns
     found = local.params["jaxpr"].eqns
     assert any(e.primitive.name == "all_gather" for e in found)
-    return [e.outvars[0].aval.shape for e in found if e.primitive.name == "layout_constraint"]
+    return [e.outvars[0].aval.shape for e in found if e.primitive.name == "laid_in_order"]
 
 
 def test_what_a_convolution_reads_something_of_is_put_in_order_once() -> None:
@@ -125,7 +127,7 @@ def test_products_that_are_rows_of_a_table_are_made_in_order(
     alone = MeshShape(("x",), (1,))
     run = lower(plan_by_hand(graph, alone, {}, whole, (cut((), ()),)), platform=platform)
     found = jax.make_jaxpr(run)(*arguments).jaxpr.eqns
-    assert [e.primitive.name for e in found].count("layout_constraint") == order
+    assert [e.primitive.name for e in found].count("laid_in_order") == order
     np.testing.assert_allclose(run(*arguments)[0], fn(*map(jnp.asarray, arguments)), rtol=1e-2)
 
 
@@ -183,8 +185,8 @@ def test_stacks_of_loops_lie_as_tiles_pad_them_least(
 
     def told(platform: str) -> list[tuple[int, ...]]:
         found = jax.make_jaxpr(lower(plan, platform=platform))(*arguments).jaxpr.eqns
-        laid = [e for e in found if e.primitive.name == "layout_constraint"]
-        return [e.params["layout"].major_to_minor for e in laid]
+        laid = [e for e in found if e.primitive.name == "laid_in_order"]
+        return [e.params["order"] for e in laid]
 
     assert told("tpu") == orders
     assert told("cpu") == []
@@ -197,3 +199,45 @@ def test_a_compiler_for_tpus_would_hold_more_of_such_a_stack() -> None:
 
     types = ((4096, 16), "float32"), ((256, 256), "float32")
     assert held(stacked, *types) - held(told, *types) > 4 * 4096 * 16
+
+
+@pytest.mark.parametrize(("columns", "order"), [(8, [(1, 0)]), (128, [])])
+def test_tables_of_few_columns_are_turned_back_when_rows_are_added(
+    columns: int, order: list[tuple[int, ...]]
+) -> None:
+    at = np.arange(16, dtype=np.int32) % 4
+    arguments = numbers(4096, columns), at, numbers(16, columns)
+    settings = te.Settings(work=0.1, recompute=0, forms=0)
+    program = te.trace(lambda t, i, x: lax.sin(t.at[i].add(x)), *arguments)
+    plan = te.optimize(program, "v5e:1", settings=settings).best("seconds")
+    found = jax.make_jaxpr(lower(plan, platform="tpu"))(*arguments).jaxpr.eqns
+    laid = [e for e in found if e.primitive.name == "laid_in_order"]
+    assert [e.params["order"] for e in laid] == order
+
+
+def test_a_compiler_for_tpus_would_update_states_with_such_a_table_padded() -> None:
+    """Sixteen times, and the state and what is computed of both as well."""
+
+    def temporaries(back: bool) -> int:
+        def step(t: jax.Array, s: jax.Array, at: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+            g = jnp.zeros_like(t).at[at].add(x)
+            g = turned_back(g, TILES) if back else g
+            g, s, t = lax.optimization_barrier((g, s, t))  # states wait for what updates them
+            s = s + g * g
+            return t - g * lax.rsqrt(s + 1e-6), s
+
+        rows = (65536, 8), "float32"
+        return held(step, rows, rows, ((1024,), "int32"), ((1024, 8), "float32"))
+
+    padded = 4 * 65536 * 128
+    assert temporaries(False) > 1.9 * padded
+    assert temporaries(True) < 1.2 * padded
+
+
+def test_what_is_exported_says_nothing_of_it() -> None:
+    """`jax.export` writes nothing that a later compiler may not know."""
+    double = jax.jit(lambda x: laid_in_order(2 * x, (1, 0)))
+    x = numbers(8, 4)
+    assert "LayoutConstraint" in double.lower(x).as_text()
+    again = jax.export.deserialize(jax.export.export(double)(x).serialize())
+    np.testing.assert_array_equal(again.call(x), 2 * x)
