@@ -122,7 +122,7 @@ class IndexBlock:
                 if before or after:
                     edges = [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
                     x = lax.pad(x, outside, edges)
-            if self._is_sliced_whole(k) and have == shape[k]:
+            if self._takes_part(p, k) and have == shape[k]:
                 continue
             inside = first - begin + before
             if size == x.shape[k] and not inside.any():
@@ -159,12 +159,13 @@ class IndexBlock:
         uncut = bool((first == low).all()) and size == high - low
         return uncut and low <= 0 and self.signature.input_types[p].shape[k] <= high
 
-    def _is_sliced_whole(self, k: int) -> bool:
-        """Whether a slice's block has all of it along dim k: the kernel then takes it out itself,
-        in one step. Compilers for TPUs store what is taken out of a part that is taken out."""
-        if self.signature.kernel != "slice":
+    def _takes_part(self, p: int, k: int) -> bool:
+        """Whether a kernel that takes a part of operand p has all of it along dim k in its block:
+        it then takes the part out itself, in one step. Compilers for TPUs store what is taken out
+        of a part that is taken out."""
+        if p not in self.signature.takes:
             return False
-        row = self.signature.inputs[0].matrix[k]
+        row = self.signature.inputs[p].matrix[k]
         return not any(a and self.is_cut(d) for d, a in enumerate(row))
 
     @property

@@ -89,10 +89,10 @@ def instantiate(
         input_types=tuple(inputs),
         output_types=types,
         passages=_passages(template, names, inputs, types),
-        initial=tuple(p for name in template.initial for p in places(template, name, len(inputs))),
-        straight=tuple(
-            p for name in template.straight for p in places(template, name, len(inputs))
-        ),
+        initial=_places(template, template.initial, inputs),
+        straight=_places(template, template.straight, inputs),
+        moved=_places(template, template.moves, inputs),
+        takes=_places(template, template.takes, inputs),
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
@@ -295,6 +295,13 @@ def _skips(
 
 
 # Laws and costs
+
+
+def _places(
+    template: Template, names: Sequence[str], inputs: Sequence[TensorType]
+) -> tuple[int, ...]:
+    """The places of operands that a template names."""
+    return tuple(p for name in names for p in places(template, name, len(inputs)))
 
 
 def _passages(

@@ -26,7 +26,7 @@ from tapestry_egg.graph.blockgraph import (
 from tapestry_egg.graph.pytrees import check_tree, is_transparent, leaf_count, leaf_paths
 
 from .constants import with_prepared
-from .plain import check_params, handles_in
+from .plain import check_params, finite, handles_in
 from .trace import Program
 
 #: file, line, column, function, text of the line
@@ -160,7 +160,7 @@ def _operation_record(op: Operation, where: str, sources: SourceTable) -> Operat
         kernel=op.kernel,
         inputs=list(op.inputs),
         outputs=list(op.outputs),
-        params=dict(op.params),
+        params={name: finite(value) for name, value in op.params.items()},
         regions=[graph_record(region, sources) for region in op.regions],
         source=sources.put(op.source),
         scope=op.scope,

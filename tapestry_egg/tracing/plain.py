@@ -8,6 +8,7 @@ JAX runs in another: it leaves out parameters that only newer ones know where th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,6 +59,18 @@ def check_params(params: Mapping[str, Any], where: str) -> None:
         for one in value if two else [value]:
             if _kind(one) not in (("Precision",) if two else members):
                 raise GraphError(f"{value!r:.80} is no {name}", where=f"{where}.{name}")
+
+
+def finite(value: Any) -> Any:
+    """The same in plain form for JSON, which has no number for infinity: encoders write nothing in
+    its place, and say nothing of it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return value
 
 
 def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0) -> None:

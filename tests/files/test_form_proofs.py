@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import PlanError
@@ -18,6 +19,7 @@ from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.tracing.codec import decode_params
 from tapestry_egg.tracing.trace import trace
 
 RULES = [r for b in load_books(DEFAULT_BOOKS) for r in b.rules]
@@ -113,3 +115,18 @@ def test_a_form_whose_kernel_has_an_infinite_parameter_is_saved_and_loaded(tmp_p
     loaded = te.load(tmp_path / "decode.front.json")
     for plan in loaded:
         np.testing.assert_allclose(te.compile(plan)(*given), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_a_parameter_that_is_no_finite_number_is_read_as_it_was_written(
+    number: float, tmp_path: Path
+) -> None:
+    """JSON has no infinity: whoever makes an operation may have left it a float."""
+    graph = trace(lambda x: jnp.maximum(x, 0.0), np.ones(4, np.float32)).graph
+    (op,) = graph.operations
+    given = replace(op, params={"one": float(number), "in_a_list": [1.0, [float(number)]]})
+    te.save(replace(graph, operations=(given,)), tmp_path / "graph.json")
+    (read,) = te.load(tmp_path / "graph.json").graph.operations
+    found = decode_params(read.params)
+    np.testing.assert_equal(found["one"], number)
+    np.testing.assert_equal(found["in_a_list"][1][0], number)

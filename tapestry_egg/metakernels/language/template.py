@@ -95,6 +95,8 @@ class Template:
     passages: tuple[PassageText, ...] = ()
     initial: tuple[str, ...] = ()
     straight: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     outside: Mapping[str, Expression] = field(default_factory=dict)
     placed: Mapping[str, Expression] = field(default_factory=dict)
     skips: Mapping[str, Expression] = field(default_factory=dict)

@@ -29,6 +29,8 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       passages: [sum(lhs) -> sum]             laws of partial values
       initial: [operand]                      operands that start the reduction
       straight: [operand]                     operands that lie as their dims are written
+      moves: [operand]                        operands of which elements go to other places
+      takes: [operand]                        operands of which it takes a part by itself: see below
       outside: {operand: sum}                 what its boxes find outside it: see below
       placed: {i: true}                       groups along which a block must know where it lies
       skips: {operand: "[1]"}                 dims in whose boxes it skips by strides of its own
@@ -62,6 +64,8 @@ reads its result; `not_in_bfloat16` where results in bfloat16 are computed in fl
 `elements:` says what each element of the results is: one of the operands' that is `kept` (moved,
 repeated, chosen by something else), one that is `selected` because it stands out among all (a
 greatest, what is sorted), or `computed`; views keep theirs.
+`moves:` are operands of which elements go to other places, or some are left out: each as it is,
+and to one place. Of those in `takes:` the kernel takes a part itself, where a dim is not cut.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
 projection, that of the tensor. The language of the texts is described in docs/template-language.md.
 """
@@ -110,8 +114,8 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight outside placed skips flops reads measured spilled scratch "
-    "fusion in_products elements commutes local"
+    "passages initial straight moves takes outside placed skips flops reads measured spilled "
+    "scratch fusion in_products elements commutes local"
 ).split()
 
 
@@ -164,6 +168,8 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         passages=_passages(file, entry["passages"]) if "passages" in entry else (),
         initial=file.words(entry["initial"], "operands") if "initial" in entry else (),
         straight=file.words(entry["straight"], "operands") if "straight" in entry else (),
+        moves=file.words(entry["moves"], "operands") if "moves" in entry else (),
+        takes=file.words(entry["takes"], "operands") if "takes" in entry else (),
         outside=table("outside"),
         placed=table("placed"),
         skips=table("skips"),
@@ -376,6 +382,8 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         ("skips", template.skips, operands),
         ("initial", template.initial, operands),
         ("straight", template.straight, operands),
+        ("moves", template.moves, operands),
+        ("takes", template.takes, operands),
     )
     for field, table, names in known:
         for key in table:

@@ -30,8 +30,6 @@ LEAST = 256
 #: Where attention has more than so many blocks they are larger, up to `MOST` bytes of scores: each
 #: is so many kernels more. On an H100 a step of GPT-2 in blocks of 4 MiB took thrice as long.
 BLOCKS, MOST = 16, 16 << 20
-#: Kernels that take elements of their first operand to other places.
-_MOVES = frozenset(("dynamic_slice", "gather", "pad", "rev", "slice", "split", "unstack"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +97,16 @@ class OperationSignature:
 
     `initial` lists operands that are the starting value of the reduction (scatter-add's operand):
     when a reduce dim is cut they must be partial, not replicated. `straight` lists operands that
-    the kernel wants in memory as their dims are written, no dim turned. `flops` is a polynomial
-    over the (local) index extents; `reads[p]` overrides the elements read of operand p, None
-    meaning the footprint of its projection. `fusion` says how compilers treat the kernel: `view`
-    (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse into it),
-    `kernel`; `in_products` whether XLA for GPUs computes it inside the product of matrices that
-    reads its result. `elements` says what each element of the results is: `computed`, one of the
-    operands' that is `kept`, or one that is `selected` among all of them. With `commutes` the two
-    operands may change places.
+    the kernel wants in memory as their dims are written, no dim turned; `moved` those of which
+    elements go to other places, or some are left out: as they are, and each to one place; `takes`
+    those of which the kernel, given all of a dim, itself takes the part that it reads. `flops` is a
+    polynomial over the (local) index extents; `reads[p]` overrides the elements read of operand p,
+    None meaning the footprint of its projection. `fusion` says how compilers treat the kernel:
+    `view` (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse
+    into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
+    matrices that reads its result. `elements` says what each element of the results is: `computed`,
+    one of the operands' that is `kept`, or one that is `selected` among all of them. With
+    `commutes` the two operands may change places.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
     where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
     are in memory while it runs.
@@ -130,6 +130,8 @@ class OperationSignature:
     passages: tuple[Passage, ...] = ()
     initial: tuple[int, ...] = ()
     straight: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    takes: tuple[int, ...] = ()
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
@@ -322,14 +324,6 @@ class OperationSignature:
             and not any(n > 1 for p in self.inputs for n in p.shape)
             and prod(self.input_types[2].shape) < prod(self.output_types[0].shape)
         )
-
-    @cached_property
-    def moved(self) -> tuple[int, ...]:
-        """The operands of which elements go to other places, or some are left out: as they are, and
-        each to one place."""
-        if self.kernel in ("concatenate", "stack"):
-            return tuple(range(len(self.inputs)))
-        return (0,) if self.kernel in _MOVES else ()
 
     @property
     def pads_between(self) -> bool:

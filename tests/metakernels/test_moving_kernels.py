@@ -1,0 +1,62 @@
+"""Which kernels move elements is said by their templates, and by nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.language.template_file import read_templates
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+
+X = TensorType((8, 6), "float32")
+#: A user's own kernel: every second row.
+THINNED = """
+thinned:
+  inputs: {x: "[$m, $n]"}
+  %s
+  outputs: {out: {shape: "[$m // 2, $n]", dtype: $x.dtype}}
+  index: {i: $m // 2, j: $n}
+  project: {x: "[2 * @i, @j]", out: "[@i, @j]"}
+  fusion: loop
+  elements: kept
+"""
+
+
+def signature(kernel: str, params: dict[str, object], *types: TensorType) -> OperationSignature:
+    return registry.signature(kernel, params, types)
+
+
+def test_the_kernels_of_jax_that_move_elements_say_so() -> None:
+    sliced = {"start_indices": [0, 0], "limit_indices": [4, 6], "strides": None}
+    part = signature("slice", sliced, X)
+    assert (part.moved, part.takes) == ((0,), (0,))
+    assert signature("concatenate", {"dimension": 0}, X, X, X).moved == (0, 1, 2)
+    assert signature("rev", {"dimensions": [0]}, X).moved == (0,)
+    assert signature("tanh", {"accuracy": None}, X).moved == ()
+
+
+def test_a_template_of_ones_own_says_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
+    monkeypatch.setattr(registry, "_INSTANCES", {})
+    monkeypatch.setattr(registry, "_SIGNATURES", {})
+    for said, moved in (("moves: [x]", (0,)), ("flops: 0", ())):
+        path = tmp_path / f"{len(moved)}.yaml"
+        path.write_text(THINNED % said, "utf-8")
+        registry.add_templates(path)
+        registry._INSTANCES.clear()
+        registry._SIGNATURES.clear()
+        assert signature("thinned", {}, X).moved == moved
+
+
+@pytest.mark.parametrize("field", ["moves", "takes"])
+def test_operands_that_there_are_not_are_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(THINNED % f"{field}: [y]", "utf-8")
+    with pytest.raises(TemplateError, match=f"'y' in `{field}` is not declared"):
+        read_templates(path)
