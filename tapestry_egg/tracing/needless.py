@@ -86,7 +86,10 @@ def _fills(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType])
     if kernel != "scatter" or inputs[0].shape != inputs[2].shape:
         return False
     dims = params["dimension_numbers"]
-    return tuple(dims.update_window_dims) == tuple(range(inputs[0].rank))
+    if tuple(dims.update_window_dims) != tuple(range(inputs[0].rank)):
+        return False
+    # Where a place is data, a write that does not fit there is dropped, unless it is moved.
+    return not dims.scatter_dims_to_operand_dims or params["mode"].name == "CLIP"
 
 
 def joined_operands(kernel: str, inputs: Sequence[TensorType]) -> tuple[int, ...]:

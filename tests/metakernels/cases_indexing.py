@@ -29,8 +29,10 @@ def dynamic_slice(draw: Draw, kernel: str) -> Case:
 
 @of("indexing", "dynamic_update_slice")
 def dynamic_update_slice(draw: Draw, kernel: str) -> Case:
-    shape = draw.shape(1, 3)
+    shape = (draw.size(2), *draw.shape(0, 2))
     sizes = tuple(n if draw.coin() else draw.size(1, n) for n in shape)
+    if sizes == shape:  # what is written over all of an array is no update
+        sizes = (shape[0] - 1, *shape[1:])
     starts = tuple(np.int32(draw.size(-2, n + 1)) for n in shape)
     x, update = draw.floats(shape), draw.floats(sizes)
     return lambda x, u, *i: lax.dynamic_update_slice(x, u, i), (x, update, *starts)

@@ -157,7 +157,10 @@ def test_a_place_that_is_declared_matters(kernel: str) -> None:
             made = on_a_block(app, half)
             if made is None:
                 return
-            got = by_jax([made[0]])[0]
+            try:
+                got = by_jax([made[0]])[0]
+            except TypeError:  # what is written is larger than the block
+                return
             if not all(np.array_equal(a, b) for a, b in zip(got, made[1], strict=True)):
                 return
     raise AssertionError(f"{kernel} never depends on where its block lies")

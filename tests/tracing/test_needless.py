@@ -95,6 +95,21 @@ def test_keys_of_a_sort_stay_and_so_does_what_is_read() -> None:
     assert "exp" in kernels(lambda x: jnp.exp(x).at[:].add(x), x)
 
 
+@pytest.mark.parametrize("at", [0, 1, -1])
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+def test_what_may_be_written_nowhere_stays(mode: str, at: int) -> None:
+    """A window as large as the array fits at one place only; elsewhere it is dropped, or moved."""
+    dims = lax.ScatterDimensionNumbers((0,), (), (0,))
+
+    def function(x: Array, i: Array, new: Array) -> Array:
+        return lax.scatter(x, i, new, dims, mode=mode)
+
+    x, new, i = np.arange(6.0, dtype=np.float32), np.ones(6, np.float32), np.array([at], np.int32)
+    found = te.trace(function, x, i, new)
+    np.testing.assert_array_equal(found(x, i, new), jax.jit(function)(x, i, new))
+    assert len(found.graph.operations) == (mode == "drop")
+
+
 def test_a_barrier_of_which_a_part_is_read_is_planned() -> None:
     """As graphs have it that were written before what is unread was left out."""
     both = te.trace(lambda x: lax.optimization_barrier((x.sum(0), x.max(0))), X).graph
