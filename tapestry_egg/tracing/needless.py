@@ -245,9 +245,10 @@ class Known:
             v = op.inputs[0]
             op = self.makers.get(v)
         if v in self.constants:
-            array = self.constants[v]
-            first = array.reshape(-1)[:1]
-            return first[0] if first.size and (array == first).all() else None
+            every = self.constants[v].reshape(-1)
+            first, some = every[:1], every[:_ELEMENTS]  # most masks differ early
+            same = first.size and (some == first).all() and (every == first).all()
+            return first[0] if same else None
         return self._computed(v) if self.types[v].size == 1 else None
 
     def _computed(self, v: int) -> Any | None:
