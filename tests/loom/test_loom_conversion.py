@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
@@ -148,7 +149,7 @@ def test_an_operation_that_reads_beyond_its_operand_has_no_signature(
 
 
 def test_an_operation_on_nothing_has_no_signature() -> None:
-    graph = trace(lambda x: jnp.sum(x, 0), jnp.ones((0, 5))).graph
+    graph = trace(lambda x: lax.reduce_xor(x, (0,)), jnp.ones((0, 5), jnp.int32)).graph
     loom = to_loom(graph)
     assert [n.tag(IPF_SIGNATURE) for n in loom.of_kind(OPERATION)] == [None]
     assert PROGRAMS.issues(loom) == []
