@@ -29,7 +29,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.machine.collective_lines import FINELY, Line, collective_times, lines_below
+from tapestry_egg.machine.collective_lines import (
+    FINELY,
+    Line,
+    collective_times,
+    lines_below,
+    steepest_below,
+)
 from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as
 from tapestry_egg.schedule.schedules import Schedule, read_position
@@ -230,7 +236,7 @@ class Mergeable:
         return self._known_lines[kind]
 
     def _weighed(self, kind: Kind) -> tuple[tuple[float, float, float], ...]:
-        steepest = Paid(self.hull(kind)[0])
+        steepest = Paid(self.steepest(kind))
         found: dict[tuple[float, float], float] = {}
         for w, p in self.chains.prices:
             if p.chain is None:
@@ -266,6 +272,11 @@ class Mergeable:
         if each >= self.most(kind):
             return steepest
         return max((steepest, *others), key=lambda x: x.latency + x.per_byte * each)
+
+    def steepest(self, kind: Kind) -> Line:
+        """The line of what bytes alone take, nowhere above the seconds of one collective."""
+        choices = self.columns.choices
+        return steepest_below(kind[0], kind[1], choices.mesh, choices.target, self.most(kind))
 
     def hull(self, kind: Kind) -> tuple[Line, ...]:
         """Lines that are nowhere above the seconds of one collective, whatever may enter it: the
@@ -343,7 +354,7 @@ def paid_for(copies: Copies, prices: Prices, mergeable: Mergeable) -> float:
         saved = _saved(copies, mergeable)
         return total + sum(saved[read] for read in saved.keys() & prices.chain)
     for kind, own in copies.items():
-        paid = prices.kinds.get(kind) or Paid(mergeable.hull(kind)[0])
+        paid = prices.kinds.get(kind) or Paid(mergeable.steepest(kind))
         latency, each = paid.line.latency, paid.line.per_byte
         total += sum(min(each * c.bytes, c.seconds - latency) for c in own)
         if latency:

@@ -42,17 +42,33 @@ def lines_below(
 ) -> tuple[Line, ...]:
     """Lines that are nowhere above the seconds of one collective of a kind that up to `most` bytes
     enter: the steepest that has no latency, and those along the hull."""
+    corners = _below(_points(name, axes, mesh, target, most).tolist())
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(corners)]
+    along = [Line(a[1] - s * a[0], s) for a, s in zip(corners, slopes, strict=False)]
+    steepest = steepest_below(name, axes, mesh, target, most)
+    return (steepest, *(x for x in along if x.latency >= 0 and x.per_byte >= 0))
+
+
+@lru_cache(maxsize=1024)
+def steepest_below(
+    name: str, axes: tuple[int, ...], mesh: MeshShape, target: Target, most: float
+) -> Line:
+    """The first of these alone, which takes no hull."""
+    x, seconds = _points(name, axes, mesh, target, most)[1:].T
+    return Line(0.0, float((seconds / x).min()))
+
+
+def _points(
+    name: str, axes: tuple[int, ...], mesh: MeshShape, target: Target, most: float
+) -> Floats:
+    """[points, 2]: bytes that enter a collective of a kind, and no more than the seconds that it
+    takes of so many or, up to the next point, of fewer."""
     x = np.linspace(0.0, most, _POINTS)
     seconds = collective_times(name, axes, mesh, target, most, _POINTS)
     if target.combiner is not None and name in target.combiner.contiguous:
         seconds = seconds + 4.0 * x / target.hbm_bytes_per_second
     # Seconds rise with bytes: what they are anywhere in a step is no less than before it.
-    below = np.column_stack([x[1:], seconds[:-1]])
-    steepest = float((below[:, 1] / below[:, 0]).min())
-    corners = _below([(0.0, float(seconds[0])), *map(tuple, below.tolist())])
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(corners)]
-    along = [Line(a[1] - s * a[0], s) for a, s in zip(corners, slopes, strict=False)]
-    return (Line(0.0, steepest), *(x for x in along if x.latency >= 0 and x.per_byte >= 0))
+    return np.column_stack([x, np.concatenate((seconds[:1], seconds[:-1]))])
 
 
 @lru_cache(maxsize=128)
@@ -66,7 +82,7 @@ def collective_times(
     return seconds
 
 
-def _below(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _below(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     """The corners of the hull below some points, which come from left to right."""
     found: list[tuple[float, float]] = []
     for x, y in points:
