@@ -228,10 +228,10 @@ class Frame:
         found = [q for q in renewed if graph.outputs[q] in graph.operations[k].outputs]
         return found[0] if found else None
 
-    def renew(self, q: int, operands: Arrays) -> Arrays:
-        """Write what an operation does into the stack of output q; its result."""
+    def renew(self, k: int, q: int, operands: Arrays) -> Arrays:
+        """Write what operation k does into the stack of output q; its result."""
         assert self.stacks is not None, "asked before"
-        _, part, *starts = operands
+        _, part, *starts = [operands[p] for p in self.local.signatures[k].writes]
         self.written[q] = False
         return (self.stacks.renew(q, part, [signed(x) for x in starts]),)
 
@@ -299,9 +299,9 @@ class Frame:
         """Operands of a loop; in the place of stacks that are transposed, what those are of."""
         graph = self.local.body.graph
         for p, by in self.local.turned[k].items():
-            turns = graph.operations[by]
-            order = tuple(turns.params["permutation"])
-            operands[p] = Turned(self.produced[turns.inputs[0]], order)
+            order = self.local.signatures[by].permutation
+            assert order is not None, "asked before"
+            operands[p] = Turned(self.produced[graph.operations[by].inputs[0]], order)
         return operands
 
     def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:

@@ -16,6 +16,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.split_k import SplitK
 from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
@@ -45,7 +46,6 @@ from .order import (
 )
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
-from .spellings import CUT_WHERE_READ, TAKEN_INTO_PRODUCTS
 
 if TYPE_CHECKING:
     import jax
@@ -96,6 +96,15 @@ class LocalBody:
     @cached_property
     def reads(self) -> tuple[tuple[Fetch, ...], ...]:
         return fetches(self.body)
+
+    @cached_property
+    def signatures(self) -> tuple[OperationSignature, ...]:
+        """Of every operation, those with regions and effects included, which say nothing."""
+        found, values = [], self.body.graph.values
+        for op in self.body.graph.operations:
+            read, made = (tuple([values[v] for v in vs]) for vs in (op.inputs, op.outputs))
+            found.append(registry.signature(op.kernel, op.params, read, made, len(op.regions)))
+        return tuple(found)
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
@@ -247,7 +256,7 @@ class LocalBody:
         part is cut that it does not fill."""
         body, leaves = self.body, self.reads[-1][q]
         k = next(k for k, op in enumerate(body.graph.operations) if leaves.value in op.outputs)
-        old, part, *_ = self.reads[k]
+        old, part, *_ = [self.reads[k][p] for p in self.signatures[k].writes]
         shapes = body.graph.values[old.value].shape, body.graph.values[part.value].shape
         local = old.need.local_shape(shapes[0], self.mesh)
         return (
@@ -285,7 +294,9 @@ class LocalBody:
 
     @cached_property
     def made_whole(self) -> frozenset[int]:
-        """Operations with results in memory that the compiler would not make once and together."""
+        """Operations with results in memory that the compiler would not make once and together.
+        XLA for GPUs computes some again in every product that reads them, which keeps what they are
+        made of; and parts of an operand one by one where they are read, holding all until then."""
         graph = self.body.graph
         once = made_once(graph)
         found = {k for k, op in enumerate(graph.operations) if not once.isdisjoint(op.outputs)}
@@ -295,8 +306,9 @@ class LocalBody:
         found |= made_of_larger(self.body, self.reads, self.stored, self.mesh)
         readers = Counter(f.value for reads in self.reads for f in reads)
         for k, op in enumerate(graph.operations):
-            again = op.kernel in TAKEN_INTO_PRODUCTS and any(readers[v] > 1 for v in op.outputs)
-            apart = op.kernel in CUT_WHERE_READ and len(op.outputs) > 1
+            own = self.signatures[k]
+            again = own.in_products == "again" and any(readers[v] > 1 for v in op.outputs)
+            apart = bool(own.moved) and len(op.outputs) > 1
             if (again or apart) and self.stored.issuperset(op.outputs):
                 found.add(k)
         return frozenset(found)
@@ -312,11 +324,8 @@ class LocalBody:
                 continue
             first = op.params["num_consts"] + op.params["num_carry"]
             for p, f in enumerate(self.reads[k]):
-                by = self.on_the_fly.get(f.value)
-                if p < first or f.origin != "produced" or by is None:
-                    continue
-                turns = graph.operations[by]
-                if turns.kernel == "transpose" and self._in_runs(turns, by):
+                by = self.on_the_fly.get(f.value) if f.origin == "produced" else None
+                if p >= first and by is not None and self._in_runs(by):
                     found.setdefault(k, {})[p] = by
         return found
 
@@ -327,28 +336,24 @@ class LocalBody:
         if self.platform != "tpu":
             return frozenset()
         graph = self.body.graph
-        state = {
-            graph.inputs[k]
-            for k in self.states
-            if TensorType(
-                self.body.inputs[k].local_shape(graph.values[graph.inputs[k]].shape, self.mesh),
-                graph.values[graph.inputs[k]].dtype,
-            ).nbytes
-            >= SMALL
-        }
-        found = set()
-        for k, op in enumerate(graph.operations):
-            if op.regions or state.isdisjoint(op.inputs) or op.kernel == "round_operand":
-                continue
-            types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
-            signature = registry.signature_of(op, types[0], types[1])
-            if signature is not None and signature.fusion == "loop":
-                found.add(k)
-        return frozenset(found)
+        state = set[int]()
+        for p in self.states:
+            type_ = graph.values[v := graph.inputs[p]]
+            local = self.body.inputs[p].local_shape(type_.shape, self.mesh)
+            if TensorType(local, type_.dtype).nbytes >= SMALL:
+                state.add(v)
+        return frozenset(
+            k
+            for k, (op, own) in enumerate(zip(graph.operations, self.signatures, strict=True))
+            if own.fusion == "loop" and op.kernel != "round_operand"
+            if not state.isdisjoint(op.inputs)
+        )
 
-    def _in_runs(self, turns: Operation, k: int) -> bool:
-        """Whether slices of what operation k transposes lie in runs that are worth reading."""
-        f, first = self.reads[k][0], turns.params["permutation"][0]
+    def _in_runs(self, k: int) -> bool:
+        """Whether operation k transposes what has slices in runs that are worth reading."""
+        if (order := self.signatures[k].permutation) is None:
+            return False
+        f, first = self.reads[k][0], order[0]
         type_ = self.body.graph.values[f.value]
         run = prod(f.need.local_shape(type_.shape, self.mesh)[first + 1 :]) * type_.itemsize
         return run >= _RUN
@@ -440,10 +445,10 @@ class LocalBody:
                 if q is None:
                     outputs, failed = self.run_operation(k, op, strategy, operands, failed)
                 else:
-                    outputs = frame.renew(q, operands)
+                    outputs = frame.renew(k, q, operands)
             if not self.rows.isdisjoint(op.outputs):
                 outputs = [laid_in_order(x) for x in outputs]
-            if op.kernel.startswith("scatter") and self.tiles and self.platform in ROUNDING:
+            if self.tiles and self.platform in ROUNDING and self.signatures[k].into_rows:
                 outputs = [turned_back(x, self.tiles) for x in outputs]
             frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))

@@ -321,13 +321,30 @@ def _never_filled(graph: BlockGraph, reads: Reads) -> set[int]:
     found: dict[int, int] = {}  # of an addition, one
     for v in filled:
         match [graph.operations[k] for k in readers.get(v, ()) if k >= 0]:
-            case [Operation(kernel="scatter-add", inputs=(into, *_), outputs=(added,))]:
+            case [Operation(inputs=(into, *_), outputs=(added,)) as op] if _scatters_sums(
+                graph, op
+            ):
                 k, *more = readers.get(added, [-1])
-                adds = k >= 0 and graph.operations[k].kernel in ("add", "add_any")
+                adds = k >= 0 and _adds(graph, graph.operations[k])
                 there = all(f.have == f.need for f in reads[k] if f.value == added)
                 if into == v and adds and there and not more and -1 not in readers[v]:
                     found[k] = v
     return set(found.values())
+
+
+def _scatters_sums(graph: BlockGraph, op: Operation) -> bool:
+    own = None if op.regions else _signature(graph, op)
+    return own is not None and own.adds and own.initial == (0,)
+
+
+def _adds(graph: BlockGraph, op: Operation) -> bool:
+    own = None if op.regions else _signature(graph, op)
+    return own is not None and own.adds and own.fusion == "loop"
+
+
+def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:
+    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
+    return registry.signature_of(op, read, made)
 
 
 def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int, tuple[int, ...]]:

@@ -81,8 +81,3 @@ SPELLINGS: Mapping[str, Mapping[str, Callable[[Call], list[jax.Array]]]] = {
     },
     "cpu": {"dot_general": _product, "fft": _transform},
 }
-#: What that compiler computes again inside every product that reads it, which keeps what it was
-#: made of, besides the array that others read.
-TAKEN_INTO_PRODUCTS = frozenset({"concatenate"})
-#: Whose results it makes one by one where they are read, holding the whole operand until the last.
-CUT_WHERE_READ = frozenset({"split"})

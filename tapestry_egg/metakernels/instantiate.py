@@ -93,6 +93,11 @@ def instantiate(
         straight=_places(template, template.straight, inputs),
         moved=_places(template, template.moves, inputs),
         takes=_places(template, template.takes, inputs),
+        repeats=_places(template, template.repeats, inputs),
+        stored=_places(template, template.stored, inputs),
+        writes=_places(template, tuple(template.writes.values()), inputs),
+        dilates=_flag(template.dilates, names),
+        adds=_flag(template.adds, names),
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
@@ -295,6 +300,13 @@ def _skips(
 
 
 # Laws and costs
+
+
+def _flag(text: Expression | None, names: Names) -> bool:
+    value = False if text is None else text(names)
+    if text is not None and not isinstance(value, bool):
+        raise text.error(f"{value!r} is neither true nor false")
+    return bool(value)
 
 
 def _places(

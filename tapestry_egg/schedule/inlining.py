@@ -159,7 +159,7 @@ class _Fusing:
                 return "kernel"
             if signature.scatters_once:
                 return "loop"
-            if signature.pads_between:
+            if signature.dilates:
                 return "kernel"
         return root.port or signature.fusion
 
@@ -340,7 +340,8 @@ def _fits(program: FlatProgram, unit: Unit) -> bool:
     spread = {
         m.outputs[0]
         for m in members
-        if m.signature.kernel == "broadcast_in_dim" and _is_given(program, m.inputs[0])
+        if m.signature.repeats
+        and all([_is_given(program, m.inputs[p]) for p in m.signature.repeats])
     }
     return all(_is_taken(program, m, spread) for m in members)
 

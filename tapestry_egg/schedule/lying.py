@@ -100,19 +100,17 @@ def renewed_outputs(body: BlockGraph, first: int, carries: int) -> Mapping[int, 
     output.
     """
     places = {v: p for p, v in enumerate(body.inputs) if p >= first}
+    writing = {op.outputs[0]: op.inputs[own.writes[0]] for op, own in _plain(body) if own.writes}
     reads = Counter([*(v for op in body.operations for v in op.inputs), *body.outputs])
     leaves = Counter(body.outputs)
-    made = {v: op for op in body.operations for v in op.outputs}
+    apart = {v for op in body.operations if op.remat is not None for v in op.outputs}
     found = {}
     for q, v in enumerate(body.outputs):
-        if q < carries or leaves[v] > 1:
+        if q < carries or leaves[v] > 1 or v not in writing or v in apart:
             continue
-        match made.get(v):
-            case Operation(kernel="dynamic_update_slice", inputs=(old, *_), remat=None) if (
-                old in places and reads[old] == 1
-            ):
-                if not body.values[v].dtype.startswith("key<"):
-                    found[q] = places[old]
+        old = writing[v]
+        if old in places and reads[old] == 1 and not body.values[v].dtype.startswith("key<"):
+            found[q] = places[old]
     return found
 
 
@@ -197,7 +195,7 @@ def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[Fl
             v = todo.pop()
             seen.add(v)
             for x in readers.get(v, ()):
-                same = x.signature.kernel == "dynamic_update_slice" and x.inputs[0] == v
+                same = any(x.inputs[p] == v for p in x.signature.writes[:1])
                 if same or roots.get(x.inputs) is x:
                     todo += [w for w in x.outputs if w not in seen]
                 elif not x.port and any(

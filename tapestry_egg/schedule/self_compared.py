@@ -15,14 +15,11 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import FlatProgram, Instance
 
-#: A program's own word that what it reads is stored: compilers fuse nothing across it.
-BARRIER = "optimization_barrier"
-
 
 def stored_once(program: FlatProgram) -> frozenset[FlatId]:
     """Values that no kernel computes for itself: those that a barrier reads, and those that are
     compared with elements of themselves."""
-    barred = {v for x in program.instances if x.signature.kernel == BARRIER for v in x.inputs}
+    barred = {x.inputs[p] for x in program.instances for p in x.signature.stored}
     return self_compared(program) | barred
 
 

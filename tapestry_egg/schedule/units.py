@@ -16,14 +16,10 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .flatten import FlatProgram, Instance
-from .self_compared import BARRIER
 
 #: A producer this many times smaller than what it expands to is cheaper to repeat than to store: a
 #: reader then reads a quarter of the bytes at most. No measurement of the number is kept.
 EXPANSION = 4
-
-#: What reads only what is in memory: a value is asked to lie in some way, or kept from fusion.
-_STORING = frozenset((CONSTRAINT, BARRIER))
 
 
 @dataclass(frozen=True)
@@ -82,10 +78,10 @@ def fuse(program: FlatProgram) -> list[Unit]:
             if inner and len(using) < len(everyone):
                 root = instances[roots[unit_of[using[0]]]]
                 inner = fusion == "loop" and _same_loop(program, instance, root)
-            inner = inner and not any([instances[r].signature.kernel in _STORING for r in using])
+            inner = inner and not any([_reads_memory(instances[r].signature) for r in using])
             inner = inner and (fusion == "view" or all([inline[r] for r in using]))
             inner = inner and not _collapses(instance.signature)
-            inner = inner and not instance.signature.pads_between
+            inner = inner and not instance.signature.dilates
         if inner:
             unit_of[i] = unit_of[using[0]]
             inline[i] = fusion == "loop" or all([inline[r] for r in using])
@@ -100,6 +96,12 @@ def fuse(program: FlatProgram) -> list[Unit]:
     units = [_unit(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
     return units
+
+
+def _reads_memory(signature: OperationSignature) -> bool:
+    """Whether an operation reads only what is in memory: a value that is asked to lie in some way,
+    or that is kept from fusion."""
+    return bool(signature.stored) or signature.kernel == CONSTRAINT
 
 
 def _collapses(signature: OperationSignature) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.instantiate import instantiate
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
@@ -54,7 +55,37 @@ def test_a_template_of_ones_own_says_it_too(
         assert signature("thinned", {}, X).moved == moved
 
 
-@pytest.mark.parametrize("field", ["moves", "takes"])
+def test_what_writes_rows_says_so_by_what_it_wants_straight() -> None:
+    rows = {
+        "update_window_dims": [1],
+        "inserted_window_dims": [0],
+        "scatter_dims_to_operand_dims": [0],
+        "operand_batching_dims": [],
+        "scatter_indices_batching_dims": [],
+    }
+    places, new = TensorType((3, 1), "int32"), TensorType((3, 6), "float32")
+    for kernel in ("scatter-add", "scatter"):
+        assert signature(kernel, {"dimension_numbers": rows}, X, places, new).into_rows
+    assert not signature("tanh", {"accuracy": None}, X).into_rows
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("dilates: 3", "3 is neither true nor false"),
+        ("writes: {part: x, into: x, at: x}", "has the parts into, part and at"),
+        ("writes: {into: y, part: x, at: x}", "'y' in `writes` is not declared"),
+    ],
+)
+def test_what_is_said_of_a_kernel_is_checked(tmp_path: Path, said: str, fault: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(THINNED % said, "utf-8")
+    with pytest.raises(TemplateError, match=fault):
+        (template,) = read_templates(path)
+        instantiate(template, "thinned", {}, [X], None)
+
+
+@pytest.mark.parametrize("field", ["moves", "takes", "repeats", "stored"])
 def test_operands_that_there_are_not_are_refused(tmp_path: Path, field: str) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(THINNED % f"{field}: [y]", "utf-8")

@@ -97,6 +97,11 @@ class Template:
     straight: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    repeats: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
+    writes: Mapping[str, str] = field(default_factory=dict)
+    dilates: Expression | None = None
+    adds: Expression | None = None
     outside: Mapping[str, Expression] = field(default_factory=dict)
     placed: Mapping[str, Expression] = field(default_factory=dict)
     skips: Mapping[str, Expression] = field(default_factory=dict)
@@ -129,7 +134,8 @@ class Template:
             yield from output.shape.texts()
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
-        single = (self.when, self.elements, self.flops, self.measured, self.spilled)
+        single = [self.when, self.elements, self.flops, self.measured, self.spilled]
+        single += [self.dilates, self.adds]
         yield from (e for e in single if e is not None)
 
     def unset(self, given: Collection[str]) -> tuple[str, ...]:

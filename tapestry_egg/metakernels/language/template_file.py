@@ -31,6 +31,11 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       straight: [operand]                     operands that lie as their dims are written
       moves: [operand]                        operands of which elements go to other places
       takes: [operand]                        operands of which it takes a part by itself: see below
+      repeats: [operand]                      operands of which each element stands in many places
+      stored: [operand]                       operands that are in memory before it runs
+      writes: {into: x, part: y, at: starts}  what it writes into what, and where: see below
+      dilates: false                          whether it puts something between elements
+      adds: false                             whether elements of the result are sums
       outside: {operand: sum}                 what its boxes find outside it: see below
       placed: {i: true}                       groups along which a block must know where it lies
       skips: {operand: "[1]"}                 dims in whose boxes it skips by strides of its own
@@ -40,7 +45,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       spilled: 0.5                            bytes through memory per flop where they are not
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       fusion: kernel                          view | loop | reduce | kernel
-      in_products: never                      always | not_in_bfloat16 | never: see below
+      in_products: never                      always | not_in_bfloat16 | again | never: see below
       elements: computed                      kept | selected | computed: see below
       commutes: false                         whether the two operands may change places
       local: {shape: $out.shape}              parameters that differ when run on local boxes
@@ -60,12 +65,15 @@ in `@groups` the bytes of all `scores`, of one `row` of them, and of what is the
 kernel that has no scores only says `beside`. In the place of `row` stands `along`, the product of
 those index dims of which the longest is cut into blocks.
 `in_products:` says whether XLA for GPUs computes the kernel inside the product of matrices that
-reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded.
+reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded,
+`again` where it does so in every such product, and may store the result for others all the same.
 `elements:` says what each element of the results is: one of the operands' that is `kept` (moved,
 repeated, chosen by something else), one that is `selected` because it stands out among all (a
 greatest, what is sorted), or `computed`; views keep theirs.
 `moves:` are operands of which elements go to other places, or some are left out: each as it is,
 and to one place. Of those in `takes:` the kernel takes a part itself, where a dim is not cut.
+`writes:` says that an operand, `part`, is written as it is into another, `into`, and nothing else
+is done to that: where scalars say (`at`, one per dim), moved to where all of it fits.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
 projection, that of the tensor. The language of the texts is described in docs/template-language.md.
 """
@@ -114,8 +122,8 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight moves takes outside placed skips flops reads measured spilled "
-    "scratch fusion in_products elements commutes local"
+    "passages initial straight moves takes repeats stored writes dilates adds outside placed skips "
+    "flops reads measured spilled scratch fusion in_products elements commutes local"
 ).split()
 
 
@@ -170,6 +178,11 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         straight=file.words(entry["straight"], "operands") if "straight" in entry else (),
         moves=file.words(entry["moves"], "operands") if "moves" in entry else (),
         takes=file.words(entry["takes"], "operands") if "takes" in entry else (),
+        repeats=file.words(entry["repeats"], "operands") if "repeats" in entry else (),
+        stored=file.words(entry["stored"], "operands") if "stored" in entry else (),
+        writes=_writes(file, entry["writes"]) if "writes" in entry else {},
+        dilates=one("dilates"),
+        adds=one("adds"),
         outside=table("outside"),
         placed=table("placed"),
         skips=table("skips"),
@@ -197,6 +210,14 @@ def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
             "`scratch` has the parts blocks, fused, scores, row or along, and beside, or beside",
         )
     return found
+
+
+def _writes(file: TemplateNodes, node: Any) -> dict[str, str]:
+    parts = ("into", "part", "at")
+    given = file.mapping(node, "`writes`", parts)
+    if tuple(given) != parts:
+        raise file.error(node, "`writes` has the parts into, part and at, in this order")
+    return {name: file.text(value, "an operand") for name, value in given.items()}
 
 
 def _operands(
@@ -384,6 +405,9 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         ("straight", template.straight, operands),
         ("moves", template.moves, operands),
         ("takes", template.takes, operands),
+        ("repeats", template.repeats, operands),
+        ("stored", template.stored, operands),
+        ("writes", template.writes.values(), operands),
     )
     for field, table, names in known:
         for key in table:

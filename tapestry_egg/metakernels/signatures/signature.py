@@ -15,7 +15,7 @@ from tapestry_egg.zspace import Projection, ZRange
 Role = Literal["map", "reduce", "scan", "whole"]
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
-InProducts = Literal["never", "not_in_bfloat16", "always"]
+InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
 
 #: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
 #: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
@@ -99,9 +99,14 @@ class OperationSignature:
     when a reduce dim is cut they must be partial, not replicated. `straight` lists operands that
     the kernel wants in memory as their dims are written, no dim turned; `moved` those of which
     elements go to other places, or some are left out: as they are, and each to one place; `takes`
-    those of which the kernel, given all of a dim, itself takes the part that it reads. `flops` is a
-    polynomial over the (local) index extents; `reads[p]` overrides the elements read of operand p,
-    None meaning the footprint of its projection. `fusion` says how compilers treat the kernel:
+    those of which the kernel, given all of a dim, itself takes the part that it reads; `repeats`
+    those of which each element stands in many places; `stored` those that compilers have in memory
+    before they run the kernel, computing nothing inside it. With `dilates` it puts something
+    between the elements of an operand, with `adds` elements of the result are sums of those of the
+    operands, and where there is `writes` it writes an operand into another, as it is: (into which,
+    which, and scalars that say where, one for each dim). `flops` is a polynomial over the (local)
+    index extents; `reads[p]` overrides the elements read of operand p, None meaning the footprint
+    of its projection. `fusion` says how compilers treat the kernel:
     `view` (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse
     into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
     matrices that reads its result. `elements` says what each element of the results is: `computed`,
@@ -132,6 +137,11 @@ class OperationSignature:
     straight: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     takes: tuple[int, ...] = ()
+    repeats: tuple[int, ...] = ()
+    stored: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    dilates: bool = False
+    adds: bool = False
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
@@ -326,9 +336,28 @@ class OperationSignature:
         )
 
     @property
-    def pads_between(self) -> bool:
-        """Whether it puts something between the elements of its operand."""
-        return self.kernel == "pad" and any(d.role == "whole" for d in self.index)
+    def into_rows(self) -> bool:
+        """Whether it writes or adds to rows of something, as that is written, and multiplies
+        nothing."""
+        return bool(self.straight) and not self.multiplies
+
+    @cached_property
+    def permutation(self) -> tuple[int, ...] | None:
+        """Of a view of one operand that puts its dims into another order: which of the operand's
+        dims each dim of the result is. None for anything else, also where the order stays."""
+        if self.fusion != "view" or len(self.inputs) != 1 or len(self.outputs) != 1:
+            return None
+        found = []
+        for projection in (*self.inputs, *self.outputs):
+            rows = [[(d, a) for d, a in enumerate(row) if a] for row in projection.matrix]
+            plain = not any(projection.offset) and all(n == 1 for n in projection.shape)
+            if not plain or any(len(row) != 1 or row[0][1] != 1 for row in rows):
+                return None
+            found.append([row[0][0] for row in rows])
+        source, target = found
+        if source == target or sorted(source) != sorted(target):
+            return None
+        return tuple(source.index(d) for d in target)
 
     @cached_property
     def window_dims(self) -> tuple[frozenset[int], ...]:
