@@ -44,6 +44,7 @@ from .order import (
     ties,
     written_late,
 )
+from .operands import turned_beside_computed
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
 
@@ -108,7 +109,8 @@ class LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        return ties(self.body, self.reads, self.mesh, self.sources, self.beside)
+        rounds = self.platform in ROUNDING
+        return ties(self.body, self.reads, self.mesh, self.sources, self.beside, rounds)
 
     @cached_property
     def waited_for(self) -> frozenset[int]:
@@ -293,6 +295,12 @@ class LocalBody:
         return products_read_straight(graph) if self.platform in ROUNDING else frozenset()
 
     @cached_property
+    def turned_operands(self) -> frozenset[tuple[int, int]]:
+        """Operands of products that are to lie in order, for what is computed beside them."""
+        rounds = self.platform in ROUNDING
+        return turned_beside_computed(self.body, self.mesh) if rounds else frozenset()
+
+    @cached_property
     def made_whole(self) -> frozenset[int]:
         """Operations with results in memory that the compiler would not make once and together.
         XLA for GPUs computes some again in every product that reads them, which keeps what they are
@@ -438,6 +446,10 @@ class LocalBody:
                 operands = frame.operands(k)
                 if k in self.fills or k in self.updates:
                     operands = frame.not_before(k, operands)
+                again = self.turned_operands
+                operands = [
+                    laid_in_order(x) if (k, p) in again else x for p, x in enumerate(operands)
+                ]
                 strategy = self.body.strategies[k]
                 if k in self.turned and op.remat is None:
                     operands = frame.turned(k, operands)

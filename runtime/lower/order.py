@@ -76,6 +76,7 @@ def ties(
     mesh: MeshShape,
     sources: Mapping[int, Sequence[int]],
     beside: bool = False,
+    rounds: bool = False,
 ) -> dict[int, Tie]:
     """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them,
     `sources` of values that are computed on the fly are what they are computed from. With `beside`
@@ -85,6 +86,8 @@ def ties(
     units = fuse(program)
     kernels = _made_by(program, units, ("kernel",))
     solid = kernels | _made_by(program, units, ("reduce",))
+    if rounds:
+        solid |= rounded_by_kernels(graph, kernels.difference(graph.inputs))
     by_kernels = solid.difference(graph.inputs)
     layouts = produced_layouts(body)
     last_read = last_reads(reads, sources)
@@ -130,6 +133,16 @@ def ties(
             ):
                 done[v] = None
     return out
+
+
+def rounded_by_kernels(graph: BlockGraph, kernels: set[int]) -> set[int]:
+    """Values that the kernels of products round for other products, and leave in no other form."""
+    readers = Counter([*(v for op in graph.operations for v in op.inputs), *graph.outputs])
+    return {
+        op.outputs[0]
+        for op in graph.operations
+        if op.kernel == "round_operand" and op.inputs[0] in kernels and readers[op.inputs[0]] == 1
+    }
 
 
 def written_late(
