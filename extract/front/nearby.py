@@ -54,7 +54,7 @@ def nearby(
         tuple(row for row in rows if any((a, others.of(row, a)) in wanted for a in axes)) or rows
         for rows, wanted in zip(found.strategies, near, strict=True)
     )
-    return replace(found, strategies=kept)
+    return replace(found, strategies=kept, some=True)
 
 
 def _strategies(posed: PlanProblem, rows: Ints) -> Iterator[tuple[int, StrategyRow]]:

@@ -271,16 +271,18 @@ class _Assembler:
             (after, before), (turned, first) = table.turning(*turns)
             price, joules = price + self.weights.seconds * before, table.joules + first
             seconds, energy = np.zeros(shape), np.zeros(shape)
-            for j, layouts in enumerate(wanted.sets):
-                for b in layouts:
-                    there = (have == b) | (kept == b)
-                    own = self.weights.seconds * after[have, b]
-                    seconds[:, j] += (np.where(there, 0.0, price[have, b]) + own) * weight
-                    own = turned[have, b]
-                    energy[:, j] += (np.where(there, 0.0, joules[have, b]) + own) * weight
-                if isinstance(more, np.ndarray) and layouts:
+            a = have[:, None]
+            for j, b in wanted.in_turn:
+                there = (a == b) | (kept[:, None] == b)
+                own = self.weights.seconds * after[a, b]
+                seconds[:, j] += (np.where(there, 0.0, price[a, b]) + own) * weight
+                own = turned[a, b]
+                energy[:, j] += (np.where(there, 0.0, joules[a, b]) + own) * weight
+            if isinstance(more, np.ndarray):
+                for j, layouts in enumerate(wanted.sets):
                     # Once, whoever makes the copies: those of one value may be merged.
-                    seconds[:, j] += more[have][:, list(layouts)].max(axis=1)
+                    if layouts:
+                        seconds[:, j] += more[have][:, list(layouts)].max(axis=1)
             return seconds, energy
 
         key = (table, have, kept, wanted, weight, less, more, turns)

@@ -7,6 +7,7 @@ worked out once, however deep the program is: equal units get the very same arra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,14 @@ class Wanted:
     label: Ints  # [rows]
     sets: tuple[tuple[int, ...], ...]
     anywhere: NDArray[np.bool_]  # [layouts]
+
+    @cached_property
+    def in_turn(self) -> tuple[tuple[Ints, Ints], ...]:
+        """The layouts of all sets that have one, then the second ones, and so on: which sets have
+        such, and the layout of each."""
+        most = max(map(len, self.sets), default=0)
+        some = [[(j, x[k]) for j, x in enumerate(self.sets) if k < len(x)] for k in range(most)]
+        return tuple([(which, layout) for which, layout in (np.array(x).T for x in some)])
 
 
 class Columns:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,17 +27,16 @@ from tapestry_egg.plans.collectives import turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow
 
-Matrix = NDArray[np.float64]
-#: What in float32 is more than so many times another is more than it: sums of two are off by three
-#: roundings of 2**-24, what they are compared with by two.
-_ROUGHLY = np.float32(1 + 2**-20)
+from .shortest import Ints, Matrix, between, shorten
+
 #: The parts of what is known of a copy's collectives: their number, and of which kinds there are.
 _COUNT, _GATHERED, _SCATTERED = 2**16 - 1, 2**16, 2**17
 
 
 @dataclass(frozen=True)
 class CopyTable:
-    """Shortest copies of one tensor type between the numbered layouts `layouts`.
+    """Shortest copies of one tensor type between the numbered layouts `layouts`, which may lead
+    `through` others, numbered after them.
 
     `seconds[a, b]`, `joules`, `wire` (bytes sent per device) of the cheapest path by seconds, inf
     where there is none; `local` of its seconds pass within a device. `scratch[a, b]`: bytes of the
@@ -57,8 +55,14 @@ class CopyTable:
     # [layouts]: seconds, and joules of all devices, of a kernel that turns a block's dims
     turn_seconds: Matrix
     turn_joules: Matrix
-    following: NDArray[np.int64]  # [from, to], next layout on the path
-    step_of: dict[tuple[int, int], Change]
+    following: NDArray[np.int64]  # [from and through, to], next layout on the path
+    step_of: dict[tuple[int, int], Change]  # from and to any of them, through others included
+    through: tuple[Layout, ...] = ()
+
+    def single(self) -> Iterator[tuple[int, int, Change]]:
+        """The elementary steps between two of the layouts."""
+        n = len(self.layouts)
+        return ((a, b, step) for (a, b), step in self.step_of.items() if a < n and b < n)
 
     @cached_property
     def number(self) -> dict[Layout, int]:
@@ -108,16 +112,18 @@ class CopyTable:
     def _on_the_way(self) -> NDArray[np.int64]:
         """[a, b]: how many collectives the cheapest copy takes, and whether such as turn are among
         them, each a part of the number; 0 where there is none."""
-        count, turning = np.zeros_like(self.following), np.zeros_like(self.following)
+        every = len(self.following)
+        count, turning = (np.zeros((every, every), dtype=np.int64) for _ in range(2))
         for (a, b), step in self.step_of.items():
             count[a, b] = step.kind not in LOCAL
             if turns(step, self.tensor.shape):
                 turning[a, b] = _GATHERED
             elif turns(step, self.tensor.shape, "reduce_scatter"):
                 turning[a, b] = _SCATTERED
-        found: NDArray[np.int64] = np.zeros_like(self.following)
-        to = np.broadcast_to(np.arange(len(self.layouts)), self.following.shape)
-        at = np.where(self.following < 0, to, to.T)
+        n = len(self.layouts)
+        found: NDArray[np.int64] = np.zeros((n, n), dtype=np.int64)
+        to = np.broadcast_to(np.arange(n), (n, n))
+        at = np.where(self.following[:n] < 0, to, to.T)
         left = np.flatnonzero(at != to)
         at, to = at.reshape(-1)[left], to.reshape(-1)[left]
         flat = found.reshape(-1)
@@ -213,13 +219,17 @@ class CopyTable:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Changes of layout as steps of plans, from and to which places among the layouts, -1 where
-    they are none of these."""
+    """Changes between the layouts of one rank as steps of plans, in the order of where they lead
+    from and to; and into how many parts each layout cuts every dim."""
 
     changes: Sequence[ChangeRow]
-    steps: tuple[Change, ...]
-    source: NDArray[np.int64]  # [changes]
-    target: NDArray[np.int64]  # [changes]
+    parts: Ints  # [layouts, dims]
+    steps: tuple[Change, ...]  # [changes]
+    given: Ints  # [changes], the place of each among all that were given
+    source: Ints  # [changes], a place among the layouts
+    target: Ints  # [changes]
+    kinds: tuple[tuple[str, str | None, tuple[int, ...]], ...]  # kind, monoid, axes
+    kind: Ints  # [changes], the number of its kind
 
 
 @dataclass
@@ -230,8 +240,9 @@ class StepCosts:
     mesh: MeshShape
     target: Target
     tables: dict[tuple[object, ...], CopyTable] = field(default_factory=dict)
-    _seconds: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
-    _joules: dict[tuple[str, float, tuple[int, ...]], float] = field(default_factory=dict)
+    _costs: dict[tuple[str, float, tuple[int, ...]], tuple[float, float, float, float]] = field(
+        default_factory=dict
+    )
     _steps: dict[int, _Steps] = field(default_factory=dict)
 
     def steps(
@@ -243,21 +254,41 @@ class StepCosts:
             place = {layout: k for k, layout in enumerate(layouts)}
             ends = [(place.get(c.source, -1), place.get(c.target, -1)) for c in changes]
             source, target = np.array(ends, dtype=np.int64).reshape(-1, 2).T
-            steps = tuple(_step(c, monoids) for c in changes)
-            found = self._steps[id(changes)] = _Steps(changes, steps, source, target)
+            given = np.lexsort((target, source))
+            given = given[(source[given] >= 0) & (target[given] >= 0)]
+            steps = tuple([_step(changes[c], monoids) for c in given.tolist()])
+            kinds: dict[tuple[str, str | None, tuple[int, ...]], int] = {}
+            kind = [kinds.setdefault((s.kind, s.monoid, s.axes), len(kinds)) for s in steps]
+            cuts = [self.mesh.parts(axes) for x in layouts for axes in x.dims]
+            parts = np.array(cuts, dtype=np.int64).reshape(len(layouts), -1 if cuts else 0)
+            found = self._steps[id(changes)] = _Steps(
+                changes,
+                parts,
+                steps,
+                given,
+                source[given],
+                target[given],
+                tuple(kinds),
+                np.array(kind, dtype=np.int64),
+            )
         return found
 
-    def seconds(self, kind: str, local_bytes: float, axes: tuple[int, ...]) -> float:
-        key = (kind, local_bytes, axes)
-        if key not in self._seconds:
-            self._seconds[key] = collective_seconds(*key, self.mesh, self.target)
-        return self._seconds[key]
-
-    def joules(self, kind: str, local_bytes: float, axes: tuple[int, ...]) -> float:
-        key = (kind, local_bytes, axes)
-        if key not in self._joules:
-            self._joules[key] = collective_joules(*key, self.mesh, self.target)
-        return self._joules[key]
+    def of(
+        self, kind: str, local_bytes: float, axes: tuple[int, ...]
+    ) -> tuple[float, float, float, float]:
+        """Of a collective that is given blocks of so many bytes: its seconds, those that pass
+        within a device, its joules, and the bytes that a device sends."""
+        key = kind, local_bytes, axes
+        found = self._costs.get(key)
+        if found is None:
+            seconds = collective_seconds(*key, self.mesh, self.target)
+            found = self._costs[key] = (
+                seconds,
+                seconds if kind in LOCAL else 0.0,
+                collective_joules(*key, self.mesh, self.target),
+                collective_wire_bytes(kind, local_bytes, self.mesh.parts(axes)),
+            )
+        return found
 
 
 def copy_table(
@@ -266,113 +297,129 @@ def copy_table(
     changes: Sequence[ChangeRow],
     monoids: Sequence[str],
     costs: StepCosts,
+    used: Collection[Layout] | None = None,
 ) -> CopyTable:
-    """All-pairs shortest copies over the elementary changes that the rules derived.
+    """All-pairs shortest copies over the elementary changes that the rules derived; where it is
+    told which layouts are `used`, between these alone.
 
-    Only layouts that divide the tensor evenly take part. Ties in seconds go to fewer wire bytes.
+    All layouts are of its rank, and only those that divide it evenly take part. Ties in seconds go
+    to fewer wire bytes.
     """
-    mesh = costs.mesh
-    places = [
-        k
-        for k, x in enumerate(layouts)
-        if len(x.dims) == tensor.rank and x.divides(tensor.shape, mesh)
-    ]
-    usable = tuple(layouts[k] for k in places)
-    blocks = [x.local_shape(tensor.shape, mesh) for x in usable]
+    every, shape = costs.steps(layouts, changes, monoids), np.array(tensor.shape, dtype=np.int64)
+    places = np.flatnonzero((shape % every.parts == 0).all(axis=1))
+    usable = [layouts[k] for k in places.tolist()]
+    blocks = shape // every.parts[places]
     item, tiles = max(tensor.itemsize, 1), costs.target.tiles
-    local = np.array([prod(b) * item for b in blocks], dtype=np.int64)
-    held = np.array([stored_bytes(b, item, tiles) for b in blocks], dtype=np.int64)
-    key = (usable, kind_of(tensor.dtype), local.tobytes(), held.tobytes())
+    local = blocks.prod(axis=1) * item
+    held = local
+    if tiles is not None:
+        held = np.array([stored_bytes(b, item, tiles) for b in blocks.tolist()], dtype=np.int64)
+    own = np.array([k for k, x in enumerate(usable) if used is None or x in used], dtype=np.int64)
+    arrays = (places, local, held, own)
+    key = (id(every), kind_of(tensor.dtype), *(x.tobytes() for x in arrays))
     if key in costs.tables:
         return costs.tables[key].of(tensor)
-    n = len(usable)
+    steps = _single(tensor, places, local, every, costs)
+    costs.tables[key] = _table(tensor, usable, (local, held), every, steps, own, costs)
+    return costs.tables[key]
+
+
+@dataclass(frozen=True)
+class _Single:
+    """The quickest steps between two of some layouts each, by number, in the order in which such
+    were given."""
+
+    source: Ints  # [steps]
+    target: Ints  # [steps]
+    costs: Matrix  # [steps, 4], as of `StepCosts.of`
+    number: Ints  # [steps], among those that are known of the rank
+
+    def among(self, places: Ints, count: int) -> _Single:
+        """Those between some of so many layouts, which are numbered anew."""
+        number = np.full(count, -1)
+        number[places] = np.arange(len(places))
+        source, target = number[self.source], number[self.target]
+        own = (source >= 0) & (target >= 0)
+        return _Single(source[own], target[own], self.costs[own], self.number[own])
+
+
+def _single(
+    tensor: TensorType, places: Ints, local: Ints, every: _Steps, costs: StepCosts
+) -> _Single:
+    """The quickest steps between layouts at some places of those of the rank, with local blocks of
+    so many bytes; of those that take the same time the first given."""
+    number = np.full(len(every.parts), -1)
+    number[places] = np.arange(len(places))
+    source, target = number[every.source], number[every.target]
+    within = np.flatnonzero((source >= 0) & (target >= 0) & (source != target))
+    source, target = source[within], target[within]
+    # Many steps are of one kind, and of blocks of one size.
+    sizes, size = np.unique(local.astype(np.float64), return_inverse=True)
+    alike, like = np.unique(every.kind[within] * len(sizes) + size[source], return_inverse=True)
+    price = np.empty((len(alike), 4))
+    for k, (kind, n) in enumerate(zip(*np.divmod(alike, len(sizes) or 1), strict=True)):
+        name, monoid, axes = every.kinds[kind]
+        price[k] = costs.of(carried_as(name, monoid, tensor.dtype), float(sizes[n]), axes)
+
+    new = np.diff(source * len(places) + target, prepend=-1) > 0  # they are in this order
+    seconds, begin, group = price[like, 0], np.flatnonzero(new), np.cumsum(new) - 1
+    least = np.minimum.reduceat(seconds, begin) if len(begin) else seconds
+    quick = np.flatnonzero(seconds == least[group])
+    best = quick[np.diff(group[quick], prepend=-1) > 0]
+    best = best[np.argsort(every.given[within[begin]])]
+    return _Single(source[best], target[best], price[like[best]], within[best])
+
+
+def _table(
+    tensor: TensorType,
+    usable: Sequence[Layout],
+    block: tuple[Ints, Ints],
+    every: _Steps,
+    steps: _Single,
+    used: Ints,
+    costs: StepCosts,
+) -> CopyTable:
+    """The table of those usable layouts that are `used`, by number; `block` is the bytes of each,
+    also as held."""
+    taken = np.arange(len(usable))
+    if len(used) < len(usable):
+        taken = between(steps.source, steps.target, steps.costs[:, 0], used, len(usable))
+        steps = steps.among(taken, len(usable))
+    n, ends = len(taken), (steps.source, steps.target)
     seconds, inside, joules, wire, scratch = (np.full((n, n), np.inf) for _ in range(5))
+    for matrix, column in zip((seconds, inside, joules, wire), steps.costs.T, strict=True):
+        matrix[ends] = column
+    scratch[ends] = 0.0
     for matrix in (seconds, inside, joules, wire, scratch):
         np.fill_diagonal(matrix, 0.0)
-    step_of: dict[tuple[int, int], Change] = {}
-    every, number = costs.steps(layouts, changes, monoids), np.full(len(layouts) + 1, -1)
-    number[places] = np.arange(n)
-    source, target = number[every.source], number[every.target]
-    within = np.flatnonzero((source >= 0) & (target >= 0))
-    ends = zip(source[within].tolist(), target[within].tolist(), strict=True)
-    carried: dict[tuple[str, str | None], str] = {}
-    sizes = local.astype(np.float64).tolist()
-    for c, (a, b) in zip(within.tolist(), ends, strict=True):
-        step = every.steps[c]
-        how = step.kind, step.monoid
-        if how not in carried:
-            carried[how] = carried_as(*how, tensor.dtype)
-        kind = carried[how]
-        cost = costs.seconds(kind, sizes[a], step.axes)
-        if cost < seconds[a, b]:
-            seconds[a, b] = cost
-            inside[a, b] = cost if kind in LOCAL else 0.0
-            wire[a, b] = collective_wire_bytes(kind, sizes[a], mesh.parts(step.axes))
-            joules[a, b] = costs.joules(kind, sizes[a], step.axes)
-            scratch[a, b] = 0.0
-            step_of[a, b] = step
     following = np.where(np.isfinite(seconds), np.arange(n)[None, :], -1)
-    found = (seconds, inside, joules, wire, scratch)
-    _shorten(*found, following, held)
-    amounts = local.astype(np.float64)
-    turned = (
-        turning_seconds(amounts, costs.target),
-        turning_joules(amounts, mesh.devices, costs.target),
+    shorten(seconds, inside, joules, wire, scratch, following, block[1][taken])
+
+    # Those that are used come first, and others that ways lead through after them.
+    own = np.searchsorted(taken, used)
+    order = np.concatenate([own, np.setdiff1d(np.arange(n), own)])
+    place = np.full(n + 1, -1)
+    place[order] = np.arange(n)
+    square, names = np.ix_(own, own), [usable[k] for k in taken[order].tolist()]
+    local, held = (x[used] for x in block)
+    sizes = local.astype(np.float64)
+    numbers = zip(*(place[x].tolist() for x in ends), strict=True)
+    return CopyTable(
+        tensor=tensor,
+        layouts=tuple(names[: len(own)]),
+        local_bytes=local,
+        held_bytes=held,
+        seconds=seconds[square],
+        local=inside[square],
+        joules=joules[square],
+        wire=wire[square],
+        scratch=scratch[square],
+        turn_seconds=turning_seconds(sizes, costs.target),
+        turn_joules=turning_joules(sizes, costs.mesh.devices, costs.target),
+        following=place[following[np.ix_(order, own)]],
+        step_of=dict(zip(numbers, [every.steps[k] for k in steps.number.tolist()], strict=True)),
+        through=tuple(names[len(own) :]),
     )
-    table = CopyTable(tensor, usable, local, held, *found, *turned, following, step_of)
-    costs.tables[key] = table
-    return table
-
-
-def _shorten(
-    seconds: Matrix,
-    inside: Matrix,
-    joules: Matrix,
-    wire: Matrix,
-    scratch: Matrix,
-    following: NDArray[np.int64],
-    held: NDArray[np.int64],
-) -> None:
-    """Make single steps into shortest paths, in place, by way of one layout after the other (Floyd
-    and Warshall); ties in seconds go to fewer wire bytes.
-
-    Most ways through a layout are longer than what is known, and only their seconds are looked at,
-    in float32. Layouts of small blocks come first: most shortest paths lead through these, so that
-    few ways are found that others beat later (of meshes of three axes in three quarters of the
-    time).
-    """
-    n = len(seconds)
-    # What is less than the first takes less, than the second no more, but for rounding.
-    less, most = 1 - 1e-12, 1 + 1e-12
-    # In half the bytes and time all ways are looked at that may be as short, and others as well.
-    rough = seconds.astype(np.float32)
-    limit = np.where(np.isfinite(rough), rough * _ROUGHLY, np.finfo(np.float32).max)
-    through, near = np.empty_like(rough), np.empty((n, n), dtype=np.bool_)
-    # By place, a * n + b; all are views.
-    time, about, least, sent = (x.reshape(-1) for x in (seconds, rough, limit, wire))
-    own, energy, block, first = (x.reshape(-1) for x in (inside, joules, scratch, following))
-    for k in np.argsort(held, kind="stable").tolist():
-        np.add(rough[:, k, None], rough[None, k, :], out=through)
-        np.less_equal(through, limit, out=near)
-        near[k, :] = near[:, k] = False
-        here = np.flatnonzero(near)
-        if not here.size:
-            continue
-        left = here // n
-        to, onward = left * n + k, here + (k - left) * n
-        now, more = time[to] + time[onward], sent[to] + sent[onward]
-        known = time[here]
-        better = (now < known * less) | ((now <= known * most) & (more < sent[here] * less))
-        if not better.any():
-            continue
-        here, now, more, to, onward = (x[better] for x in (here, now, more, to, onward))
-        time[here], sent[here] = now, more
-        about[here] = now
-        least[here] = about[here] * _ROUGHLY
-        own[here] = own[to] + own[onward]
-        energy[here] = energy[to] + energy[onward]
-        block[here] = np.maximum(np.maximum(block[to], block[onward]), float(held[k]))
-        first[here] = first[to]
 
 
 def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:

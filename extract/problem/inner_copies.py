@@ -191,7 +191,7 @@ class InnerCopies:
     def _one_collective(self, tensor: TensorType) -> _Sources:
         table, number = self.copies[tensor], self.saturated.encoding.algebra.number
         found: tuple[dict[LayoutId, list[LayoutId]], ...] = ({}, {})
-        for (a, b), step in table.step_of.items():
+        for a, b, step in table.single():
             have, need = table.layouts[a], table.layouts[b]
             if need.partial or carried_as(step.kind, step.monoid, tensor.dtype) != step.kind:
                 continue

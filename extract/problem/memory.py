@@ -282,22 +282,21 @@ class Memory:
             making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
             beside, places = np.zeros(shape), np.zeros(shape if stays else 0)
             takes, back = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-            for j, layouts in enumerate(wanted.sets):
-                for n in layouts:
-                    b = np.full(len(have), n)
-                    there = (have == b) | (kept == b)
-                    turned = 1.0 * size[b] * (straight & table.turned[have, b])
-                    beside[:, j] += count.array(np.where(kept == b, turned, 0.0))
-                    every = np.where(there, 0.0, table.making(size, have, b, free, made) + turned)
-                    every = count.array(every)
-                    for part, more in zip(making, self._apart(table, have, b, every), strict=True):
-                        part[:, j] += more
-                    copied = np.where(there | state, 0.0, 1.0 * size[b])
-                    live[:, j] += copied if stays else count.array(copied)
-                    if stays:
-                        places[:, j] += count.place(copied)
-                    takes[:, j] |= have == b
-                    back[:, j] |= kept != b
+            a, other = have[:, None], kept[:, None]
+            for j, b in wanted.in_turn:
+                there = (a == b) | (other == b)
+                turned = 1.0 * size[b] * (straight & table.turned[a, b])
+                beside[:, j] += count.array(np.where(other == b, turned, 0.0))
+                every = np.where(there, 0.0, table.making(size, a, b, free, made) + turned)
+                every = count.array(every)
+                for part, more in zip(making, self._apart(table, a, b, every), strict=True):
+                    part[:, j] += more
+                copied = np.where(there | state, 0.0, 1.0 * size[b])
+                live[:, j] += copied if stays else count.array(copied)
+                if stays:
+                    places[:, j] += count.place(copied)
+                takes[:, j] |= a == b
+                back[:, j] |= other != b
             whole = size[have][:, None].astype(np.float64)
             return ReaderBytes(
                 plain=unless_zero(making[0]),

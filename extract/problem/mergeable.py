@@ -190,7 +190,7 @@ class Mergeable:
         found: dict[Kind, list[tuple[int, int]]] = {}
         if combiner is None or dtype.startswith("key<"):
             return {}
-        for (a, b), step in table.step_of.items():
+        for a, b, step in table.single():
             name = step.kind
             kind = (name, step.axes, step.monoid, type_together(name, dtype))
             if int(table.following[a, b]) != b or name not in MOVING or name not in combiner.kinds:

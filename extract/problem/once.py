@@ -88,8 +88,8 @@ class JoinedUnits:
         self._known: dict[LayoutAlgebra, OnMesh] = {}
 
     def on_mesh(self, saturated: Saturated) -> OnMesh:
-        """What is known where the rules came to their end: then equal signatures have equal
-        strategies. Nothing otherwise."""
-        if not saturated.saturated:
+        """What is known where the rules came to their end, and all is there that they derived: then
+        equal signatures have equal strategies. Nothing otherwise."""
+        if not saturated.saturated or saturated.some:
             return OnMesh()
         return self._known.setdefault(saturated.encoding.algebra, OnMesh())

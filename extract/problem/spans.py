@@ -81,12 +81,12 @@ class Spans:
             made = [np.zeros((len(have), len(wanted.sets))) for _ in range(3)]
             (after, before), _ = table.turning(*turns)
             *sent, local = self._matrices(table)
-            for j, layouts in enumerate(wanted.sets):
-                for b in layouts:
-                    there = (have == b) | (kept == b)
-                    for part, m in zip(made, (*sent, local + before), strict=True):
-                        part[:, j] += np.where(there, 0.0, m[have, b]) * weight
-                    made[2][:, j] += after[have, b] * weight
+            a = have[:, None]
+            for j, b in wanted.in_turn:
+                there = (a == b) | (kept[:, None] == b)
+                for part, m in zip(made, (*sent, local + before), strict=True):
+                    part[:, j] += np.where(there, 0.0, m[a, b]) * weight
+                made[2][:, j] += after[a, b] * weight
             return made[0], made[1], made[2]
 
         parts = self.once(seconds, "read spans", table, have, kept, wanted, weight, turns)

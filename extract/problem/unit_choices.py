@@ -96,13 +96,12 @@ def unit_choices(
     changes: dict[int, list[ChangeRow]] = {rank: [] for rank in by_rank}
     for change in saturated.changes:
         changes[len(change.source.dims)].append(change)
-    costs = StepCosts(mesh, target)
+    costs, used = StepCosts(mesh, target), _used(saturated) if saturated.some else {}
     for tensor in types:
         strong = TensorType(tensor.shape, tensor.dtype)
         if strong not in here.copies:
-            here.copies[strong] = copy_table(
-                strong, by_rank[tensor.rank], changes[tensor.rank], algebra.monoids, costs
-            )
+            every = by_rank[tensor.rank], changes[tensor.rank], algebra.monoids
+            here.copies[strong] = copy_table(strong, *every, costs, used.get(strong))
         copies[strong] = copies[tensor] = here.copies[strong]
     written = fills(program)
     local = {rank: [c for c in some if c.kind in LOCAL] for rank, some in changes.items()}
@@ -111,9 +110,8 @@ def unit_choices(
     for tensor in {program.types[v] for v in written} & types:
         strong = TensorType(tensor.shape, tensor.dtype)
         if strong not in here.of_fills:
-            here.of_fills[strong] = copy_table(
-                strong, by_rank[tensor.rank], local[tensor.rank], algebra.monoids, costs
-            )
+            every = by_rank[tensor.rank], local[tensor.rank], algebra.monoids
+            here.of_fills[strong] = copy_table(strong, *every, costs, used.get(strong))
         of_fills[strong] = of_fills[tensor] = here.of_fills[strong]
     joiner = Joiner(schedule, saturated, mesh, target, inside, contract, here)
     rows = tuple(joiner.rows(u, unit) for u, unit in enumerate(schedule.units))
@@ -130,6 +128,16 @@ def unit_choices(
         written,
         of_fills,
     )
+
+
+def _used(saturated: Saturated) -> dict[TensorType, set[Layout]]:
+    """The layouts of every type in which some strategy reads or makes it."""
+    found: dict[TensorType, set[Layout]] = {}
+    for signature, rows in zip(saturated.encoding.signatures, saturated.strategies, strict=True):
+        for k, tensor in enumerate((*signature.input_types, *signature.output_types)):
+            own = found.setdefault(TensorType(tensor.shape, tensor.dtype), set())
+            own.update([row.layouts[k] for row in rows])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

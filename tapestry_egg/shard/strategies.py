@@ -41,7 +41,8 @@ class ChangeRow:
 @dataclass(frozen=True)
 class Saturated:
     """What the rules derived: strategies per signature, and changes of layout. `rows`, `matches`
-    and the timeline are of what was derived here, and not taken from another form."""
+    and the timeline are of what was derived here, and not taken from another form. It has only
+    `some` strategies where others were left out afterwards."""
 
     encoding: Encoding
     strategies: tuple[tuple[StrategyRow, ...], ...]
@@ -53,6 +54,7 @@ class Saturated:
     matches: dict[str, int] = field(default_factory=dict)
     timeline: tuple[Tick, ...] = ()
     by_clock: bool = False  # whether time ended it before another budget did
+    some: bool = False
 
 
 _ORDER = ("fold", "sharding", "collectives")

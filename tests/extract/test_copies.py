@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -17,23 +17,30 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.extract.problem.copies import CopyTable, StepCosts, copy_table
+from tapestry_egg.extract.problem.once import JoinedUnits
 from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.schedule.flatten import feedback_pairs
-from tapestry_egg.schedule.schedules import scheduled
+from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import encode
-from tapestry_egg.shard.strategies import saturate
+from tapestry_egg.shard.strategies import Saturated, saturate
 
 
-def choices(function: Any, sizes: tuple[int, ...], *shapes: tuple[int, ...]) -> UnitChoices:
+def saturated(
+    function: Any, sizes: tuple[int, ...], *shapes: tuple[int, ...]
+) -> tuple[Schedule, Saturated, MeshShape, Target]:
     graph = te.trace(function, *[jax.ShapeDtypeStruct(s, "float32") for s in shapes]).graph
     plan = scheduled(graph, feedback_pairs(graph, None))
     mesh = MeshShape(("x", "y", "z")[: len(sizes)], sizes)
     found = saturate(encode(plan.program, mesh), load_books(DEFAULT_BOOKS))
-    return unit_choices(plan, found, mesh, load_target("h100:8"))
+    return plan, found, mesh, load_target("h100:8")
+
+
+def choices(function: Any, sizes: tuple[int, ...], *shapes: tuple[int, ...]) -> UnitChoices:
+    return unit_choices(*saturated(function, sizes, *shapes))
 
 
 def tables(sizes: tuple[int, ...]) -> list[CopyTable]:
@@ -122,6 +129,55 @@ def test_tables_say_of_all_pairs_what_layouts_and_paths_say_of_each(sizes: tuple
             assert table.sends[a, b] == len(sent)
             assert bool(sent) == (table.wire[a, b] > 0)
     assert len(seen) >= 4
+
+
+MATRICES = ("seconds", "local", "joules", "wire", "scratch", "sends", "turned", "turned_before")
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
+def test_tables_of_some_layouts_are_what_those_of_all_have_of_them(sizes: tuple[int, ...]) -> None:
+    """Ways between them lead through others all the same."""
+    plan, found, mesh, target = saturated(lambda x, w: x @ w, sizes, (8, 16), (16, 8))
+    algebra, rng, through = found.encoding.algebra, np.random.default_rng(0), 0
+    given = (
+        [x for x in algebra.layouts if len(x.dims) == 2],
+        [c for c in found.changes if len(c.source.dims) == 2],
+        algebra.monoids,
+        StepCosts(mesh, target),
+    )
+    for tensor in (TensorType((8, 16), "float32"), TensorType((8, 4), "int32")):
+        whole = copy_table(tensor, *given)
+        for share in (0.05, 0.2, 0.5) * 3:
+            used = {x for x in whole.layouts if rng.random() < share}
+            table = copy_table(tensor, *given, used)
+            assert table.layouts == tuple(x for x in whole.layouts if x in used)
+            at = [whole.number[x] for x in table.layouts]
+            for name in MATRICES:
+                assert np.array_equal(getattr(table, name), getattr(whole, name)[np.ix_(at, at)])
+            for name in ("local_bytes", "held_bytes", "turn_seconds", "turn_joules"):
+                assert np.array_equal(getattr(table, name), getattr(whole, name)[at])
+            for a, b in product(table.layouts, repeat=2):
+                if np.isfinite(table.seconds[table.number[a], table.number[b]]):
+                    assert table.path(a, b) == whole.path(a, b)
+            single = {(table.layouts[a], table.layouts[b]): x for a, b, x in table.single()}
+            every = {(whole.layouts[a], whole.layouts[b]): x for a, b, x in whole.single()}
+            assert single == {k: x for k, x in every.items() if used.issuperset(k)}
+            through += len(table.through)
+    assert through > 0
+
+
+def test_where_strategies_are_left_out_tables_are_of_the_layouts_of_the_others() -> None:
+    plan, found, mesh, target = saturated(lambda x, w: x @ w, (2, 4), (8, 16), (16, 8))
+    few = replace(found, strategies=tuple(s[:3] for s in found.strategies), some=True)
+    every, some = (unit_choices(plan, f, mesh, target) for f in (found, few))
+    for tensor, table in some.copies.items():
+        assert 0 < len(table.layouts) < len(every.copies[tensor].layouts)
+    for rows in some.rows:
+        assert len(rows) > 0
+    known = JoinedUnits()
+    assert known.on_mesh(found) is known.on_mesh(found)
+    assert known.on_mesh(few) is not known.on_mesh(found)
+    assert known.on_mesh(few) is not known.on_mesh(few)
 
 
 def test_tensors_of_equal_blocks_have_equal_tables_in_arrays_of_their_own() -> None:
