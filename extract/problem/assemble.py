@@ -279,10 +279,10 @@ class _Assembler:
                 own = turned[a, b]
                 energy[:, j] += (np.where(there, 0.0, joules[a, b]) + own) * weight
             if isinstance(more, np.ndarray):
-                for j, layouts in enumerate(wanted.sets):
+                for k, layouts in enumerate(wanted.sets):
                     # Once, whoever makes the copies: those of one value may be merged.
                     if layouts:
-                        seconds[:, j] += more[have][:, list(layouts)].max(axis=1)
+                        seconds[:, k] += more[have][:, list(layouts)].max(axis=1)
             return seconds, energy
 
         key = (table, have, kept, wanted, weight, less, more, turns)

@@ -137,7 +137,7 @@ MATRICES = ("seconds", "local", "joules", "wire", "scratch", "sends", "turned", 
 @pytest.mark.parametrize("sizes", [(2, 4), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
 def test_tables_of_some_layouts_are_what_those_of_all_have_of_them(sizes: tuple[int, ...]) -> None:
     """Ways between them lead through others all the same."""
-    plan, found, mesh, target = saturated(lambda x, w: x @ w, sizes, (8, 16), (16, 8))
+    _, found, mesh, target = saturated(lambda x, w: x @ w, sizes, (8, 16), (16, 8))
     algebra, rng, through = found.encoding.algebra, np.random.default_rng(0), 0
     given = (
         [x for x in algebra.layouts if len(x.dims) == 2],
