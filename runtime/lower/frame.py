@@ -276,6 +276,8 @@ class Frame:
         ]
         again = self.local.sent_again
         found = [self._anew(x) if (k, p) in again else x for p, x in enumerate(found)]
+        beside = self.local.turned_operands
+        found = [laid_in_order(x) if (k, p) in beside else x for p, x in enumerate(found)]
         tie = self.local.ties.get(k)
         if tie is not None and tie.arrived:
             done = {v: self.produced[v] for v in tie.done if v in self.produced}

@@ -31,6 +31,7 @@ from tapestry_egg.schedule.lying import (
 from .frame import Frame, laid_tight, turned_back
 from .host_calls import Caller, calls, report, run_once
 from .kernels import run_kernel
+from .operands import turned_beside_computed
 from .order import (
     SMALL,
     Tie,
@@ -42,9 +43,9 @@ from .order import (
     repeats,
     stored,
     ties,
+    updates,
     written_late,
 )
-from .operands import turned_beside_computed
 from .precision import ROUNDING
 from .regions import NOT_FAILED, REGIONS, Stacks
 
@@ -109,8 +110,8 @@ class LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        rounds = self.platform in ROUNDING
-        return ties(self.body, self.reads, self.mesh, self.sources, self.beside, rounds)
+        given = self.body, self.reads, self.mesh, self.sources, self.beside
+        return ties(*given, rounds=self.platform in ROUNDING)
 
     @cached_property
     def waited_for(self) -> frozenset[int]:
@@ -297,8 +298,8 @@ class LocalBody:
     @cached_property
     def turned_operands(self) -> frozenset[tuple[int, int]]:
         """Operands of products that are to lie in order, for what is computed beside them."""
-        rounds = self.platform in ROUNDING
-        return turned_beside_computed(self.body, self.mesh) if rounds else frozenset()
+        given = self.body, self.signatures, self.mesh
+        return turned_beside_computed(*given) if self.platform in ROUNDING else frozenset()
 
     @cached_property
     def made_whole(self) -> frozenset[int]:
@@ -339,23 +340,10 @@ class LocalBody:
 
     @cached_property
     def updates(self) -> frozenset[int]:
-        """Operations that compute a new state of the old one element by element, large ones, where
-        the compiler would turn the old one for them at once, and hold that until then."""
-        if self.platform != "tpu":
-            return frozenset()
-        graph = self.body.graph
-        state = set[int]()
-        for p in self.states:
-            type_ = graph.values[v := graph.inputs[p]]
-            local = self.body.inputs[p].local_shape(type_.shape, self.mesh)
-            if TensorType(local, type_.dtype).nbytes >= SMALL:
-                state.add(v)
-        return frozenset(
-            k
-            for k, (op, own) in enumerate(zip(graph.operations, self.signatures, strict=True))
-            if own.fusion == "loop" and op.kernel != "round_operand"
-            if not state.isdisjoint(op.inputs)
-        )
+        """Operations that compute a new state of the old one, large ones, where the compiler would
+        turn the old one for them at once, and hold that until then."""
+        given = self.body, self.signatures, self.states, self.mesh
+        return updates(*given) if self.platform == "tpu" else frozenset()
 
     def _in_runs(self, k: int) -> bool:
         """Whether operation k transposes what has slices in runs that are worth reading."""
@@ -446,10 +434,6 @@ class LocalBody:
                 operands = frame.operands(k)
                 if k in self.fills or k in self.updates:
                     operands = frame.not_before(k, operands)
-                again = self.turned_operands
-                operands = [
-                    laid_in_order(x) if (k, p) in again else x for p, x in enumerate(operands)
-                ]
                 strategy = self.body.strategies[k]
                 if k in self.turned and op.remat is None:
                     operands = frame.turned(k, operands)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import flatten
@@ -15,7 +14,9 @@ from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import schedule
 
 
-def turned_beside_computed(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[int, int]]:
+def turned_beside_computed(
+    body: BodyPlan, signatures: Sequence[OperationSignature], mesh: MeshShape
+) -> frozenset[tuple[int, int]]:
     """Operations, products, and their operands that lie otherwise than the operand beside them,
     which several products compute for themselves.
 
@@ -24,40 +25,28 @@ def turned_beside_computed(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[i
     computed there, but not both: XLA would store what the plan has computed in each product.
     """
     graph = body.graph
-    makers = {v: op for op in graph.operations for v in op.outputs}
-    products = _products(graph)
+    makers = {v: k for k, op in enumerate(graph.operations) for v in op.outputs}
+    products = {k: x for k, x in enumerate(signatures) if x.is_product and not x.by_vector}
     reads = Counter(v for k in products for v in graph.operations[k].inputs)
     shared = {v for v in _computed(graph) if reads[v] > 1}
     found = set()
-    for k, signature in products.items():
+    for k, signature in products.items() if shared else ():
         gemm, inputs = signature.gemm, graph.operations[k].inputs
-        assert gemm is not None, "asked before"
+        if gemm is None:
+            continue
         cuts = body.strategies[k].cuts
         local = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
         common = {d for d in (*gemm.batch, *gemm.k) if local[d] > 1}
         for p, q in ((gemm.lhs, gemm.rhs), (gemm.rhs, gemm.lhs)):
             turns = makers.get(inputs[q])
-            if inputs[p] not in shared or turns is None or turns.kernel != "transpose":
+            order = signatures[turns].permutation if turns is not None else None
+            if inputs[p] not in shared or order is None:
                 continue
-            source = turns.params["permutation"]
-            lying = sorted(range(len(source)), key=source.__getitem__)
+            lying = sorted(range(len(order)), key=order.__getitem__)
             straight = range(len(graph.values[inputs[p]].shape))
             if _run(signature, p, straight, common) != _run(signature, q, lying, common):
                 found.add((k, q))
     return frozenset(found)
-
-
-def _products(graph: BlockGraph) -> dict[int, OperationSignature]:
-    """The products of matrices among the operations of a graph."""
-    found = {}
-    for k, op in enumerate(graph.operations):
-        if op.regions or op.effectful:
-            continue
-        inputs, outputs = ([graph.values[v] for v in x] for x in (op.inputs, op.outputs))
-        signature = registry.signature_of(op, tuple(inputs), tuple(outputs))
-        if signature.is_product and not signature.by_vector and signature.gemm is not None:
-            found[k] = signature
-    return found
 
 
 def _computed(graph: BlockGraph) -> set[int]:
@@ -74,9 +63,7 @@ def _computed(graph: BlockGraph) -> set[int]:
     }
 
 
-def _run(
-    signature: OperationSignature, p: int, order: Sequence[int], among: set[int]
-) -> list[int]:
+def _run(signature: OperationSignature, p: int, order: Sequence[int], among: set[int]) -> list[int]:
     """Some index dims in the order in which they lie in operand p, whose dims lie in `order`."""
     rows = signature.inputs[p].matrix
     return [d for i in order for d, a in enumerate(rows[i]) if a and d in among]

@@ -1,4 +1,4 @@
-"""What a TPU's compiler is told of products: what waits for what they round, and how operands lie."""
+"""What a TPU's compiler is told of products: what waits for their results, how operands lie."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def test_operands_beside_computed_ones_are_laid_in_their_order(
 ) -> None:
     sizes = {"e": 2, "g": groups, "c": 8, "d": 16, "h": 32, "t": 16}
     operands = ("egcd", "edh", "ehd", "gtec", "gtd")
-    arguments = [
-        numbers(*(sizes[d] for d in dims), seed=k) / 8 for k, dims in enumerate(operands)
-    ]
+    arguments = [numbers(*(sizes[d] for d in dims), seed=k) / 8 for k, dims in enumerate(operands)]
     fn = mixed(order)
     graph = trace(fn, *arguments).graph
     entering = tuple(cut(*[()] * a.ndim) for a in arguments)
