@@ -55,7 +55,11 @@ class Decided:
         return number
 
     def same_as(self) -> int | None:
-        """The operand whose elements are those of the result; None where it is none."""
+        """The operand whose elements are those of the result, also where all others that it is
+        joined to have none; None where it is none."""
+        needed = self.needed()
+        if self.template.joins and len(needed) == 1:
+            return needed[0]
         text = self.template.same_as
         value = None if text is None else text(self.scope)
         if text is None or value is None:
@@ -76,15 +80,22 @@ class Decided:
         return kept or (0,)
 
 
+def may_be_settled(kernel: str) -> bool:
+    """Whether some template of a kernel says what number a result is."""
+    return any(t.settled is not None for t in registry.templates().get(kernel, ()))
+
+
+def may_be_an_operand(kernel: str) -> bool:
+    """Whether some template of a kernel says which operand a result is, or which are joined."""
+    return any(t.same_as is not None or t.joins for t in registry.templates().get(kernel, ()))
+
+
 def decided(
-    kernel: str, params: Callable[[], Mapping[str, Any]], operands: Sequence[KnownTensor]
+    kernel: str, params: Mapping[str, Any], operands: Sequence[KnownTensor]
 ) -> Decided | None:
-    """What an operation's template says of it; None where it says nothing. `params` gives plain
-    data, and is not asked for kernels of which nothing is said."""
-    if not any(t.decides for t in registry.templates().get(kernel, ())):
-        return None
+    """What a template says of an operation, `params` plain data; None where none stands for it."""
     types = tuple(TensorType(x.shape, x.dtype, x.weak) for x in operands)
-    found = registry.bound(kernel, params(), types)
+    found = registry.bound(kernel, params, types)
     if found is None:
         return None
     template, names = found

@@ -12,7 +12,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.projections import ProjectionForm, RowsText
-from tapestry_egg.metakernels.language.scopes import Inner, Names
+from tapestry_egg.metakernels.language.scopes import Inner, Names, Scope
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.signatures.parameters import plain
 from tapestry_egg.metakernels.signatures.signature import (
@@ -98,6 +98,7 @@ def instantiate(
         writes=_places(template, tuple(template.writes.values()), inputs),
         dilates=_flag(template.dilates, names),
         adds=_flag(template.adds, names),
+        carried=_carried(template, names, inputs, types),
         flops=() if template.flops is None else _polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
@@ -112,6 +113,16 @@ def instantiate(
         skips=_skips(template, names, inputs),
     )
     return Instance(template, signature, names)
+
+
+def names_of(
+    template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> Names:
+    """What the names of `instantiate` stand for, but for those of results.
+
+    Raises Mismatch when the template does not stand for the operation.
+    """
+    return _bound(template, kernel, params, inputs)[0]
 
 
 def types_given(
@@ -302,7 +313,7 @@ def _skips(
 # Laws and costs
 
 
-def _flag(text: Expression | None, names: Names) -> bool:
+def _flag(text: Expression | None, names: Scope) -> bool:
     value = False if text is None else text(names)
     if text is not None and not isinstance(value, bool):
         raise text.error(f"{value!r} is neither true nor false")
@@ -314,6 +325,23 @@ def _places(
 ) -> tuple[int, ...]:
     """The places of operands that a template names."""
     return tuple(p for name in names for p in places(template, name, len(inputs)))
+
+
+def _carried(
+    template: Template,
+    names: Names,
+    inputs: Sequence[TensorType],
+    outputs: Sequence[TensorType],
+) -> tuple[int, ...]:
+    """Operands that are carried along, each to the result of its place."""
+    found: list[int] = []
+    for name, text in template.carries.items():
+        if [(t.shape, t.dtype) for t in inputs] != [(t.shape, t.dtype) for t in outputs]:
+            raise text.error("the results are not those of the operands' types, one for each")
+        for k, p in enumerate(places(template, name, len(inputs))):
+            if _flag(text, Inner(names, {"$each": inputs[p], "$k": k})):
+                found.append(p)
+    return tuple(sorted(found))
 
 
 def _passages(

@@ -10,13 +10,14 @@ from typing import Any
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
-from .instantiate import Instance, instantiate, types_given
+from .instantiate import Instance, instantiate, names_of, types_given
 from .opaque import facts_of
 
 # Published whole, never filled in place: other threads read it meanwhile.
@@ -25,6 +26,7 @@ _LOCK = threading.RLock()
 _INSTANCES: dict[Any, Instance | None] = {}
 _SIGNATURES: dict[Any, OperationSignature] = {}
 _TYPES: dict[Any, tuple[TensorType, ...]] = {}
+_BOUND: dict[Any, tuple[Template, Names] | None] = {}
 _ADDED: list[str] = []
 
 
@@ -60,6 +62,7 @@ def add_templates(path: str | Path, only: str = "") -> tuple[Template, ...]:
         _INSTANCES.clear()
         _SIGNATURES.clear()
         _TYPES.clear()
+        _BOUND.clear()
     return added
 
 
@@ -137,6 +140,27 @@ def output_types(
             found = signature(kernel, params, inputs).output_types  # which says why there are none
         _TYPES[key] = found
     return found
+
+
+def bound(
+    kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]
+) -> tuple[Template, Names] | None:
+    """The entry that stands for an operation, and what its names stand for; None where none does.
+
+    Guards count, and patterns; nothing else of the entry is looked at.
+    """
+    inputs = tuple(input_types)
+    key = (kernel, hashable(params), inputs)
+    if key not in _BOUND:
+        made = None
+        for template in templates().get(kernel, ()):
+            try:
+                made = template, names_of(template, kernel, params, inputs)
+                break
+            except Mismatch:
+                continue
+        _BOUND[key] = made
+    return _BOUND[key]
 
 
 def signature_of(

@@ -35,9 +35,10 @@ _KEPT, _SMALL = 64, 1 << 20
 def may_prepare(kernel: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> bool:
     """Whether a kernel on constants of these types has a result that is worth keeping.
 
-    What draws random numbers stays where it is, and so do types without bytes on the host.
+    What draws random numbers stays where it is, and so do types without bytes on the host; and of
+    what reads nothing, all that no template describes.
     """
-    if registry.draws(kernel) or not (inputs or kernel == "iota"):
+    if registry.draws(kernel) or not (inputs or kernel in registry.templates()):
         return False
     if any(t.dtype.startswith(("key<", "float0")) for t in (*inputs, *outputs)):
         return False

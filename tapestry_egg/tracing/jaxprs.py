@@ -16,6 +16,7 @@ from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_imp
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, reached
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.decided import Decided, decided, may_be_an_operand, may_be_settled
 
 from . import needless
 from .codec import encode_params, primitive, register_primitive
@@ -193,10 +194,8 @@ class _Flattener:
         if kernel in _OVER_DIMS and over_dims_only(eqn.params):
             axes = [int(a) for a in eqn.params["axes"]]
             return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
-        if kernel == "select_n" and (case := needless.selected(inputs, self.known)) is not None:
-            if self.values[case] == tensor_type(eqn.outvars[0].aval):
-                return [case]
-        if (number := needless.settled(kernel, eqn.params, inputs, self.known)) is not None:
+        said = self.decided(eqn, inputs) if may_be_settled(kernel) else None
+        if said is not None and (number := said.settled()) is not None:
             return self.filled(number, tensor_type(eqn.outvars[0].aval), here)
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
@@ -234,12 +233,12 @@ class _Flattener:
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
         if not eqn.effects and needless.is_constant(types):
             return [self.zeros(t) for t in types]
-        if len(types) == 1:
-            operands = [self.values[v] for v in inputs]
-            same = needless.unchanged_operand(kernel, eqn.params, operands, types[0])
-            if same is not None:
+        said = self.decided(eqn, inputs) if may_be_an_operand(kernel) else None
+        if said is not None and len(types) == 1:
+            same = said.same_as()
+            if same is not None and self.values[inputs[same]] == types[0]:
                 return [inputs[same]]
-            inputs = [inputs[p] for p in needless.joined_operands(kernel, operands)]
+            inputs = [inputs[p] for p in said.needed()]
         outputs = tuple(self.new(t) for t in types)
         op = Operation(
             kernel=kernel,
@@ -259,6 +258,11 @@ class _Flattener:
         if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):
             return [self.constrained(v, wanted, True, here) for v in outputs]
         return outputs
+
+    def decided(self, eqn: Any, inputs: Sequence[int]) -> Decided | None:
+        """What the template of an equation says that constants decide."""
+        kernel, operands = eqn.primitive.name, needless.known_operands(inputs, self.known)
+        return decided(kernel, self.params(eqn, kernel), operands)
 
     def applied(
         self,
@@ -432,7 +436,7 @@ class _Flattener:
         """Keep what reaches an output or has an effect, equal operations once, parts at once."""
         live, _ = reached(needless.parts_at_once(self.operations, self.values), outputs)
         operations, outputs = needless.made_once(live, self.values, outputs, self.constants)
-        kept, needed = reached(needless.without_unread(operations, outputs), outputs)
+        kept, needed = reached(needless.without_unread(operations, self.values, outputs), outputs)
         constants = [v for v in self.constants if v in needed]
         order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
         number = {v: i for i, v in enumerate(order)}

@@ -20,40 +20,28 @@ would show: 0 times x, and x minus x.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.decided import KnownTensor
 from tapestry_egg.metakernels.signatures.parameters import exact
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import Projection
 
 from .codec import encode_params
 from .constants import compute, may_prepare
+from .constraints import KERNEL as CONSTRAINT
 from .control_flow import branch_everywhere
 from .plain import handles_in
 
-# Values that are one number over and over if their operand is.
-_REPEATING = {"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"}
 # What decides is computed of constants where these are no more, and none is larger: a verdict, the
 # ends of a sorted list.
 _STEPS, _ELEMENTS = 32, 1 << 12
-
-_SAME = {"eq": True, "ge": True, "le": True, "ne": False, "gt": False, "lt": False}
-#: What operations give where they go over no elements.
-_OF_NOTHING = {
-    "conv_general_dilated": 0,
-    "dot_general": 0,
-    "reduce_and": -1,
-    "reduce_or": 0,
-    "reduce_prod": 1,
-    "reduce_sum": 0,
-}
-#: Comparisons of what is not negative with 0, by kernel and by the operand that is 0.
-_UNSIGNED = {("lt", 1): False, ("ge", 1): True, ("gt", 0): False, ("le", 0): True}
 
 #: Along one dim the first element that is taken, and how many apart the next ones are.
 Steps = tuple[tuple[int, int], ...]
@@ -62,42 +50,6 @@ Steps = tuple[tuple[int, int], ...]
 def is_constant(outputs: Sequence[TensorType]) -> bool:
     """Whether an operation without effects computes nothing: no result has an element."""
     return bool(outputs) and all(t.size == 0 and not t.dtype.startswith("key<") for t in outputs)
-
-
-def unchanged_operand(
-    kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType], output: TensorType
-) -> int | None:
-    """The operand that an operation gives back as it is, since nothing is written into it or
-    joined to it, or since it is written over all of another; None where it does more."""
-    found: int | None = None
-    if kernel == "dynamic_update_slice" or kernel.startswith("scatter"):
-        new = 1 if kernel == "dynamic_update_slice" else 2
-        found = 0 if inputs[new].size == 0 else new if _fills(kernel, params, inputs) else None
-    elif kernel == "concatenate":
-        kept = joined_operands(kernel, inputs)
-        found = kept[0] if len(kept) == 1 else None
-    return found if found is not None and inputs[found] == output else None
-
-
-def _fills(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]) -> bool:
-    """Whether all of an array is written over, wherever the write begins: `x.at[:].set(y)`."""
-    if kernel == "dynamic_update_slice":  # what begins too late is moved to the front
-        return inputs[0].shape == inputs[1].shape
-    if kernel != "scatter" or inputs[0].shape != inputs[2].shape:
-        return False
-    dims = params["dimension_numbers"]
-    if tuple(dims.update_window_dims) != tuple(range(inputs[0].rank)):
-        return False
-    # Where a place is data, a write that does not fit there is dropped, unless it is moved.
-    return not dims.scatter_dims_to_operand_dims or params["mode"].name == "CLIP"
-
-
-def joined_operands(kernel: str, inputs: Sequence[TensorType]) -> tuple[int, ...]:
-    """The operands that an operation needs: of those that are joined, the ones with elements."""
-    everything = tuple(range(len(inputs)))
-    if kernel != "concatenate":
-        return everything
-    return tuple(p for p in everything if inputs[p].size) or everything[:1]
 
 
 def made_once(
@@ -162,22 +114,30 @@ def _read_elsewhere(operations: Sequence[Operation], outputs: Sequence[int]) -> 
     )
 
 
-def without_unread(operations: Sequence[Operation], outputs: Iterable[int]) -> list[Operation]:
-    """The operations without operands of which nothing is read: of a barrier, and those that a sort
-    carries along."""
+def without_unread(
+    operations: Sequence[Operation], types: Sequence[TensorType], outputs: Iterable[int]
+) -> list[Operation]:
+    """The operations without operands that they only carry along to results that nothing reads: of
+    a barrier, and those that a sort carries along."""
     read = set(outputs)
     found: list[Operation] = []
     for op in reversed(operations):
-        keys = {"optimization_barrier": 0, "sort": op.params.get("num_keys")}.get(op.kernel)
         kept = [p for p, v in enumerate(op.outputs) if v in read]
-        if keys is not None and kept and len(kept) < len(op.outputs):
-            kept = [p for p in range(len(op.outputs)) if p < int(keys) or p in kept]
-            inputs, made = (tuple(of[p] for p in kept) for of in (op.inputs, op.outputs))
-            op = replace(op, inputs=inputs, outputs=made)
+        if 0 < len(kept) < len(op.outputs) and not (op.regions or op.effectful):
+            carried = _signature(op, types).carried
+            if carried:
+                kept = [p for p in range(len(op.outputs)) if p not in carried or p in kept]
+                inputs, made = (tuple(of[p] for p in kept) for of in (op.inputs, op.outputs))
+                op = replace(op, inputs=inputs, outputs=made)
         if op.effectful or not read.isdisjoint(op.outputs):
             read.update(op.inputs)
         found.append(op)
     return found[::-1]
+
+
+def _signature(op: Operation, types: Sequence[TensorType]) -> OperationSignature:
+    read, made = (tuple([types[v] for v in vs]) for vs in (op.inputs, op.outputs))
+    return registry.signature_of(op, read, made)
 
 
 def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) -> list[Operation]:
@@ -188,10 +148,11 @@ def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) 
     made: dict[int, tuple[Operation, int, Steps]] = {}  # a part -> its maker, of what, and where
     found: list[Operation] = []
     for op in operations:
-        steps = _steps(op, types)
-        if steps is not None:
-            before = made.get(op.inputs[0])
-            source = op.inputs[0]
+        taken = _steps(op, types)
+        if taken is not None:
+            p, steps = taken
+            source = op.inputs[p]
+            before = made.get(source)
             if before is not None and before[0].remat == op.remat:
                 _, source, outer = before
                 steps = tuple(
@@ -204,16 +165,33 @@ def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) 
     return found
 
 
-def _steps(op: Operation, types: Sequence[TensorType]) -> Steps | None:
-    """Where an operation takes its part of what it reads first; None for one that takes none."""
-    if op.kernel == "slice":
-        strides = op.params["strides"] or (1,) * len(op.params["start_indices"])
-        return tuple(zip(map(int, op.params["start_indices"]), map(int, strides), strict=True))
-    if op.kernel == "pad" and types[op.outputs[0]].size:
-        config = op.params["padding_config"]
-        if all(low <= 0 and high <= 0 and not inner for low, high, inner in config):
-            return tuple((-int(low), 1) for low, _, _ in config)
-    return None
+def _steps(op: Operation, types: Sequence[TensorType]) -> tuple[int, Steps] | None:
+    """Where an operation takes its part of which operand first, as its projections say; None for
+    one that takes none: a slice, what cuts edges off."""
+    if not any(t.moves for t in registry.templates().get(op.kernel, ())):
+        return None
+    if op.regions or op.effectful or len(op.outputs) != 1 or not types[op.outputs[0]].size:
+        return None
+    own = _signature(op, types)
+    if len(own.moved) != 1 or own.elements != "kept" or own.placed:
+        return None
+    (p,) = own.moved
+    # All other operands say what lies outside, and are no data that places are read from.
+    if any(own.beyond(p) != q for q in range(len(op.inputs)) if q != p):
+        return None
+    source, made = own.inputs[p], own.outputs[0]
+    rank = types[op.outputs[0]].rank
+    if made != Projection.identity(rank) or types[op.inputs[p]].rank != rank:
+        return None
+    found = []
+    for d, row in enumerate(source.matrix):
+        first, step, last = source.offset[d], row[d], types[op.outputs[0]].shape[d] - 1
+        alone = source.shape[d] == 1 and not any(a for e, a in enumerate(row) if e != d)
+        inside = first >= 0 and first + step * last < types[op.inputs[p]].shape[d]
+        if not alone or step < 1 or not inside:
+            return None
+        found.append((int(first), int(step)))
+    return p, tuple(found)
 
 
 def _slice(op: Operation, source: int, steps: Steps, types: Sequence[TensorType]) -> Operation:
@@ -241,7 +219,7 @@ class Known:
     def number(self, v: int) -> Any | None:
         """The number that every element of a value is; None where they differ, or nothing says."""
         op = self.makers.get(v)
-        while v not in self.constants and op is not None and op.kernel in _REPEATING:
+        while v not in self.constants and op is not None and self._keeps(op, v):
             v = op.inputs[0]
             op = self.makers.get(v)
         if v in self.constants:
@@ -250,6 +228,14 @@ class Known:
             same = first.size and (some == first).all() and (every == first).all()
             return first[0] if same else None
         return self._computed(v) if self.types[v].size == 1 else None
+
+    def _keeps(self, op: Operation, v: int) -> bool:
+        """Whether all elements of what an operation makes are elements of its one operand."""
+        if len(op.inputs) != 1 or op.regions or op.effectful or op.kernel == CONSTRAINT:
+            return False
+        own = _signature(op, self.types)
+        same = self.types[op.inputs[0]].dtype == self.types[v].dtype
+        return own.elements == "kept" and not own.stored and same
 
     def _computed(self, v: int) -> Any | None:
         """The one element of a value that a few operations make of small constants."""
@@ -292,81 +278,10 @@ def branch_taken(params: Mapping[str, Any], inputs: Sequence[int], known: Known)
     return branches[int(number) if 0 <= int(number) < len(branches) else -1]
 
 
-def selected(inputs: Sequence[int], known: Known) -> int | None:
-    """What a `select_n` gives: the case that is always chosen, or that all cases are."""
-    if len(set(inputs[1:])) == 1:
-        return inputs[1]
-    number = known.number(inputs[0])
-    if number is None or not 0 <= int(number) < len(inputs) - 1:
-        return None
-    return inputs[1 + int(number)]
-
-
-def settled(
-    kernel: str, params: Mapping[str, Any], inputs: Sequence[int], known: Known
-) -> Any | None:
-    """The number that every element of a result is, whatever an operand is; None where operands
-    matter."""
-    if kernel == "integer_pow" and params["y"] == 0:
-        return 1
-    if kernel in _OF_NOTHING and any(known.types[v].size == 0 for v in inputs):
-        return _OF_NOTHING[kernel]
-    law = _LAWS.get(kernel)
-    return law(kernel, inputs, known) if law is not None and len(inputs) == 2 else None
-
-
-def _has(number: int, inputs: Sequence[int], known: Known) -> bool:
-    """Whether one of the operands is this number, everywhere. -1 has all bits set."""
-    found = [known.number(v) for v in inputs]
-    wanted = np.array(number).astype(decode_dtype(known.types[inputs[0]].dtype))
-    return any(x is not None and x == wanted for x in found)
-
-
-def _and(_: str, inputs: Sequence[int], known: Known) -> int | None:
-    return 0 if _has(0, inputs, known) else None
-
-
-def _or(_: str, inputs: Sequence[int], known: Known) -> int | None:
-    return -1 if _has(-1, inputs, known) else None
-
-
-def _times(_: str, inputs: Sequence[int], known: Known) -> int | None:
-    return 0 if _is_integer(known.types[inputs[0]]) and _has(0, inputs, known) else None
-
-
-def _less_itself(_: str, inputs: Sequence[int], known: Known) -> int | None:
-    same = inputs[0] == inputs[1] and _is_integer(known.types[inputs[0]])
-    return 0 if same else None
-
-
-def _power(_: str, inputs: Sequence[int], known: Known) -> int | None:
-    number = known.number(inputs[1])
-    return 1 if number is not None and number == 0 else None
-
-
-def _compared(kernel: str, inputs: Sequence[int], known: Known) -> bool | None:
-    type_ = known.types[inputs[0]]
-    if not _is_integer(type_):
-        return None
-    if inputs[0] == inputs[1]:
-        return _SAME[kernel]
-    if type_.dtype.startswith(("uint", "bool")):
-        for p, v in enumerate(inputs):
-            if (kernel, p) in _UNSIGNED and known.number(v) == 0:
-                return _UNSIGNED[kernel, p]
-    return None
-
-
-def _is_integer(type_: TensorType) -> bool:
-    return type_.dtype.startswith(("int", "uint", "bool"))
-
-
-_LAWS: dict[str, Callable[[str, Sequence[int], Known], Any | None]] = {
-    "and": _and,
-    "or": _or,
-    "mul": _times,
-    "sub": _less_itself,
-    "xor": _less_itself,
-    "pow": _power,
-    **dict.fromkeys(_SAME, _compared),
-}
+def known_operands(inputs: Sequence[int], known: Known) -> tuple[KnownTensor, ...]:
+    """What is known of the operands of an operation."""
+    types = [known.types[v] for v in inputs]
+    return tuple(
+        KnownTensor(t.shape, t.dtype, t.weak, v, known.number)
+        for v, t in zip(inputs, types, strict=True)
+    )

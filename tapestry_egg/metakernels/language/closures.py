@@ -218,6 +218,8 @@ def _slice(tree: Node) -> Compiled:
 
 #: What expressions may ask of a tensor type; nothing else has attributes.
 _OF_TENSORS = ("shape", "dtype", "rank", "size")
+#: And of one of which is known which value it is (`metakernels/decided.py`).
+_OF_KNOWN = ("id", "number")
 
 
 def _attribute(tree: Node) -> Compiled:
@@ -227,6 +229,8 @@ def _attribute(tree: Node) -> Compiled:
     def apply(scope: Scope) -> Any:
         value = base(scope)
         if isinstance(value, TensorType) and name in _OF_TENSORS:
+            return getattr(value, name)
+        if isinstance(value, TensorType) and name in _OF_KNOWN and hasattr(value, name):
             return getattr(value, name)
         if isinstance(value, Mapping) and name in value:
             return value[name]

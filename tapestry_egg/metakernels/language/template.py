@@ -102,6 +102,10 @@ class Template:
     writes: Mapping[str, str] = field(default_factory=dict)
     dilates: Expression | None = None
     adds: Expression | None = None
+    joins: tuple[str, ...] = ()
+    carries: Mapping[str, Expression] = field(default_factory=dict)
+    settled: Expression | None = None
+    same_as: Expression | None = None
     outside: Mapping[str, Expression] = field(default_factory=dict)
     placed: Mapping[str, Expression] = field(default_factory=dict)
     skips: Mapping[str, Expression] = field(default_factory=dict)
@@ -124,7 +128,7 @@ class Template:
         """Every expression of the entry."""
         yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
         tables = (self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch)
-        for table in (*tables, self.local):
+        for table in (*tables, self.carries, self.local):
             yield from table.values()
         for form in self.project.values():
             yield from form.texts()
@@ -135,7 +139,7 @@ class Template:
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
         single = [self.when, self.elements, self.flops, self.measured, self.spilled]
-        single += [self.dilates, self.adds]
+        single += [self.dilates, self.adds, self.settled, self.same_as]
         yield from (e for e in single if e is not None)
 
     def unset(self, given: Collection[str]) -> tuple[str, ...]:

@@ -36,6 +36,10 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       writes: {into: x, part: y, at: starts}  what it writes into what, and where: see below
       dilates: false                          whether it puts something between elements
       adds: false                             whether elements of the result are sums
+      joins: [operand]                        operands that add nothing if they have no elements
+      carries: {operand: true}                operands that go with results, unread: see below
+      settled: 0 if $x.number == 0 else none  what number the result is: see below
+      same_as: x if $y.size == 0 else none    which operand the result is, unchanged
       outside: {operand: sum}                 what its boxes find outside it: see below
       placed: {i: true}                       groups along which a block must know where it lies
       skips: {operand: "[1]"}                 dims in whose boxes it skips by strides of its own
@@ -74,6 +78,11 @@ greatest, what is sorted), or `computed`; views keep theirs.
 and to one place. Of those in `takes:` the kernel takes a part itself, where a dim is not cut.
 `writes:` says that an operand, `part`, is written as it is into another, `into`, and nothing else
 is done to that: where scalars say (`at`, one per dim), moved to where all of it fits.
+`carries:` flags operands that are carried along, each to the result of its place, by kernels of as
+many results as operands: what nobody reads of these is left out. `settled:` is the number that
+every element of the result is, where constants decide; `$x.number` is what all elements of an
+operand are, or `none`, and operands of one `$x.id` are one value. `same_as:` is the operand whose
+elements the result has in the same places, `x` or, of `xs...`, `[xs, 0]`; or `none`.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
 projection, that of the tensor. The language of the texts is described in docs/template-language.md.
 """
@@ -122,8 +131,9 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight moves takes repeats stored writes dilates adds outside placed skips "
-    "flops reads measured spilled scratch fusion in_products elements commutes local"
+    "passages initial straight moves takes repeats stored writes dilates adds joins carries "
+    "settled same_as outside placed skips flops reads measured spilled scratch fusion in_products "
+    "elements commutes local"
 ).split()
 
 
@@ -183,6 +193,10 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         writes=_writes(file, entry["writes"]) if "writes" in entry else {},
         dilates=one("dilates"),
         adds=one("adds"),
+        joins=file.words(entry["joins"], "operands") if "joins" in entry else (),
+        carries=table("carries"),
+        settled=one("settled"),
+        same_as=one("same_as"),
         outside=table("outside"),
         placed=table("placed"),
         skips=table("skips"),
@@ -408,6 +422,8 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         ("repeats", template.repeats, operands),
         ("stored", template.stored, operands),
         ("writes", template.writes.values(), operands),
+        ("joins", template.joins, operands),
+        ("carries", template.carries, operands),
     )
     for field, table, names in known:
         for key in table:

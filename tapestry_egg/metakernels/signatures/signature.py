@@ -106,7 +106,8 @@ class OperationSignature:
     operands, and where there is `writes` it writes an operand into another, as it is: (into which,
     which, and scalars that say where, one for each dim). `flops` is a polynomial over the (local)
     index extents; `reads[p]` overrides the elements read of operand p, None meaning the footprint
-    of its projection. `fusion` says how compilers treat the kernel:
+    of its projection. Operands `carried` go each with the result of its place: what nobody reads of
+    these can be left out. `fusion` says how compilers treat the kernel:
     `view` (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse
     into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
     matrices that reads its result. `elements` says what each element of the results is: `computed`,
@@ -142,6 +143,7 @@ class OperationSignature:
     writes: tuple[int, ...] = ()
     dilates: bool = False
     adds: bool = False
+    carried: tuple[int, ...] = ()
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
     fusion: Fusion = "kernel"
