@@ -32,6 +32,7 @@ from tapestry_egg.tracing.constraints import Constraint, Wanted
 
 from .inner_copies import InnerCopies, InnerCopy
 from .once import OnMesh
+from .shortest import Ints
 
 #: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
 #: counted as `truncated`: the front's notes say so. No measurement of this number is kept.
@@ -39,6 +40,9 @@ ROWS = 600
 # The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
 # than so many. Counted among the above; no measurement of these is kept.
 _STEPS, _FEWEST = 60_000, 100
+
+# What an operand of a member is that is joined, where it is no value that is opened with it.
+_OPEN, _OUTSIDE = -2, -1
 
 Layouts = tuple[LayoutId, ...]
 
@@ -98,15 +102,26 @@ class _Strategy(NamedTuple):
     moved: tuple[float, ...]  # per operand: elements that it moves, where it reads a part; else 0
 
 
+class _Fitting(NamedTuple):
+    """A strategy of a member that is joined where its result and what it reads of the open values
+    lie as it has them."""
+
+    number: int
+    fresh: Layouts  # of the values that it opens
+    shown: Layouts  # that it reads from outside, or gives to there
+    flops: float
+    moved: tuple[float, ...]  # of what it reads from outside, where it moves any
+    partial: int  # partial axes of the values that it opens
+
+
 class _Member(NamedTuple):
     """A member that is joined to those that read it."""
 
     giving: Mapping[Layouts, list[_Strategy]]  # its strategies, by the layouts of its results
+    # the same by these and by the layouts of the open values that it reads, in order
+    fitting: Mapping[tuple[Layouts, Layouts], list[_Fitting]]
     place: int  # of its result among the open values; -1 for the unit's root
-    reads: list[tuple[int, int]]  # per operand: place among the open values, else the new ones; -1
-    fresh: int  # number of values that it opens
-    shown: bool  # whether its result leaves the unit
-    result: FlatId
+    read_open: list[int]  # places of the open values that it reads
     copied: int  # the number of the sum that its result is, which may be left partial; -1
 
 
@@ -136,6 +151,7 @@ class Joiner:
         self.known = known or OnMesh()
         self.numbers = self.known.numbered(saturated.encoding.signatures)
         self.by_output: dict[tuple[int, Wanted | None], Mapping[Layouts, list[_Strategy]]] = {}
+        self.by_reads: dict[tuple[object, ...], dict[tuple[Layouts, Layouts], list[_Fitting]]] = {}
         # Units that have fewer rows than there are: kernels, and ports.
         self.truncated = [0, 0]
 
@@ -196,11 +212,12 @@ class Joiner:
             model = self.saturated.encoding.signatures[signature]
             operands = len(model.inputs)
             table: dict[Layouts, dict[Any, _Strategy]] = {}
-            for n, s in enumerate(self.saturated.strategies[signature]):
-                if wanted is not None and not wanted.holds(s.layouts[-1]):
+            flops_of, moved_of = self.costs.work(signature)
+            ports_of = map(tuple, self.costs.ports(signature).tolist())
+            every = zip(flops_of.tolist(), map(tuple, moved_of.tolist()), ports_of, strict=True)
+            for n, (flops, moved, ports) in enumerate(every):
+                if wanted is not None and not wanted.holds(self.layouts[ports[-1]]):
                     continue
-                flops, moved = self.costs.work(signature, n)
-                ports = tuple([self.number[x] for x in s.layouts])
                 made = _Strategy(n, ports[:operands], flops, moved)
                 own = table.setdefault(ports[operands:], {})
                 known = own.get((ports[:operands], moved))
@@ -208,6 +225,37 @@ class Joiner:
                     own[ports[:operands], moved] = made
             self.by_output[key] = {k: list(v.values()) for k, v in table.items()}
         return self.by_output[key]
+
+    def _fitting(
+        self, instance: int, reads: tuple[int, ...], shown: bool
+    ) -> Mapping[tuple[Layouts, Layouts], list[_Fitting]]:
+        """Strategies that an instance may run by, by the layouts that they give and those of what
+        is open already. `reads` says of every operand which of the values it is that are opened
+        with it, or that it is open already, or read from outside; `shown` whether the result
+        leaves the unit."""
+        key = (self.signature_of[instance], self.wanted.get(instance), reads, shown)
+        found = self.by_reads.get(key)
+        if found is None:
+            found = self.by_reads[key] = {}
+            for given, strategies in self._giving(instance).items():
+                for s in strategies:
+                    fresh: dict[int, LayoutId] = {}
+                    ports = [*zip(reads, s.operands, s.moved, strict=True)]
+                    # What is read twice lies in one way.
+                    if any([k >= 0 and fresh.setdefault(k, x) != x for k, x, _ in ports]):
+                        continue
+                    outside = [x for k, x, _ in ports if k == _OUTSIDE]
+                    made = _Fitting(
+                        number=s.number,
+                        fresh=tuple(fresh.values()),
+                        shown=(*(given if shown else ()), *outside),
+                        flops=s.flops,
+                        moved=tuple([part for k, _, part in ports if k == _OUTSIDE and part]),
+                        partial=sum([len(self.layouts[x].partial) for x in fresh.values()]),
+                    )
+                    open_ = tuple([x for k, x, _ in ports if k == _OPEN])
+                    found.setdefault((given, open_), []).append(made)
+        return found
 
     def _join(self, unit: Unit, key: tuple[object, ...], inner: Sequence[InnerCopy]) -> UnitRows:
         """The rows of a unit: its members' strategies, joined from the last to the first where the
@@ -225,13 +273,16 @@ class Joiner:
             at = [pending.index(v) if v in pending else -1 for v in instance.inputs]
             new = [v for v, k in zip(instance.inputs, at, strict=True) if v in inside and k < 0]
             slot = {v: k for k, v in enumerate(dict.fromkeys(new))}
+            reads = [
+                _OPEN if k >= 0 else slot.get(v, _OUTSIDE)
+                for v, k in zip(instance.inputs, at, strict=True)
+            ]
+            shown = place < 0 or instance.outputs[0] in leaving
             member = _Member(
                 giving=self._giving(i),
+                fitting=self._fitting(i, tuple(reads), shown),
                 place=place,
-                reads=[(k, slot.get(v, -1)) for v, k in zip(instance.inputs, at, strict=True)],
-                fresh=len(slot),
-                shown=place < 0 or instance.outputs[0] in leaving,
-                result=instance.outputs[0] if instance.outputs else FlatId(-1),
+                read_open=[k for k in at if k >= 0],
                 copied=places.get(instance.outputs[0], -1) if instance.outputs else -1,
             )
             ways = self._joined(ways, member, numbers, inner)
@@ -251,22 +302,23 @@ class Joiner:
         """The ways with one more member; of those that look alike from outside, the one of the
         fewest flops."""
         grown: dict[tuple[Layouts, int, float, _Copied | None], _Way] = {}
+        fitting, k, rest = member.fitting, member.place, member.read_open
         for way in ways:
+            open_ = tuple([way.open[n] for n in rest])
+            kept = way.open if k < 0 else way.open[:k] + way.open[k + 1 :]
             for given, copied in self._wanted_of(way, member, inner):
-                for s in member.giving.get(given, ()):
-                    joined = self._with(way, s, given, member)
-                    if joined is None:
-                        continue
-                    opened, shown, moved, partial = joined
-                    mark = way.shown
-                    if shown:
-                        mark = numbers.setdefault((mark, shown), len(numbers))
-                    what = (opened, mark, moved, copied)
+                for s in fitting.get((given, open_), ()):
+                    mark, moved = way.shown, way.moved
+                    if s.shown:
+                        mark = numbers.setdefault((mark, s.shown), len(numbers))
+                    for part in s.moved:
+                        moved += part
+                    what = (kept + s.fresh, mark, moved, copied)
                     flops = way.flops + s.flops
                     known = grown.get(what)
                     if known is None or flops < known.flops:
-                        chosen = _Chosen(s.number, way.chosen)
-                        grown[what] = _Way(opened, mark, flops, moved, partial, chosen, copied)
+                        chosen, partial = _Chosen(s.number, way.chosen), way.partial + s.partial
+                        grown[what] = _Way(what[0], mark, flops, moved, partial, chosen, copied)
         return list(grown.values())
 
     def _wanted_of(
@@ -283,31 +335,6 @@ class Joiner:
             found += [((have,), _Copied(member.copied, have)) for have in sources]
         return found
 
-    def _with(
-        self, way: _Way, s: _Strategy, given: Layouts, member: _Member
-    ) -> tuple[Layouts, Layouts, float, int] | None:
-        """What is open and shown with one more member, its bytes and partial axes; None where its
-        operands must lie otherwise."""
-        new: list[LayoutId | None] = [None] * member.fresh
-        shown = list(given) if member.shown else []
-        moved, partial = way.moved, way.partial
-        for layout, (open_, slot), part in zip(s.operands, member.reads, s.moved, strict=True):
-            if open_ >= 0:
-                if way.open[open_] != layout:
-                    return None
-            elif slot >= 0:
-                if new[slot] is None:
-                    new[slot] = layout
-                    partial += len(self.layouts[layout].partial)
-                elif new[slot] != layout:
-                    return None
-            else:
-                shown.append(layout)
-                moved += part
-        k = member.place
-        kept = way.open if k < 0 else way.open[:k] + way.open[k + 1 :]
-        return (*kept, *(x for x in new if x is not None)), tuple(shown), moved, partial
-
     def _finish(self, unit: Unit, ways: Sequence[_Way], inner: Sequence[InnerCopy]) -> UnitRows:
         """The rows of the ways; of those that read and give the same, the ones no other beats."""
         members = unit.members
@@ -318,8 +345,7 @@ class Joiner:
                 assert link is not None
                 choice[r, m], link = link
         read, made = self._shown(unit, choice)
-        needs = list(zip(*read, strict=True)) if read else [()] * len(ways)
-        gives = list(zip(*made, strict=True)) if made else [()] * len(ways)
+        needs, gives = self._named(read, len(ways)), self._named(made, len(ways))
         gemm = self.costs.gemm(unit, choice)
         flops = np.array([w.flops for w in ways])
         moved = np.array([w.moved for w in ways])
@@ -360,22 +386,26 @@ class Joiner:
             wire=wire[kept],
         )
 
-    def _shown(
-        self, unit: Unit, choice: NDArray[np.int32]
-    ) -> tuple[list[list[Layout]], list[list[Layout]]]:
-        """The layouts of what a unit reads and of what it gives, per way."""
+    def _shown(self, unit: Unit, choice: NDArray[np.int32]) -> tuple[list[Ints], list[Ints]]:
+        """The numbers of the layouts of what a unit reads and of what it gives, per way."""
         place: dict[int, int] = {i: m for m, i in enumerate(unit.members)}
         maker = {v: (i, q) for i in unit.members for q, v in enumerate(self.instances[i].outputs)}
 
-        def layouts(i: int, port: int) -> list[Layout]:
-            found = self.saturated.strategies[self.signature_of[i]]
-            return [found[n].layouts[port] for n in choice[:, place[i]].tolist()]
+        def layouts(i: int, port: int) -> Ints:
+            return self.costs.ports(self.signature_of[i])[choice[:, place[i]], port]
 
         given = [maker[v] for v in unit.outputs]
         return (
             [layouts(i, p) for i, p, _ in unit.reads],
             [layouts(i, len(self.instances[i].inputs) + q) for i, q in given],
         )
+
+    def _named(self, ports: Sequence[Ints], ways: int) -> list[tuple[Layout, ...]]:
+        """Per way the layouts of some ports that have these numbers."""
+        if not ports:
+            return [()] * ways
+        names = self.layouts
+        return [*zip(*([names[n] for n in x.tolist()] for x in ports), strict=True)]
 
     def _worthwhile(self, inner: Sequence[InnerCopy], way: _Way, needs: Sequence[Layout]) -> bool:
         """Whether two partial operands or more are combined by their sum, where one is at all."""
@@ -399,17 +429,17 @@ class Joiner:
             flops, moved = np.zeros(len(own)), np.zeros(len(own))
             outside = {(i, p) for i, p, _ in part.reads}
             for m, i in enumerate(part.members):
-                does = [self.costs.work(self.signature_of[i], n) for n in own[:, m].tolist()]
-                flops += [f for f, _ in does]
+                flops_of, moved_of = self.costs.work(self.signature_of[i])
+                flops += flops_of[own[:, m]]
                 for p in range(len(self.instances[i].inputs)):
                     if (i, p) in outside:
-                        moved += [some[p] for _, some in does]
+                        moved += moved_of[own[:, m], p]
             read, made = self._shown(part, own)
             total[:2] += self.costs.kernel(
                 part, flops, moved, read, made, self.costs.gemm(part, own)
             )
             ends = made[0] if part is inner.first else read[-1]
-            sides.append(np.array([table.number[x] for x in ends], dtype=np.int64))
+            sides.append(np.array([table.number[self.layouts[n]] for n in ends], dtype=np.int64))
         have, need = sides
         total[:2] += table.seconds[have, need], table.joules[have, need]
         total[2] = 0.0 if inner.over else table.held_bytes[have]

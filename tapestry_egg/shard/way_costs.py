@@ -8,12 +8,13 @@ the shape of that product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import (
     collective_seconds,
     copying_seconds,
@@ -29,7 +30,10 @@ from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.traffic import Traffic, UnitTraffic
 from tapestry_egg.schedule.units import Unit, is_view
 
-from .strategies import Saturated
+from .strategies import Saturated, StrategyRow
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class WayCosts:
@@ -48,41 +52,63 @@ class WayCosts:
         self.traffic = traffic
         self.signature_of = saturated.encoding.signature_of
         self.number = saturated.encoding.algebra.number
-        self.done: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
-        self.sizes: dict[tuple[TensorType, int], float] = {}
+        self.layouts = saturated.encoding.algebra.layouts
+        self.partial = np.array([bool(x.partial) for x in self.layouts], dtype=np.bool_)
+        self._ports: dict[int, Ints] = {}
+        self._work: dict[int, tuple[Floats, Floats]] = {}
+        self._sizes: dict[TensorType, Floats] = {}  # by the number of a layout
         # [strategies, (batch, m, n, k)], and three more of what is convolved (`Convolved`)
-        self.gemm_shapes: dict[int, NDArray[np.float64]] = {}
+        self.gemm_shapes: dict[int, Floats] = {}
 
-    def work(self, signature: int, strategy: int) -> tuple[float, tuple[float, ...]]:
-        """Flops of a strategy on one device, and per operand the bytes that it moves where it reads
-        a part."""
-        if (signature, strategy) not in self.done:
+    def ports(self, signature: int) -> Ints:
+        """The numbers of the layouts of operands and results: [strategies, ports]."""
+        found = self._ports.get(signature)
+        if found is None:
             model = self.saturated.encoding.signatures[signature]
-            cuts = self.saturated.strategies[signature][strategy].cuts
-            local = tuple(
-                [d.size // self.mesh.parts(c) for d, c in zip(model.index, cuts, strict=True)]
-            )
-            parts = model.reads or (None,) * len(model.inputs)
-            moved = tuple(
-                [
-                    0.0 if part is None else evaluate(part, local) * type_.itemsize
-                    for part, type_ in zip(parts, model.input_types, strict=True)
-                ]
-            )
-            self.done[signature, strategy] = evaluate(model.flops, local), moved
-        return self.done[signature, strategy]
+            rows = [[self.number[x] for x in s.layouts] for s in self._strategies(signature)]
+            found = np.array(rows, dtype=np.int64)
+            found = found.reshape(len(rows), len(model.input_types) + len(model.output_types))
+            self._ports[signature] = found
+        return found
+
+    def work(self, signature: int) -> tuple[Floats, Floats]:
+        """Per strategy the flops on one device, and the bytes that it moves of every operand where
+        it reads a part: [strategies], [strategies, operands]."""
+        if signature not in self._work:
+            model = self.saturated.encoding.signatures[signature]
+            sizes, parts = [d.size for d in model.index], model.reads or (None,) * len(model.inputs)
+            done: dict[tuple[int, ...], tuple[float, list[float]]] = {}
+            every = []
+            for s in self._strategies(signature):
+                cuts = zip(sizes, s.cuts, strict=True)
+                local = tuple([size // self.mesh.parts(c) for size, c in cuts])
+                if local not in done:  # many strategies leave the same to a device
+                    moved = [
+                        0.0 if part is None else evaluate(part, local) * type_.itemsize
+                        for part, type_ in zip(parts, model.input_types, strict=True)
+                    ]
+                    done[local] = float(evaluate(model.flops, local)), moved
+                every.append(done[local])
+            flops = np.array([f for f, _ in every])
+            moved_of = np.array([m for _, m in every], dtype=np.float64)
+            self._work[signature] = flops, moved_of.reshape(len(every), len(parts))
+        return self._work[signature]
+
+    def _strategies(self, signature: int) -> tuple[StrategyRow, ...]:
+        return self.saturated.strategies[signature]
 
     def kernel(
         self,
         unit: Unit,
-        flops: NDArray[np.float64],
-        moved: NDArray[np.float64],
-        read: Sequence[Sequence[Layout]],
-        made: Sequence[Sequence[Layout]],
-        gemm: Gemm[NDArray[np.float64]] | None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        flops: Floats,
+        moved: Floats,
+        read: Sequence[Ints],
+        made: Sequence[Ints],
+        gemm: Gemm[Floats] | None,
+    ) -> tuple[Floats, Floats]:
         """Seconds, and joules of the whole mesh, of one run of the unit, per way; of it are known
-        the flops per device and the bytes that reads of parts of operands move."""
+        the flops per device, the bytes that reads of parts of operands move, and the numbers of
+        the layouts that are read and made."""
         root = self.instances[unit.root]
         signatures = [self.instances[i].signature for i in unit.members]
         moved, through = moved.copy(), self.traffic.of(unit)
@@ -99,7 +125,7 @@ class WayCosts:
             return seconds, joules(
                 0.0 * moved, moved, 0.0 * moved, seconds, self.mesh.devices, self.target
             )
-        alone = np.ones(len(flops)) if not made else _kernels_of_their_own(through, made)
+        alone = np.ones(len(flops)) if not made else self._kernels_of_their_own(through, made)
         moved *= alone
         contraction = any([s.contracts for s in signatures])
         dtype = root.signature.output_types[0].dtype if root.outputs else "float32"
@@ -117,7 +143,7 @@ class WayCosts:
         wait, power = self._sent(root.signature)
         return seconds + wait, energy + power
 
-    def gemm(self, unit: Unit, choice: NDArray[np.int32]) -> Gemm[NDArray[np.float64]] | None:
+    def gemm(self, unit: Unit, choice: NDArray[np.int32]) -> Gemm[Floats] | None:
         """The local product of matrices that the unit's kernel is, per way; None where it is none,
         or more than one."""
         found = [
@@ -142,9 +168,7 @@ class WayCosts:
         out = model.output_types[0].dtype
         return Gemm(batch, rows, columns, depth, lhs, rhs, out, convolved)
 
-    def split(
-        self, unit: Unit, gemm: Gemm[NDArray[np.float64]] | None, ways: int
-    ) -> NDArray[np.float64]:
+    def split(self, unit: Unit, gemm: Gemm[Floats] | None, ways: int) -> Floats:
         """Bytes of what the compiler makes of a product and adds up afterwards, per way: parts of
         its sum, or the products of a vector's elements."""
         members = [self.instances[i].signature for i in unit.members]
@@ -165,28 +189,17 @@ class WayCosts:
             energy += collective_joules("all_reduce", amount, axes, self.mesh, self.target)
         return seconds, energy
 
-    def _bytes(self, v: int, column: Sequence[Layout]) -> NDArray[np.float64]:
-        """Bytes of a value on each device, in every layout of a column."""
+    def _bytes(self, v: int, layouts: Ints) -> Floats:
+        """Bytes of a value on each device, in every one of some layouts."""
         tensor = self.schedule.program.types[v]
-        out = []
-        for layout in column:
-            key = (tensor, self.number[layout])
-            if key not in self.sizes:
-                n = 1
-                for size in layout.local_shape(tensor.shape, self.mesh):
-                    n *= size
-                self.sizes[key] = float(n * tensor.itemsize)
-            out.append(self.sizes[key])
-        return np.array(out)
+        sizes = self._sizes.setdefault(tensor, np.full(len(self.layouts), np.nan))
+        for n in np.unique(layouts[np.isnan(sizes[layouts])]).tolist():
+            block = self.layouts[n].local_shape(tensor.shape, self.mesh)
+            sizes[n] = float(prod(block) * tensor.itemsize)
+        return sizes[layouts]
 
-
-def _kernels_of_their_own(
-    through: UnitTraffic, made: Sequence[Sequence[Layout]]
-) -> NDArray[np.float64]:
-    """1 for ways in which a unit is a kernel, 0 for those in which it runs in others."""
-    return np.array(
-        [
-            0.0 if through.is_free(not any([x.partial for x in gives])) else 1.0
-            for gives in zip(*made, strict=True)
-        ]
-    )
+    def _kernels_of_their_own(self, through: UnitTraffic, made: Sequence[Ints]) -> Floats:
+        """1 for ways in which a unit is a kernel, 0 for those in which it runs in others."""
+        parts = np.any([self.partial[x] for x in made], axis=0)
+        alone = [0.0 if through.is_free(whole) else 1.0 for whole in (True, False)]
+        return np.where(parts, alone[1], alone[0])
