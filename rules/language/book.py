@@ -132,17 +132,26 @@ def _read(path: Path) -> RuleBook:
 def load_books(sources: Iterable[str | Path | RuleBook]) -> tuple[RuleBook, ...]:
     """Read several books; rule names must be unique over all of them."""
     books = tuple(s if isinstance(s, RuleBook) else load_book(s) for s in sources)
-    seen: dict[str, str] = {}
+    known: dict[str, str] = {}
     for book in books:
-        for rule in book.rules:
-            if rule.name in seen:
-                raise RuleError(
-                    f"rule {rule.name!r} is defined twice",
-                    where=rule.where,
-                    hint=f"The other one is at {seen[rule.name]}; rename one of them.",
-                )
-            seen[rule.name] = rule.where
+        known |= checked_names(book, known)
     return books
+
+
+def checked_names(book: RuleBook, known: Mapping[str, str]) -> dict[str, str]:
+    """The names of a book's rules, and where each is. Raises RuleError for one that the book has
+    twice, or that is `known`."""
+    own: dict[str, str] = {}
+    for rule in book.rules:
+        other = own.get(rule.name) or known.get(rule.name)
+        if other is not None:
+            raise RuleError(
+                f"rule {rule.name!r} is defined twice",
+                where=rule.where,
+                hint=f"The other one is at {other}; rename one of them.",
+            )
+        own[rule.name] = rule.where
+    return own
 
 
 def permitted(books: Iterable[RuleBook], numerics: str) -> tuple[RuleBook, ...]:

@@ -108,14 +108,19 @@ def _verified(
     """What every file holds, in words, or what is wrong with it; what is said of each rule is added
     to `said`. Rules are tried all at once."""
     from tapestry_egg.rules import RuleBook, load_book
-    from tapestry_egg.rules.language.book import book_names
+    from tapestry_egg.rules.language.book import book_names, checked_names, is_shipped
     from tapestry_egg.rules.verify.trust import verified_all
 
     held: dict[str, str | RuleBook | TapestryError] = {}
-    for file in files:
+    known: dict[str, str] = {}  # names of rules, which are used together with those that ship
+    for name in book_names():
+        known |= checked_names(load_book(name), known)
+    for file in dict.fromkeys(files):
         try:
             rules = Path(file).suffix in (".yaml", ".yml") or file in book_names()
-            held[file] = load_book(file) if rules else _verify(file)
+            held[file] = read = load_book(file) if rules else _verify(file)
+            if isinstance(read, RuleBook) and not is_shipped(read):
+                known |= checked_names(read, known)
         except TapestryError as error:
             held[file] = error
     books = {file: book for file, book in held.items() if isinstance(book, RuleBook)}

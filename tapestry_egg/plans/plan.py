@@ -336,8 +336,9 @@ class Plan:
 
         return collective_reason(self, number)
 
-    def line(self, place: str) -> LineCosts:
-        """All that one line of the program costs: `plan.line("model.py:12")`.
+    def line(self, place: str | int) -> LineCosts:
+        """All that one line of the program costs: `plan.line("model.py:12")`, or `plan.line(12)`
+        where no other file has operations in a line of that number.
 
         Raises PlanError where no operation comes from there, and ExtractError for a plan of which
         it is not told what machine it was made for.

@@ -132,9 +132,9 @@ def collective_reason(plan: Plan, number: int) -> CollectiveReason:
     """
     account = Account(plan, "the reason of a collective")
     count = len(account.moved)
-    if not 0 <= number < count:
+    if not isinstance(number, int) or not 0 <= number < count:
         raise PlanError(
-            f"there is no collective {number}",
+            f"there is no collective {number!r:.80}",
             where=f"plan {plan.name} of {plan.graph.name}",
             hint=f"They are 0 to {count - 1}." if count else "It has none.",
         )

@@ -114,14 +114,15 @@ def _alike(parts: Sequence[CostPart]) -> list[list[CostPart]]:
     return sorted(groups.values(), key=lambda g: -sum(p.seconds for p in g))
 
 
-def line_costs(plan: Plan, line: str) -> LineCosts:
-    """What `FILE:LINE` costs in a step; of the file the end of its path will do.
+def line_costs(plan: Plan, line: str | int) -> LineCosts:
+    """What `FILE:LINE` costs in a step; of the file the end of its path will do, and none is needed
+    where only one file of the program has operations in the line of that number.
 
     Raises PlanError where no operation comes from there, ExtractError for a plan of which it is not
     told what machine it was made for.
     """
     account = Account(plan, "the costs of a line")
-    asked, _, number = line.rpartition(":")
+    asked, _, number = _in_the_only_file(account, line).rpartition(":")
     at = [
         (b, k)
         for b, body in enumerate(account.program.bodies)
@@ -165,6 +166,26 @@ def line_costs(plan: Plan, line: str) -> LineCosts:
         parts=tuple(sorted(found, key=lambda p: -p.seconds)),
         elsewhere=_elsewhere(account, at),
     )
+
+
+def _in_the_only_file(account: Account, line: str | int) -> str:
+    """`FILE:LINE`, where the number alone says which file it is. Raises PlanError where several
+    have such a line, or for what names no line."""
+    where = f"plan {account.plan.name} of {account.plan.graph.name}"
+    if isinstance(line, bool) or not isinstance(line, str | int):
+        what = f"{line!r:.80} names no line"
+        raise PlanError(what, where=where, hint="Give FILE:LINE, such as model.py:12.")
+    if not (number := str(line)).isdecimal():
+        return number
+    sources = [op.source for body in account.program.bodies for op in body.graph.operations]
+    files = sorted({account.paths[s.file] for s in sources if s.file and s.line == int(number)})
+    if len(files) > 1:
+        raise PlanError(
+            f"{len(files)} files have operations in a line {number}",
+            where=where,
+            hint=f"Name one: {', '.join(f'{file}:{number}' for file in files[:6])}.",
+        )
+    return f"{files[0]}:{number}" if files else number
 
 
 def _same_file(file: str, asked: str) -> bool:

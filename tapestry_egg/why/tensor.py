@@ -122,6 +122,12 @@ def tensor_way(plan: Plan, name: str) -> TensorWay:
     for a plan of which it is not told what machine it was made for.
     """
     account = Account(plan, "the way of a tensor")
+    if not isinstance(name, str):
+        raise PlanError(
+            f"{name!r:.80} names no tensor",
+            where=f"plan {plan.name} of {plan.graph.name}",
+            hint="Give a text: a path of the arguments, or a number as plans print it, '%12'.",
+        )
     found = _named(account, name)
     ways = [_way(account, v) for v in found]
     kinds: dict[str, list[str]] = {}
