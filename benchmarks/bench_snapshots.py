@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.problem.problem import Problem
-    from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import Target
     from tapestry_egg.schedule.schedules import Schedule
@@ -70,14 +70,14 @@ def derived(layers: int, size: Size) -> tuple[Schedule, Saturated, MeshShape, Ta
 
 def choices_of(layers: int, size: Size) -> UnitChoices:
     """The snapshot of such a step."""
-    from tapestry_egg.extract.problem.unit_choices import unit_choices
+    from tapestry_egg.extract.choices.unit_choices import unit_choices
 
     return unit_choices(*derived(layers, size))
 
 
 def costing_seconds(layers: int) -> float:
     """Seconds in which the strategies of a step are joined to rows and priced, once derived."""
-    from tapestry_egg.extract.problem.unit_choices import unit_choices
+    from tapestry_egg.extract.choices.unit_choices import unit_choices
 
     step = derived(layers, Size())
     begin = time.perf_counter()

@@ -29,7 +29,7 @@ DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.why.line"),  # Plan.line
     ("tapestry_egg.plans.plan", "tapestry_egg.why.difference"),  # Plan.difference
     ("tapestry_egg.plans.plan", "tapestry_egg.why.why_not"),  # Plan.why_not
-    ("tapestry_egg.plans.plan", "tapestry_egg.extract.problem.pins"),  # the types of its arguments
+    ("tapestry_egg.plans.plan", "tapestry_egg.extract.pins.pins"),  # the types of its arguments
     ("tapestry_egg.plans.plan", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.why.why_not"),  # Front.why_not
     ("tapestry_egg.extract.front.front", "tapestry_egg.why.recipes"),  # Front.recipes

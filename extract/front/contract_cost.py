@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.front.sizes import Room
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search.archive import Archive
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort

@@ -34,7 +34,7 @@ from tapestry_egg.quantities import BYTES
 from .notes import note_lines
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.problem.pins import Pins
+    from tapestry_egg.extract.pins.pins import Pins
     from tapestry_egg.pipeline.settings import Settings
     from tapestry_egg.why.recipes import Recipes
     from tapestry_egg.why.why_not import WhyNot

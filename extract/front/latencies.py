@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
+from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Chains, Mergeable, may_merge, most_saved
-from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.search.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.settling import SLIVER
 

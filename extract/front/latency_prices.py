@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import (
@@ -26,7 +27,6 @@ from tapestry_egg.extract.problem.mergeable import (
     copies_of,
     paid_for,
 )
-from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
 # So many prices join at most for each labelling that is met; those that raise the value by less

@@ -19,9 +19,9 @@ import numpy as np
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable
-from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.search.archive import Candidate, shown
 from tapestry_egg.machine.energy import idle_joules
 from tapestry_egg.machine.objectives import PEAK_BYTES, Objective

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.kept import Holding, Keeping, KeptCopies, count_shared, distinct
-from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.schedule.lifetimes import lifetimes
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.problem import Problem
-    from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
 #: Entries that all tables of a question may have together, equal ones counted once. With that many
 #: the search of the step above took 6.5 GB in its main process. Meshes of two axes need less: the

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tapestry_egg.extract.choices.copies import CopyTable
+from tapestry_egg.extract.choices.once import Once
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.layout import Layout
 
 from .columns import Columns
-from .copies import CopyTable
 from .kept import Holding, Keeping, Kept, KeptCopies, distinct
 from .memory import Count, Memory
 from .mergeable import Chains, Mergeable
-from .once import Once
 from .problem import Floats, Ints, Pair, Problem, Variable, merge_parallel
 from .spans import Spans
-from .unit_choices import UnitChoices
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Columns: what the rows of a unit give and need, as layout numbers, once per kind of unit.
 
-Units of equal structure share their rows (`joiner.py`), so what follows from the rows alone is
-worked out once, however deep the program is: equal units get the very same arrays here.
+Units of equal structure share their rows (`extract/choices/joiner.py`), so what follows from the
+rows alone is worked out once, however deep the program is: equal units get the very same arrays
+here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.choices.copies import CopyTable
+from tapestry_egg.extract.choices.once import Once
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.schedule.schedules import read_position
 
-from .copies import CopyTable
-from .once import Once
 from .problem import Ints, label
-from .unit_choices import UnitChoices
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.schedule.lifetimes import Lifetimes
 
 from .columns import Columns, Wanted
-from .copies import CopyTable
 from .problem import Ints, label
 
 # Kept copies may end at the last reader or before one of the longest waits, at most this many:

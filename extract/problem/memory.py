@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.choices.copies import CopyTable
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.schedule.issue_places import IssuePlaces
@@ -30,9 +32,7 @@ from tapestry_egg.schedule.lying import LEAST_PLACE, made_straight, read_straigh
 from tapestry_egg.schedule.schedules import Schedule
 
 from .columns import Columns, Wanted
-from .copies import CopyTable
 from .problem import Floats, Ints, Use
-from .unit_choices import UnitChoices
 
 # So many sizes are counted with. Of the loss and gradients of a GPT-2 (two layers) on eight devices
 # four take a seventh more of processor time than none, two no more, and their fronts are as good.

@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tapestry_egg.extract.choices.copies import CopyTable
+from tapestry_egg.extract.choices.once import Once
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.collective_lines import (
     FINELY,
@@ -41,10 +44,7 @@ from tapestry_egg.machine.costs import MOVING, carried_as
 from tapestry_egg.schedule.schedules import Schedule, read_position
 
 from .columns import Columns
-from .copies import CopyTable
-from .once import Once
 from .problem import Floats, Ints
-from .unit_choices import UnitChoices
 
 if TYPE_CHECKING:
     from .assemble import PlanProblem

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .once import Once
+from tapestry_egg.extract.choices.once import Once
+
 from .timeline import Timeline
 
 Floats = NDArray[np.float64]

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from tapestry_egg.extract.choices.copies import CopyTable
+from tapestry_egg.extract.choices.joiner import UnitRows
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.schedule.issue_places import IssuePlaces, Window
 
 from .columns import Columns, Wanted
-from .copies import CopyTable
-from .joiner import UnitRows
 from .problem import Floats, Ints, Pair, Span, Variable
 from .timeline import Events, Timeline
 

@@ -50,8 +50,8 @@ _LOOK, _MOST = 0.05, 2.0
 def look_first(state: State) -> State:
     """The fastest plan within the limits of the form that takes the least time on one device, on
     the first mesh of most axes; nothing where the whole search begins as soon."""
+    from tapestry_egg.extract.choices.once import JoinedUnits
     from tapestry_egg.extract.front.sizes import Room
-    from tapestry_egg.extract.problem.once import JoinedUnits
 
     q, count = state.question, len(state.networks)
     if not q.settings.front or count < _NETWORKS or count * q.graph.size < _OPERATIONS:

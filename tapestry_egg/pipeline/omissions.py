@@ -15,8 +15,8 @@ from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.metakernels import registry
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.problem.assemble import PlanProblem
-    from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.extract.search.archive import Archive
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.graph.layout import MeshShape
@@ -329,7 +329,7 @@ def _opaque(graph: BlockGraph) -> Iterator[str]:
 def of_rows(choices: Sequence[UnitChoices]) -> tuple[str, ...]:
     """What is said of kernels, and of values at a boundary, that have more rows than are searched:
     ways to run them, or layouts."""
-    from tapestry_egg.extract.problem.joiner import ROWS
+    from tapestry_egg.extract.choices.joiner import ROWS
 
     cut = [s for s in choices if any(s.truncated)]
     if not cut:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.sizes import entries_of_three_axes
-from tapestry_egg.extract.problem.unit_choices import restrict
+from tapestry_egg.extract.pins.boundary import restrict
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.graph.layout_algebra import count_layouts
@@ -34,8 +34,8 @@ from .settings import FIRST_AXES
 from .state import Begun, Question, State
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.problem.assemble import PlanProblem
-    from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
 T = TypeVar("T")
 
@@ -281,9 +281,9 @@ def _derived(state: State) -> list[Saturated]:
 def join_units(state: State) -> State:
     """For every unit its ways to run: strategies of its operations, joined where values pass
     between them; only those that the user's words leave."""
+    from tapestry_egg.extract.choices.once import JoinedUnits
+    from tapestry_egg.extract.choices.unit_choices import unit_choices
     from tapestry_egg.extract.front.sizes import Room
-    from tapestry_egg.extract.problem.once import JoinedUnits
-    from tapestry_egg.extract.problem.unit_choices import unit_choices
 
     q = state.question
     fixed = q.words.fixed

@@ -17,8 +17,8 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.merge import NetworkResult
+from tapestry_egg.extract.pins.boundary import restrict
 from tapestry_egg.extract.places.axis import Names
-from tapestry_egg.extract.problem.unit_choices import restrict
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.graph.ids import SignatureId
 from tapestry_egg.graph.layout import MeshShape
@@ -39,11 +39,11 @@ from . import omissions
 from .state import Question, State
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.places.programs import Patched, Ways
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.extract.problem.kept import Keeping
     from tapestry_egg.extract.problem.problem import Ints
-    from tapestry_egg.extract.problem.unit_choices import UnitChoices
 
 
 #: So many programs that compute values again are searched of a form at most, each on its own; and
@@ -251,8 +251,8 @@ class Posed:
     """Those programs as problems on one mesh, each made once; what they have in common, too."""
 
     def __init__(self, programs: Programs, mesh: MeshShape, state: State | None = None) -> None:
+        from tapestry_egg.extract.choices.once import JoinedUnits, Once
         from tapestry_egg.extract.problem.assemble import Weights
-        from tapestry_egg.extract.problem.once import JoinedUnits, Once
 
         self.programs, self.mesh, self.weights = programs, mesh, Weights()
         q = programs.question
@@ -303,10 +303,10 @@ class Posed:
         return self.known[ways]
 
     def _made(self, ways: Ways) -> PlanProblem | None:
+        from tapestry_egg.extract.choices.unit_choices import unit_choices
         from tapestry_egg.extract.problem.assemble import assemble
         from tapestry_egg.extract.problem.columns import Columns
         from tapestry_egg.extract.problem.kept import Keeping, count_shared
-        from tapestry_egg.extract.problem.unit_choices import unit_choices
 
         schedule = self.programs.schedule(ways)
         if schedule is None:

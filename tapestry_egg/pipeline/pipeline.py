@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.extract.front.front import Front as Front
-from tapestry_egg.extract.problem.pins import Pins
+from tapestry_egg.extract.pins.pins import Pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
 from tapestry_egg.machine.objectives import Objective
@@ -118,9 +118,9 @@ def optimize(
     are marked, and `best` takes none unless a limit on `peak_bytes` allows it. `rules` adds rule
     books to those of `books`. `state` pairs outputs with the inputs that they become in the next
     call, by path or prefix; donated inputs pair by themselves. `pins` fixes the layouts of inputs
-    by path or prefix (`{"[0]['w']": (None, "x")}`, see `extract/problem/pins.py`), and so those of
+    by path or prefix (`{"[0]['w']": (None, "x")}`, see `extract/pins/pins.py`), and so those of
     the outputs that feed back to them, and of values inside and results (`"%12"`, `"train.py:17"`,
-    `"result[1]"`, see `extract/problem/value_pins.py`); `in_shardings` and `out_shardings` do so
+    `"result[1]"`, see `extract/pins/value_pins.py`); `in_shardings` and `out_shardings` do so
     as in `jax.jit`, and the program's own constraints hold inside. Rules that change rounding are
     used only with `numerics="relaxed"`. Every rule is verified before it is used.
     `mesh` (a JAX mesh or a `MeshShape`) is a contract: what crosses the boundary is laid out by its

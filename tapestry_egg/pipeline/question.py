@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.atomic import check_writable
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.problem.pins import Pins
-from tapestry_egg.extract.problem.value_pins import constrained, split_pins
+from tapestry_egg.extract.pins.pins import Pins
+from tapestry_egg.extract.pins.value_pins import constrained, split_pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import (
     DEVICES,

@@ -25,11 +25,11 @@ from .settings import Settings
 from .words import Words
 
 if TYPE_CHECKING:
+    from tapestry_egg.extract.choices.once import JoinedUnits, Once
+    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.front.sizes import Room
     from tapestry_egg.extract.places.programs import Patched
     from tapestry_egg.extract.problem.assemble import PlanProblem
-    from tapestry_egg.extract.problem.once import JoinedUnits, Once
-    from tapestry_egg.extract.problem.unit_choices import UnitChoices
     from tapestry_egg.files.search_file import SearchFile
     from tapestry_egg.tracing.trace import Program
 

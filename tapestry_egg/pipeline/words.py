@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.problem.pins import (
+from tapestry_egg.extract.pins.boundary import Fixed
+from tapestry_egg.extract.pins.pins import (
     Pin,
     Pins,
     constrained_outputs,
@@ -16,7 +17,6 @@ from tapestry_egg.extract.problem.pins import (
     read_pins,
     unpaired,
 )
-from tapestry_egg.extract.problem.unit_choices import Fixed
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
@@ -70,7 +70,7 @@ def read_words(
     devices than the target's, and for axes that no mesh has; ExtractError for pins and shardings
     that do not fit the program, or each other, and for a mesh of more devices than plans may have.
     """
-    from tapestry_egg.extract.problem.shardings import (
+    from tapestry_egg.extract.pins.shardings import (
         input_shardings,
         meshes_of,
         output_shardings,

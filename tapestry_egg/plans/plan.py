@@ -13,7 +13,7 @@ from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.problem.pins import Pins
+    from tapestry_egg.extract.pins.pins import Pins
     from tapestry_egg.machine.target import Target
     from tapestry_egg.pipeline.settings import Settings
     from tapestry_egg.tracing.trace import Program

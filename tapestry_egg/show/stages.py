@@ -15,11 +15,11 @@ from typing import Any
 
 from tapestry_egg.columns import columns
 from tapestry_egg.errors import GraphError
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Variable
-from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId, InstanceId, UnitId
 from tapestry_egg.graph.layout import MeshShape

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.columns import columns, wrapped
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.problem.pins import Pin, Pins, fitting, read_pins
-from tapestry_egg.extract.problem.value_pins import split_pins
+from tapestry_egg.extract.pins.pins import Pin, Pins, fitting, read_pins
+from tapestry_egg.extract.pins.value_pins import split_pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES, SECONDS
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -147,7 +147,7 @@ def why_not(
     plan: Plan, pins: Pins, *, settings: Settings | None = None, front: Front | None = None
 ) -> WhyNot:
     """Why the tensors of a plan do not lie as `pins` say: arguments by path, results and values
-    inside as `extract/problem/value_pins.py` names them.
+    inside as `extract/pins/value_pins.py` names them.
 
     Raises ExtractError for a name that no tensor has, and for a plan of which it is not told what
     machine it was made for.

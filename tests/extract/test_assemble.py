@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tapestry_egg as te
+from tapestry_egg.extract.choices.once import Once
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
-from tapestry_egg.extract.problem.once import Once
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.settings import Settings

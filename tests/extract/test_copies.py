@@ -16,9 +16,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
-from tapestry_egg.extract.problem.copies import CopyTable, StepCosts, copy_table
-from tapestry_egg.extract.problem.once import JoinedUnits
-from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
+from tapestry_egg.extract.choices.copies import CopyTable, StepCosts, copy_table
+from tapestry_egg.extract.choices.once import JoinedUnits
+from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target

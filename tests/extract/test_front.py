@@ -14,9 +14,9 @@ import pytest
 from models import gpt2
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import certify, recompute
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import Layout, MeshShape

@@ -15,7 +15,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import ground_of
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.problem.inner_copies import InnerCopies
+from tapestry_egg.extract.choices.inner_copies import InnerCopies
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.rules.language.book import load_books

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tapestry_egg.extract.choices.once import JoinedUnits, Once
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
-from tapestry_egg.extract.problem.once import JoinedUnits, Once
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.certify.certificate import certify
+from tapestry_egg.extract.choices.inner_copies import InnerCopies
+from tapestry_egg.extract.choices.joiner import Joiner
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.inner_copies import InnerCopies
-from tapestry_egg.extract.problem.joiner import Joiner
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target

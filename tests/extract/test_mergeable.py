@@ -24,6 +24,8 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
+from tapestry_egg.extract.choices.once import Once
+from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.front import latencies
 from tapestry_egg.extract.front.latencies import PARTS, Latencies, fastest
 from tapestry_egg.extract.front.merge import NetworkResult
@@ -31,8 +33,6 @@ from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
 from tapestry_egg.extract.problem.mergeable import Chains, most_saved
-from tapestry_egg.extract.problem.once import Once
-from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort

@@ -15,6 +15,7 @@ import pytest
 
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.front.latency_prices import LatencyPrices, _solved
 from tapestry_egg.extract.front.members import Candidates
 from tapestry_egg.extract.front.plans import make_plan
@@ -34,7 +35,6 @@ from tapestry_egg.extract.problem.mergeable import (
     may_merge,
     paid_for,
 )
-from tapestry_egg.extract.problem.once import Once
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine import collective_lines

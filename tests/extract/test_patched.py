@@ -24,11 +24,11 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.pins.boundary import Fixed
+from tapestry_egg.extract.pins.pins import Pin
 from tapestry_egg.extract.places.axis import Names
 from tapestry_egg.extract.places.patched import patched
 from tapestry_egg.extract.places.programs import Patched
-from tapestry_egg.extract.problem.pins import Pin
-from tapestry_egg.extract.problem.unit_choices import Fixed
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, patching

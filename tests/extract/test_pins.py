@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.problem.pins import fitting, read_pins
+from tapestry_egg.extract.pins.pins import fitting, read_pins
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Plan

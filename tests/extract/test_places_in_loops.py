@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.extract.choices.unit_choices import unit_choices
+from tapestry_egg.extract.pins.boundary import Fixed, restrict
+from tapestry_egg.extract.pins.pins import Pin
 from tapestry_egg.extract.places.axis import Names
 from tapestry_egg.extract.places.patched import patched
 from tapestry_egg.extract.places.programs import Patched
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.problem.pins import Pin
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.problem.unit_choices import Fixed, restrict, unit_choices
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tapestry_egg.extract.pins.boundary import Fixed
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.problem.unit_choices import Fixed
 from tapestry_egg.extract.search.exact import solve
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.pipeline import Settings

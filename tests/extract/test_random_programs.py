@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tapestry_egg.extract.choices.inner_copies import InnerCopies
+from tapestry_egg.extract.choices.joiner import Joiner, UnitRows
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.problem import kept
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Columns
-from tapestry_egg.extract.problem.inner_copies import InnerCopies
-from tapestry_egg.extract.problem.joiner import Joiner, UnitRows
 from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import RuleBook, load_books

@@ -15,13 +15,13 @@ import pytest
 
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.front.plans import _settled, make_plan
 from tapestry_egg.extract.problem import memory
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.memory import Count
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.extract.search.messages.dual import Prices
 from tapestry_egg.extract.search.settling import Effort, Settling

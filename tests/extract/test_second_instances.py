@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.extract.pins.boundary import Fixed
 from tapestry_egg.extract.places.axis import Names
 from tapestry_egg.extract.places.patched import patched
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.problem.unit_choices import Fixed
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.patching import Posed, Programs
 from tapestry_egg.rewrite.derivation import digest, replay

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.problem.value_pins import constrained, split_pins
+from tapestry_egg.extract.pins.value_pins import constrained, split_pins
 from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.reference.executor import execute
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import TraceError
-from tapestry_egg.extract.problem.shardings import input_shardings, output_shardings
+from tapestry_egg.extract.pins.shardings import input_shardings, output_shardings
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.tracing.call_signature import argument_shardings, result_shardings
 

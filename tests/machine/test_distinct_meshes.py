@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.problem.unit_choices import unit_choices
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.machine.target import Target, load_target

@@ -12,10 +12,11 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
+from tapestry_egg.extract.choices import joiner
+from tapestry_egg.extract.problem import kept
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.front import contract_cost
-from tapestry_egg.extract.problem import joiner, kept
 from tapestry_egg.extract.problem.assemble import PlanProblem
-from tapestry_egg.extract.problem.unit_choices import UnitChoices
 from tapestry_egg.extract.search import exact
 from tapestry_egg.extract.search.archive import Archive, Candidate
 from tapestry_egg.extract.search.messages.dual import Cut

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, TapestryError, TargetError
-from tapestry_egg.extract.problem.unit_choices import Fixed, restrict, unit_choices
+from tapestry_egg.extract.choices.unit_choices import unit_choices
+from tapestry_egg.extract.pins.boundary import Fixed, restrict
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.pipeline import Settings

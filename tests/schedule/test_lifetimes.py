@@ -17,11 +17,11 @@ import tapestry_egg as te
 from models import gpt2
 from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.certificate import certify
+from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
-from tapestry_egg.extract.problem.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.search.archive import Candidate
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort

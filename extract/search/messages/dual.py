@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapestry_egg.extract.problem.once import Once
+from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Variable
 from tapestry_egg.products import dot
 from tapestry_egg.work import Work

@@ -99,7 +99,7 @@ class Tables:
 def _made_of(part: Variable | Pair) -> tuple[int, ...]:
     """What parts of one kind have in common: the arrays themselves.
 
-    Identity, not content: equal layers were given the very same arrays (`extract/problem/once.py`),
+    Identity, not content: equal layers were given the very same arrays (`extract/choices/once.py`),
     so their parts are found without reading a table. Arrays that are equal by chance make two
     kinds, which costs time and nothing else. Parts hold on to their arrays, so no number is used
     twice.

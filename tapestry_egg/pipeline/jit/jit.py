@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tapestry_egg.errors import TapestryError
-from tapestry_egg.extract.problem.pins import Pins
+from tapestry_egg.extract.pins.pins import Pins
 from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Progress
 from tapestry_egg.rules.language.book import RuleBook

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.extract.problem.shardings import Leaves, said
+from tapestry_egg.extract.pins.shardings import Leaves, said
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import Dims, MeshContract
 from tapestry_egg.schedule.flatten import is_below
@@ -90,7 +90,7 @@ def _committed(request: Request) -> tuple[Any, ...]:
 def _dims(
     shardings: Sequence[Any], program: Program, mesh: Any, count: int, output: bool
 ) -> list[Any]:
-    from tapestry_egg.extract.problem.shardings import sharding_pins
+    from tapestry_egg.extract.pins.shardings import sharding_pins
 
     found: list[Dims | None] = [None] * count
     leaves = [(i, said(s)) for i, s in enumerate(shardings)]

@@ -19,7 +19,7 @@ from .places import mesh_shape, named_mesh, pinned_leaves
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
-    from tapestry_egg.extract.problem.pins import Pins
+    from tapestry_egg.extract.pins.pins import Pins
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.pipeline.settings import Settings
     from tapestry_egg.plans.plan import Plan
@@ -168,7 +168,7 @@ def _pinned(program: Program, request: Request) -> tuple[Program, Any]:
     other pins, read: what is at a line is known of this program alone."""
     if not request.pins:
         return program, {}
-    from tapestry_egg.extract.problem.value_pins import constrained, split_pins
+    from tapestry_egg.extract.pins.value_pins import constrained, split_pins
 
     split = split_pins(program.graph, request.pins)
     asking = replace(program, graph=constrained(program.graph, split.inside))
