@@ -241,6 +241,33 @@ def test_verify_tells_good_from_bad_and_goes_on(work: Path, run: Run, tmp_path: 
     assert run.out.count(": ok") == 2
 
 
+RULE = """
+  - name: {name}
+    law: a + b = b + a
+    reason: Sums commute.
+    numerics: exact
+    match: add(a, b)
+    replace: add(b, a)
+"""
+
+
+def test_verify_refuses_rules_of_one_name(run: Run, tmp_path: Path) -> None:
+    twice, mine, ours = (tmp_path / f"{name}.yaml" for name in ("twice", "mine", "ours"))
+    twice.write_text("rules:" + RULE.format(name="swapped") * 2)
+    mine.write_text("rules:" + RULE.format(name="swapped"))
+    ours.write_text("rules:" + RULE.format(name="all-gather"))
+    assert run("verify", twice) == 1
+    assert f"{twice}:9:5" in run.err and "rule 'swapped' is defined twice" in run.err
+    assert f"The other one is at {twice}:2:5" in run.err and "rename one of them" in run.err
+    assert run("verify", ours) == 1
+    assert "rule 'all-gather' is defined twice" in run.err and "collectives.yaml" in run.err
+    other = tmp_path / "other.yaml"
+    other.write_text(mine.read_text())
+    assert run("verify", mine, other) == 1
+    assert run.out.count(": ok") == 1 and f"{other}:2:5" in run.err
+    assert run("verify", mine, mine) == 0
+
+
 def test_help_tells_the_stages_in_their_order(run: Run) -> None:
     assert run("--help") == 0
     assert "Stages: trace -> encode -> saturate -> extract -> lower -> run." in run.out

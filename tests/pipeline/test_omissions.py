@@ -13,9 +13,9 @@ from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.extract.choices import joiner
-from tapestry_egg.extract.problem import kept
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.front import contract_cost
+from tapestry_egg.extract.problem import kept
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.search import exact
 from tapestry_egg.extract.search.archive import Archive, Candidate

@@ -231,6 +231,34 @@ def test_names_that_are_none_are_told_what_there_is(moving: te.Plan) -> None:
         moving.line("nowhere.py:1")
 
 
+def test_a_line_may_be_named_by_its_number_where_one_file_has_it(moving: te.Plan) -> None:
+    place = min(lines(moving))
+    number = int(place.rpartition(":")[2])
+    assert moving.line(number) == moving.line(str(number)) == moving.line(place)
+    with pytest.raises(PlanError, match=r"no operation comes from 3(?s:.*)FILE:LINE"):
+        moving.line(3)
+    for name in (None, 3.5, True, b"test_why.py:3"):
+        with pytest.raises(PlanError, match=r"names no line(?s:.*)Give FILE:LINE"):
+            moving.line(name)  # type: ignore[arg-type]
+
+
+def test_a_number_of_lines_of_two_files_asks_which(moving: te.Plan) -> None:
+    graph = moving.graph
+    one, number = graph.operations[0], int(min(lines(moving)).rpartition(":")[2])
+    there = replace(one, source=replace(one.source, file="/other/model.py", line=number))
+    other = replace(graph, operations=(there, *graph.operations[1:]))
+    plan = replace(moving, body=replace(moving.body, graph=other), program=None)
+    with pytest.raises(PlanError, match=r"2 files have operations(?s:.*)Name one: .*model\.py"):
+        plan.line(number)
+
+
+def test_what_is_no_name_of_a_tensor_or_a_collective_is_refused(moving: te.Plan) -> None:
+    with pytest.raises(PlanError, match="3 names no tensor"):
+        moving.tensor(3)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="there is no collective 'x'"):
+        moving.collective("x")  # type: ignore[arg-type]
+
+
 def test_a_reason_says_what_the_plan_says(moving: te.Plan) -> None:
     total = 0.0
     for n, one in enumerate(moving.collectives):
