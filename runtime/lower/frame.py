@@ -13,8 +13,8 @@ from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
 from tapestry_egg.plans.lying import laid_in_order
+from tapestry_egg.runtime.lower.kernels.kernels import signed
 
-from .kernels import signed
 from .order import BESIDE, SMALL
 from .regions import NOT_FAILED, Stacks, Turned
 

@@ -22,6 +22,7 @@ from tapestry_egg.plans.exchanges import sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.runtime.lower.kernels.kernels import run_kernel
 from tapestry_egg.schedule.lying import (
     computed_into_straight,
     products_read_straight,
@@ -30,7 +31,6 @@ from tapestry_egg.schedule.lying import (
 
 from .frame import Frame, laid_tight, turned_back
 from .host_calls import Caller, calls, report, run_once
-from .kernels import run_kernel
 from .operands import turned_beside_computed
 from .order import (
     SMALL,

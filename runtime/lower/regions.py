@@ -177,7 +177,7 @@ def _empty(
     slices: Mapping[int, jax.ShapeDtypeStruct], length: int, operands: Arrays
 ) -> dict[int, jax.Array]:
     """Stacks to be written, not made before a loop's operands are."""
-    from .late_fills import each_filled
+    from tapestry_egg.runtime.lower.kernels.late_fills import each_filled
 
     known = [x for x in operands if not isinstance(x, Turned)]
     after = known[-1] if known else 0

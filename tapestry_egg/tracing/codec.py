@@ -386,8 +386,8 @@ _PRIMITIVE_MODULES = (
     "jax._src.ad_checkpoint",
     "jax._src.ad_util",
     "jax._src.interpreters.ad",
-    "tapestry_egg.runtime.lower.streaming",
-    "tapestry_egg.runtime.lower.attention",
+    "tapestry_egg.runtime.lower.kernels.streaming",
+    "tapestry_egg.runtime.lower.kernels.attention",
     "tapestry_egg.runtime.lower.precision",
 )
 

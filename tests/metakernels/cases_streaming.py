@@ -7,8 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tapestry_egg.runtime.lower.attention import flash_attention_backward_p, flash_attention_p
-from tapestry_egg.runtime.lower.streaming import PRIMITIVES
+from tapestry_egg.runtime.lower.kernels.attention import (
+    flash_attention_backward_p,
+    flash_attention_p,
+)
+from tapestry_egg.runtime.lower.kernels.streaming import PRIMITIVES
 from tests.metakernels.cases import Array, Case, Draw, of
 from tests.metakernels.cases_contraction import arranged
 

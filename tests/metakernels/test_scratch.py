@@ -19,8 +19,8 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.instantiate import instantiate
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.runtime.lower import streaming
-from tapestry_egg.runtime.lower.attention import flash_attention_backward_p
+from tapestry_egg.runtime.lower.kernels import streaming
+from tapestry_egg.runtime.lower.kernels.attention import flash_attention_backward_p
 
 S = jax.ShapeDtypeStruct
 

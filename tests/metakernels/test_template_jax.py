@@ -18,7 +18,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.call import KEY
 from tapestry_egg.reference.executor import without_gaps
 from tapestry_egg.reference.kernels import reference
-from tapestry_egg.runtime.lower.kernels import LOWERINGS
+from tapestry_egg.runtime.lower.kernels.kernels import LOWERINGS
 from tapestry_egg.tracing.codec import decode_params, primitive
 from tapestry_egg.zspace import ZRange
 from tests.metakernels.cases import JAX, Application, Array, application, close

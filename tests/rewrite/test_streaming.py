@@ -15,7 +15,7 @@ import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.runtime.lower import streaming
+from tapestry_egg.runtime.lower.kernels import streaming
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import compiled, draw, form_of, kernels, run, types
 

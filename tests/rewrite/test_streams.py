@@ -25,7 +25,7 @@ from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import forms_with_streams
 from tapestry_egg.rewrite.streams.streamed import streams_of, with_streams
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
-from tapestry_egg.runtime.lower import attention
+from tapestry_egg.runtime.lower.kernels import attention
 from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace

@@ -14,7 +14,7 @@ from jax import lax
 
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.runtime import compile
-from tapestry_egg.runtime.lower.kernels import _counters
+from tapestry_egg.runtime.lower.kernels.kernels import _counters
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import all_cuts, finish, make_plan, plan_by_hand, signature_of

@@ -17,7 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.runtime.lower.host_calls import Caller
-from tapestry_egg.runtime.lower.kernels import run_kernel
+from tapestry_egg.runtime.lower.kernels.kernels import run_kernel
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.runtime.lower.order import stored
 from tapestry_egg.tracing.trace import trace

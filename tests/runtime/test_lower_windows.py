@@ -17,7 +17,7 @@ from jax import lax
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.pipeline import optimize
 from tapestry_egg.runtime import compile
-from tapestry_egg.runtime.lower.block import _has_gaps
+from tapestry_egg.runtime.lower.kernels.block import _has_gaps
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand, signature_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapestry_egg.runtime.lower.pooling import lie_side_by_side, unpooled, unpooled_over
+from tapestry_egg.runtime.lower.kernels.pooling import lie_side_by_side, unpooled, unpooled_over
 
 SELECTS = {"ge": lax.ge_p, "le": lax.le_p}
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from tapestry_egg.errors import PlanError
 from tapestry_egg.monoids import monoid, monoids
 from tapestry_egg.monoids.fold import fold, unwrap, wrap
-from tapestry_egg.runtime.lower.reductions import all_reduce, reduce_scatter
+from tapestry_egg.runtime.lower.kernels.reductions import all_reduce, reduce_scatter
 
 SIZES = (2, 4)
 NAMES = ("a", "b")

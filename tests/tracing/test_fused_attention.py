@@ -12,7 +12,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.runtime.lower.attention import flash_attention_backward_p
+from tapestry_egg.runtime.lower.kernels.attention import flash_attention_backward_p
 from tapestry_egg.tracing.fused_attention import recognized
 from tests.plans.plans import plan_by_hand
 from tests.runtime.lowered import MESH, Y, check, numbers
